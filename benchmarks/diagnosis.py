@@ -2,13 +2,14 @@
 
 Run: python benchmarks/diagnosis.py
 
-Reads the logs under docs/results, of which benchmarks/known_faults.py and `clipx table fill reversal` made those that
-are kept apart. Writes the tables of docs/diagnosis.md, and verl_clipx/diagnose/base_rates.json, which has what the
-page says beside a share.
+Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
+kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which has what
+`clipx diagnose` says beside a share. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +17,16 @@ import numpy
 import pandas
 
 from verl_clipx.common.files import read_text, write_text
-from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
-from verl_clipx.diagnose.rules import diagnose
-from verl_clipx.papers.tables.run_folder import KeptRun
+from verl_clipx.diagnose.rules import RULES, Rule, diagnose, keys_missing_for
 from verl_clipx.runs import keys
+from verl_clipx.runs.folder import RunFolder
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import table_of, with_entropy
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, RESULTS = DOCS / "diagnosis.md", DOCS / "results"
+PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"
 FAULTS, REVERSAL = RESULTS / "runs/faults", RESULTS / "runs/reversal"
 BEGIN, END = "<!-- from here on: benchmarks/diagnosis.py, {} -->\n", "<!-- up to here: {} -->\n"
 
@@ -48,7 +48,7 @@ NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
 IN_TIME = 2
 
 
-class Told(NamedTuple):
+class Trial(NamedTuple):
     """What the rules said of a run with a known fault.
 
     Args:
@@ -66,7 +66,7 @@ class Told(NamedTuple):
 
 def run_of(log: pandas.DataFrame, configuration: dict[str, Any], name: str) -> Run:
     """A log as what the rules read."""
-    return Run(name, with_entropy(log), configuration, {}, [], Path("nowhere"))
+    return Run(name, with_entropy(log), configuration)
 
 
 def fixed_on() -> dict[tuple[str, int], Run]:
@@ -88,7 +88,7 @@ def controls() -> list[Run]:
 def kept_runs(folder: Path) -> dict[Path, Run]:
     """The kept runs of a folder."""
     return {
-        path: run_of(table_of((kept := KeptRun(path)).metrics), kept.record.get("configuration", {}), path.name)
+        path: run_of(table_of((kept := RunFolder(path)).rows), kept.record.get("configuration", {}), path.name)
         for path in sorted(folder.glob("*.jsonl.gz"))
     }
 
@@ -107,9 +107,9 @@ def entropy_fell(run: Run) -> int | None:
     return int(low[0]) if len(low) else None
 
 
-def told(path: Path, run: Run) -> Told:
+def try_rules(path: Path, run: Run) -> Trial:
     """What the rules say of a run of benchmarks/known_faults.py, beside what that page expected."""
-    record = KeptRun(path).record
+    record = RunFolder(path).record
     onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
     expected, since = record["expected"], record["since"]
     if expected and since is None:
@@ -117,7 +117,9 @@ def told(path: Path, run: Run) -> Told:
         since = entropy_fell(run) if expected == ["entropy collapse"] else fell(run)
         expected = expected if since is not None else []
     explained = {*expected, *record["also"]}
-    return Told(
+    # One rule when the faults were declared, as what is not finite is why an update is skipped.
+    explained |= {"values that are not finite"} if "skipped updates" in explained else set()
+    return Trial(
         record["name"],
         record["seed"],
         since if expected else None,
@@ -126,23 +128,65 @@ def told(path: Path, run: Run) -> Told:
     )
 
 
-def faults_table(found: list[Told]) -> str:
-    """A row a run and finding that was expected; and one for each run without a fault in which something was found."""
-    lines = [
-        "| run | fault since step | expected finding | found since step | other findings |",
-        "|---|---|---|---|---|",
+def faults_table(trials: list[Trial]) -> str:
+    """What was found in time, by kind of fault; then each run in which it was not, or something else was."""
+    late = [
+        trial
+        for trial in trials
+        if trial.false or any(onset is None or abs(onset - trial.since) > IN_TIME for onset in trial.onsets.values())
     ]
-    for one in found:
-        others = ", ".join(f"{name} ({step})" for name, step in one.false.items()) or "–"
-        run = f"{one.name}, seed {one.seed}"
-        for rule, onset in one.onsets.items():
-            lines.append(f"| {run} | {one.since} | {rule} | {'**missed**' if onset is None else onset} | {others} |")
-        if one.false and not one.onsets:
-            lines.append(f"| {run} | – | none | – | {others} |")
+    rest = {trial.name for trial in late}
+    clear = dict.fromkeys(trial.name for trial in trials if trial.onsets and trial.name not in rest)
+    others = "; ".join(map(_said_of, late))
+    return (
+        f"In every run with one of these faults the expected finding began within {IN_TIME} steps of it, and there was "
+        f"no other: {', '.join(clear)}.\n\nThe others (fault since → found since): {others}.\n"
+    )
+
+
+def _said_of(trial: Trial) -> str:
+    parts = [f"{rule} {trial.since} → {'**missed**' if at is None else at}" for rule, at in trial.onsets.items()]
+    parts += [f"{'besides ' * bool(parts)}{rule} ({at})" for rule, at in trial.false.items()]
+    return f"`{trial.name}` {trial.seed}: {', '.join(parts)}"
+
+
+def beginnings_of(run: Run) -> list[Run]:
+    """What a run's log was after each of its steps."""
+    return [
+        replace(
+            run,
+            log=run.log.loc[:step],
+            not_finite={key: [one for one in at if one <= step] for key, at in run.not_finite.items()},
+        )
+        for step in run.log.index
+    ]
+
+
+def false_alarms(runs: list[Run]) -> dict[str, tuple[int, int]]:
+    """By rule, the healthy logs of which a beginning meets it, the whole log included, and those with what it reads."""
+    beginnings = [beginnings_of(run) for run in runs]
+    counts = {}
+    for rule in RULES:
+        having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
+        counts[rule.name] = (sum(_meets(rule, beginnings[index]) for index in having), len(having))
+    return counts
+
+
+def _meets(rule: Rule, beginnings: list[Run]) -> bool:
+    return any(rule.onset(run) is not None for run in beginnings)
+
+
+def alarms_table(counts: dict[str, tuple[int, int]]) -> str:
+    """A row a rule: threshold and reason, and of how many healthy logs a beginning meets it."""
+    lines = ["| rule | threshold: its reason | alarms |", "|---|---|---|"]
+    for rule in RULES:
+        heuristic = " (heuristic)" * rule.heuristic
+        alarms = "{} of {}".format(*counts[rule.name])
+        lines.append(f"| {rule.name} | {rule.threshold}: {rule.reason}{heuristic} | {alarms} |")
     return "\n".join(lines) + "\n"
 
 
-def summary(found: list[Told], healthy: dict[str, list[Run]]) -> str:
+def summary(found: list[Trial], healthy: dict[str, list[Run]]) -> str:
     """How often the rules were right, with exact intervals."""
     pairs = [(one.since, onset) for one in found for onset in one.onsets.values()]
     known = [onset - since for since, onset in pairs if onset is not None]
@@ -173,7 +217,7 @@ def healthy_runs() -> list[Run]:
     """All healthy logs: those that thresholds were fixed on, and those kept apart."""
     runs = [run for (preset, _), run in fixed_on().items() if preset != COLLAPSED]
     runs += controls()
-    return runs + [run for path, run in kept_runs(FAULTS).items() if not KeptRun(path).record["expected"]]
+    return runs + [run for path, run in kept_runs(FAULTS).items() if not RunFolder(path).record["expected"]]
 
 
 def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
@@ -187,23 +231,13 @@ def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
     return found
 
 
-def rates_table(rates: dict[str, dict[str, float]]) -> str:
-    """The base rates for the page."""
-    lines = ["| share | usual | healthy logs |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {percent(of['low'])} to {percent(of['high'])} | {of['logs']} |".replace("\u202f", " ")
-        for name, of in rates.items()
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
-    found = [told(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
+    trials = [try_rules(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
     return {
-        "summary": summary(found, {"runs of the table reversal": controls()}),
-        "faults": faults_table(found),
-        "base rates": rates_table(base_rates(healthy_runs())),
+        "summary": summary(trials, {"runs of the table reversal": controls()}),
+        "faults": faults_table(trials),
+        "false alarms": alarms_table(false_alarms(healthy_runs())),
     }
 
 

@@ -1,4 +1,4 @@
-"""The losses' GPU code, counted on a machine without a GPU: compiled, never run. docs/performance.md has the table.
+"""The losses' GPU code, counted without a GPU: compiled, never run. docs/dev/measurements.md has the table.
 
 Run: bash scripts/setup_triton.sh    (Triton beside the environment: installed in it, it would change what torch does)
      PYTHONPATH=.venv/triton python benchmarks/gpu_code.py    (every method; some minutes)

@@ -1,29 +1,26 @@
 """Runs with a fault that begins at a known step, and healthy ones: what `clipx diagnose` is tried on, apart from those
 that its thresholds were fixed on.
 
-Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `clipx table fill reversal` put the data)
+Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `table_fill.py reversal` put the data)
 
 Small policies on reversal, trained by verl's trainer and worker in this process. RUNS is where the logs go, a file
 each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault should lead
 to was written down before the first of these runs; tests/diagnose/test_known_faults.py counts.
 """
 
+import math
 import os
-import tempfile
-import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from one_process.kept import kept_path
+from one_process.only_rank import become_only_rank
 
-from verl_clipx.common.files import hash_of_file, read_bytes
 from verl_clipx.diagnose.rules import RULES
-from verl_clipx.one_process.commands import SEED_KEYS
-from verl_clipx.one_process.only_rank import become_only_rank
-from verl_clipx.papers.tables.run_folder import keep_run, kept_path, metrics_of
 from verl_clipx.runs import keys
 
 # A fault of the running training begins at one of these steps of 16, by name and seed.
@@ -131,7 +128,7 @@ class Setting:
     """A run.
 
     Args:
-        preset: row of configs/recipe/reversal.
+        preset: name of one of the presets in configs/recipe/reversal.
         overrides: on top of it.
         expected: the rules that should find it; each by the name that diagnosis.py gives it.
         also: further rules whose state the fault brings about too, so that their finding is no false alarm.
@@ -217,14 +214,12 @@ def step_of(name: str, seed: int) -> int | None:
 def make(path: Path, name: str, seed: int) -> None:
     """Trains a setting with a seed and keeps its log."""
     from omegaconf import OmegaConf
-
-    from verl_clipx.one_process import trainer as in_one_process
-    from verl_clipx.papers.tables.collect import commit_here, versions_here
-    from verl_clipx.papers.tables.presets import compose_preset
+    from one_process.kept import compose_here, describe, train_and_keep
+    from one_process.trainer import OneProcessTrainer
 
     setting, at = SETTINGS[name], step_of(name, seed)
 
-    class Faulty(in_one_process.OneProcessTrainer):
+    class Faulty(OneProcessTrainer):
         """verl's trainer, to which something happens between two steps."""
 
         def on_step_end(self) -> None:
@@ -233,11 +228,7 @@ def make(path: Path, name: str, seed: int) -> None:
             if setting.act is not None and self.global_steps == at - 1:
                 setting.act(self)
 
-    overrides = [*(f"{key}={seed}" for key in SEED_KEYS), "clipx.metrics=all", *setting.overrides]
-    config = compose_preset(
-        f"reversal/{setting.preset}",
-        ["+hardware=cpu", *overrides, "trainer.logger=[file]", "trainer.resume_mode=disable"],
-    )
+    config = compose_here(f"reversal/{setting.preset}", seed, ["clipx.metrics=all", *setting.overrides])
     record = {
         "name": name,
         "seed": seed,
@@ -247,32 +238,20 @@ def make(path: Path, name: str, seed: int) -> None:
         "expected": list(setting.expected),
         "also": list(setting.also),
         "configuration": {key: value for key in RECORDED if (value := OmegaConf.select(config, key)) is not None},
-        "policy": hash_of_file(Path(config.actor_rollout_ref.model.path) / "model.safetensors"),
-        "commit": commit_here(),
-        "versions": versions_here(),
+        **describe(config),
     }
-    started, of_product = time.process_time(), in_one_process.OneProcessTrainer
-    in_one_process.OneProcessTrainer = Faulty
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "metrics.jsonl"
-            in_one_process.train(config, log)
-            metrics = metrics_of(read_bytes(log).splitlines())
-    finally:
-        in_one_process.OneProcessTrainer = of_product
-    record["seconds"] = round(time.process_time() - started, 1)
     read = {column for rule in RULES for column in rule.columns}
     wanted = {*read, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
-    # A value that is not finite is null in the log, and left out here.
-    kept = {
-        step: {
+
+    def select(data: Mapping[str, float]) -> dict[str, float]:
+        # A value that is not finite is null in the log, and left out here.
+        return {
             key: value
             for key, value in data.items()
-            if value is not None and (key in wanted or key.startswith(KEPT_GROUPS))
+            if math.isfinite(value) and (key in wanted or key.startswith(KEPT_GROUPS))
         }
-        for step, data in metrics.items()
-    }
-    keep_run(path, record, kept)
+
+    train_and_keep(path, config, record, select, Faulty)
 
 
 def main(

@@ -1,4 +1,4 @@
-"""Time and memory of only the losses, forward and backward, against verl's vanilla: docs/performance.md.
+"""Time and memory of only the losses, forward and backward, against verl's vanilla: docs/dev/measurements.md.
 
 Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
      python benchmarks/loss.py --shape 8x16384 --shape 256x1024 --bfloat16    (other shapes; in bfloat16 anywhere)

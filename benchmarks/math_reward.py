@@ -14,7 +14,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from verl_clipx.papers.tasks.math import equality, pool
+from verl_clipx.papers.tasks.math import equality, processes
 from verl_clipx.papers.tasks.math.reward import compute_score
 
 # Right answer, spellings of it, wrong answers, for a problem's number.
@@ -78,10 +78,10 @@ ORDINARY: tuple[Kind, ...] = (integer,) * 10 + (fraction,) * 5 + (unit, root, po
 
 def measure(kinds: tuple[Kind, ...], problems: int) -> tuple[int, int, float, float, int]:
     """Score eight responses a problem; return responses, right ones, wall and worker seconds, and the worker's MB."""
-    equality._compare_symbolically.cache_clear()
-    pool.shared_pool().compare([("1", "1")])
-    processes = [psutil.Process(pid) for pid in pool.shared_pool().process_ids()]
-    before = sum(sum(process.cpu_times()[:2]) for process in processes)
+    equality._ask.cache_clear()
+    processes.compare((("1", "1"),), False)
+    workers = [child for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())]
+    before = sum(sum(process.cpu_times()[:2]) for process in workers)
     count = right = 0
     started = time.perf_counter()
     for index in range(problems):
@@ -90,12 +90,12 @@ def measure(kinds: tuple[Kind, ...], problems: int) -> tuple[int, int, float, fl
             right += compute_score("math", rf"So it is \boxed{{{answer}}}.", gold)["score"] == 1.0
             count += 1
     wall = time.perf_counter() - started
-    after = sum(sum(process.cpu_times()[:2]) for process in processes)
-    return count, right, wall, after - before, max(process.memory_info().rss for process in processes) >> 20
+    after = sum(sum(process.cpu_times()[:2]) for process in workers)
+    return count, right, wall, after - before, max(process.memory_info().rss for process in workers) >> 20
 
 
 def main(problems: Annotated[int, typer.Option(help="Problems of each kind; each has eight responses.")] = 60) -> None:
-    """Print answers a second by kind; "pool" counts the comparison process's processor time alone."""
+    """Print answers a second by kind; "pool" counts the processor time of the comparison processes alone."""
     typer.echo(f"{'kind':<12}{'answers':>8}{'right':>7}{'a wall second':>15}{'a pool CPU second':>19}{'MB':>5}")
     rows = [(kind.__name__, (kind,), problems) for kind in KINDS] + [("ordinary mix", ORDINARY, 10 * problems)]
     for name, kinds, number in rows:

@@ -1,6 +1,6 @@
 """False claims where there is no difference (A/A): how often the verdict tells runs of one setting apart.
 
-Run: python benchmarks/no_difference.py [--repeats 4000]    prints the tables of docs/evaluation.md; minutes on one core
+Run: python benchmarks/no_difference.py [--repeats 4000]    prints the numbers of docs/dev; minutes on one core
 """
 
 from collections.abc import Callable

@@ -1,37 +1,50 @@
-"""Writes the results of the table reversal: docs/results/reversal.json, the table in reversal.md, and its figure.
+"""Writes the results of the table reversal: docs/results/reversal.json, reversal_tables.md, and its figure.
 
-Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs docs/results/runs`)
+Run: python benchmarks/reversal.py    (after `python benchmarks/table_fill.py reversal --runs docs/results/runs`)
 """
 
 import json
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from itertools import combinations
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 from no_difference import is_claim
 from scipy import stats
-from shared import DOCS, clipx
 
 from verl_clipx.common.files import write_text
 from verl_clipx.common.statistics.comparison import compare_means
 from verl_clipx.papers.tables.definition import load_table
-from verl_clipx.papers.tables.run_folder import KeptRun
+from verl_clipx.runs.folder import RunFolder
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
 
-RUNS, RESULTS, PAGE = DOCS / "results" / "runs", DOCS / "results" / "reversal.json", DOCS / "results" / "reversal.md"
-FIGURE = DOCS / "figures" / "reversal.png"
+DOCS = Path(__file__).parents[1] / "docs"
+RUNS, RESULTS = DOCS / "results" / "runs", DOCS / "results" / "reversal.json"
+PAGE, FIGURE = DOCS / "results" / "reversal_tables.md", DOCS / "figures" / "reversal.png"
 
-BEGIN, END = "<!-- from here on: benchmarks/reversal.py -->\n", "<!-- up to here -->\n"
+HEAD = """# Off-policy training of a small policy: all numbers
+
+Written by `python benchmarks/reversal.py`; [reversal.md](reversal.md) says what they do and do not show.
+
+"""
 
 PANELS = {
     "critic/score/mean": "reward of the rollouts",
     "actor/entropy_loss": "entropy (nats a token)",
     "actor/ppo_kl": "KL from the policy that sampled (nats a token)",
 }
+
+
+def clipx(*arguments: str) -> str:
+    """Runs this checkout's command and returns what it prints."""
+    command = [sys.executable, "-m", "verl_clipx.cli", *arguments]
+    return subprocess.run(command, cwd=DOCS.parent, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def with_runs(table: str) -> str:
@@ -45,7 +58,7 @@ def curves(results: dict) -> dict[str, dict[str, list[dict[int, dict[str, float]
     found: dict = defaultdict(lambda: defaultdict(list))
     for run in results["runs"]:
         method, regime = row_of[run["preset"]].split(", ", 1)
-        found[regime][method].append(KeptRun(RUNS / run["folder"]).metrics)
+        found[regime][method].append(RunFolder(RUNS / run["folder"]).metrics)
     return found
 
 
@@ -110,14 +123,10 @@ def power(seeds: int, difference: float, deviation: float, experiments: int = 20
 def main() -> None:
     """Collect, render and draw."""
     clipx("table", "collect", "reversal", "--runs", str(RUNS), "--out", str(RESULTS))
-    table = RESULTS.with_suffix(".table.md")
-    clipx("table", "render", "reversal", "--results", str(RESULTS), "--out", str(table))
+    table = clipx("table", "render", "reversal", "--results", str(RESULTS))
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     draw(curves(results))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_text(PAGE, f"{before}{BEGIN}{told_apart(results)}{with_runs(table.read_text(encoding='utf-8'))}{END}{after}")
-    table.unlink()
+    write_text(PAGE, f"{HEAD}{told_apart(results)}{with_runs(table)}")
 
 
 if __name__ == "__main__":

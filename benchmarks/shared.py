@@ -1,16 +1,5 @@
 """What several of these scripts need. Each of them adds only its own overrides."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-DOCS = Path(__file__).parents[1] / "docs"
-
-
-def clipx(*arguments: str) -> None:
-    """Runs this checkout's command."""
-    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
-
 
 def actor_config(*overrides: str):
     """verl's ActorConfig under overrides."""

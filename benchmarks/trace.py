@@ -1,4 +1,4 @@
-"""Time that traces and all metrics take on the training thread: docs/performance.md.
+"""Time that traces and all metrics take on the training thread: docs/dev/measurements.md.
 
 Run: python benchmarks/trace.py    (a micro-batch of 64 x 4096 tokens, float32, one thread; on a GPU where there is one)
 
@@ -27,7 +27,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.run.trace import Trace
 from verl_clipx.worker.loss_function import with_micro_batch
-from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 PROMPT_LENGTH, VOCABULARY = 64, 32_000
@@ -72,7 +72,9 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
     """Milliseconds of the training thread for one rollout batch of one micro-batch and one update."""
     leaf = jagged(log_probs).to(device).requires_grad_(True)
     settings, step = config.policy_loss.clipx, OptimizerStep()
-    loss_function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step, tracer)
+    loss_function = with_micro_batch(
+        partial(ppo_loss, config=config), settings, lambda: step, [tracer] if tracer else []
+    )
     data = data.copy()
 
     def update() -> None:
@@ -83,9 +85,11 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
     if tracer is None:
         update()
     else:
-        with tracer.rollout_batch(data, 0):
-            update()
-            tracer.end_update(step.decided_from)
+        batch = RolloutBatch()
+        tracer.begin_rollout_batch(data, batch)
+        update()
+        tracer.end_update(step)
+        tracer.end_rollout_batch(batch)
     seconds = time.thread_time() - started
     if tracer is not None and not tracer.writer.flush(600):
         raise RuntimeError("the writer did not catch up within 600 s")

@@ -1,4 +1,4 @@
-"""What a scope costs: verl's update of the actor with each of them, against verl's vanilla: docs/performance.md.
+"""What a scope costs: verl's update of the actor with each of them, against verl's vanilla: docs/dev/measurements.md.
 
 Run: python benchmarks/update_actor.py    (one rank, FSDP2; float32 on the CPU, bfloat16 on a GPU)
 
@@ -120,7 +120,7 @@ class Variant:
         from verl.workers.utils.losses import ppo_loss
 
         # verl's own worker under the plugin's class: the loss function decides.
-        worker.planner = worker.receipt = None
+        worker.policy_loss = None
         announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
         worker.set_loss_fn(partial(ppo_loss, config=actor_config(*DEVICE, *announced, *self.overrides)))
         # As in a run, where old_log_probs are computed first.

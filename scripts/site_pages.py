@@ -204,7 +204,7 @@ def watched(kind: type) -> str:
     shared = (
         "`actor/clipx/clip_fraction_low` and `…_high` say how many tokens lie outside the bounds, and "
         "`actor/clipx/gradient_mass/…` how much gradient they kept ([metrics.md](../metrics.md)). "
-        "[report.md](../report.md) says what each figure of `clipx report` shows."
+        "[reading.md](../reading.md) says what each figure of `clipx report` shows."
     )
     if not rows:
         return f"The method logs nothing of its own: its bounds do not move. {shared}"

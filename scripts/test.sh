@@ -7,7 +7,7 @@
 #                                 property tests draw new examples, as with pytest's --hypothesis-profile=random
 # Further arguments go to the last pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM, which --all makes in an environment of their own in
-# .venv-vllm: 2 GB (docs/vllm_cpu.md).
+# .venv-vllm: 2 GB (docs/dev/testing.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -48,7 +48,7 @@ if ! browser >/dev/null; then
 fi
 
 say "environment"
-bash scripts/environment.sh cpu dev docs pretrained reasoning
+bash scripts/environment.sh cpu dev docs pretrained
 VENV=${VENV:-.venv}
 export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"

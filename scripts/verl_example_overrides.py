@@ -3,8 +3,9 @@
     python scripts/verl_example_overrides.py GIT_DIRECTORY REVISION… > tests/claims/verl_examples/overrides.json
 
 GIT_DIRECTORY is a clone of https://github.com/verl-project/verl, bare or with its `.git`. Each script under examples/
-runs in bash, in an environment of its own without variables, with the stand-ins of `clipx explain` on its PATH, so that
-bash itself expands the scripts' variables, arrays and "$@". Unlike there it may redirect and change folders.
+runs in bash, in an environment of its own without variables, so that bash itself expands the scripts' variables, arrays
+and "$@". Its PATH has some programs that only read or print, stand-ins that do nothing, and stand-ins for Python that
+record their arguments.
 """
 
 import json
@@ -16,12 +17,40 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 
-from verl_clipx.run.script import HARMLESS, put_programs, recorded
-
 MODULE = "verl.trainer.main_ppo"
-# Scripts that may write may have these.
-REAL = (*HARMLESS, "env", "sed")
+REAL = ("basename", "cat", "cut", "dirname", "env", "grep", "head", "realpath", "sed", "seq", "tr")
+RECORDED = ("python", "python3", "ray", "torchrun", "uv")
+WITHOUT_EFFECT = ("chmod", "cp", "curl", "date", "git", "hf", "hostname", "huggingface-cli", "lsof", "mkdir", "mv")
+WITHOUT_EFFECT += ("nproc", "npu-smi", "nvidia-smi", "pip", "pip3", "pkill", "rm", "sleep", "sysctl", "touch", "wget")
 SECONDS = 20
+
+
+def put_programs(folder: Path, record: Path) -> None:
+    """Creates a folder of programs to be used as PATH; those for Python append their arguments to `record`.
+
+    A record is the number of words and then the words, separated by null bytes, which no argument can contain.
+    """
+    folder.mkdir()
+    for name in REAL:
+        if (program := shutil.which(name)) is not None:
+            (folder / name).symlink_to(program)
+    # A script that tries something out with python -c is told that it failed.
+    writes = f"""[[ ${{1:-}} != -c ]] || exit 1
+printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
+    bodies = (
+        dict.fromkeys(WITHOUT_EFFECT, ":") | dict.fromkeys(RECORDED, writes) | {"tee": f"exec {shutil.which('cat')}"}
+    )
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!{shutil.which('bash')} -p\n{body}\n")
+        (folder / name).chmod(0o755)
+
+
+def recorded(text: str) -> list[list[str]]:
+    """The commands in a record, each as a list of words."""
+    words, commands = iter(text.split("\0")[:-1]), []
+    for number in words:
+        commands.append([next(words) for _ in range(int(number))])
+    return commands
 
 
 def unpacked(repository: Path, revision: str, folder: Path) -> str:
@@ -39,7 +68,7 @@ def commands_of(script: Path, root: Path) -> list[list[str]]:
     with tempfile.TemporaryDirectory() as elsewhere:
         path, record = (Path(elsewhere) / name for name in ("programs", "record"))
         record.touch()
-        put_programs(path, record, REAL)
+        put_programs(path, record)
         try:
             subprocess.run(
                 [shutil.which("bash"), str(script)],

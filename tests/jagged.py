@@ -33,7 +33,7 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
     def whole(tensor):
         # The model's output for a response token stands one position to its left.
         return [
-            torch.cat([torch.full((prompt - 1,), 9.0), tensor[row][:n], torch.full((1,), 9.0)])
+            torch.cat([tensor.new_full((prompt - 1,), 9.0), tensor[row][:n], tensor.new_full((1,), 9.0)])
             for row, n, prompt in zip(rows, lengths, prompts, strict=True)
         ]
 

@@ -22,7 +22,7 @@ TRITON = Path(os.environ.get("TRITON_FOLDER") or Path(sys.prefix) / "triton")
 MOST_LAUNCHES = {"loss": 3, "statistics": 4}
 # A sum over whole sequences comes first.
 BY_SEQUENCE = {name for name in BUILT_IN if METHODS[name].by_sequence}
-# What BAPO's sums begin with, two tables and two times nothing, are launches of their own: docs/performance.md.
+# What BAPO's sums begin with, two tables and two times nothing, are launches of their own: docs/dev/measurements.md.
 MOST_OF_BAPO = 7
 
 pytestmark = [

@@ -48,7 +48,7 @@ WITHOUT_WHAT_VERL_LACKS = {
         0,
         "clipx_grpo",
     ),
-    "bounds metrics.jsonl": (1, "metrics.jsonl: no such log"),
+    "table bounds metrics.jsonl": (1, "metrics.jsonl: no such log"),
     "data list": (0, "clipx data build NAME"),
     "data build countdown --out countdown --split test --limit 2": (0, "2 rows"),
     "data show countdown/test.parquet": (0, "2 rows"),
@@ -60,7 +60,6 @@ WITHOUT_WHAT_VERL_LACKS = {
     "diagnose .": (1, "clipx diagnose needs scipy: pip install 'verl-clipx[tools]'\n"),
     "replay . +clipx=acpo": (1, "clipx replay needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table plan acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
-    "table fill reversal": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table collect acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table render acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "eval run model --benchmark aime24 --out out --max-tokens 1": (
@@ -77,7 +76,7 @@ WITHOUT_ALL = {
     "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
     "recipe list cpu/countdown_acpo": (0, "presets: +recipe"),
     "recipe show cpu/countdown_acpo_off": (0, "optimizer steps for each rollout batch"),
-    "bounds metrics.jsonl": (1, "clipx bounds needs pandas: pip install 'verl-clipx[tools]'\n"),
+    "table bounds metrics.jsonl": (1, "clipx table needs pandas: pip install 'verl-clipx[tools]'\n"),
     "data list": (1, "clipx data needs pyarrow: pip install 'verl-clipx[tools]'\n"),
     "data show countdown/test.parquet": (1, "clipx data needs pyarrow: pip install 'verl-clipx[tools]'\n"),
 }

@@ -1,7 +1,6 @@
 """The command `clipx`."""
 
 import contextlib
-import os
 import re
 import sys
 import time
@@ -11,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
 from verl_clipx.common.command_line import (
@@ -27,8 +25,7 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
-from verl_clipx.one_process.commands import fill
-from verl_clipx.papers.evaluation.commands import evaluation_app
+from verl_clipx.papers.evaluation.commands import app as evaluation_app
 from verl_clipx.papers.tables.recipe_commands import recipe_app
 from verl_clipx.papers.tables.table_commands import table_app
 from verl_clipx.papers.tasks.commands import app as data_app
@@ -57,8 +54,8 @@ app = typer.Typer(
 )
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
+app.add_typer(evaluation_app, name="eval")
 app.add_typer(recipe_app, name="recipe")
-table_app.command()(fill)
 app.add_typer(table_app, name="table")
 
 
@@ -82,50 +79,42 @@ def clipx(
 def doctor(
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
     options: Annotated[
-        bool, typer.Option("--options", help="Print docs/support.md's table of verl's options.")
+        bool, typer.Option("--options", help="Print docs/support.md's lists of verl's options.")
     ] = False,
     keys: Annotated[
-        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that verl's losses read.")
+        bool, typer.Option("--keys", help="Print docs/support.md's list of the keys that are refused.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print everything that was found.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
     if as_json and (keys or options):
         fail("--json prints what the checks found; --keys and --options print Markdown. Leave one of them out.", 2)
     if keys:
-        from verl_clipx.run.ledger import path_table
+        from verl_clipx.run.verl_keys import refusal_list
 
-        print_plain(path_table())
+        print_plain(refusal_list())
         return
     if options:
-        from verl_clipx.run.support import support_table
+        from verl_clipx.run.support import support_list
 
-        print_plain(support_table())
+        print_plain(support_list())
         return
-    from verl_clipx.check.doctor import examine
+    from verl_clipx.check.doctor import GPU_CHECKS, TESTED, examine, lines_of
 
-    colours = {"ok": "green", "warning": "yellow", "error": "red"}
-    table = Table(show_lines=False, title="clipx doctor")
-    for heading in ("", "what", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
-    errors, found = 0, []
+    colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
     with messages_console().status("looking at versions") as status:
         for group, findings in examine(ray=ray):
             status.update(f"looked at {group}")
-            for finding in findings:
-                errors += finding.level == "error"
-                found.append({"group": group, **asdict(finding)})
-                mark = f"[{colours[finding.level]}]{finding.level}[/]"
-                table.add_row(mark, *map(escape, (finding.subject, finding.found, finding.advice)))
+            groups.append((group, findings))
     if as_json:
-        print_json(findings=found)
-        raise typer.Exit(1 if errors else 0)
-    console.print(table)
-    console.print(
-        "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried "
-        "on none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
-    )
-    raise typer.Exit(1 if errors else 0)
+        print_json(findings=[{"group": group, **asdict(one)} for group, findings in groups for one in findings])
+    else:
+        for group, findings in groups:
+            for level, line in lines_of(group, findings, verbose=verbose):
+                console.print(f"[{colours[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
+        print_plain("\n".join([*([TESTED] if verbose else []), GPU_CHECKS]))
+    raise typer.Exit(any(one.level == "error" for _, findings in groups for one in findings))
 
 
 @app.command()
@@ -207,7 +196,7 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
 
     from verl_clipx.report.weight_figure import draw_weights
     from verl_clipx.run.config import Observe, build
-    from verl_clipx.run.listing import group_settings
+    from verl_clipx.run.groups import group_settings
 
     with failing():
         for word in parameters:
@@ -223,31 +212,38 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def explain(context: typer.Context, as_json: AsJson = False) -> None:
-    """Say what a verl command, or a script that ends in one, would train, without running it.
+def explain(
+    context: typer.Context,
+    run_preparations: Annotated[
+        bool, typer.Option("--run-preparations", help="Also run rm, mv, pip and downloads, not stand-ins for them.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Go on after the first run, to explain all that the command starts.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a command would train, and what stops it: run it up to verl's configuration, without Ray.
 
     clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
 
     clipx explain -- bash run.sh KEY=VALUE …
-    """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    # Without a GPU, importing verl prints a warning, but nothing here needs one.
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    from verl_clipx.run.explain import explained
-    from verl_clipx.run.script import SHELLS, commands_of
+    What a script does before it trains, it does; launchers, pip, downloads, rm and mv are replaced by stand-ins. This
+    is no sandbox: don't explain a script that you would not run.
+    """
+    from verl_clipx.run.explain import explain as explain_command
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    with failing(AssertionError, HydraException, OmegaConfBaseException):
-        commands = commands_of(context.args) if context.args[0] in SHELLS else [context.args]
-        found = [explained(command) for command in commands]
+    with failing():
+        found = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
-        print_json(runs=[asdict(one) for one in found])
-        return
-    for line in (line for one in found for line in one.lines):
-        console.print_line(line)
+        runs = [{key: value for key, value in answer.items() if key != "text"} for answer in found.answers]
+        print_json(runs=runs, stood_in=found.stood_in, stops=found.stops)
+    else:
+        for line in found.lines:
+            console.print_line(line)
+    raise typer.Exit(0 if found.starts else 1)
 
 
 @app.command("check-loss")
@@ -326,13 +322,13 @@ def diagnose(
 ) -> None:
     """Say what went wrong in a run: from which step on, what shows it and what to do."""
     from verl_clipx.diagnose.base_rates import MEASURES, rates
-    from verl_clipx.diagnose.rules import diagnose, judged
-    from verl_clipx.runs.run import read_run
+    from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
+    from verl_clipx.runs.folder import read_run
 
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)
         found = diagnose(of_run)
-        none_found = "" if found else judged(of_run)
+        none_found = "" if found else say_nothing_was_found(of_run)
     if as_json:
         rows = [
             {
@@ -342,7 +338,7 @@ def diagnose(
                 "heuristic": one.rule.heuristic,
                 "remedy": one.rule.remedy,
                 "link": one.rule.link,
-                "usual": {name: rates().get(name) for name in one.rule.columns if name in MEASURES},
+                "usual": {name: rates().get(name) for name in one.rule.reads if name in MEASURES},
             }
             for one in found
         ]
@@ -379,43 +375,6 @@ def replay(
             print_json(**content_of(found, tokens))
         else:
             print_replayed(console, found)
-
-
-@app.command()
-def bounds(
-    metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
-) -> None:
-    """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
-    from verl_clipx.runs.measured_bounds import measured_bounds
-    from verl_clipx.runs.run_log import read_run_log
-
-    with failing(), warnings_on(console):
-        found = measured_bounds(read_run_log(metrics))
-    console.print(
-        f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
-    )
-    for group, overrides in found.overrides.items():
-        console.print_line(f"+clipx={group} {' '.join(overrides)}")
-
-
-def generate_on_cpu(model, requests, settings, *, stop_token_ids, vocabulary_size) -> list[list[int]]:
-    """Evaluate with the CPU rollout's generator; see `evaluation.backends.GenerateOnCPU`."""
-    from verl_clipx.cpu.rollout.generator import Generator, Request
-    from verl_clipx.cpu.rollout.parameters import SamplingParameters
-
-    generator = Generator(model, vocabulary_size=vocabulary_size)
-    parameters = SamplingParameters(
-        settings.max_tokens, settings.temperature, settings.top_p, settings.top_k, stop_token_ids
-    )
-    generating = [Request("", request.prompt_ids, parameters, request.seed) for request in requests]
-    for request in generating:
-        generator.submit(request)
-    while generator.pending:
-        generator.step()
-    return [request.token_ids for request in generating]
-
-
-app.add_typer(evaluation_app(generate_on_cpu), name="eval")
 
 
 def main() -> None:

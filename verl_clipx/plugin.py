@@ -6,12 +6,15 @@ again when verl needs the losses. In a run without a clipx node nothing of it ac
 """
 
 import functools
+import os
 import sys
 import traceback
 from types import ModuleType
 
 from wrapt import when_imported
 
+# Set by `clipx explain` (verl_clipx/run/explain.py).
+EXPLAIN = "CLIPX_EXPLAIN"
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
 
 
@@ -64,10 +67,14 @@ def _decide_at_the_start(device: ModuleType) -> None:
     # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
-        from verl_clipx.run.start import start_entry
-
         detect(config)
-        start_entry(config)
+        if EXPLAIN in os.environ:
+            from verl_clipx.run.answer import answer_and_end
+
+            answer_and_end(config)
+        from verl_clipx.run.start import start
+
+        start(config)
 
     device.auto_set_device = auto_set_device
 
@@ -77,10 +84,14 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
-        from verl_clipx.common.run_lock import release
-        from verl_clipx.run.start import start_run
+        if EXPLAIN in os.environ:
+            from verl_clipx.run.answer import answer_and_end
 
-        start_run(config)
+            answer_and_end(config)
+        from verl_clipx.common.run_lock import release
+        from verl_clipx.run.start import start_unless_started
+
+        start_unless_started(config)
         try:
             run(config, *arguments, **named)
         finally:
@@ -89,17 +100,37 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
     main_ppo.run_ppo = run_ppo
 
 
+def _write_nothing(hydra_main: ModuleType) -> None:
+    run = hydra_main._run_hydra
+
+    # hydra.main calls it with everything by name.
+    def _run_hydra(**named) -> None:
+        from verl_clipx.run.answer import run_hydra
+
+        run_hydra(run, **named)
+
+    hydra_main._run_hydra = _run_hydra
+
+
+def _refuse_ray(ray: ModuleType) -> None:
+    def init(*_, **__) -> None:
+        from verl_clipx.run.answer import end_without_configuration
+
+        end_without_configuration()
+
+    ray.init = init
+
+
 def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
-    def options(*, _root_):
-        from verl_clipx.run.support import READ
+    def run(*, _root_):
+        from verl_clipx.run.resolve import facts_node
 
-        # A node and not a dictionary, because verl resolves its configuration in place, which needs OmegaConf's types.
-        return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})
+        return facts_node(_root_)
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
-    omegaconf.OmegaConf.register_new_resolver("clipx_options", options, replace=True)
+    omegaconf.OmegaConf.register_new_resolver("clipx_run", run, replace=True)
 
 
 # By the module of verl's whose import installs it.
@@ -120,6 +151,9 @@ HOOKS = (
     ("verl.trainer.ppo.v1.trainer_base", _add_verdicts),
 )
 
+# Beside them, while a command is explained: nothing is written, and Ray does not start.
+EXPLAINING = (("hydra.main", _write_nothing), ("ray", _refuse_ray))
+
 
 def install() -> None:
     """Registers the CPU platform and the hooks; nothing beside a verl whose interfaces are unknown.
@@ -131,7 +165,7 @@ def install() -> None:
 
     if unsuitable_verl():
         return
-    for module, hook in HOOKS:
+    for module, hook in (*HOOKS, *(EXPLAINING if EXPLAIN in os.environ else ())):
         when_imported(module)(_loud(hook))
     # Under VERL_PLATFORM=cpu, verl's platform and engines on a CPU; otherwise a name.
     cpu.register()

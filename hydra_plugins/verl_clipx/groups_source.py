@@ -13,8 +13,8 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.verl_clipx.misspelt import Missed
+from verl_clipx.common.presets import preset_names
 from verl_clipx.common.verl_version import unsuitable_verl
-from verl_clipx.papers.tables.rows import preset_names
 
 NODE = "clipx"
 
@@ -41,8 +41,8 @@ class GroupsSource(FileConfigSource):
         """The groups in a folder, which Hydra asks for where one is unknown."""
         group = config_path.strip("/")
         if self.missed.path:
-            rows = preset_names() if group == "recipe" else []
-            self.missed.refuse(group, [*rows, *(path.stem for path in Path(self.path, group).glob("*.yaml"))])
+            presets = preset_names() if group == "recipe" else []
+            self.missed.refuse(group, [*presets, *(path.stem for path in Path(self.path, group).glob("*.yaml"))])
         return super().list(config_path, results_filter)
 
     def load_config(self, config_path: str) -> ConfigResult:

@@ -20,11 +20,9 @@ class Missed:
         """Raises where the missed name of a group is almost a known one; otherwise Hydra lists what there is.
 
         Raises:
-            ConfigCompositionException: names the nearest, and all.
+            ConfigCompositionException: names the nearest.
         """
         known, name = sorted(known), self.path.removeprefix(f"{group}/")
         hint = did_you_mean(name, known, f"+{group}=")
         if name != self.path and name not in known and hint:
-            raise ConfigCompositionException(
-                f"+{group}={name}: there is no such group.{hint} There are: {', '.join(known)}."
-            )
+            raise ConfigCompositionException(f"+{group}={name}: there is no such group.{hint}")

@@ -1,4 +1,4 @@
-"""Appends the plugin's `configs` folder and the tables of runs in it to the search path."""
+"""Appends the plugin's `configs` folder and the presets in it to the search path."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -11,5 +11,5 @@ class VerlClipxSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Appends, so that an application's own groups of the same name win."""
-        search_path.append(provider="verl-clipx", path="clipx-rows://recipe")
+        search_path.append(provider="verl-clipx", path="clipx-presets://recipe")
         search_path.append(provider="verl-clipx", path=f"clipx-groups://{configs_folder()}")

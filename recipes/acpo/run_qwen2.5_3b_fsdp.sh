@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ACPO's runs of Qwen2.5-3B-Instruct on Countdown and of Qwen2.5-3B on HiTab.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show acpo/countdown_3b_acpo_near
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ACPO's runs of Qwen2.5-7B on HiTab and Open-Reasoner-Zero's problems.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show acpo/orz_7b_acpo_near
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # AR-Lopti's runs of Qwen2.5-3B-Instruct on knights and knaves.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show ar_lopti/kk_3b_grpo_ar_lopti
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

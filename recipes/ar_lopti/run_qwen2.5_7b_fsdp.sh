@@ -2,7 +2,7 @@
 # AR-Lopti's runs of Qwen2.5-7B-Instruct-1M on knights and knaves, and of Qwen2.5-7B on DSR-Uniform and
 # Open-Reasoner-Zero's problems.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show ar_lopti/kk_7b_grpo_ar_lopti
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

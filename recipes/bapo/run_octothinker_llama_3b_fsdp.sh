@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # BAPO's runs of OctoThinker-Llama-3B.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show bapo/octothinker_3b_bapo
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

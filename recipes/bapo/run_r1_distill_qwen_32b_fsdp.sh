@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # BAPO's runs of DeepSeek-R1-Distill-Qwen-32B on Skywork-OR1's problems.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show bapo/skywork_32b_bapo
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

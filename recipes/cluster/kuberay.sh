@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run as a KubeRay RayJob, from rayjob.yaml beside this file.
 #   NNODES=4 IMAGE=… bash recipes/cluster/kuberay.sh [VARIABLE=value …] RECIPE [override …]
-# DRY_RUN=1 prints the job instead of creating it. docs/cluster.md says more.
+# DRY_RUN=1 prints the job instead of creating it. docs/launch.md says more.
 set -euo pipefail
 
 ############################# user-adjustable #############################

@@ -24,8 +24,8 @@ parse_payload() {
         PAYLOAD+=("$1")
         shift
     done
-    # A training line of `clipx table plan`, which sources the recipes' common.sh itself.
-    if [[ ${1:-} == bash && ${2:-} == -c && ${3:-} == *"; launch "* && $# == 3 ]]; then
+    # The lines of `clipx table plan`: a training sources the recipes' common.sh itself, an evaluation needs no recipe.
+    if [[ ${1:-} == bash && ${2:-} == -c && ${3:-} == *"; launch "* && $# == 3 || "${*:1:3}" == "clipx eval run" ]]; then
         PAYLOAD+=(python3 recipes/cluster/while_all_nodes_live.py "$@")
         return
     fi

@@ -2,7 +2,7 @@
 # One run as a Slurm job on any number of nodes, submitted from the root of the repository:
 #   sbatch --nodes=4 recipes/cluster/slurm.sh [VARIABLE=value …] RECIPE [override …]
 # A preempted job, one that lost a node, and one at its time limit are put back into the queue and go on from the last
-# checkpoint. docs/cluster.md says more.
+# checkpoint. docs/launch.md says more.
 # The cluster's own options (--partition, --account, --qos, --gres for GPUs of a type) go on sbatch's command line.
 
 #SBATCH --job-name=clipx

@@ -4,7 +4,7 @@
 #   HOSTS="node1 node2" bash recipes/cluster/ssh.sh run [VARIABLE=value …] RECIPE [override …]
 #   HOSTS="node1 node2" bash recipes/cluster/ssh.sh status
 #   HOSTS="node1 node2" bash recipes/cluster/ssh.sh stop
-# All hosts must see the repository, the models and the data at the same path. docs/cluster.md says more.
+# All hosts must see the repository, the models and the data at the same path. docs/launch.md says more.
 set -euo pipefail
 
 ############################# user-adjustable #############################

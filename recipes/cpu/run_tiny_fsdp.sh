@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The runs of the table cpu_small: small policies on Countdown and on knights and knaves, on CPUs, through everything that
-# the papers' runs go through. docs/tables.md shows the commands that make their data and policies.
-set -xeuo pipefail
+# the papers' runs go through. `clipx table plan cpu_small` prints the commands that make their
+# data and policies.
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: NNODES, NGPUS_PER_NODE (ranks), RUN_FOLDER, SEED, DRY_RUN, …

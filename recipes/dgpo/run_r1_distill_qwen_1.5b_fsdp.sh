@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # DGPO's runs of DeepSeek-R1-Distill-Qwen-1.5B on DAPO-Math-17k.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show dgpo/dapo17k_1_5b_dgpo
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …

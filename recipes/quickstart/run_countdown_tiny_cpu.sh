@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains the tiny policy on Countdown with the real verl on the CPU. quickstart.sh prepares what it needs and calls it.
 # The same command line with another +hardware is a run on GPUs.
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 

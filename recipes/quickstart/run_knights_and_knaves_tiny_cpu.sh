@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains the tiny policy on knights and knaves with the real verl on the CPU. docs/tasks/knights_and_knaves.md shows
 # the two commands that make data and policy. The same command line with another +hardware is a run on GPUs.
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 

@@ -59,7 +59,12 @@ train() {
         trainer.experiment_name="$(text "$EXPERIMENT_NAME")"
     )
 
-    # In this shell's place, so that a signal to the recipe is one to the training.
-    exec python3 -m verl.trainer.main_ppo +hardware=cpu +clipx="$METHOD" \
+    local command=(
+        python3 -m verl.trainer.main_ppo +hardware=cpu +clipx="$METHOD"
         "${data[@]}" "${actor[@]}" "${rollout[@]}" "${trainer[@]}" "$@"
+    )
+    printf '%q ' "${command[@]}"
+    printf '\n'
+    # In this shell's place, so that a signal to the recipe is one to the training.
+    exec "${command[@]}"
 }

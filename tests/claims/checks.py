@@ -65,11 +65,12 @@ def wants_mark(command: Command) -> bool | None:
 
 def _clipx_wants_mark(words: list[str]) -> bool | None:
     if words[:2] == ["eval", "run"]:
-        return "cpu" not in words
+        # It launches verl, which takes a minute even for a small policy on a CPU.
+        return True
     if words[:2] == ["data", "build"] and any(definitions()[word].hub for word in words if word in definitions()):
         # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
         return None if "--from" in words else True
-    return words[:2] == ["table", "fill"] or "--run" in words
+    return False
 
 
 def check(command: Command, *, complete: bool = True) -> None:

@@ -16,17 +16,19 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.run.clip_keys import VERL_DEFAULTS
-from verl_clipx.run.support import READ
-from verl_clipx.runs.measured_bounds import MeasuredBounds
+from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
+from verl_clipx.run.start import Decision, decide
+from verl_clipx.run.verl_keys import READ
 
 CONFIGS = configs_folder()
 
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
 
-# Groups with bounds that a run has to measure, and what `clipx bounds` prints for them, for a run with these epsilons.
+# Groups with bounds that a run has to measure, and what `clipx table bounds` prints for them, for a run with these
+# epsilons.
 MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
 
 
@@ -51,16 +53,8 @@ def verl_s_own() -> DictConfig:
     """verl's configuration without the plugin: what the policy loss is built from, since merging takes a while."""
     whole, parts = hydra_s(), OmegaConf.create()
     for key in (
-        *(f"{ACTOR}.{name}" for name in ("policy_loss", "loss_agg_mode", "loss_scale_factor")),
-        *(f"{ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs")),
-        *(f"{ACTOR}.{name}" for name in VERL_DEFAULTS),
-        "actor_rollout_ref.rollout.calculate_log_probs",
-        "algorithm.rollout_correction",
-        "data.train_batch_size",
-        "trainer.device",
-        "trainer.use_v1",
-        "trainer.v1",
-        "ray_kwargs.ray_init.address",
+        *(f"{ACTOR}.policy_loss", "algorithm.rollout_correction", "trainer.v1"),
+        *("trainer.device", "trainer.project_name", "trainer.experiment_name", "ray_kwargs.ray_init.address"),
         *(key for key in READ if OmegaConf.select(whole, key) is not None),
     ):
         OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)
@@ -102,3 +96,34 @@ def actor_of(config: DictConfig) -> ActorConfig:
     policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
     object.__setattr__(actor, "policy_loss", policy_loss)
     return actor
+
+
+def parsed(*overrides: str) -> dict[str, Any]:
+    """Overrides KEY=VALUE as keys and values."""
+    pairs = (override.partition("=") for override in overrides)
+    return {key.lstrip("+"): OmegaConf.from_dotlist([f"value={value}"]).value for key, _, value in pairs}
+
+
+def decided(*overrides: str) -> tuple[DictConfig, Decision | None]:
+    """A configuration once the driver has decided, and its decision; groups begin with +clipx, the rest are keys."""
+    groups = [override for override in overrides if override.startswith("+clipx")]
+    values = parsed(*(override for override in overrides if override not in groups))
+    config = merged(groups, values)
+    named = [group.partition("=")[2] for group in groups if group.startswith("+clipx=")]
+    return config, decide(config, named=set(values), group=next(iter(named), None))
+
+
+def refusals_in(error: BaseException | None) -> tuple[Refusal, ...]:
+    """The plugin's refusals inside an error of Hydra's or OmegaConf's; empty if there are none."""
+    while error is not None and not isinstance(error, Refusal):
+        error = error.__cause__ or error.__context__
+    return () if error is None else error.all
+
+
+def refused(*overrides: str) -> list[Refusal]:
+    """What the driver refuses of overrides, as for `decided`; empty if it refuses nothing."""
+    try:
+        decided(*overrides)
+    except Refusal as error:
+        return list(error.all)
+    return []

@@ -1,4 +1,4 @@
-"""A run's first optimizer steps without a model: the plugin's planner, verl's ppo_loss, verl's registry.
+"""A run's first optimizer steps without a model: the plugin's plan, verl's ppo_loss, verl's registry.
 
 A micro-batch as verl's engine makes it goes through the calls of the training worker, with the log-probabilities of a
 policy that has moved as the model's output. What is not real: the engine, which here has one micro-batch, and the
@@ -22,11 +22,13 @@ from verl.workers.utils.losses import ppo_loss
 from tests.jagged import micro_batch
 from verl_clipx.run.config import Observe
 from verl_clipx.worker.extra_pass import extra_pass
+from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
+from verl_clipx.worker.plan import finish_step, plan_step, token_passes
 from verl_clipx.worker.registry import is_ours
-from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 ROWS = [0, 1, 2, 3, 4, 5]
 
@@ -113,6 +115,38 @@ def number_of(metric: Any) -> float:
     return float(metric.aggregate() if isinstance(metric, Metric) else metric)
 
 
+def alone(vector: Tensor) -> Tensor:
+    """The sum over the only rank."""
+    return vector
+
+
+def worker_s_call(
+    actor: ActorConfig,
+    data: Any,
+    output: dict[str, Any],
+    state: ControllerState | None = None,
+    token_pass: TokenPass | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """verl's loss and metrics of one optimizer step on one micro-batch, by the calls of the training worker.
+
+    Args:
+        data, output: the micro-batch and the model's output for it.
+        state: of the bounds.
+        token_pass: Lopti's pass, or None.
+    """
+    policy_loss, state = actor.policy_loss, state or ControllerState()
+
+    def over_mini_batch(data: Any, step: OptimizerStep) -> dict[str, Tensor]:
+        return extra_pass(policy_loss, _Engine(output), data, step, cut={}, device="cpu")
+
+    # Not the first update, whose ratio is 1 where a rollout batch gets one update.
+    at = RolloutBatch(token_pass=token_pass, update=1)
+    step = plan_step(policy_loss, state, at, data, extra_pass=over_mini_batch, all_reduce=alone)
+    called = with_micro_batch(partial(ppo_loss, config=actor), policy_loss.clipx, lambda: step)(output, data)
+    finish_step(policy_loss.clipx, state, step, at.position)
+    return called
+
+
 def train(actor: ActorConfig) -> FirstCall:
     """An optimizer step on a rollout batch that is far from the old policy; with Lopti, its two passes.
 
@@ -129,32 +163,15 @@ def train(actor: ActorConfig) -> FirstCall:
     if isinstance(policy_loss.clipx, Observe):
         return train_verl_s_own(actor)
     assert is_ours(get_policy_loss_fn(policy_loss.loss_mode)), policy_loss.loss_mode
-    settings = policy_loss.clipx
-    output: dict[str, Any] = {}
-
-    def found(data: Any, step: OptimizerStep) -> MiniBatchStatistics:
-        return extra_pass(settings, _Engine(output), data, step, cut={}, device="cpu")
-
-    planner = StepPlanner(
-        settings,
-        extra_pass=found,
-        all_reduce=lambda vector: vector,
-    )
-    found = FirstCall([], [], [])
+    settings, state, found = policy_loss.clipx, ControllerState(), FirstCall([], [], [])
     for log_ratios in (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
         batch = moved_batch(log_ratios)
         entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
-        token_passes = planner.passes(micro_batch(batch, ROWS)[0])
-        for token_pass in token_passes:
+        for token_pass in token_passes(settings, micro_batch(batch, ROWS)[0], alone):
             log_prob = batch["log_prob"].clone().requires_grad_(True)
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
-            name = "" if token_pass is None else token_pass.name
-            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass)
-            loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), settings, lambda step=step: step)(
-                output, data
-            )
+            loss, metrics = worker_s_call(actor, data, output, state, token_pass)
             loss.backward()
-            planner.finish(step, taken=True)
             found.losses.append(loss.detach())
             found.gradients.append(log_prob.grad)
             found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})

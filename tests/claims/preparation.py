@@ -5,14 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from typer.testing import CliRunner
 
 from tests.papers.evaluation.evaluations import evaluation_of, questions_file
-from tests.papers.evaluation.tiny import save_model, save_questions
+from tests.papers.evaluation.tiny import save_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
+from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
+from verl_clipx.papers.tasks.records import read_jsonl
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
@@ -29,25 +33,23 @@ def clipx(*words: str) -> None:
 
 
 def finished_run(folder: Path) -> None:
-    """The run of docs/cluster.md."""
+    """The run of docs/launch.md."""
     write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1", "acpo")
 
 
 def two_runs(folder: Path) -> None:
-    """The runs of README.md, docs/report.md and other pages."""
+    """The runs of README.md, docs/reading.md and other pages."""
     for method in ("grpo", "acpo"):
         write_run(folder / f"runs/{method}-seed1", method)
 
 
 def two_evaluations(folder: Path) -> None:
-    """Evaluations of two random policies on the same questions, by the default reward."""
+    """Evaluations of two checkpoints on the same questions, with outcomes made up, scored by the default reward."""
+    (folder / "prepared").mkdir(exist_ok=True)
     questions = save_questions(folder / "prepared", 6)
     for seed, name in enumerate(("grpo", "acpo")):
-        model = save_model(folder / "prepared" / name, seed)
-        clipx(
-            *("eval", "run", str(model), "--benchmark", f"aime24={questions}", "--out", f"eval/{name}"),
-            *("--backend", "cpu", "--max-tokens", "6", "--samples", "4"),
-        )
+        right = np.random.default_rng(seed).random((6, 4)) < 0.5
+        evaluation_of(folder / f"eval/{name}", right, questions, reward=DEFAULT_REWARD)
 
 
 def evaluations_of_seeds(folder: Path) -> None:
@@ -69,14 +71,6 @@ def puzzle_policy(folder: Path) -> dict[str, str]:
     return {"MODEL_PATH": str(policy)}
 
 
-def puzzles(folder: Path) -> None:
-    """The held-out puzzles, a few of them."""
-    clipx(
-        *("data", "build", "knights_and_knaves_tiny", "--out", "data/kk_tiny"),
-        *("--split", "test", "--limit", "16"),
-    )
-
-
 def hitab_release(folder: Path) -> None:
     """The release's files, invented rows in them."""
     shutil.copytree(TASKS / "hitab/fixtures/release", folder / "HiTab")
@@ -89,7 +83,8 @@ def released_puzzles(folder: Path) -> None:
 
 def deepscaler_file(folder: Path) -> None:
     """Rows in the schema of AR-Lopti's file."""
-    shutil.copy(TASKS / "math/fixtures/dsr_uniform.parquet", folder / "deepscaler_uniform_train.parquet")
+    rows = list(read_jsonl(TASKS / "math/fixtures/dsr_uniform.jsonl"))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "deepscaler_uniform_train.parquet")
 
 
 def run_script(folder: Path) -> None:
@@ -101,15 +96,12 @@ def run_script(folder: Path) -> None:
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "README.md": [two_runs],
-    "docs/cluster.md": [finished_run],
-    "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
-    "docs/diagnosis.md": [two_runs],
+    "docs/launch.md": [finished_run],
+    "docs/evaluation.md": [two_evaluations, evaluations_of_seeds],
     "docs/faq.md": [two_runs],
-    "docs/replay.md": [two_runs],
-    "docs/report.md": [two_runs],
+    "docs/reading.md": [two_runs],
     "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],
-    "docs/tables.md": [finished_run],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],
     "docs/tasks/math.md": [deepscaler_file],
 }

@@ -1,9 +1,11 @@
-"""docs/architecture.md against the source.
+"""docs/dev/architecture.md against the source.
 
 Covers: the picture is that of today's imports, no arrow in it runs up and none is missing; every function that the
-journey names exists; every folder stands in the table. Not covered: that the sentences are in the order of a call.
+journey and the list of visits name exists; the visits are as many as the budget allows; every folder stands in the
+table. Not covered: that sentences and visits are in the order of a call.
 """
 
+import re
 import runpy
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 
 from .documents import ROOT
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "dev" / "architecture.md").read_text()
 DRAWING = runpy.run_path(str(ROOT / "scripts" / "draw_architecture.py"))
+FOLDERS = sorted({path.parent for path in (ROOT / "verl_clipx").rglob("*.py")})
 ROOMS = [room for floor in DRAWING["floors"]() for room in floor]
 
 
@@ -66,3 +69,28 @@ def test_the_journey_is_a_dozen_sentences_and_the_table_has_every_folder():
     folders = {room for room in ROOMS if Path(ROOT / "verl_clipx" / room).is_dir()}
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert {folder for cell in cells for folder in cell.split("`")[1::2]} == folders
+
+
+def test_an_updates_data_visit_few_files():
+    table = PAGE.split("## How far an update's data travel")[1].split("\n## ")[0]
+    visits = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    names = [visit.split("`")[1] for visit in visits]
+    assert all(callable(resolved(f"worker.{name}")) for name in names if name != "training_worker.train_batch")
+    files = [name.split(".")[0] for name in names]
+    assert len({*files}) <= 8 and len(files) - len({*files}) <= 4
+    assert ["(return)" in visit for visit in visits] == [file in files[:at] for at, file in enumerate(files)]
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in (ROOT / "verl_clipx").rglob("*.py")}), ids=lambda path: path.name
+)
+def test_a_room_has_no_circle_of_files(folder):
+    dotted = ".".join(folder.relative_to(ROOT).parts)
+    files = {
+        path.stem: set(re.findall(rf"{re.escape(dotted)}\.(\w+)", path.read_text())) - {path.stem}
+        for path in folder.glob("*.py")
+    }
+    while files:
+        free = [name for name, imports in files.items() if not imports & files.keys()]
+        assert free, f"a circle among {sorted(files)} of {dotted}"
+        files = {name: imports for name, imports in files.items() if name not in free}

@@ -15,20 +15,29 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.worker.registry import is_ours
 
-from .configuration import ACTOR, MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in
+from .configuration import ACTOR, MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in, refusals_in
 from .first_call import FAR, NEAR, first_call, moved_batch
 
 METHODS = methods_in()
 MODIFIERS = modifiers_in()
 LOSSES_OF_VERL = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
+
+
+def keys_refused(config):
+    """The keys of ours that building a configuration refuses."""
+    with pytest.raises(Exception) as raised:
+        actor_of(config)
+    return [refusal.key for refusal in refusals_in(raised.value)]
+
+
 SCOPES = ["mini_batch", "lagged", "micro_batch"]
 FUNCTION = "tests.example_losses:soft"
 
-# What the groups that cannot train as they are say, by key, value and remedy.
+# The keys that the groups which cannot train as they are refuse.
 REFUSED = {
-    "+clipx=base": r"clipx\.method=None .* no method is chosen .*Choose one by its group, for example \+clipx=acpo",
-    "+clipx=custom": r"(clipx|policy_loss)\.function",
-    **{f"+clipx={group}": r"clipx\.clip_(low|high)" for group in MEASURED},
+    "+clipx=base": ["clipx.method"],
+    "+clipx=custom": ["clipx.function"],
+    **{f"+clipx={group}": [one.partition("=")[0] for one in overrides] for group, overrides in MEASURED.items()},
 }
 # And the values that the last ones ask for.
 GIVEN = {
@@ -84,8 +93,7 @@ def test_a_group_trains(group):
 
 @pytest.mark.parametrize("group", REFUSED)
 def test_a_group_that_cannot_train_says_so_in_the_driver(group):
-    with pytest.raises(Exception, match=REFUSED[group]):
-        actor_of(merged([group]))
+    assert keys_refused(merged([group])) == REFUSED[group]
 
 
 @pytest.mark.slow
@@ -120,8 +128,7 @@ def test_observe_refuses_what_is_about_the_plugins_losses(option):
     if option.startswith(("+clipx/rollout", "+clipx/trace")):
         first_call(actor_of(config))
         return
-    with pytest.raises(Exception, match=r"clipx\.\w+ is not a parameter of observe"):
-        actor_of(config)
+    assert keys_refused(config) == [key.replace("+", "").replace("/", ".")]
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
@@ -131,10 +138,7 @@ def test_a_modifier_alone_is_none_of_a_method(modifier):
         # It is about the rollout and leaves verl's own loss alone.
         assert actor_of(config).policy_loss.loss_mode == "vanilla"
         return
-    with pytest.raises(
-        Exception, match=r"is added to a method, and none is chosen\. Choose one as well, for example \+clipx=grpo"
-    ):
-        actor_of(config)
+    assert keys_refused(config) == ["clipx"]
 
 
 @pytest.mark.slow
@@ -160,24 +164,20 @@ def test_the_shortcut_of_these_tests_gives_what_hydra_gives(groups, values):
 
 
 BROKEN = {
-    "an unknown parameter": ("method: grpo\n  clip_hihg: 1.3", "clipx_grpo", "clip_hihg is not a parameter of grpo"),
-    "a value outside its range": ("method: grpo\n  clip_high: 0.3", "clipx_grpo", r"clip_high=0\.3: must be a number"),
-    "another method's name": ("method: grpo", "clipx_gppo", "loss_mode=clipx_gppo but clipx.method=grpo"),
-    "no name in the registry": ("method: grpo", "vanilla", "loss_mode=vanilla but clipx.method=grpo"),
-    "a method that there is not": ("method: grpoo", "clipx_grpoo", "method='grpoo': must be one of"),
-    "a missing value": ("method: grpo\n  clip_high: ???", "clipx_grpo", "clip_high"),
-    "a loss that is not finite": (
-        "function: tests.example_losses:nan\n  log_ratio_clamp: null",
-        "clipx_custom",
-        "step 0: the loss is nan",
-    ),
-    "a loss without a gradient": ("method: grpo\n  select:\n    ratio: 0", "clipx_grpo", "select.ratio=0: must be"),
+    "an unknown parameter": ("method: grpo\n  clip_hihg: 1.3", "clipx_grpo", "clipx.clip_hihg"),
+    "a value outside its range": ("method: grpo\n  clip_high: 0.3", "clipx_grpo", "clipx.clip_high"),
+    "another method's name": ("method: grpo", "clipx_gppo", f"{ACTOR}.policy_loss.loss_mode"),
+    "no name in the registry": ("method: grpo", "vanilla", f"{ACTOR}.policy_loss.loss_mode"),
+    "a method that there is not": ("method: grpoo", "clipx_grpoo", "clipx.method"),
+    "a missing value": ("method: grpo\n  clip_high: ???", "clipx_grpo", "clipx.clip_high"),
+    "a selection of nothing": ("method: grpo\n  select:\n    ratio: 0", "clipx_grpo", "clipx.select.ratio"),
+    "a loss that is not finite": ("function: tests.example_losses:nan\n  log_ratio_clamp: null", "clipx_custom", None),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_new_group_that_is_broken_is_found_and_fails(fault, tmp_path):
-    node, loss_mode, message = BROKEN[fault]
+    node, loss_mode, key = BROKEN[fault]
     folder = tmp_path / "clipx"
     folder.mkdir()
     (folder / "broken.yaml").write_text(
@@ -186,8 +186,12 @@ def test_a_new_group_that_is_broken_is_found_and_fails(fault, tmp_path):
     )
     (folder / "base.yaml").symlink_to(Path(configs_folder()) / "clipx" / "base.yaml")
     assert methods_in(tmp_path) == ["+clipx=base", "+clipx=broken"]
-    with pytest.raises(Exception, match=message):
-        first_call(actor_of(merged(["+clipx=broken"], {}, tmp_path)))
+    config = merged(["+clipx=broken"], {}, tmp_path)
+    if key is not None:
+        assert keys_refused(config) == [key]
+        return
+    with pytest.raises(AssertionError, match="step 0: the loss is nan"):
+        first_call(actor_of(config))
 
 
 def test_a_whole_new_group_is_found_and_trains(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/migrate.md against the code: what verl's keys become, which losses verl has, which of our options it names.
+"""docs/swap.md against the code: what verl's keys become, which losses verl has, which of our options it names.
 
 Covers: the table of keys is the one that the driver translates by; every loss of verl's own has a row, and its group
 exists; every option of ours that a fork's option becomes exists. Not covered: what the forks' options are called, and
@@ -12,49 +12,17 @@ import pytest
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import MODIFIERS
-from verl_clipx.run import clip_keys
-from verl_clipx.run.clip_keys import DRO_BETA, meanings
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.listing import group_settings
+from verl_clipx.run.groups import group_settings
+from verl_clipx.run.verl_keys import clip_key_table
 from verl_clipx.worker.registry import is_ours
 
 from .documents import ROOT
 
-PAGE = (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
-KEYS = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", DRO_BETA)
-FORMULAS = {
-    clip_keys.as_it_is: "x",
-    clip_keys.below_one: "1 − x",
-    clip_keys.above_one: "1 + x",
-    clip_keys.below_zero: "exp(−x)",
-    clip_keys.above_zero: "exp(x)",
-}
-
-
-def becomes(method: str) -> str:
-    """What each of verl's keys becomes under a method: the cells of its row."""
-    known = meanings(METHODS[method]())
-    cells = (known.get(key) for key in KEYS)
-    return " | ".join("refused" if one is None else f"`{one.parameter}` = {FORMULAS[one.value]}" for one in cells)
-
-
-def table_of_keys() -> str:
-    """The page's table, a row for the methods to which the keys are the same."""
-    rows: dict[str, list[str]] = {}
-    for method in BUILT_IN:
-        rows.setdefault(becomes(method), []).append(f"`{method}`")
-    head = " | ".join(["`+clipx=`", *(f"`{key}=x`" for key in KEYS)])
-    return "\n".join(
-        [f"| {head} |", "|---" * (len(KEYS) + 1) + "|", *(f"| {', '.join(rows[r])} | {r} |" for r in rows)]
-    )
-
-
-def rows_of(section: str) -> list[list[str]]:
-    """The cells of the rows of a section's tables, without their heads."""
-    text = PAGE.split(f"\n{section}\n")[1].split("\n#")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"(?m)^\| .*\|$", text)]
+PAGE = (ROOT / "docs" / "swap.md").read_text(encoding="utf-8")
+FORKS = re.findall(r"(?m)^### .* \([\w-]+/[\w-]+\)$", PAGE)
 
 
 def spans(text: str) -> list[str]:
@@ -62,13 +30,14 @@ def spans(text: str) -> list[str]:
 
 
 def test_the_table_of_keys_is_the_one_that_the_driver_translates_by():
-    assert PAGE.split("<!-- verl's keys -->\n")[1].split("\n<!-- end -->")[0] == table_of_keys()
+    assert PAGE.split("<!-- verl's keys -->\n")[1].split("\n<!-- end -->")[0] == clip_key_table()
 
 
 def test_every_loss_of_verls_own_has_a_row_and_its_group_exists():
-    _, *rows = rows_of("## From verl's own losses")
+    text = PAGE.split("\n## From verl's own losses\n")[1].split("\n### ")[0]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
     ours = {spans(loss)[0]: spans(group) for loss, group, _ in rows}
-    assert {*ours} == {name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function)}
+    assert {*ours} - {"loss_mode"} == {name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function)}
     for groups in ours.values():
         assert all((configs_folder() / "clipx" / f"{group}.yaml").is_file() for group in groups)
 
@@ -84,14 +53,11 @@ def unknown(option: str, groups: set[str]) -> bool:
     return not any(node in parameters_of(METHODS[group_settings(group)["method"]]) for group in groups)
 
 
-FORKS = re.findall(r"(?m)^### .* \([\w-]+/[\w-]+\)$", PAGE)
-
-
 @pytest.mark.parametrize("section", FORKS)
 def test_every_option_that_a_forks_option_becomes_exists(section):
     text = PAGE.split(f"\n{section}\n")[1].split("\n#")[0]
-    groups = set(re.findall(r"\+clipx=(\w+)", text))
-    options = [span for *_, cell in rows_of(section) for span in spans(cell) if re.match(r"\+?clipx[./=]", span)]
+    options = [span for span in spans(text) if re.match(r"\+?clipx[./=]", span)]
+    groups = {option.partition("=")[2] for option in options if option.startswith("+clipx=")}
     assert len(FORKS) == 4 and options and [option for option in options if unknown(option, groups)] == []
 
 

@@ -7,7 +7,7 @@ import re
 
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.papers.tables.definition import table_names
-from verl_clipx.run.listing import groups_of
+from verl_clipx.run.groups import groups_of
 
 from .documents import ROOT, inline_code_of
 

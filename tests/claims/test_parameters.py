@@ -15,14 +15,15 @@ import torch
 
 from tests.matrix import MATRIX
 from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.check.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers import MODIFIERS
 from verl_clipx.run.announcement import unusual
 from verl_clipx.run.config import AROUND, build, parameters_of
-from verl_clipx.run.listing import group_names, group_settings
+from verl_clipx.run.groups import group_names, group_settings
 
-from .configuration import actor_of, merged
+from .configuration import actor_of, merged, refusals_in
 from .first_call import first_call
 
 MODIFIER_GROUPS = {
@@ -45,6 +46,12 @@ WITH = {
 # Refused whatever the others are.
 NEVER = {
     *(("dgpo", *case) for case in (("clip_low", None), ("clip_high", None), ("clip_low", 0))),
+}
+# The key that is named instead of a parameter of the same pair.
+PARTNER = {
+    "lower_stop": ["lower_start"],
+    "upper_stop": ["upper_start"],
+    "epsilon_max": ["epsilon_base"],
 }
 OF_ALL = sorted((case for case in (*WITH, *NEVER) if case[1] in AROUND), key=str)
 FIRST_OF_ALL = {name: method for method, name, _ in reversed(OF_ALL)}
@@ -96,8 +103,9 @@ def test_a_parameter_at_an_end_trains(method, name, value):
 )
 def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(method, name, value):
     assert (method, name, value) in CASES
-    with pytest.raises(Exception, match=rf"clipx\.{name}\b"):
+    with pytest.raises(Exception) as raised:
         actor(method, {name: value})
+    assert [refusal.key.removeprefix("clipx.") for refusal in refusals_in(raised.value)] in ([name], PARTNER.get(name))
 
 
 @pytest.mark.parametrize(("node", "name", "value"), MODIFIER_CASES)
@@ -157,54 +165,50 @@ def is_first(method, name):
 def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
     ends = NUMBERS[method][name].ends
     for value in (ends[0] - 1e-6, ends[1] * (1 + 1e-6), -math.inf, math.inf, math.nan, 10**400, "1e3x", True, [1]):
-        with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \(.*at least|above"):
+        with pytest.raises(Refusal) as raised:
             build(method, **{name: value})
-    with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \("):
+        assert raised.value.key == f"clipx.{name}" and raised.value.value is value
+    with pytest.raises(Exception) as raised:
         actor(method, {name: 2 * ends[1] + 1})
+    assert [refusal.key for refusal in refusals_in(raised.value)] == [f"clipx.{name}"]
 
 
 @pytest.mark.parametrize(
-    ("method", "values", "message"),
+    ("method", "values", "advice"),
     [
         # A width or a percentage in the place of a bound, a bound in the place of a width.
-        ("grpo", dict(clip_high=28), r"clip_high=28: must be .*\(at least 1 .*20\), or null\.$"),
-        (
-            "grpo",
-            dict(clip_high=0.28),
-            r"clip_high=0\.28: .*\. Bounds are ratios: write 1\.28 for 28 % above 1\.$",
-        ),
-        ("gspo", dict(clip_high=4e-4), r"clip_high=0\.0004: must be .*: write 1\.0004 for 0\.04 % above 1\.$"),
-        ("acpo", dict(epsilon_base=1.2), r"epsilon_base=1\.2: must be .*at most 1\)\.$"),
-        ("acpo", dict(alpha=30), r"alpha=30: must be "),
-        ("dcpo", dict(epsilon_high=1.28), r"epsilon_high=1\.28: must be "),
-        ("dppo", dict(threshold_low=20), r"threshold_low=20: must be "),
-        ("m2po", dict(threshold=4), r"threshold=4: must be "),
-        ("aspo", dict(weight_high=0.33), r"weight_high=0\.33: must be .*at least 1 "),
-        ("topr", dict(positive_high=0), r"positive_high=0: must be .*at least 1 "),
+        ("grpo", dict(clip_high=28), ""),
+        ("grpo", dict(clip_high=0.28), "Bounds are ratios: write 1.28 for 28 % above 1."),
+        ("gspo", dict(clip_high=4e-4), "Bounds are ratios: write 1.0004 for 0.04 % above 1."),
+        ("acpo", dict(epsilon_base=1.2), ""),
+        ("acpo", dict(alpha=30), ""),
+        ("dcpo", dict(epsilon_high=1.28), ""),
+        ("dppo", dict(threshold_low=20), ""),
+        ("m2po", dict(threshold=4), ""),
+        ("aspo", dict(weight_high=0.33), ""),
+        ("topr", dict(positive_high=0), ""),
         # What makes a method another one: no search, no decay, no gradient but at ratio 1.
-        ("bapo", dict(target=0), r"target=0: must be .*at least 0\.01 and at most 10\)\.$"),
-        (
-            "bapo",
-            dict(target=40),
-            r"target=40 with .*contribution=share: .* and at most 1\); or",
-        ),
-        ("bapo", dict(target=40, contribution="net"), r"target=40: must be .*at most 10\)\.$"),
-        ("bapo", dict(upper_step=5), r"upper_step=5: must be .*at most 1\)\.$"),
+        ("bapo", dict(target=0), ""),
+        ("bapo", dict(target=40), "Change it, or set clipx.contribution=ratio or net."),
+        ("bapo", dict(target=40, contribution="net"), ""),
+        ("bapo", dict(upper_step=5), ""),
         (
             "bapo",
             dict(upper_step=0.5, upper_stop=1.5),
-            r"upper_step=0\.5: longer than .*upper_start=1\.2 to clipx\.upper_stop=1\.5.*clipx\.upper_stop=1\.2\.",
+            "Set a smaller step or, if it shall not move, clipx.upper_stop=1.2.",
         ),
-        ("bapo", dict(lower_step=0.4), r"lower_step=0\.4: longer than the way .* could not move\. Set a smaller step"),
-        ("dgpo", dict(n=1000), r"n=1000: must be "),
-        ("dro", dict(beta=1000), r"beta=1000: must be "),
-        ("sapo", dict(tau_positive=1000), r"tau_positive=1000: must be "),
-        ("grpo", dict(log_ratio_clamp=0.2), r"log_ratio_clamp=0\.2: must be .*, or null\.$"),
+        ("bapo", dict(lower_step=0.4), "Set a smaller step or, if it shall not move, clipx.lower_stop=0.6."),
+        ("dgpo", dict(n=1000), ""),
+        ("dro", dict(beta=1000), ""),
+        ("sapo", dict(tau_positive=1000), ""),
+        ("grpo", dict(log_ratio_clamp=0.2), ""),
     ],
 )
-def test_what_cannot_be_meant_is_refused(method, values, message):
-    with pytest.raises(ValueError, match=rf"clipx\.{message}"):
+def test_what_cannot_be_meant_is_refused(method, values, advice):
+    with pytest.raises(Refusal) as raised:
         build(method, **values)
+    name, value = next(iter(values.items()))
+    assert (raised.value.key, raised.value.value, raised.value.advice) == (f"clipx.{name}", value, advice)
 
 
 def test_a_bound_that_shall_not_move_needs_no_step():

@@ -146,7 +146,7 @@ def folder_of(training: list[str]) -> Path:
 
 
 def test_another_parameter_is_another_run_and_a_finished_one_is_used_again(tmp_path):
-    """What the script and docs/quickstart.md advise next."""
+    """What the script and docs/dev/launching.md advise next."""
     start(tmp_path)
     machine, done = start(tmp_path, "acpo", "clipx.alpha=2")
     assert trained(machine) == ["acpo_clipx.alpha=2-seed1"]
@@ -213,18 +213,18 @@ def given(tmp_path, run: str) -> list[str]:
 def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_the_cpu_has_it(tmp_path):
     machine, done = start(tmp_path, MODEL="smollm2", CPU_FLAGS="avx512f avx512_bf16 amx")
     assert done.returncode == 0, done.stderr
-    runs = tmp_path / "runs" / "smollm2_reasoning_gym_addition"
+    runs = tmp_path / "runs" / "smollm2_sums"
     data = [str(runs / "data" / f"{split}.parquet") for split in ("train", "test")]
     prepared = [call for call in machine.calls if call[1:3] == ["data", "build"] or "verl_clipx." in " ".join(call)]
     assert prepared[:3] == [
-        ["clipx", "data", "build", "reasoning_gym_addition", "--out", str(runs / "data")],
+        ["clipx", "data", "build", "sums", "--out", str(runs / "data")],
         ["python", "-m", "verl_clipx.papers.tasks.pretrained", str(tmp_path / "runs" / "models")],
         ["python", "-m", "verl_clipx.papers.tasks.prompt_length", "/models/smollm2", *data],
     ]
-    assert ".[cpu,reasoning,pretrained]" in " ".join(word for call in machine.calls for word in call)
+    assert ".[cpu,pretrained]" in " ".join(word for call in machine.calls for word in call)
     assert trained(machine) == ["grpo-seed1", "acpo-seed1"]
     for call in trainings(machine):
-        assert "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reasoning_gym.reward" in call
+        assert "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.sums.reward" in call
     settings = ["/models/smollm2", "bf16", "38", "6", data[0]]
     assert given(tmp_path, f"{runs.name}/grpo-seed1") == given(tmp_path, f"{runs.name}/acpo-seed1") == settings
     assert "this CPU computes in bfloat16" in done.stdout and "Apache-2.0" in done.stdout
@@ -233,10 +233,10 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
 
 def test_float32_where_the_cpu_has_no_bfloat16_or_the_user_says_so(tmp_path):
     _, done = start(tmp_path, "grpo", MODEL="smollm2", CPU_FLAGS="avx512f avx512bw")
-    assert given(tmp_path, "smollm2_reasoning_gym_addition/grpo-seed1")[1] == "fp32"
+    assert given(tmp_path, "smollm2_sums/grpo-seed1")[1] == "fp32"
     assert "compute in fp32" in done.stdout and "this CPU computes in bfloat16" not in done.stdout
     _, done = start(tmp_path, "grpo", MODEL="smollm2", CPU_FLAGS="avx512_bf16", PARAM_DTYPE="fp32")
-    assert given(tmp_path, "smollm2_reasoning_gym_addition/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
+    assert given(tmp_path, "smollm2_sums/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
 
 
 def test_without_the_package_the_tiny_policy_is_offered_and_nothing_trained(tmp_path):
@@ -248,11 +248,11 @@ def test_without_the_package_the_tiny_policy_is_offered_and_nothing_trained(tmp_
 
 def test_any_model_by_its_folder_or_its_name_on_the_hub(tmp_path):
     (tmp_path / "own model").mkdir()
-    for model, name in ((str(tmp_path / "own model"), None), ("org/Model-1B", "org-Model-1B_reasoning_gym_gcd")):
-        machine, done = start(tmp_path, "grpo", MODEL=model, TASK="reasoning_gym_gcd", TOTAL_STEPS="2")
+    for model, name in ((str(tmp_path / "own model"), None), ("org/Model-1B", "org-Model-1B_sums")):
+        machine, done = start(tmp_path, "grpo", MODEL=model, TOTAL_STEPS="2")
         assert done.returncode == 0, done.stderr
         assert not any("verl_clipx.papers.tasks.pretrained" in call for call in machine.calls)
         (run,) = map(folder_of, trainings(machine))
         assert run.name == "grpo_TOTAL_STEPS=2-seed1" and (name is None or run.parent.name == name)
         assert (run / "given").read_text().startswith(f"{model} ")
-        assert ".[cpu,reasoning]" in " ".join(word for call in machine.calls for word in call) or name
+        assert ".[cpu]" in " ".join(word for call in machine.calls for word in call) or name

@@ -1,4 +1,4 @@
-"""What README, reversal.md and negative_results.md say of the table reversal, and two pages of their own tables.
+"""What README, reversal.md and negative_results.md say of the table reversal, and three pages of their own tables.
 
 Covers: each number of their sentences, computed anew from the logs in docs/results/runs; the tables of power; which
 rows have a dual clip and how old their rollouts are; that limits and failed controls stay on the page. Not covered: the
@@ -11,13 +11,14 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
+import pandas
 import pytest
 
 from tests.composition import built_once
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import Comparison, compare_means, holm
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.papers.tables.run_folder import KeptRun
+from verl_clipx.runs.folder import RunFolder
 
 from .documents import ROOT
 
@@ -42,7 +43,7 @@ def text_of(page: str) -> str:
 def series(row: str, metric: str) -> np.ndarray:
     """(seeds, batches), in the order of the seeds."""
     paths = sorted(RUNS.glob(f"{row}-seed*.jsonl.gz"))
-    return np.array([[step[metric] for step in KeptRun(path).metrics.values()] for path in paths])
+    return np.array([[step[metric] for step in RunFolder(path).metrics.values()] for path in paths])
 
 
 def at_end(row: str, metric: str = REWARD) -> np.ndarray:
@@ -179,7 +180,7 @@ def points(compared: Comparison) -> tuple[str, str]:
 
 
 def test_each_number_of_readme_and_of_the_negative_results_is_that_of_the_logs():
-    readme, negative = text_of("README.md"), text_of("docs/negative_results.md")
+    readme, negative = text_of("README.md"), text_of("docs/dev/negative_results.md")
     old, many = minus("acpo_stale", "grpo_stale"), minus("acpo_64", "grpo_64")
     wide = minus("acpo_stale", "grpo_wide_stale")
     assert f"ACPO ends {points(old)[0]} of reward above GRPO" in readme and points(old)[1] in readme
@@ -269,7 +270,14 @@ def test_the_control_s_power_is_that_of_its_six_seeds():
     assert chances(sentence[0]) == pytest.approx([power(points, 6, 2.5) for points in (2, 5, 10)], abs=2.5)
 
 
+def test_cpu_small_s_rewards_under_16_updates_are_those_of_the_runs():
+    stored = pandas.read_csv(ROOT / "docs/results/cpu_small_steps.csv").query("preset == 'countdown_grpo_off'")
+    first, last = ([f"{reward:.3f}" for reward in stored[stored.step == step].reward] for step in (1, 20))
+    said = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
+    assert said in text_of("docs/results/cpu_small.md")
+
+
 @pytest.mark.parametrize("right", [9, 44, 38])
 def test_the_quick_start_s_intervals_are_student_s(right):
     held_out = estimate([1.0] * right + [0.0] * (256 - right))
-    assert f"{held_out.mean:.3f} [{held_out.low:.3f}, {held_out.high:.3f}]" in text_of("docs/quickstart.md")
+    assert f"{held_out.mean:.3f} [{held_out.low:.3f}, {held_out.high:.3f}]" in text_of("docs/dev/launching.md")

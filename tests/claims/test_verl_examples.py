@@ -1,18 +1,28 @@
 """verl's own example scripts with +clipx=grpo and +clipx=acpo: each has its outcome written down.
 
 Covers: the command lines of every script that starts verl's main, of two revisions of verl (overrides.json says which):
-the bounds that the driver decides on, or the keys that it refuses. The keys that the plugin reads are put onto verl's
-configuration; some scripts are composed by Hydra as a whole. Not covered: all by Hydra, and which of them verl 0.9.1
-composes (tests/end_to_end/test_verl_examples.py); training.
+the bounds that the driver decides on and the keys that are not used, or the keys that it refuses; the list of refusals
+in docs/support.md. The keys that the plugin reads are put onto verl's configuration; some scripts are composed by Hydra
+as a whole. Not covered: all by Hydra, and which of them verl 0.9.1 composes (tests/end_to_end/test_verl_examples.py);
+training.
 """
 
 import pytest
 
+from .configuration import ACTOR
+from .documents import ROOT
 from .verl_examples.examples import GROUPS, by_hydra, by_merging, examples, outcomes
 
 COMPOSING = [example for example in examples() if "alone" not in outcomes()[example.name]]
 # Of each kind of outcome one.
 BY_HYDRA = list({tuple(outcomes()[example.name].values()): example for example in COMPOSING}.values())
+
+# Why a script is refused under +clipx=acpo, by the script's own setting that is the reason.
+REASONS = {
+    f"{ACTOR}.policy_loss.loss_mode": "asks for another loss",
+    "distillation.distillation_loss.use_task_rewards": "distillation alone, without a policy loss",
+    "algorithm.rollout_correction.rollout_is": "weights in bypass mode, which would correct twice",
+}
 
 
 def test_every_command_line_has_an_outcome_and_at_least_55_of_a_revision_compose_alone():
@@ -24,8 +34,8 @@ def test_every_command_line_has_an_outcome_and_at_least_55_of_a_revision_compose
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_its_bounds_or_the_refused_keys_are_as_written_down(group):
-    found = {example.name: by_merging(example, group) for example in COMPOSING}
-    assert found == {name: outcomes()[name][group] for name in found}
+    merged = {example.name: by_merging(example, group) for example in COMPOSING}
+    assert merged == {name: outcomes()[name][group] for name in merged}
 
 
 @pytest.mark.slow
@@ -34,25 +44,43 @@ def test_hydra_gives_what_putting_the_keys_together_gives(example):
     assert {group: by_hydra(example, group) for group in GROUPS} == outcomes()[example.name]
 
 
+def settings(example):
+    """What a script itself says."""
+    return dict(word.split("=", 1) for word in example.arguments if "=" in word)
+
+
 def test_no_script_keeps_another_loss_or_loses_a_bound():
-    # By what the script says, without the plugin: (its name for) another loss, a width that is not verl's default,
-    # weights that bypass mode would leave out, or a distillation loss in the place of the policy loss.
-    refusing = {
-        "algorithm.rollout_correction.bypass_mode": "algorithm.rollout_correction.rollout_is",
-        "distillation.enabled": "distillation.distillation_loss.use_task_rewards",
-    }
+    # By what the script says, without the plugin.
     for example in COMPOSING:
-        said = dict(word.split("=", 1) for word in example.arguments if "=" in word)
+        said = settings(example)
+        reasons = [key.removeprefix(f"{ACTOR}.") for key in REASONS if is_reason(key, said)]
+        wider = said.get(f"{ACTOR}.clip_ratio_high", "0.2")
         for group in GROUPS:
             outcome = outcomes()[example.name][group]
-            if "actor_rollout_ref.actor.policy_loss.loss_mode" in said:
-                assert outcome.startswith("refused: policy_loss.loss_mode")
-            elif said.get("actor_rollout_ref.actor.clip_ratio_high", "0.2") != "0.2":
-                assert (said["actor_rollout_ref.actor.clip_ratio_high"], outcome) in {
-                    ("0.28", "clip_low=0.8, clip_high=1.28, dual_clip=10"),
-                    ("0.28", "refused: clip_ratio_high"),
-                }
-            elif keys := [key for switch, key in refusing.items() if switch in said]:
-                assert outcome == f"refused: {', '.join(keys)}"
-            else:
-                assert "refused" not in outcome
+            assert outcome.startswith(f"refused: {reasons[0]}") if reasons else "refused" not in outcome
+            if not reasons and wider != "0.2":
+                assert ("clip_high=1.28" if group == "grpo" else "not used: clip_ratio_high") in outcome
+
+
+def is_reason(key, said):
+    """Whether a script's settings under a key of `REASONS` are why it is refused."""
+    if key.endswith("rollout_is"):
+        return "algorithm.rollout_correction.bypass_mode" in said and key in said
+    return key in said
+
+
+def test_the_page_lists_every_refusal_with_its_reason():
+    refused = [example for example in COMPOSING if outcomes()[example.name]["acpo"].startswith("refused")]
+    lines = [
+        f"Of the {len(COMPOSING)} that verl 0.9.1 composes, {len(COMPOSING) - len(refused)} run under `+clipx=acpo`. "
+        f"The other {len(refused)}:",
+        "",
+    ]
+    for key, reason in REASONS.items():
+        of_key = [example for example in refused if is_reason(key, settings(example))]
+        names = dict.fromkeys(example.script.removeprefix("examples/") for example in of_key)
+        scripts = ", ".join(f"`{name}`" for name in sorted(names))
+        lines.append(f"- `{key.rpartition('.')[2]}` ({reason}), {len(of_key)}: {scripts}")
+    text = "\n".join(lines)
+    page = (ROOT / "docs" / "support.md").read_text()
+    assert page.split("<!-- verl's examples -->\n")[1].split("\n<!-- end -->")[0] == text, text

@@ -20,14 +20,16 @@ from verl_clipx.diagnose.findings import (
     what_clipping_did,
 )
 from verl_clipx.runs import keys
+from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.held_out import held_out_rewards
-from verl_clipx.runs.run import Run, Setting, read_run, settings_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, settings_of
 
 
 def run(columns, configuration=None, held_out=(), name="run", traces=None):
     length = max(map(len, columns.values()))
     log = pandas.DataFrame(columns, index=pandas.RangeIndex(1, length + 1, name="step"))
-    return Run(name, log, configuration or {}, {}, list(held_out), traces)
+    return Run(name, log, configuration or {}, held_out=list(held_out), traces=traces)
 
 
 def setting(*runs, label="M"):
@@ -42,11 +44,9 @@ def clip(low, high, **more):
     return {keys.CLIPPED_LOW: low, keys.CLIPPED_HIGH: high, **more}
 
 
-def test_one_update_a_batch_explains_why_nothing_is_clipped():
-    found = what_clipping_did(of(clip([0, 0], [0, 0], **{keys.RATIO: [1.0, 1.0], keys.KL: [0.0, 0.0]})))
-    assert found.head == "M clipped nothing." and "ppo_mini_batch_size" in found.text
-    found = what_clipping_did(of(clip([0, 0], [0, 0], **{keys.RATIO: [1.0, 1.01], keys.KL: [0.0, 0.1]})))
-    assert found.head == "M clipped nothing." and "ppo_mini_batch_size" not in found.text
+def test_that_nothing_was_clipped_is_said():
+    found = what_clipping_did(of(clip([0, 0], [0, 0])))
+    assert found.head == "M clipped nothing." and "in 2 steps" in found.text
 
 
 def test_how_much_is_clipped():
@@ -78,23 +78,9 @@ def searched(low, high, before):
     return {keys.BOUND_LOW: low, keys.BOUND_HIGH: high, keys.SHARE_BEFORE: before, **after}
 
 
-def test_a_search_that_never_started_says_why():
+def test_bounds_of_a_search_that_stood_still():
     found = what_bounds_did(of(searched([0.6, 0.6], [1.2, 1.2], [0.5, 0.57]), **BAPO))
-    assert found.head == "M’s search never started."
-    assert "0.50 to 0.57, at or above the target of 0.4" in found.text
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "before", "clipx"),
-    [
-        # Below the target in one step; at the end of the range; another criterion, whose target is no share.
-        ([0.6, 0.6], [1.2, 1.2], [0.5, 0.3], BAPO),
-        ([0.9, 0.9], [3.0, 3.0], [0.5, 0.5], BAPO),
-        ([0.6, 0.6], [1.2, 1.2], [0.5, 0.5], BAPO | {"contribution": "ratio"}),
-    ],
-)
-def test_bounds_that_stood_still_for_another_reason(low, high, before, clipx):
-    assert what_bounds_did(of(searched(low, high, before), **clipx)).head == "M’s bounds stood still."
+    assert found.head == "M’s bounds stood still." and "The lower bound was 0.60, the upper 1.20" in found.text
 
 
 def test_a_search_that_moved():
@@ -299,16 +285,7 @@ def test_what_holds_of_several_runs_is_said_once(tmp_path):
         steps = [{"actor/pg_loss": 0.1, "health/cut_responses": cut, "health/alike_prompts": 0.0} for _ in range(8)]
         write_log(tmp_path / name / "metrics.jsonl", steps)
     found = findings(settings_of([read_run(tmp_path / name) for name in ("a-seed1", "a-seed2", "b")]))
-    heads = [one.head for one in found]
-    assert "All 3 runs were numerically sound." in heads
     (cut,) = [one for one in found if "responses cut at the limit" in one.head]
     assert cut.head == "2 of 3 runs: responses cut at the limit."
     assert "a-seed1 from step 1 on: health/cut_responses 0.25" in cut.text
     assert "a-seed2 from step 1 on: health/cut_responses 0.5" in cut.text and cut.text.count("See docs/") == 1
-
-
-def test_runs_of_one_name_are_told_apart():
-    names = list(keys.HEALTH_COUNTS)
-    sound, unsound = run({names[0]: [0.0, 0.0]}), run({names[0]: [0.0, 2.0]})
-    heads = [one.head for one in findings([setting(unsound, label="A"), setting(sound, label="B")])]
-    assert heads[:2] == ["run was numerically sound.", "run had values that are not finite."]

@@ -1,4 +1,4 @@
-"""What docs/diagnosis.md says of logs that no threshold was fixed on, and the base rates beside the page's shares.
+"""What docs/dev/diagnosis_evidence.md says of logs, and the base rates beside the shares of the page.
 
 Covers: the page's tables and base_rates.json are what the committed logs say; the logs' faults are those that
 benchmarks/known_faults.py declares; each share of health, clipping and diagnosis has its base rate beside it. Not
@@ -15,8 +15,8 @@ from tests.diagnose.test_findings import of
 from verl_clipx.diagnose.base_rates import PATH
 from verl_clipx.diagnose.findings import findings
 from verl_clipx.diagnose.rules import diagnose
-from verl_clipx.papers.tables.run_folder import KeptRun
 from verl_clipx.runs import keys
+from verl_clipx.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 # Last: a script's neighbours there must not hide the standard library's.
@@ -27,14 +27,14 @@ import known_faults  # noqa: E402
 
 @pytest.mark.slow
 def test_the_page_and_the_base_rates_are_what_the_logs_say():
-    page = (ROOT / "docs/diagnosis.md").read_text()
+    page = (ROOT / "docs/dev/diagnosis_evidence.md").read_text()
     for name, table in counting.tables().items():
         assert f"{counting.BEGIN.format(name)}{table}{counting.END.format(name)}" in page
     assert json.loads(PATH.read_text()) == counting.base_rates(counting.healthy_runs())
 
 
 def test_the_logs_have_the_faults_that_were_declared():
-    records = [KeptRun(path).record for path in sorted(counting.FAULTS.glob("*.jsonl.gz"))]
+    records = [RunFolder(path).record for path in sorted(counting.FAULTS.glob("*.jsonl.gz"))]
     assert {record["name"] for record in records} == {*known_faults.SETTINGS}
     for record in records:
         setting = known_faults.SETTINGS[record["name"]]
@@ -61,15 +61,10 @@ SHARES = {
 
 
 def test_each_share_of_the_page_has_its_base_rate_beside_it():
-    texts = {finding.head: finding.text for finding in findings([of(SHARES)])}
-    (health,) = (text for head, text in texts.items() if "numerically sound" in head)
-    # The diagnosis tells those that it finds fault with.
-    diagnosed = [one.text for one in diagnose(of(SHARES).runs[0]) if keys.HEALTH_SHARES.keys() & set(one.rule.columns)]
-    assert all("(usual: " in text for text in diagnosed)
-    assert health.count("(usual: ") + len(diagnosed) == 3 and "usual: unknown, no healthy log here has it" in health
-    (clipped,) = (text for head, text in texts.items() if "kept a gradient" in head)
-    assert clipped.count("(usual: ") == 4
+    run = of(SHARES).runs[0]
+    diagnosed = {one.rule.name: one.text for one in diagnose(run) if keys.HEALTH_SHARES.keys() & set(one.rule.reads)}
+    assert len(diagnosed) == 3 and all("(usual: " in text for text in diagnosed.values())
+    assert "usual: unknown, no healthy log here has it" in diagnosed["answers without a verdict"]
+    (clipped,) = (one.text for one in findings([of(SHARES)]) if "kept a gradient" in one.head)
     rates = json.loads(PATH.read_text())
-    assert f"{rates['clipped on either side']['logs']} healthy logs" in clipped
-    (alike,) = (one for one in diagnose(of(SHARES).runs[0]) if one.rule.columns == (keys.ALIKE,))
-    assert f"{keys.ALIKE} (usual: " in alike.text
+    assert clipped.count("(usual: ") == 4 and f"{rates['clipped on either side']['logs']} healthy logs" in clipped

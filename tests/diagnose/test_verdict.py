@@ -19,7 +19,9 @@ from tests.runs.example_runs import write_log, write_validation
 from verl_clipx.cli import app
 from verl_clipx.diagnose.findings import rewards
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run, Setting, read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, settings_of
 from verl_clipx.trainer.log import write_record
 
 STORED = Path(__file__).parents[2] / "docs" / "results" / "cpu_small_steps.csv"
@@ -63,9 +65,6 @@ def setting(label: str, *runs: list[float], seeds=()) -> Setting:
                 f"{label}{index}",
                 pandas.DataFrame({keys.REWARD: rewards}, index=pandas.RangeIndex(1, len(rewards) + 1, name="step")),
                 {"data.seed": seed} if seed else {},
-                {},
-                [],
-                None,
             )
             for index, (rewards, seed) in enumerate(itertools.zip_longest(runs, seeds))
         ],

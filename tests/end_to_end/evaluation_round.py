@@ -1,4 +1,4 @@
-"""A round of `clipx eval` around a run of the real verl: its policy before and after, scored again, compared."""
+"""A round of `clipx eval` around a run of the real verl: its checkpoint sampled in two ways, scored, compared."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
+from verl_clipx.papers.evaluation.completions import read_completions
 
 from .conftest import Task
 from .runs import Run
@@ -25,31 +26,33 @@ VALIDATION = (
 
 
 def clipx(*arguments) -> str:
-    """Runs the command; what it printed."""
+    """Run the command; what it printed."""
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def evaluate(model, questions, out):
-    """Runs `clipx eval run`; its results on the only benchmark and its printed table."""
+def evaluate(model, questions, out, *overrides) -> dict:
+    """Run `clipx eval run`; its results on the only benchmark."""
     printed = clipx(
-        *("eval", "run", model, "--benchmark", questions, "--out", out, "--backend", "cpu"),
+        *("eval", "run", model, "+hardware=cpu", *overrides, "--benchmark", questions, "--out", out),
         *("--max-tokens", MAX_TOKENS, "--samples", SAMPLES),
     )
-    return json.loads((out / "results.json").read_text())["benchmarks"]["test"], printed
+    results = json.loads((out / "results.json").read_text())["benchmarks"]["test"]
+    assert f"{results['questions']} questions, sampled" in printed and "avg@8" in printed
+    return results
 
 
-def check_numbers(found, accuracies, questions):
+def check_numbers(results, accuracies, questions):
     """Results are in their ranges and say what the scores of the completions say.
 
     Args:
-        found: of one benchmark in results.json.
+        results: of one benchmark in results.json.
         accuracies: its scores' part `acc`, a row a question.
         questions: of the benchmark.
     """
-    assert found["questions"] == questions and accuracies.shape == (questions, SAMPLES)
-    result = found["result"]
+    assert results["questions"] == questions and accuracies.shape == (questions, SAMPLES)
+    result = results["result"]
     assert result["avg@8"]["mean"] == pytest.approx(accuracies.mean(), abs=1e-12)
     assert result["pass@8"]["mean"] == pytest.approx(accuracies.any(axis=1).mean(), abs=1e-12)
     assert result["pass@1"] == pytest.approx(result["avg@8"])
@@ -63,12 +66,13 @@ def check_numbers(found, accuracies, questions):
 
 
 def accuracies_of(out, checkpoint):
+    """The scores' part `acc`, a row a question."""
     scores = pandas.read_parquet(out / checkpoint / "test" / "scores.parquet")
     return scores["reward/acc"].to_numpy().reshape(-1, SAMPLES)
 
 
-def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path) -> dict:
-    """Evaluates the policy before a run and its checkpoint, and checks every number against another way to get it.
+def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
+    """Evaluate a run's checkpoint by its shards and merged, and check every number against another way to get it.
 
     Args:
         given: what the run read.
@@ -76,35 +80,42 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path) 
         name: of the task, as verl's metrics have it.
         step: of the checkpoint.
         folder: where the evaluations are written.
+        ranks: that trained.
 
     Returns:
-        What `clipx eval compare` writes of the benchmark.
+        The folder of the evaluation by shards.
     """
-    checkpoint = f"global_step_{step}"
+    label = f"global_step_{step}"
+    checkpoint = run.folder / "checkpoints" / label
     questions = len(pandas.read_parquet(given.test))
-    base, trained = folder / "base", folder / "trained"
-    before, _ = evaluate(given.policy, given.test, base)
-    after, printed = evaluate(run.folder / "checkpoints" / checkpoint, given.test, trained)
-    assert "avg@8" in printed and f"{questions} questions, sampled" in printed
-    assert (run.folder / "checkpoints" / checkpoint / "actor" / "merged_huggingface" / "config.json").is_file()
-    accuracies = accuracies_of(trained, checkpoint)
-    check_numbers(before, accuracies_of(base, given.policy.name), questions)
-    check_numbers(after, accuracies, questions)
+    shards, merged = folder / "shards", folder / "merged"
+    base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
+    results = evaluate(checkpoint, given.test, shards, *base)
+    assert not (checkpoint / "actor" / "merged_huggingface").exists()
+    accuracies = accuracies_of(shards, label)
+    check_numbers(results, accuracies, questions)
+    # It validated and did not train.
+    (log,) = shards.glob(f"{label}/test/completions/seed-0/000000/run.log")
+    assert "Initial validation metrics" in log.read_text() and "actor/pg_loss" not in log.read_text()
 
     # verl validated the weights that it saved. The questions are the same, so only sampling makes the two differ.
     validated = run.log.loc[step, f"val-core/{name}/acc/mean@{VALIDATION_SAMPLES}"]
     variance = accuracies.var(axis=1, ddof=1).mean() / questions * (1 / SAMPLES + 1 / VALIDATION_SAMPLES)
-    assert abs(after["result"]["avg@8"]["mean"] - validated) <= 4 * math.sqrt(variance)
+    assert abs(results["result"]["avg@8"]["mean"] - validated) <= 4 * math.sqrt(variance)
 
-    stored = json.loads((trained / "results.json").read_text())
-    (trained / "results.json").unlink()
-    (trained / checkpoint / "test" / "scores.parquet").unlink()
-    clipx("eval", "score", trained)
-    assert json.loads((trained / "results.json").read_text()) == stored
+    # One rank and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
+    check_numbers(evaluate(checkpoint, given.test, merged), accuracies_of(merged, label), questions)
+    assert (checkpoint / "actor" / "merged_huggingface" / "config.json").is_file()
+    texts = [
+        read_completions(out / label / "test" / "completions", questions=questions, samples=SAMPLES, seeds=[0])["text"]
+        for out in (shards, merged)
+    ]
+    assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > questions
 
-    table = clipx("eval", "compare", base, trained, "--out", folder / "comparison.json")
-    assert "test: second minus first" in table and "reward/score" in table
-    comparison = json.loads((folder / "comparison.json").read_text())["benchmarks"]["test"]
-    assert comparison["avg"]["first"] == pytest.approx(before["result"]["avg@8"]["mean"])
-    assert comparison["avg"]["second"] == pytest.approx(after["result"]["avg@8"]["mean"])
-    return comparison
+    stored = json.loads((shards / "results.json").read_text())
+    (shards / "results.json").unlink()
+    (shards / label / "test" / "scores.parquet").unlink()
+    clipx("eval", "score", shards)
+    assert json.loads((shards / "results.json").read_text()) == stored
+    assert "test: second minus first" in clipx("eval", "compare", merged, shards)
+    return shards

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
 
-from verl_clipx.runs.run_log import read_growing_rows, read_run_log, table_of
+from verl_clipx.runs.run_log import Rows, read_run_log, rows_of, table_of
 
 from .process_tree import kill_tree
 
@@ -112,12 +113,19 @@ def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], b
     code = process.wait()
     assert code == -signal.SIGKILL, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
     assert when(folder), output_of(folder)[-6000:]
-    return Run(table_of(read_growing_rows(metrics_of(folder))), output_of(folder), folder)
+    return Run(table_of(growing_rows(metrics_of(folder))), output_of(folder), folder)
 
 
 def step_is_logged(step: int) -> Callable[[Path], bool]:
     """For `train_and_kill`: the step has been logged, so that the next one is under way."""
-    return lambda folder: step in read_growing_rows(metrics_of(folder))
+    return lambda folder: step in growing_rows(metrics_of(folder))
+
+
+def growing_rows(log: Path) -> Rows:
+    """The steps of a log that a run goes on with or was killed in; the line that it was writing is left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return rows_of(log.read_bytes(), log) if log.exists() else {}
 
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:

@@ -15,7 +15,6 @@ import contextlib
 import gc
 import io
 import itertools
-import math
 import traceback
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ import pytest
 import torch
 
 from tests.cpu.policy import random_policy, save_checkpoint
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import BUILT_IN
 
 from .method_checks import FRACTIONS
@@ -46,9 +46,9 @@ def prepared(worker, rows, overrides):
     from verl.workers.utils.losses import ppo_loss
 
     worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
-    if worker.receipt is not None:
-        # The rows' old log-probabilities are made up, and not recomputed as the line says.
-        worker.receipt.open = False
+    for observer in worker.observers:
+        # The receipt: the rows' old log-probabilities are made up, and not recomputed as the line says.
+        observer.open = False
     data = mini_batch(rows, sequences=len(rows))
     tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3)
     return data
@@ -78,7 +78,8 @@ def differences_after_observing(rank, world, policy, rows):
     data = prepared(worker, torch.load(rows, weights_only=False), ACPO)
     engine = worker.engine
     # The first observation fills caches of PyTorch and verl.
-    observation = worker._extra_pass(data, OptimizerStep())
+    step = OptimizerStep(decided_from=DecidedFrom.MINI_BATCH)
+    observation = worker.extra_pass(data, step)["statistics"]
     moves = []
     engine.to = lambda **arguments: moves.append(arguments)
     engine._is_offload_param = True
@@ -86,7 +87,7 @@ def differences_after_observing(rank, world, policy, rows):
     engine.module.train()
     torch.manual_seed(5)
     generator, memory = torch.get_rng_state(), bytes_of_tensors()
-    again = worker._extra_pass(data, OptimizerStep())
+    again = worker.extra_pass(data, step)["statistics"]
     equal_generator = torch.equal(generator, torch.get_rng_state())
     kept_memory = bytes_of_tensors() - memory
     ours = len(moves)
@@ -95,11 +96,11 @@ def differences_after_observing(rank, world, policy, rows):
     engine._is_offload_param = False
     del engine.to
     return {
-        "counted": float(observation.statistics[:5].sum()),
-        "repeatable": torch.equal(observation.statistics, again.statistics),
+        "counted": float(observation[:5].sum()),
+        "repeatable": torch.equal(observation, again),
         "random numbers": equal_generator,
         "memory": kept_memory,
-        "own bytes": again.statistics.untyped_storage().nbytes(),
+        "own bytes": again.untyped_storage().nbytes(),
         "gradients": [name for name, value in engine.module.named_parameters() if value.grad is not None],
         "weights": [name for name, value in weights(worker).items() if not torch.equal(value, weights_before[name])],
         "keys": sorted(set(data.keys()) ^ set(keys)),
@@ -117,25 +118,25 @@ def after_an_infinite_gradient(rank, world, policy, rows):
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
     found = []
-    planner = None
+    state = None
     for broken in (False, False, True, False):
         data = prepared(worker, loaded, LAGGED)
-        # One worker keeps one planner through a run; set_loss_fn makes a new one.
-        planner = planner or worker.planner
-        worker.planner = planner
+        # One worker keeps one state through a run; set_loss_fn makes a new one.
+        state = worker.state = state or worker.state
         if broken:
             data["advantages"].values()[0] = torch.inf
         worker.batch = RolloutBatch()
         worker.train_batch(data)
-        planner.flush()
-        statistics = planner.state.statistics["update_0"].clone()
-        state = planner.state.step, statistics, weights(worker), worker.watch.gradient_norm, worker.batch.skipped
-        found.append(state)
+        if state.waiting is not None:
+            state.remember(worker._all_reduce(state.waiting[1]), average=0.0)
+        found.append((state.step, state.statistics["update_0"].clone(), weights(worker), worker.batch.skipped))
     return found
 
 
 def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
-    """Of every method and kind of input: whether the norm was finite, the weights that moved, the state's steps."""
+    """Of every method and kind of input: the skipped updates, the weights that moved, the state's steps."""
+    from verl_clipx.worker.step import RolloutBatch
+
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
     found = {}
@@ -144,10 +145,10 @@ def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
         for field, value in itertools.product(("advantages", "old_log_probs"), (torch.nan, torch.inf, -torch.inf)):
             data = prepared(worker, loaded, overrides)
             data[field].values()[0] = value
-            before = weights(worker)
+            before, worker.batch = weights(worker), RolloutBatch()
             worker.train_batch(data)
             moved = [key for key, weight in weights(worker).items() if not torch.equal(weight, before[key])]
-            found[name, field, value] = (math.isfinite(worker.watch.gradient_norm), moved, worker.planner.state.step)
+            found[name, field, value] = (worker.batch.skipped, moved, worker.state.step)
     return found
 
 
@@ -185,7 +186,7 @@ def after_a_checkpoint(rank, world, policy, rows, folder):
             worker.load_checkpoint(str(actor))
         except RuntimeError as error:
             return str(error)
-        return worker.planner.state.step
+        return worker.state.step
 
     fresh = "clipx.missing_state=fresh"
     return {
@@ -236,7 +237,9 @@ def observed_under_rejection(rank, world, policy, rows):
 
     worker, found = build_worker(Path(policy)), []
     for group in ("observe", "grpo"):
-        overrides = (f"+clipx={group}", "clipx.metrics=all", "algorithm.rollout_correction.rollout_rs=token_k1")
+        correction = "algorithm.rollout_correction.rollout_rs"
+        rejection = (f"{correction}=token_k1", f"{correction}_threshold=0.98_1.02")
+        overrides = (f"+clipx={group}", "clipx.metrics=all", *rejection)
         data = prepared(worker, torch.load(rows, weights_only=False), overrides)
         for sequence in data["response_mask"].unbind()[:2]:
             sequence.zero_()
@@ -400,8 +403,7 @@ def test_observing_leaves_no_trace(found):
 def test_a_skipped_step_is_not_remembered(found):
     first, second, skipped, third = found["after_an_infinite_gradient"]
     assert [state[0] for state in (first, second, skipped, third)] == [1, 2, 2, 3]
-    assert not torch.isfinite(torch.tensor(skipped[3])) and torch.isfinite(torch.tensor(second[3]))
-    assert [state[4] for state in (first, second, skipped, third)] == [0, 0, 1, 0]
+    assert [state[3] for state in (first, second, skipped, third)] == [0, 0, 1, 0]
     assert torch.equal(second[1], skipped[1]) and not torch.equal(first[1], second[1])
     assert torch.isfinite(third[1]).all() and not torch.equal(skipped[1], third[1])
     assert all(torch.equal(second[2][name], skipped[2][name]) for name in second[2])
@@ -411,7 +413,7 @@ def test_a_skipped_step_is_not_remembered(found):
 def test_whatever_is_not_finite_skips_the_step_of_every_method(found):
     found = found["steps_with_a_number_that_is_not_finite"]
     assert len(found) == 6 * len(BUILT_IN)
-    assert {key: result for key, result in found.items() if result != (False, [], 0)} == {}
+    assert {key: result for key, result in found.items() if result != (1, [], 0)} == {}
 
 
 def test_a_run_says_in_one_line_whether_clipping_can_act(found):

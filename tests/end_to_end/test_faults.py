@@ -1,4 +1,4 @@
-"""What docs/reliability.md says of faults that only verl's trainer answers, with `-m matrix`.
+"""What docs/dev/reliability.md says of faults that only verl's trainer answers, with `-m matrix`.
 
 Covers: a disk that is full while verl saves, and the start after that. Not covered: a reward that raises or hangs.
 """

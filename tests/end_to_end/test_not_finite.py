@@ -32,9 +32,12 @@ def test_updates_that_a_nan_reward_spoils_are_counted_and_named(task, tmp_path):
     # Of two updates a step; which prompts a step has follows from the seed.
     assert skipped[0] > 0 and sum(skipped) < 6 and {*skipped} <= {0, 1, 2}
     assert "clipx: verl skips an update whose gradient's norm is nan. Not finite in rank 0's part" in run.output
+    # Said once by the trainer's process, while it trains.
+    assert run.output.count("clipx.health: this run: skipped updates from step 1 on.") == 1
+    assert run.output.count("clipx.health: this run: values that are not finite from step 1 on.") == 1
     assert "rm_scores (rewards) in " in run.output and "advantages (advantages) in " in run.output
     report = CliRunner().invoke(app, ["report", str(run.folder), "--out", str(tmp_path / "page")])
-    told = " ".join(report.output.split())
-    assert report.exit_code == 0 and "run: skipped updates from step 1 on." in told
-    assert f"{sum(skipped):.0f} of 6 updates skipped since" in told
-    assert "mini_batch" not in told
+    said = " ".join(report.output.split())
+    assert report.exit_code == 0 and "run: skipped updates from step 1 on." in said
+    assert f"{sum(skipped):.0f} of 6 updates skipped since" in said
+    assert "mini_batch" not in said

@@ -3,9 +3,10 @@
 Covers, on Countdown with the seeded rollout: ACPO with old log-probabilities recomputed (statistics, extra pass, closed
 form), and M2PO with the rollout's own and the entropy of the update, which the table `reversal` trains with; that
 rollouts of earlier weights are refused through Ray. Not covered: weights of earlier versions, which a run through Ray
-does not have; tests/one_process has them.
+does not have; tests/benchmarks has them.
 """
 
+import sys
 from pathlib import Path
 
 import pandas
@@ -15,6 +16,9 @@ from verl_clipx.runs.run_log import read_run_log
 
 from .runs import common_overrides, launch, metrics_of, output_of, train
 from .training_ranks import on_ranks
+
+# Last: a script's neighbours there must not hide the standard library's.
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 pytestmark = pytest.mark.end_to_end
 
@@ -36,8 +40,7 @@ OF_THE_MACHINE = ("timing", "perf/", "actor/perf/")
 def train_here(rank, world, overrides, log):
     """Trains in this process."""
     from hydra import compose, initialize_config_module
-
-    from verl_clipx.one_process.trainer import train as train_in_one_process
+    from one_process.trainer import train as train_in_one_process
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides)

@@ -5,7 +5,7 @@ each run's own setting has the bounds that it trained with and the clip fraction
 `MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
 Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/papers/tasks),
 several
-seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md has measured runs).
+seeds (tests/claims/test_quickstart.py), learning and times (docs/dev/launching.md has measured runs).
 """
 
 import json
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards
-from verl_clipx.runs.run import read_run
+from verl_clipx.runs.folder import read_run
 
 from .runs import REPOSITORY, SECONDS
 
@@ -121,7 +121,7 @@ def test_a_pretrained_model_on_one_page(tmp_path):
         assert (run.method, list(run.log.index)) == (method, [1, 2])
         # Form and skill, apart.
         for part in ("core/{}/acc", "aux/{}/format", "aux/{}/skill"):
-            (value,) = run.values(f"val-{part.format('reasoning_gym_addition')}/mean@1")
+            (value,) = run.values(f"val-{part.format('sums')}/mean@1")
             assert 0 <= value <= 1
         assert run.values("response_length/mean").max() <= 14
         longest = int((folder / "length.log").read_text().split()[-1])

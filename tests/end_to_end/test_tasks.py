@@ -2,8 +2,10 @@
 
 Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. What
 evaluation_round.py checks every run of the tests has in test_training.py. Not covered: how far longer training goes
-(docs/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
+(docs/dev/evaluation_proof.md and docs/tasks have measured runs), GPUs, vLLM.
 """
+
+import json
 
 import pytest
 
@@ -11,7 +13,7 @@ from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzz
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
-from .evaluation_round import VALIDATION, check_evaluation, clipx
+from .evaluation_round import VALIDATION, check_evaluation, clipx, evaluate
 from .runs import train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
@@ -57,5 +59,8 @@ def test_train_then_evaluate(name, request, tmp_path):
         f"trainer.save_freq={STEPS}",
         steps=STEPS,
     )
-    comparison = check_evaluation(given, run, name, STEPS, tmp_path)
+    trained = check_evaluation(given, run, name, STEPS, tmp_path)
+    evaluate(given.policy, given.test, tmp_path / "base")
+    clipx("eval", "compare", tmp_path / "base", trained, "--out", tmp_path / "comparison.json")
+    comparison = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]
     assert comparison["reward/score"]["low"] > 0, "training undoes the habit that the warm start taught"

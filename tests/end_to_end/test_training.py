@@ -3,9 +3,9 @@
 Covers, on 2 ranks: over two Ray nodes with a rank on each, a user's own controller, compiled, seeded, with entropy
 selection and the engine's options of test_options.py, in sync; on one node, Lopti and advantage reweighting on BAPO
 with stale samples in bypass mode, with rejection and a KL loss, in colocate_async; the traces of both; the checkpoint
-of the second merged and evaluated. With `-m matrix`: every method under every pair of settings. Not covered: one rank
-(test_quickstart.py), the loss of a node (test_two_nodes.py), equal bounds over ranks and what the other methods do
-(test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
+of the second evaluated, by its shards and merged. With `-m matrix`: every method under every pair of settings.
+Not covered: one rank (test_quickstart.py), the loss of a node (test_two_nodes.py), equal bounds over ranks and what
+the other methods do (test_invariance.py, without Ray), learning (docs/dev/launching.md has measured runs), GPUs.
 """
 
 import itertools
@@ -249,8 +249,7 @@ def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
 
 
 def test_the_checkpoint_of_two_ranks_is_evaluated_as_verl_validated_it(task, lopti, tmp_path):
-    comparison = check_evaluation(task, lopti, "countdown", STEPS, tmp_path)
-    assert comparison["avg"]["first"] != comparison["avg"]["second"]
+    check_evaluation(task, lopti, "countdown", STEPS, tmp_path, ranks=2)
 
 
 @pytest.mark.matrix

@@ -24,11 +24,11 @@ import pytest
 import torch
 
 from verl_clipx.loss.user_method import load_method
-from verl_clipx.runs.run_log import read_growing_rows, read_run_log, table_of
+from verl_clipx.runs.run_log import read_run_log, table_of
 
 from .process_tree import kill_tree
 from .ray_nodes import HEAD, NODES, ON_TWO_NODES, REPOSITORY, Cluster, ray_cluster
-from .runs import SECONDS, Run, launch, metrics_of, output_of, step_is_logged, write_documented_method
+from .runs import SECONDS, Run, growing_rows, launch, metrics_of, output_of, step_is_logged, write_documented_method
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -185,7 +185,7 @@ def rehearsal(request, task, tmp_path_factory):
         kept.mkdir()
         for path in (metrics_of(folder), folder / "run.log", *folder.glob("rank_*.json")):
             shutil.move(path, kept)
-        killed = Run(table_of(read_growing_rows(metrics_of(kept))), output_of(kept), kept)
+        killed = Run(table_of(growing_rows(metrics_of(kept))), output_of(kept), kept)
         saved = (folder / "checkpoints" / LATEST).read_text()
 
         cluster.start(lost)

@@ -6,8 +6,8 @@ version the rollout's log-probabilities are the actor's, in sync after every upd
 fails with the stacks of all processes. Not covered: requests that an update interrupts (too short here to be sure of
 one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
 
-docs/vllm_cpu.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh
-when it is missing.
+docs/dev/testing_evidence.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by
+scripts/setup_vllm_cpu.sh when it is missing.
 """
 
 import itertools
@@ -199,13 +199,13 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
 @pytest.mark.vllm
 @pytest.mark.matrix
 def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
-    name = "reasoning_gym_chain_sum"
+    name = "sums"
     for split in ("train", "test"):
         build_split(definition_named(name), tmp_path / "data", split=split, options={"size": 32})
     files = [tmp_path / "data" / f"{split}.parquet" for split in ("train", "test")]
     run = train_with_vllm(
         "+clipx=acpo",
-        "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reasoning_gym.reward",
+        "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.sums.reward",
         "actor_rollout_ref.actor.optim.lr=1e-5",
         "data.max_response_length=8",
         task=Task(*files, prepare(SMOLLM2, tmp_path / "models")),

@@ -49,8 +49,8 @@ def test_the_wheel_carries_groups_and_plugins(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("verl_clipx/configs/clipx/acpo.yaml", "verl_clipx/configs/hardware/cpu.yaml"):
         assert name in names
-    assert "verl_clipx/configs/recipe/acpo/rows.yaml" in names
-    assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/rows_source.py"} <= {*names}
+    assert "verl_clipx/configs/recipe/acpo/presets.yaml" in names
+    assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
     assert not [name for name in names if name.startswith(("tests/", "configs/", "runs/"))]
 
 

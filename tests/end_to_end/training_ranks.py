@@ -287,9 +287,9 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         restored.callback(engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True).remove)
         torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
         worker.set_loss_fn(partial(ppo_loss, config=config))
-        if worker.receipt is not None:
-            # As after a run's first rollout batch: its collectives are counted.
-            worker.receipt.open = False
+        for observer in worker.observers:
+            # The receipt, as after a run's first rollout batch: its collectives are counted.
+            observer.open = False
         if case.token_pass is not None:
             # Not the first update, whose ratio may be taken for 1.
             worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)

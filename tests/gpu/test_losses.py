@@ -16,7 +16,8 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.worker.step import MicroBatch, in_micro_batch
-from verl_clipx.worker.tracer import TracedRows
+from verl_clipx.worker.traced_columns import HostCopy
+from verl_clipx.worker.tracer import tokens_of_method
 
 SIZE = (64, 4096) if DEVICE == "cuda" else (16, 96)
 # On a CPU, where compiling takes half a minute each, one whose bounds come from statistics.
@@ -95,11 +96,10 @@ def loss_call(actor, *, parts=None):
 
     function = get_policy_loss_fn(actor.policy_loss.loss_mode)
     inputs = example(METHODS["grpo"]())
-    traced = MicroBatch(traced=TracedRows(TRACED, [], parts, None)) if parts is not None else MicroBatch()
 
     def call():
         log_prob = inputs.log_prob.clone().requires_grad_(True)
-        with in_micro_batch(traced):
+        with in_micro_batch(MicroBatch()) as micro_batch:
             loss, _ = function(
                 old_log_prob=inputs.old_log_prob,
                 log_prob=log_prob,
@@ -108,6 +108,8 @@ def loss_call(actor, *, parts=None):
                 loss_agg_mode="token-mean",
                 config=actor,
             )
+        if parts is not None:
+            parts.append(HostCopy(tokens_of_method(micro_batch.applied, TRACED).trace.log_prob))
         loss.backward()
 
     return call, inputs
@@ -160,5 +162,5 @@ def test_traced_values_arrive_and_cost_no_wait(bench):
     call()
     if DEVICE == "cuda":
         assert counted_syncs(call) <= 1
-    values = torch.from_numpy(parts[-1].values.numpy())[:, parts[-1].names.index("log_prob")]
+    values = torch.from_numpy(parts[-1].numpy())
     assert torch.equal(values, torch.where(inputs.mask, inputs.log_prob, 0.0)[TRACED].cpu())

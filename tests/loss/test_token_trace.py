@@ -8,6 +8,7 @@ import torch
 
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.loss.loss import apply
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import observed_token_trace, token_trace
 from verl_clipx.methods import method_named
@@ -24,8 +25,8 @@ def as_lists(trace):
 
 
 def test_a_methods_by_hand():
-    decision = torch.zeros(0, dtype=torch.float64)
-    found = as_lists(token_trace(method_named("grpo")(), None, Inputs(*TOKENS), decision, torch.tensor(0.5)))
+    grpo = method_named("grpo")()
+    found = as_lists(token_trace(grpo, apply(grpo, None, Inputs(*TOKENS)), torch.tensor(0.5)))
     # Clipped above with A > 0; below with A > 0 it keeps its gradient; each times the factor.
     assert found["weight"] == pytest.approx([0, 0.25, 0.5])
     assert found["ratio"] == found["bounded"] == pytest.approx([1.5, 0.5, 1])

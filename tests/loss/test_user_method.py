@@ -184,7 +184,10 @@ MISTAKES = {
         FUNCTION.format("", "ratio, *, statistics=1.0"),
         "statistics is a name that every",
     ),
-    "a function's key of the node": (FUNCTION.format("", "ratio, *, scope=1.0"), "scope is a key of every clipx node"),
+    "a function's key of the node": (
+        FUNCTION.format("", "ratio, *, scope=1.0"),
+        "its parameter scope has the name of a key of every clipx node",
+    ),
     "a class's taken name": (
         DATACLASS.format("FixedBounds, name='acpo'", "pass"),
         r"users_losses:wrong: the name 'acpo' already belongs to verl_clipx\.methods\.acpo:Acpo",
@@ -202,7 +205,7 @@ MISTAKES = {
         DATACLASS.format(
             "FixedBounds, name='wrong'", "scope: float = parameter(1.0, number(at_least=0, at_most=1), '')"
         ),
-        "scope is a key of every clipx node",
+        "its parameter scope has the name of a key of every clipx node",
     ),
     "no parameter()": (
         DATACLASS.format("FixedBounds, name='wrong'", "strength: float = 1.0"),
@@ -276,9 +279,9 @@ def test_a_module_imported_again_takes_the_place_of_the_first(users_module):
         ("no_such_module:soft", {}, "No module named 'no_such_module'.*must be importable"),
         (f"{MODULE}:torch", {}, "not a subclass of verl_clipx.Method"),
         (f"{MODULE}:Method", {}, "write it as @dataclass"),
-        (f"{MODULE}:soft", {"warmth": 1}, r"clipx\.warmth is not a parameter of tests_soft"),
-        (f"{MODULE}:smooth", {"clip_high": 1.3}, r"clipx\.clip_high is not a parameter of tests_smooth"),
-        (f"{MODULE}:soft", {"temperature": "hot"}, r"clipx\.temperature='hot': must be a number"),
+        (f"{MODULE}:soft", {"warmth": 1}, r"clipx\.warmth=1: is not a parameter of tests_soft"),
+        (f"{MODULE}:smooth", {"clip_high": 1.3}, r"clipx\.clip_high=1\.3: is not a parameter of tests_smooth"),
+        (f"{MODULE}:soft", {"temperature": "hot"}, r"clipx\.temperature=hot: must be a number"),
         (f"{MODULE}:WithinSpread", {"width": -1}, r"clipx\.width=-1: must be a number \(at least 0 and at most 100\)"),
     ],
 )
@@ -288,7 +291,7 @@ def test_mistakes_in_the_configuration_are_named(function, parameters, message):
 
 
 def test_a_mistake_stops_the_driver():
-    with pytest.raises(Exception, match=r"clipx\.warmth is not a parameter of tests_within_spread"):
+    with pytest.raises(Exception, match=r"clipx\.warmth=1: is not a parameter of tests_within_spread"):
         actor("WithinSpread", "+clipx.warmth=1")
 
 
@@ -437,9 +440,9 @@ def test_parameters_arrive_in_the_type_that_the_function_says(users_module):
         (dict(bare=2.5, steps=2.0), None),
         (dict(steps=2.5), r"clipx\.steps=2\.5: must be a whole number \(any"),
         (dict(steps=True), r"clipx\.steps=True: must be a whole number"),
-        (dict(steps=None), r"clipx\.steps=None: must be a whole number"),
+        (dict(steps=None), r"clipx\.steps=null: must be a whole number"),
         (dict(most=1.5), r"clipx\.most=1\.5: must be a whole number .*, or null"),
-        (dict(kind="firm"), r"clipx\.kind='firm': must be one of soft, hard"),
+        (dict(kind="firm"), r"clipx\.kind=firm: must be one of soft, hard"),
         (dict(on=1), r"clipx\.on=1: must be true or false"),
         (dict(word=1), r"clipx\.word=1: must be text"),
         (dict(bare="2"), r"clipx\.bare='2': must be a number"),

@@ -1,11 +1,11 @@
-"""A method's registered loss beside verl's own of that name, and in parts; through composed configurations."""
+"""A method's registered loss beside verl's own of that name, through composed configurations."""
 
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from tests.composition import built_once
-from tests.golden.runs import per_token, registered_loss
+from tests.golden.runs import registered_loss
 
 ACTOR = "actor_rollout_ref.actor"
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
@@ -52,21 +52,3 @@ def assert_same_as_verl(
     for name in metrics:
         # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
         assert_close(found[2][name], expected[2][name], rtol=1e-6, atol=1e-12)
-
-
-def assert_parts_add_up(overrides: tuple[str, ...], batch: dict[str, Tensor]) -> None:
-    """Micro-batches of whole sequences give the whole's loss, gradient and bounds."""
-    config = built_once(overrides)
-    method = config.policy_loss.clipx
-    whole, gradient, _ = registered_loss(config, batch, loss_agg_mode="token-sum")
-    for part_of in ([0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 0, 1]):
-        total, parts, part_of = 0.0, torch.zeros_like(gradient), torch.tensor(part_of)
-        for part in range(int(part_of.max()) + 1):
-            rows = part_of == part
-            micro_batch = {name: tensor[rows] for name, tensor in batch.items()}
-            loss, parts[rows], _ = registered_loss(config, micro_batch, loss_agg_mode="token-sum")
-            total = total + loss
-            assert per_token(method, micro_batch).bounds == per_token(method, batch).bounds
-        assert_close(total, whole, rtol=1e-12, atol=1e-14)
-        # exp rounds differently in vectors of another length.
-        assert_close(parts, gradient, rtol=1e-12, atol=0)

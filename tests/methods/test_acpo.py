@@ -1,6 +1,6 @@
 """ACPO's bins, standard deviations and bounds by hand.
 
-Does not cover the golden vectors (tests/worker/test_golden.py), additivity or host syncs (test_contract.py).
+Does not cover the golden vectors (tests/worker/test_golden.py), additivity or host syncs (test_properties.py).
 """
 
 import math

@@ -1,7 +1,7 @@
 """BAPO's candidates, contributions and search by hand.
 
 Does not cover the golden vectors (tests/worker/test_golden.py), the search against a plain loop
-(test_bapo_search.py), additivity or host syncs (test_contract.py).
+(test_bapo_search.py), additivity or host syncs (test_properties.py).
 """
 
 import math

@@ -1,6 +1,6 @@
 """DCPO's bounds and weights by hand, against the inequality that they solve, and against autograd.
 
-Covers the contract and micro-batches of whole sequences. Does not cover the paper's advantages, nor its average over
+Does not cover the contract and micro-batches (test_properties.py), nor the paper's advantages and its average over
 tokens, which are not the plugin's.
 """
 
@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
-from verl_clipx.check.contract import CHECKS, evaluate, example
+from verl_clipx.check.contract import example
 from verl_clipx.methods.dcpo import Dcpo
 
 from .at import row, tokens_at
@@ -104,23 +104,3 @@ def test_the_registered_loss_against_autograd(group, numbers, seed):
     assert_close(loss, expected_loss)
     assert_close(gradient, expected_gradient)
     assert metrics["actor/pg_clipfrac"] > 0
-
-
-def test_micro_batches_of_whole_sequences_add_up():
-    method, batch = Dcpo(), {name: example()[name] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
-    whole = evaluate(method, **batch)
-    total = 0.0
-    for rows in ([0, 3], [1, 5], [2, 4]):
-        part = evaluate(method, **{name: tensor[rows] for name, tensor in batch.items()})
-        assert torch.equal(part.weight, whole.weight[rows])
-        assert all(torch.equal(one, other[rows]) for one, other in zip(part.bounds, whole.bounds, strict=True))
-        total = total + part.loss.sum()
-    assert_close(total, whole.loss.sum())
-
-
-@pytest.mark.parametrize(
-    "parameters", [{}, {"largest_ratio": None, "dual_clip": None}, {"epsilon_low": 0.0, "epsilon_high": 0.0}]
-)
-def test_the_contract(parameters):
-    for check in CHECKS:
-        check(Dcpo(**parameters))

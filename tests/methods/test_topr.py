@@ -1,7 +1,7 @@
 """TOPR's sequence ratio, limits and weights by hand, and against autograd.
 
-Covers both levels, what the metrics count as clipped, the contract and micro-batches of whole sequences. Does not cover
-the paper's rewards, which stand where verl's advantages do.
+Covers both levels, and what the metrics count as clipped. Does not cover the contract and micro-batches
+(test_properties.py), or the paper's rewards, which stand where verl's advantages do.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
-from verl_clipx.check.contract import CHECKS, evaluate, example
+from verl_clipx.check.contract import example
 from verl_clipx.methods.topr import Topr
 
 from .at import row, tokens_at
@@ -127,27 +127,6 @@ def test_the_registered_loss_against_autograd(seed):
     assert_close(loss, expected_loss)
     assert_close(gradient, expected_gradient)
     assert metrics["actor/pg_clipfrac"] == 0
-
-
-@pytest.mark.parametrize("level", ["sequence", "token"])
-def test_micro_batches_of_whole_sequences_add_up(level):
-    method = Topr(level=level, positive_low=0.5, positive_high=2.0)
-    batch = {name: example()[name] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
-    whole, total = evaluate(method, **batch), 0.0
-    for part_rows in ([0, 3], [1, 5], [2, 4]):
-        part = evaluate(method, **{name: tensor[part_rows] for name, tensor in batch.items()})
-        assert_close(part.weight, whole.weight[part_rows], rtol=1e-14, atol=0)
-        assert all(torch.equal(one, other[part_rows]) for one, other in zip(part.bounds, whole.bounds, strict=True))
-        total = total + part.loss.sum()
-    assert_close(total, whole.loss.sum())
-
-
-@pytest.mark.parametrize(
-    "parameters", [{}, {"level": "token"}, {"positive_low": 0.0, "positive_high": 2.0, "log_ratio_clamp": None}]
-)
-def test_the_contract(parameters):
-    for check in CHECKS:
-        check(Topr(**parameters))
 
 
 def test_limits_that_cross_are_refused():

@@ -1,7 +1,4 @@
-"""The images' descriptions. Not covered: building them, which needs a container engine and the network.
-
-hadolint, run by hand, finds nothing in them.
-"""
+"""The images' descriptions, which scripts/test.sh lints by hadolint. Not covered: building them."""
 
 import re
 import sys
@@ -14,7 +11,6 @@ from packaging.requirements import Requirement
 from .shell import ROOT, Machine
 
 DOCKER = ROOT / "docker"
-INSTRUCTIONS = {"ARG", "FROM", "RUN", "USER", "WORKDIR", "COPY", "ENV", "CMD"}
 
 
 def instructions(name):
@@ -50,8 +46,7 @@ def base(name):
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.gpu", "Dockerfile.cpu"])
-def test_every_line_is_an_instruction_and_the_base_is_pinned(name):
-    assert {instruction for instruction, _ in instructions(name)} <= INSTRUCTIONS
+def test_the_base_is_pinned(name):
     image, _, tag = base(name).partition(":")
     assert image and re.search(r"\d", tag) and "latest" not in tag
 

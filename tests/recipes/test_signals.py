@@ -1,7 +1,7 @@
 """A signal to a recipe or launcher reaches what it has started, which is a stand-in that notes the signal and ends.
 
 Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM;
-SIGKILL to the launchers by SSH and Slurm, the quick start, `clipx table plan --run` and while_all_nodes_live.py.
+SIGKILL to the launchers by SSH and Slurm, the quick start and while_all_nodes_live.py.
 Not covered: verl itself, what while_all_nodes_live.py does with a signal (test_while_all_nodes_live.py), SSH and Slurm
 themselves.
 """
@@ -172,26 +172,17 @@ def test_a_killed_slurm_job_leaves_no_step(tmp_path):
     assert Started(cluster, cluster.commands / "sbatch", str(SLURM), RECIPE).kill() == "SIGTERM"
 
 
-# A table's command under `clipx table plan --run`, and a recipe under the guard against lost nodes, each in a script.
-PYTHON_LAUNCHERS = {
-    "table": """
-import sys
-from pathlib import Path
-from verl_clipx.papers.tables.table_plan import EVALUATE, Job, run_job
-run_job(Job(EVALUATE, "b", "exec training", Path(sys.argv[1]), False), print)
-""",
-    "guard": f"""
+# A recipe under the guard against lost nodes.
+GUARD = f"""
 import runpy, sys
 guard = runpy.run_path({str(RECIPES / "cluster" / "while_all_nodes_live.py")!r})
 guard["run"](["training"], [sys.executable, "-c", "import time; time.sleep(60)"])
-""",
-}
+"""
 
 
-@pytest.mark.parametrize("launcher", PYTHON_LAUNCHERS)
-def test_a_killed_launcher_in_python_leaves_no_training(tmp_path, launcher):
+def test_a_killed_guard_leaves_no_training(tmp_path):
     machine = Machine(tmp_path / "machine", training=TRAINING)
     script = tmp_path / "launch.sh"
-    (tmp_path / "launch.py").write_text(PYTHON_LAUNCHERS[launcher])
-    script.write_text(f"exec {sys.executable} {tmp_path / 'launch.py'} {tmp_path / 'job'}")
+    (tmp_path / "launch.py").write_text(GUARD)
+    script.write_text(f"exec {sys.executable} {tmp_path / 'launch.py'}")
     assert Started(machine, script, PYTHONPATH=str(ROOT)).kill() == "SIGTERM"

@@ -2,7 +2,7 @@
 
 Covers: options of the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser),
 containers, requeue before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes
-(docs/cluster.md has what was run).
+(docs/dev/launching.md has what was run).
 """
 
 import os
@@ -131,11 +131,6 @@ def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
     ]
 
 
-def test_a_variable_may_name_a_script(cluster):
-    submit(cluster, "SETUP=/shared/env.sh", RECIPE, nodes=1)
-    assert payload_of(step_of(cluster))[2:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", *GUARD, "bash", RECIPE]
-
-
 def test_a_second_start_runs_the_same_command(cluster):
     """The same run folder and resume_mode=auto (test_dry_run) then make it go on from the last checkpoint."""
     submit(cluster, RECIPE)
@@ -155,11 +150,11 @@ def test_each_job_has_a_secret_of_its_own(cluster):
     assert first != second
 
 
-def test_one_node(cluster):
-    submit(cluster, RECIPE, nodes=1)
+def test_on_one_node_a_variable_may_name_a_script(cluster):
+    submit(cluster, "SETUP=/shared/env.sh", RECIPE, nodes=1)
     step = step_of(cluster)
     assert step[step.index("--min-nodes") + 1] == "1"
-    assert "NNODES=1" in payload_of(step)
+    assert payload_of(step)[2:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", *GUARD, "bash", RECIPE]
 
 
 def test_the_address_can_be_given(cluster):
@@ -204,33 +199,21 @@ def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp
     assert done.stdout == f"yes {left}\n", done.stderr
 
 
-def test_an_unknown_container_runtime_is_refused(cluster):
-    done = submit(cluster, RECIPE, CONTAINER_IMAGE="x", CONTAINER_RUNTIME="podman")
-    assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: must be pyxis or apptainer" in done.stderr
-
-
-def test_the_exit_code_is_the_runs(cluster):
-    assert submit(cluster, RECIPE, SRUN_EXIT="7").returncode == 7
-    assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
-
-
-def test_a_job_that_lost_a_node_goes_back_into_the_queue(cluster):
-    done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="18")
-    assert ["scontrol", "requeue", "4242"] in cluster.calls
-    assert "a node was lost: the job is requeued" in done.stdout
-
-
-def test_but_not_without_end(cluster):
-    done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="19")
-    assert done.returncode == 75 and "MAX_STARTS=20" in done.stderr
-    assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
-
-
-@pytest.mark.parametrize(("restarts", "requeued"), [("0", False), ("1", True)])
-def test_where_ray_does_not_start_the_job_fails_and_may_try_again(cluster, restarts, requeued):
-    """`ray symmetric-run` ends with 0."""
-    done = submit(cluster, RECIPE, RAY_DOES_NOT_START="1", SLURM_RESTART_COUNT=restarts)
-    assert done.returncode == 1 and "Ray did not start on all nodes" in done.stderr
+@pytest.mark.parametrize(
+    ("variables", "code", "requeued", "said"),
+    [
+        ({"SRUN_EXIT": "7"}, 7, False, ""),
+        # A lost node, though not without end.
+        ({"SRUN_EXIT": "75", "SLURM_RESTART_COUNT": "18"}, 75, True, "a node was lost: the job is requeued"),
+        ({"SRUN_EXIT": "75", "SLURM_RESTART_COUNT": "19"}, 75, False, "MAX_STARTS=20"),
+        # `ray symmetric-run` ends with 0 where Ray did not start: the job fails, and a later start may try again.
+        ({"RAY_DOES_NOT_START": "1", "SLURM_RESTART_COUNT": "0"}, 1, False, "Ray did not start on all nodes"),
+        ({"RAY_DOES_NOT_START": "1", "SLURM_RESTART_COUNT": "1"}, 1, True, "Ray did not start on all nodes"),
+    ],
+)
+def test_the_exit_code_is_the_runs_and_what_may_go_on_is_requeued(cluster, variables, code, requeued, said):
+    done = submit(cluster, RECIPE, **variables)
+    assert done.returncode == code and said in done.stdout + done.stderr
     assert (["scontrol", "requeue", "4242"] in cluster.calls) == requeued
 
 
@@ -268,16 +251,33 @@ def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue
     assert job.returncode == 143
 
 
-def test_wrong_submissions_say_what_to_do(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["recipes/acpo/nothing.sh"], {}, "no such recipe: recipes/acpo/nothing.sh"),
+        (["METHOD=acpo"], {}, "no recipe: nothing left"),
+        (["NNODES=1", RECIPE], {}, "NNODES=1: the cluster has 3 nodes"),
+        ([RECIPE], {"CONTAINER_IMAGE": "x", "CONTAINER_RUNTIME": "podman"}, "must be pyxis or apptainer"),
+        ([RECIPE], {"ADDRESSES": ""}, "gpu07: hostname -I names no IPv4 address"),
+        ([RECIPE], {"ADDRESSES": "fd00::7 fe80::1%eth0"}, "set HEAD_ADDRESS"),
+    ],
+)
+def test_wrong_submissions_say_what_to_do(cluster, words, variables, said):
+    done = submit(cluster, *words, **variables)
+    assert done.returncode == 2 and said in done.stderr
+    assert not any("symmetric-run" in call for call in cluster.calls)
+
+
+def test_it_runs_as_a_job_from_the_repositorys_root(cluster, tmp_path):
     done = cluster.run(SCRIPT, RECIPE)
     assert done.returncode == 2 and "sbatch --nodes=N" in done.stderr
     done = submit(cluster, RECIPE, cwd=tmp_path)
     assert done.returncode == 2 and "not the root of the repository" in done.stderr
-    done = submit(cluster, "recipes/acpo/nothing.sh")
-    assert done.returncode == 2 and "no such recipe: recipes/acpo/nothing.sh" in done.stderr
-    done = submit(cluster, "METHOD=acpo")
-    assert done.returncode == 2 and "no recipe: nothing left" in done.stderr
-    assert not any(call[0] == "srun" for call in cluster.calls)
+
+
+def test_the_head_has_its_first_ipv4_address(cluster):
+    submit(cluster, RECIPE, ADDRESSES="fd00::7 10.0.0.7")
+    assert any(word.startswith("10.0.0.7:") for word in step_of(cluster))
 
 
 def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
@@ -291,7 +291,7 @@ def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
     ).stdout
     lines = [line for line in planned.splitlines() if "; launch " in line]
     # One of them measures its bounds on another run.
-    assert any("clipx bounds" in line for line in lines)
+    assert any("clipx table bounds" in line for line in lines)
     for line in lines:
         cluster.record.unlink(missing_ok=True)
         words = shlex.split(line)
@@ -300,20 +300,3 @@ def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
         payload = payload_of(step_of(cluster))
         assert payload[-5:] == [*GUARD, *words[-3:]][-5:]
         assert set(words[:-3]) <= set(payload)
-
-
-def test_a_plan_for_another_number_of_nodes_is_refused(cluster):
-    done = submit(cluster, "NNODES=1", RECIPE)
-    assert done.returncode == 2 and "NNODES=1: the cluster has 3 nodes" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("addresses", "head"), [("fd00::7 10.0.0.7", "10.0.0.7:"), ("", None), ("fd00::7 fe80::1%eth0", None)]
-)
-def test_the_heads_address_is_an_ipv4_one_or_asked_for(cluster, addresses, head):
-    done = submit(cluster, RECIPE, ADDRESSES=addresses)
-    if head:
-        assert done.returncode == 0 and any(word.startswith(head) for word in step_of(cluster))
-    else:
-        assert done.returncode == 2 and "gpu07: hostname -I names no IPv4 address" in done.stderr
-        assert "set HEAD_ADDRESS" in done.stderr

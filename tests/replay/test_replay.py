@@ -117,7 +117,7 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("clipx.alpha=2",), "comes before any method"),
         (("+clipx=observe",), "observes verl's own loss and is not a method"),
         (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
-        (("+clipx=grpo", "data.seed=1"), "data.seed=1: write +clipx=GROUP"),
+        (("+clipx=grpo", "data.seed=1"), "data.seed=1: is no setting of the plugin's. Write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
         (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),
         (("+clipx=grpo", "--step", 5), "--step 5: not traced. Traced are 2, 4, 6"),

@@ -14,6 +14,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.composition import actor, composed
 from tests.jagged import micro_batch
+from tests.observed import rollout_batch
 from tests.replay.calls import numbers, refusal
 from tests.runs.example_runs import write_log
 from verl_clipx.check.contract import example
@@ -37,16 +38,16 @@ def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None,
     entropy = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(0))
     rows = [row for part in parts for row in part]
     whole, _ = micro_batch(batch, rows, entropy=entropy)
-    settings = config.policy_loss.clipx
-    function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step or OptimizerStep(), tracer)
-    with tracer.rollout_batch(whole, 0):
+    settings, step = config.policy_loss.clipx, step or OptimizerStep()
+    function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step, [tracer])
+    with rollout_batch(tracer, whole):
         for part in parts:
             data, output = micro_batch(batch, list(part), entropy=entropy)
             if weights is not None:
                 data["rollout_is_weights"] = data["old_log_probs"] * weights
             tu.assign_non_tensor_stack(data, ROW, [rows.index(row) for row in part])
             function(model_output=output, data=data)
-        tracer.end_update((step or OptimizerStep()).decided_from)
+        tracer.end_update(step)
     assert tracer.writer.flush()
     write_log(folder / "metrics.jsonl", [{"actor/pg_clipfrac": 0.0}])
     write_record(folder / "metrics.jsonl", {"clipx": node or recorded(settings)})

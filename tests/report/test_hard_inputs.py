@@ -37,8 +37,10 @@ def said(*words, code):
 def test_a_log_without_a_finite_number_is_not_called_healthy(tmp_path, value, option):
     row = {keys.ENTROPY: value, keys.REWARD: value, keys.RATIO: value}
     log = write_log(tmp_path / "metrics.jsonl", [row] * 20)
-    text = said("diagnose", log, *option, code=1)
-    assert "no metric in its log has a finite number" in text and "found anything" not in text
+    text = said("diagnose", log, *option, code=0)
+    assert "values that are not finite" in text and "found anything" not in text
+    other = write_log(tmp_path / "other.jsonl", [{"actor/lr": value}] * 20)
+    assert "no metric in its log has a finite number" in said("diagnose", other, *option, code=1)
 
 
 def test_a_rule_whose_metric_is_never_finite_is_not_among_the_judged(tmp_path):
@@ -62,7 +64,7 @@ def test_infinite_counts_of_skipped_updates_are_no_traceback(tmp_path, value):
 def test_bounds_that_are_not_finite_are_refused(tmp_path, changed, value):
     row = {"actor/clipx/epsilon_highest": 0.5, "actor/clipx/epsilon_average": 0.3, "actor/clipx/count/bin_0": 9.0}
     row = {name: value if changed == "all" or changed in name else number for name, number in row.items()}
-    text = said("bounds", write_log(tmp_path / "metrics.jsonl", [row] * 3), code=1)
+    text = said("table", "bounds", write_log(tmp_path / "metrics.jsonl", [row] * 3), code=1)
     assert "no finite bounds" in text and "+clipx=" not in text
 
 

@@ -5,7 +5,6 @@ A distance of 2.3 is just noticeable side by side; 20 leaves room for thin lines
 """
 
 import itertools
-from pathlib import Path
 
 import numpy
 import pandas
@@ -13,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from verl_clipx.report.palette import CLOSEST, COLOURS, GRPO, OTHERS, with_colours
-from verl_clipx.runs.run import Run, Setting
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISIONS = {
@@ -85,7 +85,7 @@ def test_the_measures_themselves():
 
 def colours(*methods: str) -> list[str]:
     """The colours of settings of these methods."""
-    runs = [Run(method, pandas.DataFrame(), {"clipx.method": method}, {}, [], Path()) for method in methods]
+    runs = [Run(method, pandas.DataFrame(), {"clipx.method": method}) for method in methods]
     return [setting.colour for setting in with_colours([Setting(run.method, [run]) for run in runs])]
 
 

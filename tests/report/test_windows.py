@@ -18,7 +18,8 @@ from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
 from verl_clipx.report.windows import MOST_WINDOWS, window_of, windowed
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
 
 STEPS = 2000
 METRICS = (keys.REWARD, keys.ENTROPY, keys.KL, keys.GRADIENT_NORM, keys.LENGTH, keys.CUT, keys.ALIKE, keys.MISMATCH)

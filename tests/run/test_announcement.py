@@ -20,7 +20,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.configuration import ACTOR, actor_of, merged
 from verl_clipx.run.announcement import announcement
-from verl_clipx.run.hydra_nodes import RunFacts
+from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.start import decide
 from verl_clipx.worker.training_worker import ClipxTraining
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.cli import app
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.run.listing import group_settings, listed, markdown_table
+from verl_clipx.run.groups import group_settings
+from verl_clipx.run.listing import listed, markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 START, END = "<!-- clipx methods --markdown -->\n", "\n<!-- end -->"
@@ -40,8 +42,9 @@ def test_a_group_is_described_by_its_method(group, method):
 
 @pytest.mark.parametrize("name", ["base", "custom", "../clipx/dapo", ""])
 def test_what_is_neither_method_nor_a_methods_group_is_unknown(name):
-    with pytest.raises(ValueError, match="must be one of grpo"):
+    with pytest.raises(Refusal) as raised:
         listed(name)
+    assert raised.value.value == name
 
 
 def test_observe_is_described_with_its_one_parameter(monkeypatch):
@@ -51,7 +54,7 @@ def test_observe_is_described_with_its_one_parameter(monkeypatch):
     for words in ("observe: verl's own loss, our metrics", "+clipx=observe", "compile", "auto, true or false"):
         assert words in shown.output
     refused = CliRunner().invoke(app, ["methods", "observed"])
-    assert refused.exit_code == 1 and "must be one of grpo" in refused.output.replace("\n", " ")
+    assert refused.exit_code == 1 and "Did you mean observe?" in refused.output.replace("\n", " ")
 
 
 def methods_named(text: str) -> set[str]:

@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.runs.run import read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
 
 STEPS = [
     {

@@ -1,7 +1,7 @@
 """Runs as settings: what groups them, names them and sets them apart. Covers: configurations from a record, from Hydra
 and none; seeds. Not covered: the page."""
 
-import json
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,11 +9,14 @@ from omegaconf import OmegaConf
 from tests.claims.configuration import hydra_s
 from tests.recipes.shell import RECIPES, Machine
 from tests.runs.example_runs import write_log
+from verl_clipx.diagnose.findings import name_unread_values
 from verl_clipx.report.drawing import style
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import differences, read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import flat
+from verl_clipx.runs.settings import differing_values, settings_of
 from verl_clipx.trainer.log import write_record
 
 ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]
@@ -52,7 +55,48 @@ def test_seeds_names_and_places_do_not_make_a_setting(make):
     runs = [make("a", 1, method="acpo"), make("b", 2, method="acpo"), make("c", 1, method="grpo")]
     settings = settings_of(runs)
     assert [(one.label, [run.name for run in one.runs]) for one in settings] == [("ACPO", ["a", "b"]), ("GRPO", ["c"])]
-    assert differences([one.runs[0] for one in settings]) == {"clipx.method": ['"acpo"', '"grpo"']}
+    apart = differing_values([one.runs[0] for one in settings])
+    # The methods' parameters, with their defaults.
+    assert apart.pop("clipx.method") == ['"acpo"', '"grpo"'] and apart["clipx.alpha"] == ["3", None]
+    assert {key.partition(".")[0] for key in apart} == {"clipx"}
+
+
+def test_what_a_method_does_not_read_makes_no_setting_and_is_said(make):
+    key = "actor_rollout_ref.actor.clip_ratio_high"
+
+    def given(name, value, **clipx):
+        record = {"clipx": clipx, "actor_rollout_ref": {"actor": {"clip_ratio_high": value}}}
+        if value != 0.2 and clipx["method"] == "acpo":
+            record["actor_rollout_ref"]["actor"]["policy_loss"] = {"run": {"unused": {key: value}}}
+        run = make(name, **clipx)
+        return replace(run, configuration=flat(record))
+
+    runs = [given("a", 0.2, method="acpo"), given("b", 0.28, method="acpo"), given("c", 0.28, method="grpo")]
+    runs.append(given("d", 0.2, method="grpo"))
+    settings = settings_of(runs)
+    assert [[run.name for run in one.runs] for one in settings] == [["a", "b"], ["c"], ["d"]]
+    assert (
+        name_unread_values(settings[0]).text.startswith(f"{key} 0.2, 0.28.") and name_unread_values(settings[1]) is None
+    )
+
+
+def test_the_model_the_data_and_under_one_scope_the_micro_batches_are_of_the_setting(make):
+    def given(name, clipx, **values):
+        return replace(make(name), configuration={f"clipx.{key}": value for key, value in clipx.items()} | values)
+
+    model, micro = "actor_rollout_ref.model.path", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+    acpo, by_micro = {"method": "acpo"}, {"method": "acpo", "scope": "micro_batch"}
+    for values, clipx, settings in (
+        ({model: ["/a/small", "/b/small"]}, acpo, 1),
+        ({model: ["/a/small", "/a/large"]}, acpo, 2),
+        ({"data.train_files": [["/x/gsm8k/train.parquet"], ["/y/gsm8k/train.parquet"]]}, acpo, 1),
+        ({"data.train_files": ["/x/gsm8k/train.parquet", "/x/math/train.parquet"]}, acpo, 2),
+        ({micro: [4, 8]}, acpo, 1),
+        ({micro: [4, 8]}, by_micro, 2),
+    ):
+        ((key, pair),) = values.items()
+        runs = [given(name, clipx, **{key: value}) for name, value in zip("ab", pair, strict=True)]
+        assert len(settings_of(runs)) == settings, values
 
 
 @pytest.mark.slow
@@ -78,7 +122,7 @@ def test_two_seeds_of_the_quickstart_are_one_setting(tmp_path, monkeypatch, othe
 
 def test_settings_of_one_method_are_named_by_what_sets_them_apart(make):
     settings = settings_of([make("a", method="acpo", alpha=3.0), make("b", method="acpo", alpha=2.0)])
-    assert [one.label for one in settings] == ["ACPO, alpha 3.0", "ACPO, alpha 2.0"]
+    assert [one.label for one in settings] == ["ACPO, alpha 3", "ACPO, alpha 2"]
     settings = settings_of([make("a", method="acpo"), make("b", method="acpo", lr=1e-5)])
     assert [one.label for one in settings] == ["ACPO, lr 1e-06", "ACPO, lr 1e-05"]
 
@@ -94,9 +138,8 @@ def test_hydras_configuration_serves_where_there_is_no_record(tmp_path):
     write_log(tmp_path / "x" / "metrics.jsonl", ROWS)
     (tmp_path / "x" / ".hydra").mkdir()
     (tmp_path / "x" / ".hydra" / "config.yaml").write_text("clipx: {method: bapo}\ndata: {seed: 7, x: '${nowhere}'}\n")
-    (tmp_path / "x" / "run.json").write_text(json.dumps({"commit": "c", "versions": {"verl": "0.9.1"}}))
     run = read_run(tmp_path / "x")
-    assert (run.method, run.seed, run.versions) == ("bapo", 7, {"verl": "0.9.1"})
+    assert (run.method, run.seed, run.versions) == ("bapo", 7, {})
 
 
 def test_a_run_without_a_configuration_is_a_setting_of_its_own(tmp_path):

@@ -1,9 +1,17 @@
-"""verl's file log as a table: whole, growing, missing, empty, cut short and foreign logs, validation's own line."""
+"""verl's file log as a table: whole, missing, empty, cut short, damaged and foreign logs, validation's own line.
+
+Covers too: all commands read a damaged one alike.
+"""
+
+import json
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.runs.example_runs import log_line
-from verl_clipx.runs.run_log import read_growing_rows, read_run_log
+from verl_clipx.runs.folder import RunFolder, read_run
+from verl_clipx.runs.run_log import read_run_log
+from verl_clipx.trainer.log import kept_lines
 
 WHOLE = log_line(0, **{"val": 0.25}) + log_line(1, loss=2.0) + log_line(1, **{"val": 0.5}) + log_line(2, loss=1.0)
 
@@ -24,19 +32,32 @@ def test_a_row_a_step(log):
     assert table.loc[1].to_dict() == {"val": 0.5, "loss": 2.0}
 
 
-def test_a_log_that_was_cut_short_is_read_with_a_warning(log):
-    path = log(WHOLE + '{"step": 3, "data": {"half wri')
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl: its last line is cut off and was left out"):
-        assert list(read_run_log(path).index) == [0, 1, 2]
-    assert sorted(read_growing_rows(path)) == [0, 1, 2]
+CUT = '{"step": 3, "data": {"half wri'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(WHOLE + CUT, 5), (WHOLE[: WHOLE.index("\n") + 1] + CUT + "\n" + WHOLE, 2), (WHOLE + "[1, 2]\n", 5)],
+)
+def test_a_line_that_is_cut_off_or_damaged_is_left_out_with_a_warning(log, text, line):
+    with pytest.warns(UserWarning, match=rf"metrics\.jsonl, line {line}: cut off or damaged, and left out"):
+        assert list(read_run_log(log(text)).index) == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*cut off or damaged")
+def test_reports_tables_and_a_run_that_goes_on_read_a_damaged_log_alike(log):
+    lines = [log_line(step, **{"actor/x": 1.0 * step}) for step in (1, 2, 3)]
+    path = log(lines[0] + CUT + "\n" + "".join(lines[1:]) + CUT)
+    (path.parent / ".hydra").mkdir()
+    OmegaConf.save(OmegaConf.create({"data": {"seed": 1}}), path.parent / ".hydra" / "config.yaml")
+    assert list(read_run(path.parent).log.index) == sorted(RunFolder(path.parent).metrics) == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in kept_lines(path, 3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("text", ["# Notes\n", '{"loss": 1.0}\n', "[1, 2]\n", "1\n", '{"step": "a", "data": {}}\n'])
 def test_something_else_is_refused(log, text):
     with pytest.raises(ValueError, match="line 1: not a line"):
         read_run_log(log(text))
-    with pytest.raises(ValueError, match="line 1: not a line"):
-        read_growing_rows(log(text))
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
@@ -46,7 +67,6 @@ def test_an_empty_log_is_refused(log, text):
 
 
 def test_a_missing_log_says_how_to_get_one(tmp_path):
-    path = tmp_path / "none.jsonl"
-    assert read_growing_rows(path) == {}
+    assert RunFolder(tmp_path).metrics == {}
     with pytest.raises(FileNotFoundError, match=r"trainer\.logger"):
-        read_run_log(path)
+        read_run_log(tmp_path / "none.jsonl")

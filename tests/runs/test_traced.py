@@ -14,7 +14,8 @@ from verl_clipx.common.traces import Shard, read_shards, write_shard
 from verl_clipx.report.page import write_report
 from verl_clipx.report.token_view import MOST_COMPLETIONS, token_sections, visible
 from verl_clipx.report.trace_figures import BINS, bin_of, shown, swarm
-from verl_clipx.runs.run import read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
 from verl_clipx.runs.traced import events, traced_updates, under_grpo
 
 # ratio, advantage, region, F, what happened, what GRPO would have done

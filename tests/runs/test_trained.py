@@ -3,12 +3,11 @@
 Covers: all parts, a CPU, several runs, records that lack parts or hold other types, losses of the user's own.
 """
 
-from pathlib import Path
-
 import pandas
 import pytest
 
-from verl_clipx.runs.run import Run, settings_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import settings_of
 from verl_clipx.runs.trained import what_was_trained
 
 ACTOR = "actor_rollout_ref.actor"
@@ -32,7 +31,7 @@ LINE = (
 
 def run_of(configuration, **record):
     log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
-    return Run("run", log, configuration, {}, [], Path("nowhere"), record=record)
+    return Run("run", log, configuration, record)
 
 
 def test_one_line_and_when_the_runs_started():

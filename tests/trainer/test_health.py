@@ -1,7 +1,7 @@
-"""A run's health: the numbers by hand, through what verl's trainers call, and what happens beyond a limit.
+"""A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains.
 
-Covers: verl's compute_data_metrics in both of its layouts, its v1 trainers' own metrics, its Tracking; clipx.health and
-its limits from the command line; the page's first sentence. The worker's part is in test_training_worker.py; not
+Covers: verl's compute_data_metrics in both of its layouts, its v1 trainers' own metrics, its Tracking; clipx.health
+from the command line; the page's first sentences. The worker's part is in test_training_worker.py; not
 covered: a run (tests/end_to_end).
 """
 
@@ -19,9 +19,11 @@ from verl.utils.tracking import Tracking
 
 from tests.claims.configuration import merged
 from tests.runs.example_runs import write_log
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.diagnose.findings import findings
-from verl_clipx.run.start import instantiated
-from verl_clipx.runs.run import read_run, settings_of
+from verl_clipx.run.resolve import instantiated
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer import hooks
 
 NAN = float("nan")
@@ -155,59 +157,78 @@ def tracking(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
 
     def start(**node):
-        config = {"trainer": {"logger": ["file"]}, "clipx": {"method": "acpo", **node}}
+        folder = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto"}
+        config = {"trainer": {"logger": ["file"], **folder}, "clipx": {"method": "acpo", **node}}
         return Tracking("project", "run", ["file"], config=config)
 
     return start
 
 
-STEPS = {"health/cut_responses": 0.6, "actor/clipx/skipped_updates": 1.0, "health/not_finite/rewards": NAN}
+NOT_FINITE = {"health/not_finite/rewards": 2.0, "critic/score/mean": NAN}
 
 
-def test_beyond_a_limit_a_run_warns_once_for_each(tracking, caplog):
+def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, caplog):
     run = tracking()
-    run.log({"health/cut_responses": 0.5, "actor/clipx/skipped_updates": 0}, 1)
+    for step, cut in enumerate((0.9, 0.1, 0.6, 0.6, 0.6, 0.6), 1):
+        run.log({"health/cut_responses": cut, "actor/clipx/skipped_updates": float(step in (2, 4))}, step)
+        assert caplog.text.count("skipped updates from step 2 on: ") == 0
+        assert ("skipped updates from step 2 on." in caplog.text) == (step >= 2)
+        assert ("responses cut at the limit from step 3 on." in caplog.text) == (step >= 5)
+    assert caplog.text.count("clipx.health: this run: ") == 2
+    assert "health/cut_responses 0.6, at most 0.9" in caplog.text and "Raise data.max_response_length" in caplog.text
+
+
+def test_remarks_are_not_made_while_a_run_trains(tracking, caplog):
+    run = tracking(method="bapo")
+    share = {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
+    for step in range(1, 9):
+        run.log({**share, "actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}, step)
     assert caplog.text == ""
-    for step in (2, 3):
-        run.log(dict(STEPS), step)
-    assert caplog.text.count("clipx.health: in step 2 ") == 3 and "in step 3" not in caplog.text
-    assert "health/cut_responses is 0.6 (share of the responses with" in caplog.text
-    assert "clipx.health_limits.cut_responses=0.5" in caplog.text
 
 
-def test_with_stop_it_ends_the_run_and_the_step_is_in_the_log(tracking, tmp_path):
-    run = tracking(health="stop", health_limits={"skipped_updates": 1, "not_finite": 0, "cut_responses": 1})
-    run.log({"actor/clipx/skipped_updates": 1.0, "health/cut_responses": 1.0}, 1)
+def test_with_stop_only_a_fact_ends_the_run_and_the_step_is_in_the_log(tracking, tmp_path):
+    run = tracking(health="stop")
+    for step in range(1, 5):
+        run.log({"health/cut_responses": 1.0, "critic/score/mean": 0.5}, step)
     with pytest.raises(
-        RuntimeError, match=r"clipx\.health=stop: in step 2 health/not_finite/rewards is 3 .*_finite=0\."
+        RuntimeError, match=r"clipx\.health=stop: values that are not finite from step 5 on: .*rewards of 2 responses"
     ):
-        run.log({"health/not_finite/rewards": 3}, 2)
+        run.log(dict(NOT_FINITE), 5)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def test_a_resumed_run_is_not_stopped_by_what_its_log_holds_and_its_trends_go_on(tracking, tmp_path, caplog):
+    run = tracking()
+    for step in (1, 2):
+        run.log({"health/cut_responses": 1.0, **NOT_FINITE}, step)
+    (tmp_path / "checkpoints/global_step_2").mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("2")
+    caplog.clear()
+    resumed = tracking(health="stop")
+    resumed.log({"health/cut_responses": 1.0}, 3)
+    assert "responses cut at the limit from step 1 on." in caplog.text
+    with pytest.raises(RuntimeError, match="from step 4 on"):
+        resumed.log(dict(NOT_FINITE), 4)
 
 
 @pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=observe"])
-def test_the_limits_are_keys_of_every_run(group):
+def test_what_happens_then_is_a_key_of_every_run(group):
     def node(**keys):
         return merged([group], {f"clipx.{key}": value for key, value in keys.items()}).clipx
 
-    built = instantiated(node(**{"health": "stop", "health_limits.cut_responses": 0.25}))
-    assert (built.health, built.health_limits.cut_responses, built.health_limits.undecided) == ("stop", 0.25, 0.1)
-    for keys, message in (
-        ({"health": "off"}, r"clipx\.health='off'"),
-        ({"health_limits.undecided": 2}, r"clipx\.health_limits\.undecided=2"),
-        ({"health_limits.skipped_updates": -1}, r"clipx\.health_limits\.skipped_updates=-1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            instantiated(node(**keys))
+    assert instantiated(node(health="stop")).health == "stop"
+    with pytest.raises(Refusal) as refused:
+        instantiated(node(health="off"))
+    assert (refused.value.key, refused.value.value) == ("clipx.health", "off")
 
 
-def test_the_page_begins_with_it(tmp_path):
-    steps = [{"actor/pg_loss": 0.1, "health/alike_prompts": 0.25, "health/undecided": 0.0} for _ in range(3)]
-    steps[1] |= {"health/not_finite/rewards": 2.0, "actor/clipx/not_finite/rank": 1.0, "health/alike_prompts": 0.75}
+def test_the_page_begins_with_what_was_not_finite(tmp_path):
+    steps = [{"actor/pg_loss": 0.1, "actor/clipx/skipped_updates": 0.0} for _ in range(3)]
+    steps[1] |= {**NOT_FINITE, "actor/clipx/not_finite/rank": 1.0, "actor/clipx/skipped_updates": 2.0}
     write_log(tmp_path / "run" / "metrics.jsonl", steps)
-    first = findings(settings_of([read_run(tmp_path / "run")]))[0]
-    assert first.head == "run had values that are not finite."
-    assert "rewards not finite in 2 responses of 1 step, first in step 2; first on rank 1, in step 2" in first.text
-    assert "prompts whose samples all scored alike: 41.7\u202f%, at most 75.0\u202f% in step 2" in first.text
-    assert "answers on which the verifier had no verdict: none" in first.text
+    skipped, values = findings(settings_of([read_run(tmp_path / "run")]))[:2]
+    assert skipped.head == "run: skipped updates from step 2 on."
+    assert skipped.text.startswith("2 updates skipped since, first on rank 1.")
+    assert values.head == "run: values that are not finite from step 2 on."
+    assert values.text.startswith("not finite: rewards of 2 responses in 1 step; critic/score/mean in 1 step.")

@@ -23,30 +23,25 @@ TRAINERS = (
 )
 
 
-def error(scores, prompts, counted=None):
+@pytest.mark.parametrize(
+    ("scores", "prompts", "counted", "expected"),
+    [
+        # Equal groups: the prompts' means are 0.5, 1.0, 0.0, with standard deviation 0.5, however they are ordered.
+        ([0.0, 1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2], None, 0.5 / 3**0.5),
+        ([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2], None, 0.5 / 3**0.5),
+        # Mean 1/3; totals of what is left: (1 - 1/3), (0 - 2/3): 4/9 + 4/9, times 2, the root over 3 responses.
+        ([1.0, 0.0, 0.0], [5, 7, 7], None, (16 / 9) ** 0.5 / 3),
+        # An aborted response does not count.
+        ([1.0, 0.0, 0.0, 9.0], [5, 7, 7, 7], [True, True, True, False], (16 / 9) ** 0.5 / 3),
+        # One prompt, or none.
+        ([0.0, 1.0], [3, 3], None, None),
+        ([0.0, 1.0], [3, 4], [False, False], None),
+    ],
+)
+def test_it_is_over_the_prompts_totals(scores, prompts, counted, expected):
     counted = [True] * len(scores) if counted is None else counted
-    return standard_error(torch.tensor(scores), torch.tensor(prompts), torch.tensor(counted))
-
-
-def test_of_equal_groups_it_is_that_of_the_prompts_means():
-    # Means 0.5, 1.0, 0.0: standard deviation 0.5.
-    assert error([0.0, 1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2]) == pytest.approx(0.5 / 3**0.5)
-    # However the responses are ordered.
-    assert error([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2]) == pytest.approx(0.5 / 3**0.5)
-
-
-def test_of_unequal_groups_by_their_totals():
-    # Mean 1/3; totals of what is left: (1 - 1/3), (0 - 2/3): 4/9 + 4/9, times 2, the root over 3 responses.
-    assert error([1.0, 0.0, 0.0], [5, 7, 7]) == pytest.approx((16 / 9) ** 0.5 / 3)
-
-
-def test_aborted_responses_do_not_count():
-    assert error([1.0, 0.0, 0.0, 9.0], [5, 7, 7, 7], [True, True, True, False]) == error([1.0, 0.0, 0.0], [5, 7, 7])
-
-
-def test_one_prompt_has_none():
-    assert error([0.0, 1.0], [3, 3]) is None
-    assert error([0.0, 1.0], [3, 4], [False, False]) is None
+    found = standard_error(torch.tensor(scores), torch.tensor(prompts), torch.tensor(counted))
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def batch(with_uid: bool) -> DataProto:

@@ -1,4 +1,4 @@
-"""Configurations drawn from the ledger of verl's keys: a group, modifiers, and some of verl's keys with values."""
+"""Configurations drawn from the table of verl's keys: a group, modifiers, and some of verl's keys with values."""
 
 import random
 from functools import cache
@@ -7,19 +7,22 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import group_s_own, hydra_s
-from verl_clipx.run.clip_keys import ACTOR
-from verl_clipx.run.ledger import READ, REFUSED, TAKEN, row_of
-from verl_clipx.run.support import (
+from verl_clipx.run.verl_keys import (
+    ACTOR,
     BYPASS,
     DISTILLATION,
     DISTILLATION_COEFFICIENT,
     DISTILLATION_LOSS,
     LOSS_TYPE,
+    READ_BY_VERL,
+    REFUSED,
     ROLLOUT_IS,
     ROLLOUT_RS,
+    TAKEN,
     TASK_REWARDS,
     WITH_ROLLOUT_IS,
     WITH_ROLLOUT_RS,
+    row_of,
 )
 
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -84,6 +87,8 @@ NOT_DRAWN = {
     f"{OF_DISTILLATION}.log_prob_min_clamp": OF_LOGITS,
     f"{OF_DISTILLATION}.use_chunked_topk": OF_LOGITS,
     f"{OF_DISTILLATION}.chunked_topk_chunk_size": OF_LOGITS,
+    "critic.loss_agg_mode": "of the critic's loss",
+    "critic.loss_scale_factor": "of the critic's loss",
     "algorithm.gdpo_reward_keys": "verl's trainer doesn't compose it",
     "algorithm.gdpo_reward_weights": "verl's trainer doesn't compose it",
 }
@@ -157,7 +162,7 @@ def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
 @cache
 def weights() -> dict[str, int]:
     """How often each key is drawn: those that may be taken over most, those that are refused least."""
-    often = {TAKEN: 6, READ: 3, REFUSED: 1}
+    often = {TAKEN: 6, READ_BY_VERL: 3, REFUSED: 1}
     return {key: often[row_of(key).fate] for key in VALUES}
 
 

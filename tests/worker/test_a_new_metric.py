@@ -74,9 +74,7 @@ def test_one_entry_is_logged_listed_and_charted(tmp_path):
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["expected"] > 0
     assert found["logged"] == pytest.approx([found["expected"]] * 12, rel=1e-9)
-    assert found["rows"] == [
-        "| `clipx/ratio_above_two` | fraction of tokens with a ratio above 2 | fraction of tokens |"
-    ]
+    assert found["rows"] == ["| `clipx/ratio_above_two` | fraction of tokens with a ratio above 2 |"]
     assert "<h3>far ratios</h3>" in found["page"]
     assert "ratio_above_two: fraction of tokens with a ratio above 2 (fraction of tokens)" in found["page"]
     assert "actor/clipx/ratio_above_two" in found["numbers"].splitlines()[0]

@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.worker import aggregation
-from verl_clipx.worker.aggregation import aggregated, sequence_weight
+from verl_clipx.worker.aggregation import aggregate, sequence_weight
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 NORMALISERS = (
@@ -39,7 +39,7 @@ def both(mode: str, normalisers: dict, tensors: tuple[torch.Tensor, ...], factor
     log_prob, value, weighted, mask = tensors
     found = []
     for of in (
-        lambda leaf: aggregated(leaf, value, weighted, mask, mode, **normalisers),
+        lambda leaf: aggregate(leaf, value, weighted, mask, mode, **normalisers),
         lambda leaf: agg_loss(per_token_loss(leaf, value, weighted), mask, mode, **normalisers),
     ):
         leaf = log_prob.clone().requires_grad_(True)
@@ -93,7 +93,7 @@ def test_what_is_verls_alone_is_asked_of_it(monkeypatch):
     monkeypatch.setattr(core_algos, "agg_loss", of_verl)
     log_prob, value, weighted, mask = micro_batch()
     for mode, normalisers in (("token-median", {"dp_size": 1}), ("token-mean", {"dp_size": 1, "new": 3})):
-        aggregated(log_prob, value, weighted, mask, mode, **normalisers)
+        aggregate(log_prob, value, weighted, mask, mode, **normalisers)
         assert asked.pop() == (mode, normalisers)
 
 
@@ -101,4 +101,4 @@ def test_what_is_verls_alone_is_asked_of_it(monkeypatch):
 def test_what_verl_refuses_is_refused(mode):
     log_prob, value, weighted, mask = micro_batch()
     with pytest.raises(ValueError, match="required when dp_size > 1"):
-        aggregation.aggregated(log_prob, value, weighted, mask, mode, dp_size=2)
+        aggregation.aggregate(log_prob, value, weighted, mask, mode, dp_size=2)

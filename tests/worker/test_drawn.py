@@ -1,12 +1,13 @@
-"""Five hundred configurations drawn from the ledger: each is announced and true, or refused with the keys named.
+"""Five hundred drawn configurations of verl's keys: each is announced and true, or refused with the keys named.
 
 Covers, composed in this process and decided by the driver: what is announced trains as announced, by verl's own
 ppo_loss (and its distillation loss) on a micro-batch through the worker's calls with the receipt, which must not stop;
 where verl has the same loss, its gradient under the same keys of verl's is ours, with KL, entropy and distillation
-terms; what is refused is one of the keys that the ledger calls so, named with a second one. Every key of the ledger on
+terms; what is refused is one of the keys that the table calls so, named with a second one. Every key of the table on
 the loss's path is drawn or says why not. Not covered: engines, ranks, Lopti's passes.
 """
 
+import dataclasses
 import re
 from collections import Counter
 from functools import partial
@@ -24,17 +25,24 @@ from verl.workers.utils.losses import ppo_loss
 from tests.jagged import jagged
 from tests.worker.drawn import NOT_DRAWN, VALUES, Drawn, composed, drawn
 from tests.worker.test_receipt import Update
-from verl_clipx.run.clip_keys import ACTOR, MISPLACED, default_of, meanings
-from verl_clipx.run.ledger import ON_THE_PATH, REFUSED, TAKEN, row_of
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.start import decide
-from verl_clipx.run.support import (
+from verl_clipx.run.verl_keys import (
+    ACTOR,
     BYPASS,
+    CLIP_KEYS,
     LOSS_TYPE,
+    NOT_IN_VERL,
+    ON_THE_PATH,
+    REFUSED,
     ROLLOUT_IS,
     ROLLOUT_RS,
+    TAKEN,
     TASK_REWARDS,
     WITH_ROLLOUT_IS,
     WITH_ROLLOUT_RS,
+    row_of,
+    verl_key,
 )
 from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import with_micro_batch
@@ -109,8 +117,8 @@ def outcome(number):
     try:
         decision = decide(config, named=set(one.values), group=one.group)
         OmegaConf.resolve(config.actor_rollout_ref.actor.policy_loss)
-    except ValueError as refusal:
-        hold_refusal(one, str(refusal))
+    except Refusal as refusal:
+        hold_refusal(one, refusal)
         return "refused"
     hold_taken_over(one, config, decision)
     try:
@@ -127,14 +135,14 @@ def outcome(number):
     return "announced, verl's own gradient"
 
 
-def hold_refusal(one: Drawn, message: str):
-    """Each sentence is about a drawn key that the ledger says is refused, and names a second key."""
-    for line in message.splitlines():
-        keys = set(re.findall(r"(?:[a-z_]\w*\.)+\w+(?==)|\+clipx(?==)", line))
+def hold_refusal(one: Drawn, refusal: Refusal):
+    """Each refusal is about a drawn key that the table says may be refused, and names a second key."""
+    for part in refusal.all:
+        keys = {part.key, *re.findall(r"(?:[a-z_]\w*\.)+\w+|\+clipx", str(part))}
         about = [key for key in one.values if key in keys]
-        assert about and len(keys) > 1, f"{one}: {line}"
-        said = [f"{row_of(key).fate} {row_of(key).remark}" for key in about]
-        assert any("refused" in words or "only verl's default is allowed" in words for words in said), f"{one}: {line}"
+        assert about and len(keys) > 1, f"{one}: {part}"
+        rows = [row_of(key) for key in about]
+        assert any(row.refusal is not None or row.fate == TAKEN for row in rows), f"{one}: {part}"
 
 
 def hold_taken_over(one: Drawn, config, decision):
@@ -147,21 +155,26 @@ def hold_taken_over(one: Drawn, config, decision):
             harmless = {LOSS_TYPE: value == "ppo_clip", TASK_REWARDS: value or not config.distillation.enabled}
             assert harmless.get(key, False), f"{one}: {key} was let through"
         elif fate == TAKEN:
-            method = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss).clipx.method
-            name = key.removeprefix(f"{ACTOR}.")
-            sources = ("clip_ratio_low", "clip_ratio_high") if name == "clip_ratio" else (name,)
-            for source in sources:
-                if source != name and f"{ACTOR}.{source}" in one.values:
-                    continue
-                meaning = meanings(method).get(source)
-                if meaning is None:
-                    assert value in (None, default_of(name)), f"{one}: {key} would be ignored"
-                else:
-                    ours = value if value is None else meaning.value(value)
-                    found = getattr(method, meaning.parameter)
-                    is_silent = value is None and source == "policy_loss.dro_beta"
-                    bounds_nothing = found is None and ours is not None and ours <= 0
-                    assert is_silent or bounds_nothing or found == pytest.approx(ours), f"{one}: {meaning.parameter}"
+            hold_clip_key(one, config, key, value)
+
+
+def hold_clip_key(one: Drawn, config, key, value):
+    """A drawn clip key is the parameters that the method's class says, or it is named as not used."""
+    policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    method, name, readers = policy_loss.clipx.method, key.removeprefix(f"{ACTOR}."), 0
+    for field in dataclasses.fields(method):
+        verl = verl_key(type(method), field.name)
+        if verl is None or name not in (*verl.names, verl.instead):
+            continue
+        readers += 1
+        if name == verl.instead and any(f"{ACTOR}.{other}" in one.values for other in verl.names):
+            continue
+        ours, current = value if value is None else verl.conversion.convert(value), getattr(method, field.name)
+        is_silent = value is None and name == "policy_loss.dro_beta"
+        bounds_nothing = current is None and ours is not None and ours <= 0
+        assert is_silent or bounds_nothing or current == pytest.approx(ours), f"{one}: {field.name}"
+    unused = value is not None and value != CLIP_KEYS[name] and not readers
+    assert (policy_loss.run.unused.get(key) == value) if unused else key not in policy_loss.run.unused, one
 
 
 def trained(one: Drawn, config):
@@ -201,7 +214,7 @@ def verl_s_own(one: Drawn):
         return None
     for key, value in one.values.items():
         name = key.removeprefix(f"{ACTOR}.policy_loss.")
-        if name in MISPLACED:
+        if name in NOT_IN_VERL:
             values[f"{ACTOR}.{name}"] = value
         elif not (value is None and key in values):
             values[key] = value

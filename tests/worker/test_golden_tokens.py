@@ -190,7 +190,7 @@ def pass_of(case, name, *changes):
     batch = {**batch_of(case, name), "log_prob": log_prob}
     data, output = jagged_batch(batch, reference=case.expected["ref_log_prob"])
     token_pass = token_passes(case)[name]
-    step = OptimizerStep(name, token_pass, counted_tokens=float(token_pass.tokens(data).sum()))
+    step = OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(data).sum()))
     wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
     loss, metrics = wrapped(model_output=output, data=data)
     loss.backward()

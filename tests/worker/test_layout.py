@@ -14,7 +14,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
-from verl_clipx.worker.layout import TokenPass, in_model_layout, padded, response_part, restricted
+from verl_clipx.worker.layout import TokenPass, in_model_output, padded, response_part, restrict
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
@@ -26,7 +26,7 @@ def test_chosen_tokens_are_found_in_the_models_output():
     data, output = micro_batch(example(), ROWS)
     chosen = torch.rand(5, 9, generator=torch.Generator().manual_seed(1)) < 0.5
     values = output["log_probs"].values()
-    places = in_model_layout(chosen, data, values.shape[0])
+    places = in_model_output(chosen.to(torch.uint8), data, values.shape[0]).bool()
     marked = torch.nested.nested_tensor_from_jagged(places.double(), offsets=output["log_probs"].offsets())
     lengths = torch.tensor([9, 7, 5, 3, 1])
     inside = torch.arange(9) < lengths[:, None]
@@ -55,9 +55,7 @@ def loss_and_gradient(config, batch, step, **extra):
 def step_of(name, batch):
     token_pass = TokenPass(name, ETA, True)
     data, _ = micro_batch(batch, ROWS)
-    return OptimizerStep(
-        f"{name}/update_0", token_pass, counted_tokens=float(token_pass.tokens(data).sum()), entropy_wanted=True
-    )
+    return OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(data).sum()), entropy_wanted=True)
 
 
 @pytest.mark.slow
@@ -71,7 +69,7 @@ def test_the_gradients_of_both_passes_add_up_to_the_plain_one(actor, aggregation
     )
     batch = example()
     reference = batch["log_prob"] - 0.3
-    plain_loss, plain, _ = loss_and_gradient(config, batch, OptimizerStep(""), reference=reference)
+    plain_loss, plain, _ = loss_and_gradient(config, batch, OptimizerStep(), reference=reference)
     low_loss, low, _ = loss_and_gradient(config, batch, step_of("low", batch), reference=reference)
     high_loss, high, _ = loss_and_gradient(config, batch, step_of("high", batch), reference=reference)
     torch.testing.assert_close(low + high, plain)
@@ -111,6 +109,6 @@ def test_what_verl_gave_is_not_changed():
     batch = example()
     data, output = micro_batch(batch, ROWS, reference=batch["log_prob"])
     before = padded(data["advantages"]).clone()
-    restricted(output, data, torch.zeros(5, 9, dtype=torch.bool))
+    restrict(output, data, torch.zeros(5, 9, dtype=torch.bool))
     assert torch.equal(padded(data["advantages"]), before)
     assert output["log_probs"].is_nested

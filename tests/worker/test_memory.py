@@ -1,7 +1,7 @@
 """Peak memory of the losses uncompiled, against verl's vanilla, by torch's own record of allocations.
 
 Covers: the forward and backward pass of every method with its defaults, statistics behind its bounds taken from the
-same tokens. Not covered: compiled losses (docs/performance.md), other options, accelerators.
+same tokens. Not covered: compiled losses (docs/dev/measurements.md), other options, accelerators.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Registration with verl: in a fresh interpreter, when a name is taken, when the plugin fails, and what it costs.
 
 Covers: the entry point, the post-import hooks, who inherits the worker, the errors, which modules importing verl loads.
-Not covered: seconds (docs/performance.md), Ray workers (`clipx doctor` and tests/end_to_end look there).
+Not covered: seconds (docs/dev/measurements.md), Ray workers (`clipx doctor` and tests/end_to_end look there).
 """
 
 import os

@@ -1,9 +1,10 @@
 """Rejection in bypass mode, and verl's corrections in decoupled mode, through verl's own ppo_loss.
 
-Covers: each of verl's criteria against verl's own function; our GRPO against verl's own bypass loss with a KL term and
+Covers: our GRPO against verl's own bypass loss with a KL term and
 an entropy bonus; every method, with bounds recomputed from the tokens that remain, however the mini-batch is cut into
 ranks and micro-batches, from the extra pass on; exact metrics; entropy selection and Lopti; what is not finite; traces;
-host syncs; weights and rejection of decoupled mode under every method. Not covered: real engines (tests/end_to_end).
+host syncs; weights and rejection of decoupled mode under every method. Not covered: the criteria
+(tests/modifiers/test_rejection.py), real engines (tests/end_to_end).
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
-from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS, compute_rollout_rejection_mask
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.utils.metric import Metric
 from verl.workers.utils.losses import ppo_loss
 
@@ -25,17 +26,20 @@ from tests.jagged import micro_batch
 from tests.matrix import product
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import build
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
-from verl_clipx.worker.rejection import NOTHING_REJECTED, parsed, rejection_of
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
-from verl_clipx.worker.tracer import TracedRows
+from verl_clipx.worker.plan import passes_for_selection, plan_step
+from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.tracer import tokens_of_method
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
@@ -88,6 +92,10 @@ def left(batch, rejection):
     return compute_rollout_rejection_mask(log_ratio, batch["mask"], *REJECTIONS[rejection])[0]
 
 
+# A step whose bounds come from its own pass.
+DECIDES = OptimizerStep(decided_from=DecidedFrom.MINI_BATCH)
+
+
 class Engine:
     """Runs a loss function over the parts of one rank's mini-batch, as verl's engines do without gradient."""
 
@@ -110,21 +118,11 @@ def parts_of(batch, micro_batches, ranks, **further):
 
 def extra_passes(config, batch, split, step=None):
     """What the extra pass finds, summed over the ranks of a split."""
-    settings, found = config.policy_loss.clipx, []
+    found = []
     for micro_batches in split:
         engine = Engine(parts_of(batch, micro_batches, len(split), entropy=batch["entropy"]))
-        found.append(
-            extra_pass(
-                settings,
-                engine,
-                TensorDict({}, []),
-                step or OptimizerStep(),
-                rejection=rejection_of(config.policy_loss),
-                cut={},
-                device="cpu",
-            )
-        )
-    return [sum(parts) for parts in zip(*found, strict=True)]
+        found.append(extra_pass(config.policy_loss, engine, TensorDict({}, []), step or DECIDES, cut={}, device="cpu"))
+    return {name: sum(rank[name] for rank in found) for name in found[0]}
 
 
 class Trained:
@@ -134,7 +132,7 @@ class Trained:
         config: verl's ActorConfig.
         batch: padded, of the whole mini-batch.
         split: ranks of micro-batches of rows.
-        step: the optimizer step; None: decided from the extra pass, as a planner would.
+        step: the optimizer step; None: decided from the extra pass, as a worker would.
         fields: further fields of the micro-batches, padded.
 
     Attributes:
@@ -147,7 +145,9 @@ class Trained:
         settings = config.policy_loss.clipx
         step = step or OptimizerStep()
         if settings.adaptive and step.decision is None:
-            step.statistics = extra_passes(config, batch, split, step)[0]
+            step.statistics = extra_passes(
+                config, batch, split, dataclasses.replace(step, decided_from=DecidedFrom.MINI_BATCH)
+            )["statistics"]
             step.decision = settings.method.decide(step.statistics)
         self.decision, self.gradient = step.decision, torch.zeros_like(batch["log_prob"])
         function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step)
@@ -198,34 +198,11 @@ def recomputed(config, batch, mask, decision=None, normaliser=None):
     return decision, torch.where(mask, -weight * tokens.advantages, 0.0) / total
 
 
-@pytest.mark.parametrize("criterion", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_criterion_is_verls(criterion, dtype):
-    generator = torch.Generator().manual_seed(3)
-    mask = torch.rand(40, 12, generator=generator) < 0.8
-    mask[7] = False
-    log_ratio = torch.randn(40, 12, generator=generator, dtype=dtype) * torch.rand(40, 1, generator=generator)
-    log_ratio[0, 0], log_ratio[1, 1] = 40, -40
-    for threshold in ("0.8_1.1", "1.2") if criterion.endswith("k1") else ("0.05", "0.4"):
-        found = parsed(criterion, threshold).remaining(mask, log_ratio, torch.zeros_like(log_ratio))
-        expected = compute_rollout_rejection_mask(log_ratio, mask, criterion, threshold)[0]
-        assert torch.equal(found, expected) and 0 < found.sum() < mask.sum()
-
-
-def test_several_criteria_with_one_threshold_or_one_each():
-    batch = example(torch.float32)
-    log_ratio = batch["log_prob"] - batch["old_log_prob"]
-    for names, threshold in (("token_k2, seq_mean_k3,token_k2", "0.1"), ("token_k1,seq_mean_k2", "0.7_1.4, 0.1")):
-        found = parsed(names, threshold).remaining(batch["mask"], batch["log_prob"], batch["old_log_prob"])
-        expected = compute_rollout_rejection_mask(log_ratio, batch["mask"], names, threshold)[0]
-        assert torch.equal(found, expected) and 0 < found.sum() < batch["mask"].sum()
-
-
 def test_nothing_is_rejected_in_decoupled_mode_or_without_criteria(actor, bypass):
     assert rejection_of(bypass(options={"bypass_mode": False}).policy_loss) == NOTHING_REJECTED
     assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
     assert rejection_of(actor().policy_loss) == NOTHING_REJECTED
-    assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parsed("seq_mean_k3", "0.1")
+    assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parse_criteria("seq_mean_k3", "0.1")
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
@@ -310,15 +287,15 @@ def test_selection_is_among_the_tokens_that_remain(actor, over, split):
     select, mask = config.policy_loss.clipx.select, left(batch, "tokens by ratio")
     chosen = select.selected(batch["entropy"], mask)
     assert 0 < chosen.sum() < mask.sum()
-    planner = StepPlanner(
-        config.policy_loss.clipx,
-        extra_pass=lambda data, step: MiniBatchStatistics(*found),
+    assert passes_for_selection(config.policy_loss)
+    step = plan_step(
+        config.policy_loss,
+        ControllerState(),
+        RolloutBatch(),
+        micro_batch(batch, ROWS)[0],
+        extra_pass=lambda data, step: extra_passes(config, batch, SPLITS[split], step),
         all_reduce=lambda vector: vector,
-        rejection=rejection_of(config.policy_loss),
     )
-    assert planner.needs_extra_pass
-    found = extra_passes(config, batch, SPLITS[split])
-    step = planner.plan(micro_batch(batch, ROWS)[0], position="update_0", token_pass=None)
     assert float(step.selected_tokens) == int(chosen.sum())
     _, gradient = recomputed(config, batch, chosen, normaliser=chosen.sum())
     torch.testing.assert_close(Trained(config, batch, SPLITS[split], step).gradient, gradient, rtol=1e-6, atol=1e-9)
@@ -361,15 +338,16 @@ def test_rejection_waits_for_no_accelerator(bypass, rejection):
 
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
-    config, batch, parts, rows = bypass(method, "tokens by ratio"), example(torch.float32), [], ROWS[:4]
-    with in_micro_batch(MicroBatch(traced=TracedRows(rows, [], parts, None))):
+    config, batch, rows = bypass(method, "tokens by ratio"), example(torch.float32), ROWS[:4]
+    with in_micro_batch(MicroBatch()) as known:
         get_policy_loss_fn(f"clipx_{method}")(
             response_mask=batch["mask"],
             loss_agg_mode="token-mean",
             config=config,
             **{name: batch[name] for name in ("old_log_prob", "log_prob", "advantages")},
         )
-    found = dict(zip(parts[0].names, torch.from_numpy(parts[0].values.numpy()).unbind(1), strict=True))
+    traced = tokens_of_method(known.applied, rows)
+    found = traced.trace._asdict() | traced.others
     whole, mask = batch["mask"][rows], left(batch, "tokens by ratio")[rows]
     for name in ("log_prob", "old_log_prob"):
         assert torch.equal(found[name][whole], batch[name][rows][whole])
@@ -409,5 +387,4 @@ def test_what_is_announced_of_both_modes(bypass, rejection):
     line = announcement(bypass("acpo", rejection, {"bypass_mode": True}).policy_loss)
     assert f"; rollout correction rollout_rs={names} by the current weights (threshold {threshold}); " in line
     decoupled = bypass("acpo", rejection, {"bypass_mode": False}).policy_loss
-    object.__setattr__(decoupled.run, "bypass", False)
     assert f"; rollout correction rollout_rs={names} (threshold {threshold}); " in announcement(decoupled)

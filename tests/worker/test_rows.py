@@ -8,7 +8,7 @@ import torch
 
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
-from verl_clipx.worker.rows import ages, prompt_groups
+from verl_clipx.worker.layout import ages, prompt_groups
 
 ROWS = [0, 1, 2, 3, 4]
 

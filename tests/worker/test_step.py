@@ -20,11 +20,12 @@ from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
 from verl_clipx.worker.extra_pass import extra_pass
+from verl_clipx.worker.layout import prompt_groups
 from verl_clipx.worker.loss_function import with_micro_batch
-from verl_clipx.worker.planner import StepPlanner
+from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rows import prompt_groups
-from verl_clipx.worker.step import OptimizerStep, current_micro_batch, micro_batch_of
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, current_micro_batch, micro_batch_of
 
 ROWS = [0, 1, 2, 3, 4]
 
@@ -49,11 +50,11 @@ SETTINGS = Settings(method=AsksForAll())
 def test_the_rollouts_log_probs_are_padded():
     batch = example()
     data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
-    padded = micro_batch_of(SETTINGS, data, OptimizerStep()).rollout_log_prob
+    padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
     torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
     assert padded.shape == (2, 9) and not padded[1, 3:].any()
     del data["rollout_log_probs"]
-    assert micro_batch_of(SETTINGS, data, OptimizerStep()).rollout_log_prob is None
+    assert micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob is None
 
 
 def test_a_method_gets_what_it_asks_for():
@@ -80,9 +81,10 @@ def test_a_method_gets_what_it_asks_for():
 
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
-        seen = partial(extra_pass, settings, engine, cut={}, device="cpu")
-        planner = StepPlanner(settings, extra_pass=seen, all_reduce=lambda vector: vector)
-        step = planner.plan(data, position="update_0", token_pass=None)
+        policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))
+        seen = partial(extra_pass, policy_loss, engine, cut={}, device="cpu")
+        alone = dict(extra_pass=seen, all_reduce=lambda vector: vector)
+        step = plan_step(policy_loss, ControllerState(), RolloutBatch(), data, **alone)
         torch.testing.assert_close(step.statistics, expected)
         assert step.decided_from is DecidedFrom.MINI_BATCH
 

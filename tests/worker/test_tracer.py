@@ -21,6 +21,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import jagged, micro_batch
+from tests.observed import rollout_batch
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
@@ -28,12 +29,11 @@ from verl_clipx.common.traces import Shard, read_facts, read_shards, shards_in
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep
-from verl_clipx.worker.tracer import ROW, Tracer, is_chosen, prompt_name
+from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
 
 ROWS = [0, 1, 2, 3, 4]
 TRACE = "+clipx/trace=prompts"
@@ -61,15 +61,16 @@ def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROW
     data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"])
     if weights is not None:
         data["rollout_is_weights"] = data["old_log_probs"] * weights
+    step = step or OptimizerStep()
     function = with_micro_batch(
-        partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step or OptimizerStep(), tracer
+        partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step, [tracer] if tracer else []
     )
     if tracer is None:
         loss, metrics = function(model_output=output, data=data)
     else:
-        with tracer.rollout_batch(data, 0):
+        with rollout_batch(tracer, data):
             loss, metrics = function(model_output=output, data=data)
-            tracer.end_update()
+            tracer.end_update(step)
     loss.backward()
     metrics = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in metrics.items()}
     return loss.detach(), log_prob.grad, metrics, int(batch["mask"][rows].sum()), batch["mask"]
@@ -133,16 +134,14 @@ def test_what_a_replay_takes_is_written_down(actor, tmp_path):
     whole, _ = micro_batch(batch, ROWS)
     for data, _ in parts:
         data["rollout_is_weights"] = data["old_log_probs"] * -0.5
-    function = with_micro_batch(
-        partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: OptimizerStep(), tracer
-    )
+    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, [tracer])
     decided = []
-    with tracer.rollout_batch(whole, 0):
+    with rollout_batch(tracer, whole):
         for (data, output), rows in zip(parts, ([0, 1], [2, 3, 4]), strict=True):
             tu.assign_non_tensor_stack(data, ROW, rows)
             function(model_output=output, data=data)
             decided.append(tracer._parts[-1].decision.numpy().tolist())
-        tracer.end_update(DecidedFrom.MICRO_BATCH)
+        tracer.end_update(OptimizerStep())
     tokens = tokens_in(tracer)
     column = in_order(tokens, batch["mask"])
     torch.testing.assert_close(
@@ -238,14 +237,17 @@ def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, f
     for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
         data, output = micro_batch(batch, ROWS, entropy=entropy, reference=batch["log_prob"])
         data[AGE] = torch.tensor([0, 1, 2, 3, 4])
-        function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
+        observers = [tracer] if tracer else []
+        function = with_micro_batch(
+            partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, observers
+        )
         if tracer is None:
             with counted_host_syncs() as counter:
                 function(model_output=output, data=data)
         else:
-            with tracer.rollout_batch(data, 0), counted_host_syncs() as counter:
+            with rollout_batch(tracer, data), counted_host_syncs() as counter:
                 function(model_output=output, data=data)
-                tracer.end_update()
+                tracer.end_update(OptimizerStep())
             assert tokens_in(tracer).prompt.nunique() == 2 * fraction
         counts.append(counter.callers.count("verl_clipx"))
     assert counts == [1, 1]
@@ -293,12 +295,14 @@ def batch_of(prompts, *, session=False, **fields):
 
 def traced_batch(tracer, data, updates=1, before=0):
     """The responses of a rollout batch that are traced; its updates add made-up numbers."""
-    with tracer.rollout_batch(data, before):
+    with rollout_batch(tracer, data, before):
         for _ in range(updates):
-            rows = tracer.rows(data, {}, None) if ROW in data else None
-            if rows is not None:
-                rows.add(TokenTrace(*[torch.zeros(len(rows.places), 2)] * len(TokenTrace._fields)), {})
-            tracer.end_update()
+            numbers = [] if ROW not in data else [int(getattr(row, "data", row)) for row in data[ROW]]
+            responses = [tracer._responses[number] for number in numbers if number >= 0]
+            if responses:
+                zeros = torch.zeros(len(responses), 2)
+                tracer.keep(TracedTokens(TokenTrace(*[zeros] * len(TokenTrace._fields)), {}), responses)
+            tracer.end_update(OptimizerStep())
 
 
 def test_every_rank_chooses_the_same_prompts(tmp_path):
@@ -415,11 +419,11 @@ def test_a_token_takes_few_bytes(tmp_path):
     tracer = tracer_to(tmp_path)
     data, _ = micro_batch(batch, list(range(400)))
     generator = torch.Generator().manual_seed(0)
-    with tracer.rollout_batch(data, 0):
-        rows = tracer.rows(data, {}, None)
-        shape = len(rows.places), batch["mask"].shape[1]
-        rows.add(TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields)), {})
-        tracer.end_update()
+    with rollout_batch(tracer, data):
+        shape = len(tracer._responses), batch["mask"].shape[1]
+        trace = TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields))
+        tracer.keep(TracedTokens(trace, {}), tracer._responses)
+        tracer.end_update(OptimizerStep())
     assert tracer.writer.flush()
     (shard,) = shards_in(tmp_path)
     size = shard.path_in(tmp_path).stat().st_size

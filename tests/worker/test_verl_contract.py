@@ -1,7 +1,7 @@
 """What the plugin relies on in verl, so that another verl version fails here, by name.
 
 Covers: the extension points and internal names that verl_clipx/run and verl_clipx/worker use; that each key of the
-configuration that verl's losses read is in the plugin's ledger, and which these are in each version. Not covered: those
+configuration that verl's losses read is in the plugin's table, and which these are in each version. Not covered: those
 of verl_clipx/cpu (tests/cpu has them).
 
 `PYTHONPATH=<a checkout of verl> python -m pytest tests/worker/test_verl_contract.py` asks that checkout instead of
@@ -30,7 +30,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
 from verl_clipx.check.doctor import VERL_RANGE
-from verl_clipx.run.ledger import row_of
+from verl_clipx.run.verl_keys import row_of
 
 LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verl_loss_keys.py"))
 STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}
@@ -154,16 +154,16 @@ def test_bypass_mode_names_verls_loss_on_the_driver_alone(composed):
 
 
 def unknown_keys(package):
-    """What to say of each key that verl's losses read, by their source, and that the ledger doesn't know."""
+    """What to say of each key that verl's losses read, by their source, and that the table doesn't know."""
     return [
-        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/ledger.py what becomes of it under a method "
-        "of the plugin; if a loss of verl's own reads it, in verl_clipx/run/clip_keys.py as well"
+        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/verl_keys.py what becomes of it under a "
+        "method of the plugin"
         for key, places in LOSS_KEYS["keys_of"](package).items()
         if row_of(key) is None
     ]
 
 
-def test_the_ledger_knows_every_key_that_verls_losses_read():
+def test_the_table_knows_every_key_that_verls_losses_read():
     assert unknown_keys(Path(verl.__path__[0])) == []
 
 
@@ -179,7 +179,7 @@ def test_verls_losses_read_the_keys_that_are_written_down_for_the_version():
 
 
 @pytest.mark.parametrize("version", STORED)
-def test_the_ledger_knows_every_key_that_was_written_down(version):
+def test_the_table_knows_every_key_that_was_written_down(version):
     assert {f"{LOSS_KEYS['ACTOR']}.clip_ratio_c", "algorithm.rollout_correction.bypass_mode"} <= set(STORED[version])
     assert [key for key in STORED[version] if row_of(key) is None] == []
 
@@ -201,6 +201,6 @@ def test_a_new_key_is_named(tmp_path):
         (tmp_path / module).write_text((package / module).read_text() + NEW * module.endswith("core_algos.py"))
     said = unknown_keys(tmp_path)
     expected = {"policy_loss.new_width", "new_scale", "new_shift", "rollout_correction.new_veto"}
-    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/ledger.py" in one for one in said)
+    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/verl_keys.py" in one for one in said)
     assert {key for key in expected if any(f"reads actor_rollout_ref.actor.{key}:" in one for one in said)} == expected
     assert len(said) == len(expected)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
-from verl_clipx.base.parameters import number, optional, parameter, validate
+from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, VerlKey, number, optional, parameter, validate
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.common.suggestions import did_you_mean
@@ -98,7 +99,7 @@ class Method:
     by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
-    # Where verl's clip_ratio_low and clip_ratio_high mean nothing: the parameters that decide how far the ratio may go.
+    # In a method without clip_low and clip_high: the parameters that decide how far the ratio may go.
     instead_of_bounds: ClassVar[tuple[str, ...]] = ()
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
@@ -209,12 +210,14 @@ class FixedBounds(Method):
         optional(number(at_least=0, at_most=1, usual=USUAL_LOW)),
         "lower clip bound on the ratio; null: no bound",
         "choice",
+        LOWER_WIDTH,
     )
     clip_high: float | None = parameter(
         1.2,
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
         "upper clip bound on the ratio; null: no bound",
         "choice",
+        UPPER_WIDTH,
     )
 
     @property
@@ -257,6 +260,9 @@ def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
     return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
 
 
+DUAL_CLIP = VerlKey(("clip_ratio_c",))
+
+
 def dual_clip_parameter(default: float | None, source: str) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
     return parameter(
@@ -264,6 +270,7 @@ def dual_clip_parameter(default: float | None, source: str) -> Any:
         optional(number(above=1, at_most=LARGEST_CAP, usual=(1.2, 20))),
         "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
         source,
+        DUAL_CLIP,
     )
 
 
@@ -275,11 +282,11 @@ def not_above(method: Any, low: str, high: str) -> None:
         low, high: the parameters' names.
 
     Raises:
-        ValueError: names both keys and their values.
+        Refusal: names both keys and their values.
     """
     first, second = getattr(method, low), getattr(method, high)
     if first is not None and second is not None and first > second:
-        raise ValueError(f"{NODE}.{low}={first:g}: must not be above {NODE}.{high}={second:g}.")
+        raise Refusal(f"{NODE}.{low}", first, f"must not be above {NODE}.{high}={second:g}")
 
 
 def register(method: type[Method], name: str, source: str = "") -> None:
@@ -352,10 +359,10 @@ def method_named(name: str) -> type[Method]:
         name: with or without the prefix `clipx_`.
 
     Raises:
-        ValueError: names the key, the value and the methods that exist.
+        Refusal: there is none; names the key, the value and the nearest method.
     """
     method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
     if method is None:
-        hint = did_you_mean(str(name).removeprefix("clipx_"), METHODS, f"+{NODE}=")
-        raise ValueError(f"{NODE}.method={name!r}: must be one of {', '.join(METHODS)}.{hint}")
+        hint = did_you_mean(str(name).removeprefix("clipx_"), METHODS, f"+{NODE}=").strip()
+        raise Refusal(f"{NODE}.method", name, "there is no such method", hint or "`clipx methods` lists them.")
     return method

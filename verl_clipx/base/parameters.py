@@ -5,10 +5,12 @@ messages, `clipx methods` and the documentation all use this metadata.
 """
 
 import dataclasses
+import math
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.suggestions import did_you_mean
 
 FLOAT32_LARGEST = 3.4028234663852886e38
@@ -143,7 +145,41 @@ def optional(allowed: Allowed) -> Allowed:
     )
 
 
-def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "") -> Any:
+class Conversion(NamedTuple):
+    """How a number of verl's becomes a parameter's."""
+
+    convert: Callable[[float], float]
+    formula: str
+
+
+UNCHANGED = Conversion(lambda x: x, "x")
+# Rounded, so that 1 - 0.2 is exactly 0.8.
+BELOW_ONE, ABOVE_ONE = Conversion(lambda x: round(1 - x, 12), "1 − x"), Conversion(lambda x: round(1 + x, 12), "1 + x")
+# From a width on the log-ratio.
+BELOW_ZERO, ABOVE_ZERO = Conversion(lambda x: math.exp(-x), "exp(−x)"), Conversion(math.exp, "exp(x)")
+
+
+class VerlKey(NamedTuple):
+    """The key of verl's own losses that a parameter takes its value from, if the user has set it.
+
+    Args:
+        names: under actor_rollout_ref.actor; if several are set, they must agree.
+        conversion: from verl's number to the parameter's.
+        instead: the key that counts if none of these is set, or None.
+        usual_because: if given, a value outside the parameter's usual range is refused for this reason.
+    """
+
+    names: tuple[str, ...]
+    conversion: Conversion = UNCHANGED
+    instead: str | None = None
+    usual_because: str = ""
+
+
+LOWER_WIDTH = VerlKey(("clip_ratio_low",), BELOW_ONE, "clip_ratio")
+UPPER_WIDTH = VerlKey(("clip_ratio_high",), ABOVE_ONE, "clip_ratio")
+
+
+def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "", verl: VerlKey | None = None) -> Any:
     """A dataclass field with its meaning and its allowed values.
 
     Args:
@@ -152,8 +188,11 @@ def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "") ->
         meaning: one line, shown by `clipx methods`.
         source: where the default comes from: paper, script (its authors' release) or choice (this project's); empty if
             nothing outside this project says what it should be.
+        verl: the key of verl's that it takes over, or None.
     """
-    return dataclasses.field(default=default, metadata={"allowed": allowed, "meaning": meaning, "source": source})
+    return dataclasses.field(
+        default=default, metadata={"allowed": allowed, "meaning": meaning, "source": source, "verl": verl}
+    )
 
 
 def validate(config: Any, node: str) -> None:
@@ -164,7 +203,7 @@ def validate(config: Any, node: str) -> None:
         node: the configuration node that the fields are under, for the message.
 
     Raises:
-        ValueError: names the key, the value and what is allowed.
+        Refusal: a value is not allowed; names key, value and what is allowed.
     """
     for field in dataclasses.fields(config):
         allowed = field.metadata.get("allowed")
@@ -175,35 +214,38 @@ def validate(config: Any, node: str) -> None:
             converted = allowed.convert(value)
         except (ValueError, TypeError, OverflowError):
             hint = slip(field.name, value)
-            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.{hint}") from None
+            raise Refusal(f"{node}.{field.name}", value, f"must be {allowed.description}", hint) from None
         object.__setattr__(config, field.name, converted)
 
 
 def slip(name: str, value: Any) -> str:
-    """What to write for a width where a bound is wanted, after a blank; empty if the mistake is another.
+    """What to write for a width where a bound is wanted; empty if the mistake is another.
 
     Args:
         value: which is refused.
     """
     if name != "clip_high" or not isinstance(value, float) or not 0 < value < 1:
         return ""
-    return f" Bounds are ratios: write {1 + value:.6g} for {100 * value:.6g} % above 1."
+    return f"Bounds are ratios: write {1 + value:.6g} for {100 * value:.6g} % above 1."
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner: str) -> None:
     """Raises for the first key that is not a parameter.
 
     Args:
-        given: the keys that the user wrote.
+        given: the keys that the user wrote, perhaps with their values.
         node: the configuration node that the keys are under.
         owner: what the parameters belong to, for the message.
 
     Raises:
-        ValueError: names the key, the nearest known one and all known ones.
+        Refusal: names the key and the nearest known one.
     """
     known = sorted(known)
     for key in given:
-        if key in known:
-            continue
-        hint = did_you_mean(key, known, f"{node}.")
-        raise ValueError(f"{node}.{key} is not a parameter of {owner}.{hint} Its parameters: {', '.join(known)}.")
+        if key not in known:
+            hint = did_you_mean(key, known, f"{node}.").strip()
+            value = given[key] if isinstance(given, Mapping) else ABSENT
+            raise Refusal(f"{node}.{key}", value, f"is not a parameter of {owner}", hint or LISTED)
+
+
+LISTED = "`clipx methods NAME` lists a method's parameters."

@@ -16,7 +16,7 @@ from verl_clipx.base.metric import Over, wrong_names
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Inputs, Tokens
 from verl_clipx.loss.compiled import token_functions
-from verl_clipx.loss.loss import per_token_loss, token_loss, token_statistics, tokens_in
+from verl_clipx.loss.loss import apply, per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.loss.user_method import method_of
 from verl_clipx.methods import Bounds, Method
 from verl_clipx.modifiers import AdvantageReweighting
@@ -62,15 +62,10 @@ def evaluate(
         **optional: the other fields of `Inputs`.
     """
     inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
-    if statistics is None:
-        statistics = token_statistics(method, shaping, inputs)
-    decision = method.decide(statistics)
-    value, weighted, _ = token_loss(method, shaping, inputs, decision)
-    t = tokens_in(method, shaping, inputs)
-    bounds = method.bounds(t, decision)
-    return Evaluated(
-        per_token_loss(log_prob, value, weighted), method.gradient_weight(t, bounds), bounds, t, statistics
-    )
+    applied = apply(method, shaping, inputs, None if statistics is None else method.decide(statistics))
+    loss = per_token_loss(log_prob, applied.value, applied.weighted)
+    given = applied.statistics if statistics is None else statistics
+    return Evaluated(loss, applied.weight, applied.bounds, applied.tokens, given)
 
 
 SEQUENCES, LENGTH = 6, 9
@@ -160,7 +155,9 @@ def gradient_is_weight_times_advantage(method: Method) -> None:
     for tensors in (example(), every_ratio()):
         result, actual = gradient(method, tensors)
         t, inside = result.tokens, tensors["mask"]
-        weighted, own = result.weight * t.advantages, method.gradient(t, result.weight)
+        # Computed once more, so that a weight that is another one each time is seen.
+        weight = method.gradient_weight(t, result.bounds)
+        weighted, own = weight * t.advantages, method.gradient(t, weight)
         require(torch.equal(actual, torch.where(inside, -own, 0)), "the gradient differs from -F*A")
         # The method's own `gradient` may differ from F * A only where A is 0.
         apart = inside & (t.advantages != 0) & ~torch.isclose(own, weighted, rtol=1e-9, atol=1e-12)

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,17 @@ GPU_COMBINATION = {
     "transformers": SpecifierSet("==5.9.0"),
     "flash-attn": SpecifierSet("==2.8.3"),
 }
+
+TESTED = (
+    "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried on "
+    "none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
+)
+GPU_CHECKS = (
+    "To check updates on GPUs, in a checkout: torchrun --nproc-per-node 2 --local-ranks-filter 0 -m pytest tests/gpu"
+)
+
+# How many letters of what is fine in a group the short report shows.
+WIDTH = 100
 
 TESTED_HERE = "verl-clipx's own tests run on a CPU with"
 TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has not been run on a GPU)"
@@ -88,6 +100,21 @@ class Finding:
     subject: str
     found: str
     advice: str = ""
+
+
+def lines_of(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
+    """The report's lines of a group: one for all that is fine, and one for each other finding, with its advice.
+
+    Args:
+        verbose: whether each finding that is fine has a line, too, with all that was found.
+    """
+    fine = [f"{one.subject}: {one.found}" for one in findings if one.level == "ok"]
+    if fine and not verbose:
+        fine = [f"{group}: {textwrap.shorten(', '.join(line.replace(': ', ' ', 1) for line in fine), WIDTH)}"]
+    yield from (("ok", line) for line in fine)
+    for one in findings:
+        if one.level != "ok":
+            yield one.level, f"{one.subject}: {one.found}; {one.advice}"
 
 
 def installed(distribution: str) -> str | None:
@@ -289,13 +316,13 @@ def check_ports() -> list[Finding]:
 
 
 def check_options() -> list[Finding]:
-    """Lists which of verl's options are run in tests, which are untested, and which are refused."""
-    from verl_clipx.run.support import ROWS
+    """Lists which of verl's options are run in tests, and which are untested."""
+    from verl_clipx.run.support import OPTIONS
 
-    meanings = {"run": "run in tests on a CPU", "untested": "untested", "refused": "refused by the driver"}
+    meanings = {True: "run in tests on a CPU", False: "untested"}
     return [
-        Finding("ok", f"options {meaning}", ", ".join(row.option for row in ROWS if row.state == state))
-        for state, meaning in meanings.items()
+        Finding("ok", f"options {meaning}", ", ".join(option.name for option in OPTIONS if option.tested == tested))
+        for tested, meaning in meanings.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""How commands end, and how they show progress."""
+"""How commands end, and how they answer programs."""
 
 import contextlib
 import json

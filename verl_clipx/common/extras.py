@@ -2,7 +2,7 @@
 
 # What the commands around the losses need: the name that is imported, and the one that is installed.
 TOOLS = {name: name for name in ("datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "scipy")}
-TOOLS["math_verify"] = "math-verify"
+TOOLS |= {"math_verify": "math-verify", "pebble": "pebble"}
 
 # What verl imports in its v1 trainer and its rollout servers without requiring it.
 FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"transfer_queue": "TransferQueue"}
@@ -17,7 +17,6 @@ VERL = ("verl", "numpy", "ray", "tensordict", "torch", "transformers")
 EXTRAS = {
     "tools": TOOLS,
     "pretrained": {"gguf": "gguf"},
-    "reasoning": {"reasoning_gym": "reasoning-gym"},
     "cpu": FOR_CPU,
     "gpu": {"vllm": "vLLM"},
 }

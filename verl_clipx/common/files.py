@@ -1,7 +1,7 @@
-"""A user's files: they are written completely or not at all, read up to a size limit, and named in errors.
+"""A user's files: they are written completely or not at all, and named in errors.
 
-Reading raises OSError if a file is not there or cannot be read, and ValueError if it is not a regular file, is too
-large, or is not of the expected kind.
+Reading raises OSError if a file is not there or cannot be read, and ValueError if it is no file or not of the expected
+kind.
 """
 
 import contextlib
@@ -18,24 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow
     from omegaconf import DictConfig
-
-MAX_BYTES = 256 << 20
-"""Largest file, or line of a data file, that is held in memory; a log of 10,000 steps has 100 MB."""
-
-MAX_TAIL_BYTES = 64 << 10
-"""How much is read of a log whose end is shown."""
-
-MAX_CONFIG_BYTES = 1 << 20
-"""Largest configuration that is read; verl's has 50 kB."""
-
-MAX_CONFIG_DEPTH = 50
-"""Most levels of a configuration; verl's has 7."""
-
-MAX_TABLE_BYTES = 4 << 30
-"""Most bytes, unpacked, of the columns that are read from one Parquet file; equal values count once."""
-
-MAX_TABLE_ROWS = 20_000_000
-"""Most rows of a Parquet file that is held in memory; DAPO's public set, the largest one known, has 1.8 million."""
 
 GZIP = b"\x1f\x8b"
 """The first bytes of a file that gzip compressed."""
@@ -143,40 +125,25 @@ def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Read a file.
-
-    Args:
-        most: bytes that it may have; `MAX_BYTES` by default.
-    """
-    most = MAX_BYTES if most is None else most
+def read_bytes(path: Path) -> bytes:
+    """Read a file."""
     _check_kind(path)
-    with path.open("rb") as file:
-        # A file may grow while it is read, and some files report no size.
-        content = file.read(most + 1) if path.stat().st_size <= most else None
-    if content is None or len(content) > most:
-        raise ValueError(f"{path}: larger than {most} bytes; is it the right file?")
-    return content
+    return path.read_bytes()
 
 
-def read_text(path: Path, most: int | None = None) -> str:
+def read_text(path: Path) -> str:
     """Read a text in UTF-8."""
     try:
-        return read_bytes(path, most).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text in UTF-8 ({error}); is it the right file?") from None
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file of any size, each with its end."""
+    """Yield the lines of a file, each with its end."""
     _check_kind(path)
     with path.open("rb") as file:
-        number = 1
-        while line := file.readline(MAX_BYTES + 1):
-            if len(line) > MAX_BYTES:
-                raise ValueError(f"{path}, line {number}: longer than {MAX_BYTES} bytes; is it the right file?")
-            yield line
-            number += 1
+        yield from file
 
 
 def file_names_in(folder: Path) -> list[str]:
@@ -188,13 +155,6 @@ def file_names_in(folder: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         return sorted(os.listdir(folder))
     return []
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log of any size, or fewer if they are long."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - MAX_TAIL_BYTES))
-        return file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
@@ -259,49 +219,38 @@ def read_config(path: Path) -> "DictConfig":
 
     Raises:
         OSError: as `read_bytes`.
-        ValueError: as `read_bytes`, or it is no YAML of keys and values, is nested too deeply, or uses YAML's aliases,
-            which Hydra never writes and by which a small file can unfold without end.
+        ValueError: as `read_bytes`, or it is no YAML of keys and values.
     """
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    text = read_text(path, MAX_CONFIG_BYTES)
-    depth = deepest = 0
+    text = read_text(path)
     try:
-        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            deepest = max(deepest, depth)
-            if isinstance(event, yaml.AliasEvent) or depth > MAX_CONFIG_DEPTH:
-                found = "an alias (*name)" if depth <= MAX_CONFIG_DEPTH else f"more than {MAX_CONFIG_DEPTH} levels"
-                raise ValueError(f"{path}: has {found}; is it the configuration of a run?")
         config = OmegaConf.load(io.StringIO(text))
-    except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML of keys and values ({error}); was it cut off?") from None
     # OmegaConf would take a bare word for a key.
-    if deepest == 0 or not isinstance(config, DictConfig):
+    if not isinstance(config, DictConfig) or (":" not in text):
         raise ValueError(f"{path}: contains no keys and values; was it cut off?")
     return config
 
 
 def read_whole_number(path: Path) -> int:
     """Read a file that holds only one whole number, such as verl's file with the last checkpoint's step."""
-    text = read_bytes(path, 64).decode(errors="replace").strip()
+    text = read_bytes(path).decode(errors="replace").strip()
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{path}: {text!r} is not a whole number; was it cut off?")
     return int(text)
 
 
 @contextlib.contextmanager
-def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """An open Parquet file that is small enough to be read whole.
-
-    Args:
-        columns: those that will be read, None for all; they need not exist.
+def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
+    """An open Parquet file.
 
     Raises:
         OSError: it is not there, or cannot be read.
-        ValueError: it is no Parquet file, cut off, or too large; errors of pyarrow within the block become it too.
+        ValueError: it is no Parquet file, or cut off; errors of pyarrow within the block become it too.
     """
     import pyarrow
     import pyarrow.parquet
@@ -309,7 +258,6 @@ def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["
     _check_kind(path)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            _check_size(path, file.metadata, columns)
             yield file
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: not a Parquet file, or cut off ({error}); is the copy complete?") from None
@@ -317,25 +265,11 @@ def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
     """Read a Parquet file."""
-    with parquet_file(path, columns) as file:
+    with parquet_file(path) as file:
         missing = [name for name in columns or () if name not in file.schema_arrow.names]
         if missing:
             raise ValueError(f"{path}: no column {', '.join(missing)}, only {', '.join(file.schema_arrow.names)}")
         return file.read(columns)
-
-
-def _check_size(path: Path, metadata: Any, columns: Sequence[str] | None) -> None:
-    if metadata.num_rows > MAX_TABLE_ROWS:
-        raise ValueError(f"{path}: {metadata.num_rows} rows, more than {MAX_TABLE_ROWS}; is it the right file?")
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    parts = [group.column(index) for group in groups for index in range(group.num_columns)]
-    size = sum(
-        part.total_uncompressed_size
-        for part in parts
-        if columns is None or part.path_in_schema.partition(".")[0] in columns
-    )
-    if size > MAX_TABLE_BYTES:
-        raise ValueError(f"{path}: {size} bytes unpacked, more than {MAX_TABLE_BYTES}; is it the right file?")
 
 
 def _check_kind(path: Path) -> None:

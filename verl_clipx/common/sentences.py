@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
-
-import pandas
+from typing import Any, NamedTuple
 
 # Below this share a percentage has two digits after the point.
 HARDLY = 0.01
@@ -35,7 +33,7 @@ def percent(value: float) -> str:
     return f"{number(100 * value, 2 if abs(value) < HARDLY else 1)}\u202f%"
 
 
-def between(values: pandas.Series, written: Callable[[float], str] = TWO_DIGITS) -> str:
-    """From the smallest to the largest value, or the one that all are, as text."""
+def between(values: Any, written: Callable[[float], str] = TWO_DIGITS) -> str:
+    """From the smallest to the largest of the values, a pandas Series or an array, or the one that all are, as text."""
     low, high = (written(value) for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"

@@ -13,13 +13,9 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Asks for SIGTERM when this process's parent ends; a program that this process executes next inherits that.
-
-    Args:
-        parent: the parent's process id, if the caller knows it; the parent may have ended already.
-    """
-    parent = os.getppid() if parent is None else parent
+def end_with_parent() -> None:
+    """Asks for SIGTERM when this process's parent ends; a program that this process executes next inherits that."""
+    parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:

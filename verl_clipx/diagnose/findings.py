@@ -10,37 +10,28 @@ import pandas
 from verl_clipx.common.sentences import Finding, between, number, percent
 from verl_clipx.common.statistics.collapse import caution, collapse
 from verl_clipx.common.statistics.comparison import (
-    ALIKE,
     LEVEL,
-    QUESTIONS,
-    SEEDS,
     Comparison,
     compare,
     compare_means,
     compare_shares,
     corrected,
-    too_few_seeds,
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
+from verl_clipx.common.statistics.verdict import interval_of, judge, signed
 from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
-from verl_clipx.diagnose.rules import (
-    COLLAPSE_REMEDY,
-    NO_SEARCH,
-    ONE_UPDATE,
-    REWARD_COLLAPSE,
-    Diagnosis,
-    diagnose,
-)
+from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run, Setting, baseline_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, baseline_of, unread_values
 
-# A ratio nearer to 1 than this is 1, up to rounding.
+# Rewards nearer to each other than this are equal, up to rounding.
 ROUNDING = 1e-6
 # A logged bound that moves by less than this stands still.
 STILL = 1e-9
 
 
-def clipped(setting: Setting) -> pandas.Series:
+def clipped_share(setting: Setting) -> pandas.Series:
     """The share of tokens outside the bounds on the side where PPO clips, by step; empty if no run logs it."""
     return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
 
@@ -89,11 +80,12 @@ def went_as_estimated(settings: list[Setting]) -> str:
 
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
-    share, label = clipped(setting), setting.label
+    share, label = clipped_share(setting), setting.label
     if share.empty:
         return _without_clip_fractions(setting)
     if share.max() == 0:
-        return Finding(f"{label} clipped nothing.", _why_nothing(setting, len(share)))
+        text = f"No token left the bounds on the side where PPO clips, in {len(share)} steps."
+        return Finding(f"{label} clipped nothing.", text)
     head = (
         f"{label} hardly clipped."
         if share.mean() < rates()[CLIPPED]["low"]
@@ -136,19 +128,6 @@ def _without_clip_fractions(setting: Setting) -> Finding:
     )
 
 
-def _why_nothing(setting: Setting, steps: int) -> str:
-    """Why no token was clipped in so many steps."""
-    ratio = setting.mean(keys.RATIO)
-    if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
-        return f"No token left the bounds in {steps} steps; but values that are not finite stop updates."
-    if not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
-        return (
-            "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
-            "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
-        )
-    return f"No token left the bounds on the side where PPO clips, in {steps} steps."
-
-
 def what_bounds_did(setting: Setting) -> Finding | None:
     """How adaptive bounds moved, or why they did not; None for bounds that do not adapt."""
     if has_searched_bounds(setting):
@@ -174,14 +153,6 @@ def _of_search(setting: Setting) -> Finding:
             text += f" Positive tokens contributed {between(before)} of the loss at the starting bounds"
             text += f", {between(after)} at those found." if len(after) else "."
         return Finding(f"{setting.label} moved its {names} bound.", text)
-    starts = [setting.parameter(f"{side}_start") for side in ("lower", "upper")]
-    target = setting.parameter("target", 0.4)
-    is_share = setting.parameter("contribution", "share") == "share"
-    at_starts = None in starts or numpy.allclose([low.iloc[0], high.iloc[0]], starts, rtol=0, atol=1e-6)
-    if is_share and at_starts and len(before) and before.min() >= target:
-        head = f"{setting.label}’s search never started."
-        text = f"The share of positive tokens, P/(P+N), was {between(before)}, at or above the target of {target:g}"
-        return Finding(head, f"{text} in every step. {bounds}.")
     return Finding(f"{setting.label}’s bounds stood still.", f"{bounds} in all {len(low)} steps.")
 
 
@@ -206,18 +177,17 @@ class Compared(NamedTuple):
     """A setting's rewards against the baseline's.
 
     Args:
-        one, two: the baseline and the other setting.
+        settings: the baseline and the other one.
         measure: what was compared.
         basis: what the means are over.
-        found: two minus one, over seeds; over problems where each setting has one run.
+        comparison: the other minus the baseline, over seeds; over problems where each setting has one run.
         equal: whether all values are the same.
     """
 
-    one: Setting
-    two: Setting
+    settings: tuple[Setting, Setting]
     measure: str
     basis: str
-    found: Comparison
+    comparison: Comparison
     equal: bool
 
 
@@ -232,13 +202,16 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
         return [finding for finding in [_rise(settings[0])] if finding]
     baseline = baseline or baseline_of(settings)
     others = [setting for setting in settings if setting is not baseline]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for compare_with in (_compared, _compared_held_out):
-        compared = [one for other in others if (one := compare_with(baseline, other))]
-        judged = corrected([one.found for one in compared])
-        family = sum(one.is_of_methods for one in judged)
-        found += [_told(one._replace(found=of), family) for one, of in zip(compared, judged, strict=True)]
-    return found
+        compared = [pair for other in others if (pair := compare_with(baseline, other))]
+        judged = corrected([pair.comparison for pair in compared])
+        family = sum(comparison.is_of_methods for comparison in judged)
+        for pair, comparison in zip(compared, judged, strict=True):
+            methods, runs = (tuple(map(name, pair.settings)) for name in (lambda one: one.label, _runs_of))
+            judgement = judge(comparison, pair.measure, pair.basis, methods, runs, family=family, equal=pair.equal)
+            findings.append(Finding(judgement.head, judgement.text))
+    return findings
 
 
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
@@ -259,7 +232,8 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
     texts = [_collapsed(label, steps) for label, steps in fell.items()]
     texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
-    texts += filter(None, [caution(fewest), COLLAPSE_REMEDY.rstrip(".") if some else ""])
+    remedy = next(rule.remedy for rule in RULES if rule.name == REWARD_COLLAPSE)
+    texts += filter(None, [caution(fewest), remedy.rstrip(".") if some else ""])
     return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
 
 
@@ -291,7 +265,7 @@ def _compared(one: Setting, two: Setting) -> Compared | None:
     first, second = first.loc[steps], second.loc[steps]
     means = [setting.by_seed(table).mean() for setting, table in ((one, first), (two, second))]
     basis = f"over {len(steps)} steps"
-    return Compared(one, two, "training reward", basis, compare_means(*means), _equal(first, second))
+    return Compared((one, two), "training reward", basis, compare_means(*means), _equal(first, second))
 
 
 def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
@@ -308,65 +282,15 @@ def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
     first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
     values = [{"held out": setting.by_seed(part).to_numpy().T} for setting, part in ((one, first), (two, second))]
     basis = f"over {len(table)} problems after step {step}"
-    return Compared(one, two, "held-out reward", basis, compare(*values), _equal(first, second))
+    return Compared((one, two), "held-out reward", basis, compare(*values), _equal(first, second))
 
 
 def _equal(first: pandas.DataFrame, second: pandas.DataFrame) -> bool:
     return first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
 
 
-def _told(compared: Compared, comparisons: int) -> Finding:
-    if compared.equal:
-        one, two = _runs_of(compared.one), _runs_of(compared.two)
-        return Finding(f"The {compared.measure}s of {one} and {two} are equal.", f"All of them are, {compared.basis}.")
-    return _verdict(compared, comparisons) if compared.found.is_of_methods else _description(compared)
-
-
-def _verdict(compared: Compared, comparisons: int) -> Finding:
-    """Which method's reward is higher, if seeds can tell."""
-    one, two, found = compared.one.label, compared.two.label, compared.found
-    verdict = "cannot be told apart from that of" if found.verdict == ALIKE else f"is {found.verdict}"
-    over = "seeds" if found.over == SEEDS else "seeds and problems"
-    several = f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
-    p_text = found.p_text + (several if comparisons > 1 else "")
-    return Finding(
-        f"The {compared.measure} of {two} {verdict} {one}.",
-        f"The mean {compared.basis} is {number(found.first)} with {one} and {number(found.second)} with {two}. "
-        f"{two} minus {one}: {signed(found.difference)}, {_interval(found)} over {over}, {found.seeds[1]} and "
-        f"{found.seeds[0]} seeds ({p_text}).",
-    )
-
-
-def _description(compared: Compared) -> Finding:
-    """What these runs got, without a verdict on their methods."""
-    found, one, two = compared.found, _runs_of(compared.one), _runs_of(compared.two)
-    text = f"Means {compared.basis}; the latter minus the former: {signed(found.difference)}"
-    if found.over == QUESTIONS:
-        text += f", {_interval(found)} over problems, which speaks only of these runs"
-    if too_few_seeds(found.seeds):
-        reason = (
-            f"That is no verdict on methods: runs of one setting differ too. It takes {MIN_SEEDS} seeds of each "
-            f"setting; here are {found.seeds[0]} and {found.seeds[1]}."
-        )
-    else:
-        reason = "That is no verdict on methods: all seeds differ by the same, so nothing says how far chance goes."
-    return Finding(
-        f"The {compared.measure} was {number(found.first)} in {one} and {number(found.second)} in {two}.",
-        f"{text}. {reason}",
-    )
-
-
 def _runs_of(setting: Setting) -> str:
     return setting.runs[0].name if len(setting.runs) == 1 else f"the {len(setting.runs)} runs of {setting.label}"
-
-
-def signed(difference: float) -> str:
-    """A difference with its sign."""
-    return f"{'+' if difference > 0 else ''}{number(difference)}"
-
-
-def _interval(found: Comparison) -> str:
-    return f"95\u202f% interval {number(found.low)} to {number(found.high)}"
 
 
 def _rise(setting: Setting) -> Finding | None:
@@ -387,109 +311,46 @@ def _rise(setting: Setting) -> Finding | None:
     head = "The held-out reward did not clearly change."
     if found.p_value < LEVEL:
         head = f"The held-out reward {'rose' if found.difference > 0 else 'fell'}."
-    return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {_interval(found)}.")
+    return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {interval_of(found)}.")
 
 
-def not_finite(setting: Setting) -> list[Finding]:
-    """For each run that logged values that are not finite: which ones and at how many steps."""
-    found = []
-    for run in setting.runs:
-        # The diagnosis of skipped updates names all of them, and the run's health those that it counts.
-        counted = {key for count, of in keys.COUNTED_BY_HEALTH.items() if (run.values(count) > 0).any() for key in of}
-        steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite and key not in counted}
-        if not steps or run.skipped_updates is not None:
-            continue
-        trained = sum(1 for step in run.log.index if step > 0)
-        named = "; ".join(f"{key} in {len(at)}, first in step {at[0]}" for key, at in steps.items())
-        what = "Rewards" if keys.REWARD in steps else "Some logged values"
-        most = len(steps.get(keys.REWARD, max(steps.values(), key=len)))
-        found.append(
-            Finding(
-                f"{what} of {run.name} are not finite in {most} of {trained} steps.",
-                f"Number of steps with such a value: {named}. Means and figures leave those values out.",
-            )
-        )
-    return found
-
-
-def health(runs: list[Run]) -> list[Finding]:
-    """The health of the runs that log it: one finding for all sound runs, and one for each other run.
-
-    What the diagnosis of a run says is left out.
-    """
-    logging = [run for run in runs if any(len(run.values(key)) for key in (*keys.HEALTH_SHARES, *keys.HEALTH_COUNTS))]
-    sound = [run for run in logging if run.skipped_updates is None and not _not_finite_counts(run)]
-    found = [finding for run in logging if run not in sound and (finding := _unsound(run))]
-    if sound:
-        whose = sound[0].name if len(sound) == 1 else f"{'All ' * (len(sound) == len(runs))}{len(sound)} runs"
-        text = "; ".join(["No update was skipped", *_shares(sound)])
-        head = f"{whose} {'was' if len(sound) == 1 else 'were'} numerically sound."
-        return [Finding(head, f"{text}."), *found]
-    return found
-
-
-def _not_finite_counts(run: Run) -> dict[str, pandas.Series]:
-    """What was not finite, and how often, at the steps where it was not."""
-    counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
-    return {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
-
-
-def _shares(runs: list[Run]) -> list[str]:
-    """For each share of a step that a run logs: its mean in each run, and its largest value."""
-    texts = []
-    for key, of in keys.HEALTH_SHARES.items():
-        told = [run for run in runs if any(key in one.rule.columns for one in diagnose(run))]
-        logged = [(values, run) for run in runs if run not in told and len(values := run.values(key))]
-        if not logged:
-            continue
-        most, run = max(logged, key=lambda one: one[0].max())
-        means = between(pandas.Series([values.mean() for values, _ in logged]), percent)
-        where = f"step {most.idxmax()}{f' of {run.name}' * (len(runs) > 1)}"
-        shares = f"{means}, at most {percent(most.max())} in {where}" if most.max() > 0 else "none"
-        texts.append(f"{of}: {shares}{usual(key)}")
-    return texts
-
-
-def _unsound(run: Run) -> Finding | None:
-    texts = [
-        f"{of} not finite in {int(values.sum())} responses of {len(values)} step{'s' * (len(values) > 1)}, "
-        f"first in step {values.index[0]}"
-        for of, values in _not_finite_counts(run).items()
-    ]
-    ranks = run.values(keys.NOT_FINITE_RANK)
-    if len(ranks):
-        # -1: the gradient only.
-        first = int(ranks.iloc[0])
-        where = f"first on rank {first}" if first >= 0 else "in the gradient only"
-        texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
-    texts += ["means and figures leave those values out"] if texts else []
-    texts += _shares([run])
-    if run.skipped_updates is None:
-        texts = ["no update was skipped", *texts]
-    text = "; ".join(texts)
-    return Finding(f"{run.name} had values that are not finite.", f"{text[0].upper()}{text[1:]}.") if texts else None
-
-
-def diagnoses(runs: list[Run], told: bool) -> list[Finding]:
+def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
     """What the runs are diagnosed with; runs with the same diagnosis share a finding.
 
-    Args:
-        told: whether the runs' collapses are told elsewhere.
+    Where there are seeds enough, that some collapsed is said by their share, with an interval.
     """
+    runs = [run for setting in settings for run in setting.runs]
     by_rule: dict[str, list[Diagnosis]] = {}
     for run in runs:
-        for one in diagnose(run):
-            if not (told and one.rule.name == REWARD_COLLAPSE):
-                by_rule.setdefault(one.rule.name, []).append(one)
-    found = []
-    for alike in by_rule.values():
-        one = alike[0]
-        if len(alike) == 1:
-            found.append(Finding(one.head, one.text))
-            continue
-        each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
-        found.append(Finding(f"{len(alike)} of {len(runs)} runs: {one.rule.name}.", f"{each}. {one.advice}"))
-    return found
+        for diagnosis in diagnose(run):
+            by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis)
+    shares = collapses(settings, baseline)
+    if shares is not None:
+        by_rule.pop(REWARD_COLLAPSE, None)
+    facts_first = sorted(by_rule.values(), key=lambda alike: alike[0].rule.kind is not Kind.FACT)
+    findings = [_shared(alike, len(runs)) for alike in facts_first]
+    return findings + ([shares] if shares is not None else [])
+
+
+def _shared(alike: list[Diagnosis], runs: int) -> Finding:
+    """One finding for the runs, of so many, that meet one rule."""
+    first = alike[0]
+    if len(alike) == 1:
+        return Finding(first.head, first.text)
+    each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
+    return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {first.advice}")
+
+
+def name_unread_values(setting: Setting) -> Finding | None:
+    """That runs of a setting differ in values of verl's that its method does not read, which a sweep may overlook."""
+    values = unread_values(setting)
+    if not values:
+        return None
+    each = "; ".join(f"{key} {', '.join(map(str, dict.fromkeys(found)))}" for key, found in values.items())
+    return Finding(
+        f"Runs of {setting.label} differ in values that it does not read.",
+        f"{each}. They trained the same, so the page takes them for runs of one setting.",
+    )
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
@@ -507,25 +368,13 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: the runs' health, the values that are left out, the diagnosis, then tokens, then rewards.
-
-    Each fact is told once: by the diagnosis, except for collapses if their share of the seeds is told.
+    """All sentences: the diagnosis, then tokens, then rewards.
 
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
-    runs = [run for setting in settings for run in setting.runs]
-    found: list[Finding | None] = [*health(runs)]
-    found += [finding for setting in settings for finding in not_finite(setting)]
-    fell = collapses(settings, baseline)
-    found += diagnoses(runs, told=fell is not None)
-    for setting in settings:
-        # What all its runs are diagnosed with.
-        shared = set.intersection(*({one.rule.name for one in diagnose(run)} for run in setting.runs))
-        found += [
-            None if ONE_UPDATE in shared else what_clipping_did(setting),
-            None if NO_SEARCH in shared else what_bounds_did(setting),
-        ]
-    found += [*rewards(settings, baseline), fell, unequal_starts(settings)]
-    return [finding for finding in found if finding]
+    of_runs = [*diagnoses(settings, baseline), *map(name_unread_values, settings)]
+    of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
+    every = [*of_runs, *of_tokens, *rewards(settings, baseline), unequal_starts(settings)]
+    return [finding for finding in every if finding]

@@ -1,7 +1,8 @@
 """What went wrong in a run and since when: one table of rules, from which command, page and documentation follow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import numpy
@@ -11,8 +12,6 @@ from verl_clipx.common.statistics.collapse import KEPT, collapse
 from verl_clipx.diagnose.base_rates import MEASURES, usual
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
-
-PAGE = "docs/diagnosis.md"
 
 COUNT = "actor/clipx/count/bin_*"
 
@@ -28,12 +27,9 @@ KL_IS_NOT_ZERO = 1e-3
 MOST_MISMATCH = 0.02
 EXPLOSION, STEPS_BEFORE = 100.0, 5
 MOST_CUT = 0.25
+MOST_UNDECIDED = 0.1
 
-
-# The names of rules whose facts the report's page can also state elsewhere, for several runs at once.
-ONE_UPDATE, NO_SEARCH = "bounds idle: one update a rollout batch", "bounds idle: the search never started"
 REWARD_COLLAPSE = "reward collapse"
-COLLAPSE_REMEDY = "Go back to a checkpoint before, with narrower bounds or a lower learning rate."
 
 
 class Onset(NamedTuple):
@@ -48,30 +44,45 @@ class Onset(NamedTuple):
     evidence: str
 
 
-@dataclass(frozen=True)
+class Kind(Enum):
+    """What a rule is good for while a run trains."""
+
+    FACT = "fact"
+    """Whatever else is in the log, it stays true: it is said while the run trains, and `clipx.health=stop` ends it."""
+
+    TREND = "trend"
+    """It is said while the run trains: how often beginnings of healthy logs meet it was counted."""
+
+    REMARK = "remark"
+    """It is said of a finished run alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A pathology and how a log shows it.
 
     Args:
         name: in the field's terms; lower case.
-        columns: the metrics or keys of the record that it reads.
+        reads: the metrics or keys of the record that it reads.
         onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
         threshold: in words.
         reason: why the threshold is what it is.
-        heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         remedy: what to do.
         link: the page of the documentation that says more.
-        any_of: whether one of the columns is enough.
+        kind: what it is good for while a run trains.
+        heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
+        any_of: whether one of what it reads is enough.
     """
 
     name: str
-    columns: tuple[str, ...]
+    reads: tuple[str, ...]
     onset: Callable[[Run], Onset | None]
     threshold: str
     reason: str
-    heuristic: bool
     remedy: str
     link: str
+    kind: Kind = Kind.REMARK
+    heuristic: bool = False
     any_of: bool = False
 
 
@@ -96,32 +107,37 @@ class Diagnosis(NamedTuple):
     def advice(self) -> str:
         """What the threshold rests on, usual values, the remedy and the page that says more."""
         basis = "The threshold is heuristic. " if self.rule.heuristic else ""
-        shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.columns if name in MEASURES)
+        shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.reads if name in MEASURES)
         basis += f"To compare: {shares}. " if shares else ""
         return f"{basis}{self.rule.remedy} See {self.rule.link}."
 
 
-def diagnose(run: Run) -> list[Diagnosis]:
-    """The rules that a run meets, the earliest onset first."""
-    found = [Diagnosis(run.name, rule, onset) for rule in RULES if (onset := rule.onset(run))]
-    return sorted(found, key=lambda one: one.onset.step)
+def diagnose(run: Run, rules: Sequence[Rule] | None = None) -> list[Diagnosis]:
+    """The rules that a run meets, the earliest onset first.
+
+    Args:
+        run: a whole one, or one that still trains, with its log so far.
+        rules: by default all of them.
+    """
+    met = [(rule, rule.onset(run)) for rule in (RULES if rules is None else rules)]
+    return sorted((Diagnosis(run.name, rule, onset) for rule, onset in met if onset), key=lambda one: one.onset.step)
 
 
-def lacking(rule: Rule, run: Run) -> list[str]:
+def keys_missing_for(rule: Rule, run: Run) -> list[str]:
     """What a rule reads and a run does not have; empty if the rule can be judged."""
     missing = [
         key
-        for key in rule.columns
+        for key in rule.reads
         if not (keys.of_bins("count", run.log) if key == COUNT else _is_logged(run, key) or key in run.configuration)
     ]
-    return missing if not rule.any_of or len(missing) == len(rule.columns) else []
+    return missing if not rule.any_of or len(missing) == len(rule.reads) else []
 
 
 def _is_logged(run: Run, key: str) -> bool:
     return key in run.log and bool(numpy.isfinite(run.log[key].to_numpy(dtype=float)).any())
 
 
-def judged(run: Run) -> str:
+def say_nothing_was_found(run: Run) -> str:
     """Says that no rule found anything, how many rules the log and record allow to judge, and what the rest need.
 
     Raises:
@@ -129,16 +145,16 @@ def judged(run: Run) -> str:
     """
     if not any(_is_logged(run, key) for key in run.log):
         raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
-    needs = {rule.name: missing for rule in RULES if (missing := lacking(rule, run))}
+    needs = {rule.name: missing for rule in RULES if (missing := keys_missing_for(rule, run))}
     if not needs:
         return f"None of the {len(RULES)} rules found anything in {run.name}."
     parts: set[str] = set()
     methods: set[str] = set()
     for rule in RULES:
         missing = needs.get(rule.name, [])
-        parameters = {key for key in rule.columns if key.startswith("clipx.")}
+        parameters = {key for key in rule.reads if key.startswith("clipx.")}
         of_another = parameters and not parameters & run.configuration.keys()
-        if of_another and {key for key in rule.columns if "/" in key} <= {*missing}:
+        if of_another and {key for key in rule.reads if "/" in key} <= {*missing}:
             methods.add(rule.link.partition("#")[2].upper())
         else:
             parts |= {key if "/" in key or run.configuration else "the run's configuration" for key in missing}
@@ -243,7 +259,7 @@ def _search(run: Run) -> Onset | None:
     share, after = _trained(run, keys.SHARE_BEFORE), _trained(run, keys.SHARE_AFTER)
     target = _target(run)
     bounds = [_trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
-    idle = all(len(one) and one.max() - one.min() < RATIO_IS_ONE for one in bounds)
+    idle = all(len(bound) and bound.max() - bound.min() < RATIO_IS_ONE for bound in bounds)
     if target is None or share.empty or after.empty or not idle or share.min() < target:
         return None
     return Onset(int(share.index[0]), f"{keys.SHARE_BEFORE} {share.min():.3g} or more, target {target:g}")
@@ -284,121 +300,214 @@ def _truncated(run: Run) -> Onset | None:
 
 
 def _skipped(run: Run) -> Onset | None:
-    found = run.skipped_updates
-    if found is None:
+    skipped = run.skipped_updates
+    if skipped is None:
         return None
-    if found.updates is None:
-        count = f"updates skipped in {found.steps} of {found.trained} steps since, how many this log does not say"
+    if skipped.updates is None:
+        count = f"updates skipped in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
     else:
-        all_updates = (run.updates_a_step or 0) * found.trained
-        of_all = f" of {all_updates}" if all_updates >= found.updates else ""
-        count = f"{found.updates}{of_all} update{'' if found.updates == 1 and not of_all else 's'} skipped since"
-    named = ", ".join(
-        f"{key} in {len(at)} step{'s' * (len(at) > 1)}"
-        for key in keys.FINITE
-        if key != keys.GRADIENT_NORM and (at := run.not_finite.get(key))
-    )
-    return Onset(found.first, f"{count}; not finite in this log: {named}" if named else count)
+        all_updates = (run.updates_a_step or 0) * skipped.trained
+        of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
+        count = f"{skipped.updates}{of_all} update{'' if skipped.updates == 1 and not of_all else 's'} skipped since"
+    ranks = run.values(keys.NOT_FINITE_RANK)
+    if len(ranks):
+        # -1: it came up in the backward pass.
+        count += f", first on rank {int(ranks.iloc[0])}" if ranks.iloc[0] >= 0 else ", in the gradient only"
+    return Onset(skipped.first, count)
+
+
+def _not_finite(run: Run) -> Onset | None:
+    evidence: list[str] = []
+    steps: list[int] = []
+    for key, what in keys.HEALTH_COUNTS.items():
+        counts = run.values(key)
+        if len(counts := counts[counts > 0]):
+            evidence.append(f"{what} of {int(counts.sum())} responses in {_steps(len(counts))}")
+            steps.append(int(counts.index[0]))
+    for key in keys.FINITE:
+        # That the gradient is not finite is what a skipped update says.
+        if key != keys.GRADIENT_NORM and (at := run.not_finite.get(key)):
+            evidence.append(f"{key} in {_steps(len(at))}")
+            steps.append(at[0])
+    return Onset(min(steps), f"not finite: {'; '.join(evidence)}") if steps else None
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count > 1)}"
 
 
 RULES = (
     Rule(
-        "entropy collapse", (keys.ENTROPY,), _entropy,
-        f"below {ENTROPY_LEFT:.0%} of the greatest of its first {LASTING} steps, {LASTING} steps in a row",
-        "healthy runs of docs/results/cpu_small.md fall to 9 % for as long", True,
-        "Raise the upper bound (+clipx=dapo), or take a method that keeps improbable tokens "
-        "(+clipx=acpo, +clipx=cispo).", "docs/faq.md",
+        name="skipped updates",
+        reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
+        onset=_skipped,
+        threshold="any",
+        reason="verl skips an update only where its gradient is not finite",
+        remedy="The policy stayed as it was, so that clipping and bounds do not show how the method trains. The run's "
+        "output names rank, fields and prompts of values that are not finite.",
+        link="docs/reading.md#health",
+        kind=Kind.FACT,
+        any_of=True,
     ),
     Rule(
-        "few prompts teach, because samples score alike", (keys.ALIKE,), _beyond(keys.ALIKE, MOST_ALIKE),
-        f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
-        "such prompts have advantage 0, so fewer than a tenth teach", True,
-        "Take easier or harder prompts, more samples a prompt, or filter groups.", "docs/reliability.md#health",
+        name="values that are not finite",
+        reads=(*keys.HEALTH_COUNTS, *(key for key in keys.FINITE if key != keys.GRADIENT_NORM)),
+        onset=_not_finite,
+        threshold="any",
+        reason="a sound run has none",
+        remedy="Means and figures leave these values out. Look at the reward of the prompts that the output names.",
+        link="docs/reading.md#health",
+        kind=Kind.FACT,
+        any_of=True,
     ),
     Rule(
-        "one-sided clipping", (keys.CLIPPED_LOW, keys.CLIPPED_HIGH), _one_sided,
-        f"{ONE_SIDE:.0%} on one side, of at least {WORTH_CLIPPING:.0%} of the tokens, {LONG} steps in a row",
-        "below that share clipping hardly matters; one of 75 healthy runs was so in a few steps", True,
-        "Move that side's bound, or let a method adapt it.", "docs/methods.md",
+        name="entropy collapse",
+        reads=(keys.ENTROPY,),
+        onset=_entropy,
+        threshold=f"below {ENTROPY_LEFT:.0%} of the greatest of its first {LASTING} steps, {LASTING} steps in a row",
+        reason="healthy runs of docs/results/cpu_small.md fall to 9 % for as long",
+        remedy="Raise the upper bound (+clipx=dapo), or take a method that keeps improbable tokens (+clipx=acpo, "
+        "+clipx=cispo).",
+        link="docs/faq.md",
+        kind=Kind.TREND,
+        heuristic=True,
     ),
     Rule(
-        ONE_UPDATE, (keys.RATIO, keys.KL), _single_update,
-        f"ratio 1 and KL 0 to {RATIO_IS_ONE:g} in every step", "rounding of float32", False,
-        "Make actor.ppo_mini_batch_size smaller than data.train_batch_size.", "docs/scopes.md",
+        name="few prompts teach, because samples score alike",
+        reads=(keys.ALIKE,),
+        onset=_beyond(keys.ALIKE, MOST_ALIKE),
+        threshold=f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
+        reason="such prompts have advantage 0, so fewer than a tenth teach",
+        remedy="Take easier or harder prompts, more samples a prompt, or filter groups.",
+        link="docs/reading.md#health",
+        kind=Kind.TREND,
+        heuristic=True,
     ),
     Rule(
-        NO_SEARCH,
-        (keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"), _search,
-        "the share of positive tokens at or above the target in every step, bounds constant",
-        "the search's own condition", False, "Raise clipx.target.", "docs/methods.md#bapo",
+        name="one-sided clipping",
+        reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
+        onset=_one_sided,
+        threshold=f"{ONE_SIDE:.0%} on one side, of at least {WORTH_CLIPPING:.0%} of the tokens, {LONG} steps in a row",
+        reason="below that share clipping hardly matters; one of 75 healthy runs was so in a few steps",
+        remedy="Move that side's bound, or let a method adapt it.",
+        link="docs/methods.md",
+        kind=Kind.TREND,
+        heuristic=True,
     ),
     Rule(
-        "bounds idle: too few tokens a bin", (COUNT, "clipx.alpha"), _few_tokens,
-        f"alpha² + 1 tokens or fewer in most bins, {LASTING} steps in a row",
-        "among n tokens none lies further than √(n − 1) standard deviations from their mean", False,
-        "Take larger mini-batches, fewer bins or a smaller clipx.alpha.", "docs/methods.md#acpo",
+        name="bounds idle: one update a rollout batch",
+        reads=(keys.RATIO, keys.KL),
+        onset=_single_update,
+        threshold=f"ratio 1 and KL 0 to {RATIO_IS_ONE:g} in every step",
+        reason="rounding of float32",
+        remedy="Make actor.ppo_mini_batch_size smaller than data.train_batch_size.",
+        link="docs/scopes.md",
     ),
     Rule(
-        "bounds saturated",
-        (keys.BOUND_HIGH_LAST, keys.SHARE_AFTER, "clipx.target", "clipx.upper_stop", "clipx.upper_step"),
-        _saturated, f"the upper bound at its last candidate and the target missed, {LASTING} steps in a row",
-        "the search has nowhere left to go", False, "Raise clipx.upper_stop or lower clipx.target.",
-        "docs/methods.md#bapo",
+        name="bounds idle: the search never started",
+        reads=(keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"),
+        onset=_search,
+        threshold="the share of positive tokens at or above the target in every step, bounds constant",
+        reason="the search's own condition",
+        remedy="Raise clipx.target.",
+        link="docs/methods.md#bapo",
     ),
     Rule(
-        "ratio anchored to another policy",
-        (keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"), _anchored,
-        f"mean ratio further than {RATIO_IS_NOT_ONE:g} from 1, or KL further than {KL_IS_NOT_ZERO:g} from 0, at one "
-        f"update a rollout batch, {LASTING} steps in a row",
-        "the first update's ratio is 1 unless its old log-probabilities are another policy's", True,
-        "Look at bypass mode and staleness: the clip acts on the mismatch too.", "docs/scopes.md#staleness",
+        name="bounds idle: too few tokens a bin",
+        reads=(COUNT, "clipx.alpha"),
+        onset=_few_tokens,
+        threshold=f"alpha² + 1 tokens or fewer in most bins, {LASTING} steps in a row",
+        reason="among n tokens none lies further than √(n − 1) standard deviations from their mean",
+        remedy="Take larger mini-batches, fewer bins or a smaller clipx.alpha.",
+        link="docs/methods.md#acpo",
     ),
     Rule(
-        "mismatch of rollout and training", (keys.MISMATCH,), _beyond(keys.MISMATCH, MOST_MISMATCH),
-        f"mean difference of probability {MOST_MISMATCH:g} or more, {LASTING} steps in a row", "judgement", True,
-        "Compare the engines' precision and versions, or correct it (algorithm.rollout_correction).",
-        "docs/scopes.md#staleness",
+        name="bounds saturated",
+        reads=(keys.BOUND_HIGH_LAST, keys.SHARE_AFTER, "clipx.target", "clipx.upper_stop", "clipx.upper_step"),
+        onset=_saturated,
+        threshold=f"the upper bound at its last candidate and the target missed, {LASTING} steps in a row",
+        reason="the search has nowhere left to go",
+        remedy="Raise clipx.upper_stop or lower clipx.target.",
+        link="docs/methods.md#bapo",
     ),
     Rule(
-        "truncated sampling", ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top_k"), _truncated,
-        "top_p below 1 or top_k above 0", "the loss's probabilities are of the whole distribution", False,
-        "Sample with top_p 1 and top_k -1.", "docs/scopes.md#staleness", any_of=True,
+        name="ratio anchored to another policy",
+        reads=(keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
+        onset=_anchored,
+        threshold=f"mean ratio further than {RATIO_IS_NOT_ONE:g} from 1, or KL further than {KL_IS_NOT_ZERO:g} from "
+        f"0, at one update a rollout batch, {LASTING} steps in a row",
+        reason="the first update's ratio is 1 unless its old log-probabilities are another policy's",
+        remedy="Look at bypass mode and staleness: the clip acts on the mismatch too.",
+        link="docs/scopes.md#staleness",
+        heuristic=True,
     ),
     Rule(
-        "gradient explosion", (keys.GRADIENT_NORM,), _gradient,
-        f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
-        "healthy runs of docs/results/cpu_small.md stay below 20 times their median", True,
-        "Lower the learning rate or actor.grad_clip.", "docs/reliability.md",
+        name="mismatch of rollout and training",
+        reads=(keys.MISMATCH,),
+        onset=_beyond(keys.MISMATCH, MOST_MISMATCH),
+        threshold=f"mean difference of probability {MOST_MISMATCH:g} or more, {LASTING} steps in a row",
+        reason="judgement",
+        remedy="Compare the engines' precision and versions, or correct it (algorithm.rollout_correction).",
+        link="docs/scopes.md#staleness",
+        heuristic=True,
     ),
     Rule(
-        REWARD_COLLAPSE, (keys.REWARD,), _reward,
-        f"mean of a tenth of the steps below {KEPT:.0%} of the best before, beyond noise",
-        "the report's own definition of a collapse", True,
-        COLLAPSE_REMEDY, "docs/report.md",
+        name="truncated sampling",
+        reads=("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top_k"),
+        onset=_truncated,
+        threshold="top_p below 1 or top_k above 0",
+        reason="the loss's probabilities are of the whole distribution",
+        remedy="Sample with top_p 1 and top_k -1.",
+        link="docs/scopes.md#staleness",
+        any_of=True,
     ),
     Rule(
-        "skipped updates", (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), _skipped,
-        "any", "verl skips an update only where its gradient is not finite", False,
-        "The policy stayed as it was, so that clipping and bounds do not show how the method trains. Find the values "
-        "that are not finite: the run's output names rank, fields and prompts.",
-        "docs/reliability.md#health", any_of=True,
+        name="gradient explosion",
+        reads=(keys.GRADIENT_NORM,),
+        onset=_gradient,
+        threshold=f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
+        reason="healthy runs of docs/results/cpu_small.md stay below 20 times their median",
+        remedy="Lower the learning rate or actor.grad_clip.",
+        link="docs/reading.md#rules",
+        kind=Kind.TREND,
+        heuristic=True,
     ),
     Rule(
-        "responses cut at the limit", (keys.CUT,), _beyond(keys.CUT, MOST_CUT),
-        f"{MOST_CUT:.0%} of the responses or more, {LASTING} steps in a row", "judgement", True,
-        "Raise data.max_response_length, or look whether responses ramble.", "docs/reliability.md#health",
+        name=REWARD_COLLAPSE,
+        reads=(keys.REWARD,),
+        onset=_reward,
+        threshold=f"mean of a tenth of the steps below {KEPT:.0%} of the best before, beyond noise",
+        reason="the report's own definition of a collapse",
+        remedy="Go back to a checkpoint before, with narrower bounds or a lower learning rate.",
+        link="docs/reading.md",
+        kind=Kind.TREND,
+        heuristic=True,
     ),
-)  # fmt: skip
+    Rule(
+        name="responses cut at the limit",
+        reads=(keys.CUT,),
+        onset=_beyond(keys.CUT, MOST_CUT),
+        threshold=f"{MOST_CUT:.0%} of the responses or more, {LASTING} steps in a row",
+        reason="judgement",
+        remedy="Raise data.max_response_length, or look whether responses ramble.",
+        link="docs/reading.md#health",
+        kind=Kind.TREND,
+        heuristic=True,
+    ),
+    Rule(
+        name="answers without a verdict",
+        reads=(keys.UNDECIDED,),
+        onset=_beyond(keys.UNDECIDED, MOST_UNDECIDED),
+        threshold=f"{MOST_UNDECIDED:.0%} of the responses or more, {LASTING} steps in a row",
+        reason="judgement",
+        remedy="Look at answers on which the verifier gives up, and at its time limit.",
+        link="docs/reading.md#health",
+        heuristic=True,
+    ),
+)
 
 
-def table() -> str:
-    """The rules as a table in Markdown, for docs/diagnosis.md."""
-    rows = [
-        f"| {rule.name} | {', '.join(f'`{name}`' for name in rule.columns)} | {rule.threshold} "
-        f"| {rule.reason}{' (heuristic)' if rule.heuristic else ''} | {rule.remedy} "
-        f"| [{rule.link.removeprefix('docs/')}]({rule.link.removeprefix('docs/')}) |"
-        for rule in RULES
-    ]
-    return "\n".join(
-        ["| finding | reads | threshold | its reason | remedy | more |", "|---|---|---|---|---|---|", *rows]
-    )
+def rules_by_kind() -> str:
+    """The names of the rules in Markdown, for docs/reading.md."""
+    kinds = {kind: [rule.name for rule in RULES if rule.kind is kind] for kind in Kind}
+    return "\n".join(f"- **{kind.value.capitalize()}s**: {'; '.join(names)}." for kind, names in kinds.items())

@@ -7,19 +7,66 @@ import torch
 from torch import Tensor, where
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from verl_clipx.base.method import Method
+from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.tokens import OPTIONAL, Inputs, Tokens, tokens_of
 from verl_clipx.loss.metrics import token_sums
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+
+
+class Applied(NamedTuple):
+    """What a method does to the tokens of a micro-batch; tensors are (sequences, length) unless said otherwise.
+
+    Args:
+        tokens: the tokens, with shaped advantages.
+        statistics: the tokens' own, (statistics_size,), float64; None if the decision was given.
+        decision: what the bounds follow from, float64.
+        bounds: the clip bounds on `Method.bounded`.
+        weight: the gradient weight F; values outside the mask have no meaning.
+        value: what is logged as the loss, 0 outside the mask.
+        weighted: minus the gradient of the loss with respect to log_prob, 0 outside the mask. It is F * A, unless
+            `Method.gradient` returns something else.
+    """
+
+    tokens: Tokens
+    statistics: Tensor | None
+    decision: Tensor
+    bounds: Bounds
+    weight: Tensor
+    value: Tensor
+    weighted: Tensor
+
+
+def apply(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor | None = None
+) -> Applied:
+    """Applies a method to the tokens of a micro-batch: the one place where a loss is computed from its formulas.
+
+    Args:
+        decision: what the method decided; None: it decides from the statistics of these tokens.
+
+    Returns:
+        In float32 or, for float64 inputs, in float64. If an input inside the mask is not finite, the token's value and
+        gradient are NaN, whatever the method does with the input. verl then skips the step.
+    """
+    t, statistics = tokens_in(method, shaping, inputs), None
+    if decision is None:
+        statistics = statistics_of(method, t, inputs.counted)
+        decision = method.decide(statistics)
+    bounds = method.bounds(t, decision)
+    weight = method.gradient_weight(t, bounds)
+    value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
+    weighted = where(t.mask, method.gradient(t, weight), 0.0)
+    known = finite(t)
+    value = where(known, value, math.nan)
+    weighted = where(known, weighted, math.nan)
+    return Applied(t, statistics, decision, bounds, weight, value, weighted)
 
 
 class TokenLoss(NamedTuple):
     """The loss of each token before aggregation, as plain numbers.
 
     Args:
-        value: what is logged as the loss, (sequences, length), 0 outside the mask.
-        weighted: minus the gradient of the loss with respect to log_prob, (sequences, length), 0 outside the mask. It
-            is F * A, unless `Method.gradient` returns something else.
+        value, weighted: as for `Applied`.
         sums: from `metrics.token_sums`.
     """
 
@@ -35,37 +82,36 @@ def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inpu
     return t if shaping is None else t._replace(advantages=shaping.advantages(t))
 
 
+def statistics_of(method: Method, t: Tokens, counted: Tensor | None) -> Tensor:
+    """The additive statistics of the tokens that count, (statistics_size,), float64; None: all in the mask count."""
+    return method.statistics(t if counted is None else t._replace(mask=t.mask & counted))
+
+
 def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
     """The additive statistics behind a method's bounds, (statistics_size,), float64."""
-    t = tokens_in(method, shaping, inputs)
-    return method.statistics(t if inputs.counted is None else t._replace(mask=t.mask & inputs.counted))
+    return statistics_of(method, tokens_in(method, shaping, inputs), inputs.counted)
 
 
 def token_loss(
     method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool = False
 ) -> TokenLoss:
-    """A method's loss per token.
+    """A method's loss per token, as `apply` computes it, with the sums of its metrics.
 
     Args:
         decision: what the method decided.
         detailed: as for `metrics.token_sums`.
-
-    Returns:
-        In float32 or, for float64 inputs, in float64. If an input inside the mask is not finite, the token's value and
-        gradient are NaN, whatever the method does with the input. verl then skips the step.
     """
-    t = tokens_in(method, shaping, inputs)
-    bounds = method.bounds(t, decision)
-    weight = method.gradient_weight(t, bounds)
-    value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
-    weighted = where(t.mask, method.gradient(t, weight), 0.0)
+    t, _, _, bounds, weight, value, weighted = apply(method, shaping, inputs, decision)
+    # The sums do not need it, and it would be a part of the loss's largest memory.
     del weight
-    known = finite(t)
-    value, weighted = where(known, value, math.nan), where(known, weighted, math.nan)
-    del known
-    dual_clip = getattr(method, "dual_clip", None)
-    sums = token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted, detailed)
-    return TokenLoss(value, weighted, sums)
+    return TokenLoss(value, weighted, sums_of(method, t, bounds, weighted, inputs.counted, detailed))
+
+
+def sums_of(
+    method: Method, t: Tokens, bounds: Bounds, weighted: Tensor, counted: Tensor | None, detailed: bool = False
+) -> Tensor:
+    """The sums of `metrics.token_sums` over a method's tokens; the arguments are as for `Applied` and `Inputs`."""
+    return token_sums(t, method.bounded(t), bounds, weighted, getattr(method, "dual_clip", None), counted, detailed)
 
 
 def finite(t: Tokens) -> Tensor:

@@ -78,13 +78,13 @@ def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
 
 def markdown_table(which: str) -> str:
     """A table of docs/metrics.md; `which` is as for `rows_of`."""
-    lines, section = ["| key | meaning | unit |", "|---|---|---|"], ""
+    lines, section = ["| key | meaning |", "|---|---|"], ""
     for row in rows_of(which):
         if row.section != section:
             section = row.section
-            lines.append(f"| | **{section}** | |")
+            lines.append(f"| | **{section}** |")
         keys = ", ".join(f"`{key}`" for key in row.keys) + (" …" if row.metric.numbered else "")
-        lines.append(f"| {keys} | {escaped(row.meaning)} | {escaped(row.metric.unit)} |")
+        lines.append(f"| {keys} | {escaped(row.meaning)} |")
     return "\n".join(lines)
 
 

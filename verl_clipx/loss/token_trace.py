@@ -7,9 +7,8 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
-from verl_clipx.loss.loss import tokens_in
+from verl_clipx.loss.loss import Applied
 from verl_clipx.loss.observed import LOG_RATIO_CLAMP, ObservedTokens, bounded_of
-from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 
 
 class TokenTrace(NamedTuple):
@@ -34,19 +33,15 @@ class TokenTrace(NamedTuple):
     weight: Tensor
 
 
-def token_trace(
-    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, factor: Tensor | float
-) -> TokenTrace:
+def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> TokenTrace:
     """What a method does to each token.
 
     Args:
-        decision: what the method decided.
+        applied: from `loss.apply`.
         factor: the factor of verl's rollout correction and of entropy selection on F, broadcastable to (sequences,
             length).
     """
-    t = tokens_in(method, shaping, inputs)
-    bounds = method.bounds(t, decision)
-    return _trace(t, method.bounded(t), bounds, method.gradient_weight(t, bounds) * factor)
+    return _trace(applied.tokens, method.bounded(applied.tokens), applied.bounds, applied.weight * factor)
 
 
 def observed_token_trace(

@@ -11,6 +11,7 @@ from verl_clipx.base.histogram import ratio_or_zero, whole_sums
 from verl_clipx.base.method import LARGEST_BOUND, NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -112,23 +113,27 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     def __post_init__(self) -> None:
         # Before the range, which is that of the other contributions.
         if self.contribution == "share" and isinstance(self.target, int | float) and self.target > 1:
-            raise ValueError(
-                f"{NODE}.target={self.target!r} with {NODE}.contribution=share: a share is at most 1. The target "
-                f"must be a number (at least 0.01 and at most 1); or set {NODE}.contribution=ratio or net."
+            raise Refusal(
+                f"{NODE}.target",
+                self.target,
+                f"with {NODE}.contribution=share it must be a number (at least 0.01 and at most 1)",
+                f"Change it, or set {NODE}.contribution=ratio or net.",
             )
         super().__post_init__()
         for side in ("lower", "upper"):
             not_above(self, f"{side}_start", f"{side}_stop")
             start, stop, step = self._range(side)
             if (stop - start) / step > MOST_CANDIDATES:
-                raise ValueError(
-                    f"{NODE}.{side}_step={step:g}: more than {MOST_CANDIDATES} candidates. Set a larger step."
+                raise Refusal(
+                    f"{NODE}.{side}_step", step, f"gives more than {MOST_CANDIDATES} candidates", "Set a larger step."
                 )
             if stop > start and self._count(side) == 1:
-                raise ValueError(
-                    f"{NODE}.{side}_step={step:g}: longer than the way from {NODE}.{side}_start={start:g} to "
-                    f"{NODE}.{side}_stop={stop:g}, so that the bound could not move. Set a smaller step, or, if it "
-                    f"shall not move, {NODE}.{side}_stop={start:g}."
+                raise Refusal(
+                    f"{NODE}.{side}_step",
+                    step,
+                    f"is longer than the way from {NODE}.{side}_start={start:g} to {NODE}.{side}_stop={stop:g}, so "
+                    "that the bound could not move",
+                    f"Set a smaller step or, if it shall not move, {NODE}.{side}_stop={start:g}.",
                 )
 
     @property

@@ -6,6 +6,7 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_CLAMP, NODE, Bounds, FixedBounds
 from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens
 
 
@@ -40,7 +41,7 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
         super().__post_init__()
         for key in ("clip_low", "clip_high"):
             if not getattr(self, key):
-                raise ValueError(f"{NODE}.{key}={getattr(self, key)!r}: DGPO scales its decay by the bound. Set one.")
+                raise Refusal(f"{NODE}.{key}", getattr(self, key), "DGPO scales its decay by the bound", "Set one.")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio

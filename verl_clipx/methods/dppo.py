@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, Limit, interval, limit_of
-from verl_clipx.base.parameters import choice, number, optional, parameter
+from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight, Limit, interval, limit_of
+from verl_clipx.base.parameters import VerlKey, choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 # Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
@@ -40,18 +40,21 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         optional(number(at_least=0, at_most=1)),
         "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
         "paper",
+        VerlKey(("clip_ratio_low",), instead="clip_ratio"),
     )
     threshold_high: float | None = parameter(
         0.2,
         optional(number(at_least=0, at_most=1)),
         "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
         "paper",
+        VerlKey(("clip_ratio_high",), instead="clip_ratio"),
     )
     weight_high: float | None = parameter(
         5.0,
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of the ratio as a weight; null: no bound",
         "paper",
+        DUAL_CLIP,
     )
 
     @property

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds, Limit, Method
-from verl_clipx.base.parameters import number, parameter
+from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -25,7 +25,11 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
 
     # As in the example of verl's pull request 7245 and in Tinker's documentation; verl itself has no default.
     beta: float = parameter(
-        0.05, number(above=0, at_most=100), "how strongly the gradient pulls back, per nat of the log-ratio", "choice"
+        0.05,
+        number(above=0, at_most=100),
+        "how strongly the gradient pulls back, per nat of the log-ratio",
+        "choice",
+        VerlKey(("policy_loss.dro_beta",)),
     )
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, USUAL_HIGH, USUAL_LOW, Bounds, FixedBounds
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.parameters import ABOVE_ZERO, BELOW_ZERO, LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturated
 
 
@@ -26,12 +26,15 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
         optional(number(at_least=1 / LARGEST_BOUND, at_most=1, usual=USUAL_LOW)),
         "lower clip bound on the ratio; null: no bound",
         "paper",
+        # verl's geo_mean clips the log-ratio.
+        LOWER_WIDTH._replace(conversion=BELOW_ZERO),
     )
     clip_high: float | None = parameter(
         math.exp(0.4),
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
         "upper clip bound on the ratio; null: no bound",
         "paper",
+        UPPER_WIDTH._replace(conversion=ABOVE_ZERO),
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

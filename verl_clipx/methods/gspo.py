@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor, minimum, where
 
 from verl_clipx.base.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, limit_of
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturated
+
+OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +27,14 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         optional(number(at_least=0, at_most=1, usual=(0.99, 1))),
         "lower clip bound on the sequence's ratio; null: no bound",
         "paper",
+        LOWER_WIDTH._replace(usual_because=OF_TOKENS),
     )
     clip_high: float | None = parameter(
         1.0004,
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=(1, 1.01))),
         "upper clip bound on the sequence's ratio; null: no bound",
         "paper",
+        UPPER_WIDTH._replace(usual_because=OF_TOKENS),
     )
     log_ratio_clamp: float | None = parameter(
         10.0,

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, full_like, sigmoid, where
 
 from verl_clipx.base.method import Bounds, Limit, Method
-from verl_clipx.base.parameters import number, parameter
+from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -26,12 +26,15 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
         "temperature of tokens with A > 0; larger: a narrower gate",
         "paper",
+        # verl's sapo reads the first, its scripts set the second.
+        VerlKey(("tau_pos", "policy_loss.tau_pos")),
     )
     tau_negative: float = parameter(
         1.05,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
         "temperature of the other tokens; larger: a narrower gate",
         "paper",
+        VerlKey(("tau_neg", "policy_loss.tau_neg")),
     )
 
     @property

@@ -25,7 +25,8 @@ from verl_clipx.replay.output import (
 from verl_clipx.replay.tokens import TracedTokens, traced_step
 from verl_clipx.run.candidates import Candidate, candidates_of
 from verl_clipx.run.config import Settings, build
-from verl_clipx.runs.run import Run, read_run
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import Run
 
 # Keys of the node that do not change the loss on given tokens.
 NOT_OF_THE_LOSS = ("trace", "update")

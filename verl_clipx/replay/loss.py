@@ -8,7 +8,7 @@ from torch import Tensor
 from verl_clipx.base.method import declared
 from verl_clipx.base.tokens import OPTIONAL, Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.loss.loss import token_loss, token_statistics
+from verl_clipx.loss.loss import apply, sums_of, token_statistics
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.token_trace import TokenTrace, token_trace
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
@@ -101,18 +101,18 @@ def _one(
     settings: Settings, own: Settings | None, tokens: TracedTokens, inputs: Inputs, factor: Tensor, number: int | None
 ) -> tuple[TokenTrace, Tensor, dict[str, Tensor]]:
     """The tokens' trace, their sums, and the metrics of the decision; `number` is the micro-batch's."""
-    method, shaping = settings.method, settings.shaping
+    method, shaping, of_decision = settings.method, settings.shaping, {}
     if kept(settings, own, tokens):
         decision = tokens.decisions[number if number is not None else next(iter(tokens.decisions))]
-        of_decision = {}
     else:
         statistics = _statistics(settings, tokens, inputs)
         decision = method.decide(statistics)
         of_decision = method.metrics(statistics, decision)
-    trace = token_trace(method, shaping, inputs, decision, factor)
-    sums = token_loss(method, shaping, inputs, decision, detailed=True).sums
+    applied = apply(method, shaping, inputs, decision)
+    sums = sums_of(method, applied.tokens, applied.bounds, applied.weighted, inputs.counted, detailed=True)
     own_metrics = {name: one for _, found in declared(method, of_decision) for name, one in found.items()}
-    return trace, sums, {f"clipx/{name}": value for name, value in own_metrics.items()}
+    logged = {f"clipx/{name}": value for name, value in own_metrics.items()}
+    return token_trace(method, applied, factor), sums, logged
 
 
 def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:

@@ -35,7 +35,7 @@ class Match(NamedTuple):
         low, high: the ends of the value's 95 % interval over prompts; None where it is exact, or has none: fewer than
             five prompts in an update, or not one crossing. An end of the range stands for what lies beyond it.
         beyond: the number on the other side of the step at `value`; None where it never crosses.
-        others: parameters that move the method's bounds too.
+        others: further parameters of the method's own that are numbers other than 0.
     """
 
     parameter: str
@@ -103,8 +103,10 @@ def matched(
     traced = [update.batch for update in updates]
     low, high = min(values), max(values)
     found = crossing(parameter, lambda value: number_at(value, traced), low, high, target)
-    of_bounds = candidate.settings({parameter: float(low)}).method.instead_of_bounds
-    found = found._replace(others=tuple(name for name in of_bounds if name != parameter and parameter in of_bounds))
+    method = candidate.settings({parameter: float(low)}).method
+    values = {name: getattr(method, name) for name in type(method).__annotations__}
+    numbers = [name for name, value in values.items() if isinstance(value, float) and value]
+    found = found._replace(others=tuple(name for name in numbers if name != parameter and parameter in numbers))
     if found.crossings != 1 or all(update.whole for update in updates):
         return found
     side = numpy.sign(number_at(low, traced) - target)

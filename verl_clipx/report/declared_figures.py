@@ -8,7 +8,7 @@ from verl_clipx.methods import METHODS
 from verl_clipx.report.drawing import end_labels, figure, room_at_the_ends
 from verl_clipx.report.log_figures import Panel, Plate, step_axis
 from verl_clipx.report.palette import DrawnSetting
-from verl_clipx.report.windows import curve, marks, told, window_of
+from verl_clipx.report.windows import curve, describe_windows, marks, window_of
 from verl_clipx.runs import keys
 
 # For the metrics of a chart, in turn.
@@ -56,7 +56,7 @@ def declared_plate(settings: list[DrawnSetting]) -> Plate:
     return Plate(
         "What else was logged",
         "a curve that changes where reward, entropy or clipping change.",
-        f"{told(window)}{'; '.join(meanings)}.",
+        f"{describe_windows(window)}{'; '.join(meanings)}.",
         panels,
     )
 

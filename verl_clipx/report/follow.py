@@ -6,7 +6,7 @@ from pathlib import Path
 
 from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
 from verl_clipx.common.run_lock import is_held
-from verl_clipx.runs.run import log_of
+from verl_clipx.runs.folder import RunFolder
 
 SECONDS = 10.0
 
@@ -22,16 +22,16 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
     Raises:
         OSError, ValueError: as `write`.
     """
-    logs, seen, told = [log_of(path) for path in paths], None, False
+    logs, seen, waits = [RunFolder(path).log for path in paths], None, False
     while True:
         # This comes before the files are looked at, so that the last page has what a run logs last.
         trains = any(map(_trains, logs))
         now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / VALIDATION)]
         empty = next((log for log in logs if not (log.exists() and log.stat().st_size)), None)
         if trains and empty is not None:
-            if not told:
+            if not waits:
                 wait(f"{empty}: no step yet")
-            told = True
+            waits = True
         elif now != seen or not trains:
             write(trains)
             seen = now

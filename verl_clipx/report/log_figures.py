@@ -13,7 +13,7 @@ from verl_clipx.common.sentences import HARDLY, percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.base_rates import BEYOND, CLIPPED, usual
 from verl_clipx.diagnose.findings import (
-    clipped,
+    clipped_share,
     entropy_changes,
     has_searched_bounds,
     mass_shares,
@@ -24,7 +24,7 @@ from verl_clipx.diagnose.findings import (
 )
 from verl_clipx.report.drawing import end_labels, figure, room_at_the_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
-from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, marks, told, window_of, windowed
+from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, describe_windows, marks, window_of, windowed
 from verl_clipx.runs import keys
 from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 
@@ -96,7 +96,7 @@ def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) 
     """Reward, entropy, KL and gradient norm over steps."""
     panels, window = _panels(settings, OUTCOMES), window_of(settings)
     found = rewards(settings, baseline)
-    note = told(window) + "As in BAPO’s Figure 9. "
+    note = describe_windows(window) + "As in BAPO’s Figure 9. "
     if any(len(setting.runs) > 1 for setting in settings):
         note += (
             "Where a setting has several seeds, the band spans them, from the lowest to the highest; lines are means. "
@@ -133,8 +133,8 @@ def samples(settings: list[DrawnSetting]) -> Plate:
         heading,
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
-        f"{told(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. Alike: of the prompts with "
-        f"several samples{usual(keys.ALIKE)}. "
+        f"{describe_windows(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. "
+        f"Alike: of the prompts with several samples{usual(keys.ALIKE)}. "
         "Mismatch: the mean absolute difference between a sampled token’s probability in the rollout engine and in the "
         "trainer.",
         _panels(settings, SAMPLES),
@@ -207,7 +207,7 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
         found[0] if len(found) == 1 else "How the bounds moved",
         "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
         "gradient that GRPO would clip.",
-        f"{told(window)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
+        f"{describe_windows(window)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
         f"A lower bound at 0 is none. {POSITIVE_SHARE * any(map(has_searched_bounds, settings))}As in BAPO’s Figure 8.",
         panels,
     )
@@ -270,7 +270,7 @@ def _last_bounds(axes: Axes, low: pandas.Series, high: pandas.Series, colour: st
 
 def fractions(settings: list[DrawnSetting]) -> Plate:
     """The clipped share of tokens over steps."""
-    known = [setting for setting in settings if len(clipped(setting))]
+    known = [setting for setting in settings if len(clipped_share(setting))]
     panels, window = [], window_of(settings)
     highest, lowest = (
         max([windowed(setting.mean(key), window, HIGH).max() for setting in known], default=0)
@@ -282,7 +282,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         _bars(axes, high, 0 * high, CLIPPED_HIGH, window)
         _bars(axes, -low, 0 * low, CLIPPED_LOW, window)
         _share_axis(axes, lowest, highest)
-        of_all = clipped(setting)
+        of_all = clipped_share(setting)
         text = f"{percent(of_all.mean())} of all tokens; most {percent(of_all.max())}, step {of_all.idxmax()}"
         axes.set_title(text if of_all.max() > 0 else "none", fontweight="normal")
         description = (
@@ -292,7 +292,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
     note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
     note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
-    of_verl = [one for one in settings if not len(clipped(one)) and len(one.mean(keys.PG_CLIPPED))]
+    of_verl = [one for one in settings if not len(clipped_share(one)) and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
         text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
@@ -310,7 +310,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
 
 
 def _most_clipping(settings: list[DrawnSetting]) -> str:
-    shares = {setting.label: clipped(setting).mean() for setting in settings}
+    shares = {setting.label: clipped_share(setting).mean() for setting in settings}
     ranked = sorted(shares, key=shares.get, reverse=True)
     # Which of two has more is a question of seeds; that one has hardly any is in the logs.
     if len(ranked) < 2 or shares[ranked[0]] == shares[ranked[1]] or shares[ranked[1]] >= HARDLY:
@@ -347,7 +347,7 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
         panels.append(Panel(f"mass_{index}", label, description, drawing))
     kept = {label: float((shares.HP + shares.LN).mean()) for label, (_, shares) in known.items()}
-    tokens = {label: clipped(setting).mean() for label, (setting, _) in known.items()}
+    tokens = {label: clipped_share(setting).mean() for label, (setting, _) in known.items()}
     outside = max([float((1 - shares.M).max()) for _, shares in known.values()], default=0.0)
     most = max(kept, key=kept.get, default="")
     soft = kept and kept[most] > 0
@@ -385,10 +385,10 @@ def entropy(settings: list[DrawnSetting]) -> Plate:
     return Plate(
         went_as_estimated(settings),
         "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
-        f"{told(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. Adam has no single learning rate "
-        "that would make nats of it, so its size says nothing. The change is to the next step, whose samples are "
-        "others. Steps of a run depend on each other, so the heading tests what most of a seed’s steps did, which "
-        "takes six seeds.",
+        f"{describe_windows(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. "
+        "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the "
+        "next step, whose samples are others. Steps of a run depend on each other, so the heading tests what most "
+        "of a seed’s steps did, which takes six seeds.",
         panels,
     )
 

@@ -25,7 +25,9 @@ from verl_clipx.report.ratio_parts import ratio_parts
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run, Setting, baseline_of, differences, read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, baseline_of, differing_values, settings_of
 from verl_clipx.runs.traced import TracedUpdate, traced_updates
 from verl_clipx.runs.trained import what_was_trained
 
@@ -91,14 +93,14 @@ def write_report(
     settings = palette.with_colours(settings_of(runs))
     updates = traced_updates(settings)
     compared_with = baseline_of(settings, baseline)
-    told = findings(settings, compared_with)
-    told += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
+    sentences = findings(settings, compared_with)
+    sentences += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
     if replayed or matched:
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
 
         updates, of_replays = with_replays(updates, replayed or [], matched or [])
-        told += of_replays
+        sentences += of_replays
     with style():
         others = declared_plate(settings)
         plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
@@ -117,7 +119,7 @@ def write_report(
         headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
         reload_every=reload_every,
         settings=settings,
-        findings=told,
+        findings=sentences,
         baseline=compared_with.label,
         fewest_seeds=min(setting.seeds for setting in settings),
         needed_seeds=MIN_SEEDS,
@@ -137,7 +139,7 @@ def write_report(
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     write_text(out / PAGE, page)
-    return told
+    return sentences
 
 
 @contextlib.contextmanager
@@ -222,7 +224,7 @@ def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:
     """What sets the settings apart, the plugin's keys first; parameters that not every method has share a row."""
-    found = differences([setting.runs[0] for setting in settings])
+    found = differing_values([setting.runs[0] for setting in settings])
     of_some = [key for key in found if key.startswith("clipx.") and None in found[key]]
     rows = {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in found}
     own = [

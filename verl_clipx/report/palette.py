@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from verl_clipx.runs.run import GRPO_METHOD, Setting
+from verl_clipx.runs.settings import GRPO_METHOD, Setting
 
 # GRPO and its bounds, the yardstick; then the other settings that are compared, in the order in which they were named.
 GRPO = "#404040"

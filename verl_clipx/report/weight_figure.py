@@ -8,8 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from verl_clipx.base.method import Method
-from verl_clipx.base.tokens import Inputs, tokens_of
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.files import replacing
+from verl_clipx.loss.loss import apply
 from verl_clipx.report.drawing import STYLE
 from verl_clipx.report.palette import INK, OTHERS, SOFT
 
@@ -39,9 +40,8 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
         entropy=torch.ones_like(old),
         group=torch.arange(POINTS),
     )
-    tokens = tokens_of(inputs, method.log_ratio_clamp)
     decision = method.decide(torch.zeros(method.statistics_size, dtype=torch.float64))
-    return ratio[:, 0], method.gradient_weight(tokens, method.bounds(tokens, decision))[:, 0]
+    return ratio[:, 0], apply(method, None, inputs, decision).weight[:, 0]
 
 
 def draw_weights(method: Method, path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import pandas
 from matplotlib.axes import Axes
 
-from verl_clipx.runs.run import Setting
+from verl_clipx.runs.settings import Setting
 
 # A run of up to MOST_STEPS steps is drawn step by step, a longer one in at most MOST_WINDOWS windows of steps.
 MOST_STEPS = 120
@@ -68,7 +68,7 @@ def marks(values: pandas.Series, window: int) -> dict:
     return {"marker": "o", "markersize": 3} if window == 1 and len(values) <= MOST_MARKS else {}
 
 
-def told(window: int) -> str:
+def describe_windows(window: int) -> str:
     """What a caption says about the windows."""
     if window == 1:
         return "Each point is a step; nothing is smoothed. "

@@ -7,11 +7,15 @@ import dataclasses
 from typing import Any
 
 from verl_clipx.base.method import Limit
-from verl_clipx.run.clip_keys import ACTOR
+from verl_clipx.base.refusal import written
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.run.hydra_nodes import ClipxPolicyLossConfig, RunFacts
-from verl_clipx.run.listing import group_settings
-from verl_clipx.run.support import (
+from verl_clipx.run.facts import RunFacts, source_of
+from verl_clipx.run.groups import OBSERVE, group_settings
+from verl_clipx.run.support import untested
+from verl_clipx.run.verl_keys import (
+    ACTOR,
+    LOSS_AGG_MODE,
+    MINI_BATCH,
     ROLLOUT_IS,
     ROLLOUT_RS,
     TEMPERATURE,
@@ -19,39 +23,50 @@ from verl_clipx.run.support import (
     WITH_ROLLOUT_RS,
     distillation_term,
     mismatch_remark,
-    untested,
 )
 
 
-def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
+def announcement(policy_loss: Any) -> str:
     """One line that says what a run trains.
 
     Args:
-        policy_loss: verl's policy-loss node, as the driver and the workers build it.
+        policy_loss: a `resolve.Resolved`, or verl's policy-loss configuration as the workers build it.
     """
     settings, run = policy_loss.clipx, policy_loss.run
     observed = isinstance(settings, Observe)
     if observed:
-        loss, limit, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", VERL_LIMIT, False
+        loss, limit, twice = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx={OBSERVE})", VERL_LIMIT, False
     else:
-        chosen, limit = f" (+clipx={run.group})" if run.group else "", settings.method.what_limits
-        scope = f"scope {settings.scope}" if settings.adaptive else limit.described
-        differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
-        weight = UNCONSTRAINED if settings.method.unconstrained_weight else ""
-        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}{weight}"
-        lopti = settings.update is not None and len(settings.update.passes) == 2
+        loss, limit = describe_loss(settings, run), settings.method.what_limits
+        twice = settings.update is not None and len(settings.update.passes) == 2
     biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
     parts = [
         f"clipx: {loss}",
+        not_used(run),
         distillation_term(run.options),
-        averages(run, observed=observed),
+        averages(run, settings),
         *corrections(run, observed=observed),
         biased,
         untested_options(run),
         f"old_log_probs {source_of_old_log_probs(run)}",
-        updates(run, limit, twice=lopti),
+        updates(run, limit, twice=twice),
     ]
     return f"{'; '.join(filter(None, parts))}{traced(settings)}"
+
+
+def describe_loss(settings: Settings, run: RunFacts) -> str:
+    """The method, its group, its scope or limit, and the parameters that differ from the group."""
+    method = settings.method
+    group = f" (+clipx={run.group})" if run.group else ""
+    scope = f"scope {settings.scope}" if settings.adaptive else method.what_limits.described
+    differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
+    return f"clipx_{method.name}{group}, {scope}, {differing}{UNCONSTRAINED if method.unconstrained_weight else ''}"
+
+
+def not_used(run: RunFacts) -> str:
+    """verl's clip keys that the method does not read; empty if none is set."""
+    keys = ", ".join(f"{key.removeprefix(f'{ACTOR}.')}={written(value)}" for key, value in run.unused.items())
+    return f"verl's {keys} not used" if keys else ""
 
 
 # The plugin does not know what limits verl's own loss.
@@ -64,19 +79,16 @@ UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or chang
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 
 
-def averages(run: RunFacts, *, observed: bool) -> str:
-    """verl's aggregation mode and, if it differs, the paper's.
-
-    Args:
-        observed: whether verl's own loss is trained. Some of verl's losses, such as its sapo, average in their own way.
-    """
-    said, key = f"loss_agg_mode {run.loss_agg_mode}", f"{ACTOR}.loss_agg_mode"
-    if observed:
-        return f"{said}, if this loss follows it"
-    paper = run.paper_loss_agg_mode
+def averages(run: RunFacts, settings: Settings | Observe) -> str:
+    """verl's aggregation mode and, if it differs, the paper's."""
+    mode = f"loss_agg_mode {run.loss_agg_mode}"
+    if isinstance(settings, Observe):
+        # Some of verl's own losses, such as its sapo, average in their own way.
+        return f"{mode}, if this loss follows it"
+    paper = settings.paper_loss_agg_mode
     if paper in (None, run.loss_agg_mode):
-        return said
-    return f"{said} (the paper {AVERAGES.get(paper, 'does not')}; set {key}={paper} for that)"
+        return mode
+    return f"{mode} (the paper {AVERAGES[paper]}; set {LOSS_AGG_MODE}={paper} for that)"
 
 
 def corrections(run: RunFacts, *, observed: bool) -> list[str]:
@@ -122,7 +134,7 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
     for field, value in values_of(settings):
         name, of_group = field.name, group.get(field.name, field.default)
         if value != of_group:
-            source = f"; from {ACTOR}.{run.taken[name]}" if name in run.taken else switched_off(run, name, value)
+            source = f"; from {source_of(run.taken[name])}" if name in run.taken else switched_off(run, name, value)
             found.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
     return found
 
@@ -141,7 +153,7 @@ def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
         (field, getattr(owner, field.name))
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace", "health_limits")
+        if field.name not in ("method", "trace", "paper_loss_agg_mode")
     ]
 
 
@@ -191,6 +203,6 @@ def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
         return "an unknown number of updates per rollout batch"
     number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
     if run.makes_one_update and not twice:
-        several = f"to make several updates, set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
+        several = f"to make several updates, set {MINI_BATCH} below data.train_batch_size"
         return f"{number}, at ratio 1: {limit.acting or 'clipping'} cannot act ({several})"
     return f"{number}: {limit.acting} can act" if limit.acting else f"{number}: nothing clips"

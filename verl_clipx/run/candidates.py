@@ -10,11 +10,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from verl_clipx.base.method import NODE
+from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.modifiers import MODIFIERS
 from verl_clipx.run.config import Observe, Settings, build
-from verl_clipx.run.listing import group_names, group_settings
+from verl_clipx.run.groups import group_names, group_settings
 
 
 @dataclass
@@ -51,11 +52,13 @@ class Candidate:
             OmegaConf.update(node, key, value, force_add=True)
         built = build(**OmegaConf.to_container(node))
         if isinstance(built, Observe):
-            raise ValueError(f"+{NODE}={self.group}: observes verl's own loss and is not a method. Name a method.")
+            raise Refusal(f"+{NODE}", self.group, "observes verl's own loss and is not a method", "Name a method.")
         if built.update is not None:
-            raise ValueError(
-                f"+{NODE}/update=lopti: its second pass sees the weights after the first one, which a trace of another "
-                "run cannot know. Leave it out; in the traces of a run with Lopti, each pass is an update by itself."
+            raise Refusal(
+                f"+{NODE}/update",
+                "lopti",
+                "its second pass sees the weights after the first one, which a trace of another run cannot know",
+                "Leave it out; in the traces of a run with Lopti, each pass is an update by itself.",
             )
         return built
 
@@ -82,7 +85,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
         ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an
             unknown group.
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     try:
         overrides = OverridesParser.create().parse_overrides(words)
     except HydraException as error:
@@ -91,24 +94,25 @@ def candidates_of(words: list[str]) -> list[Candidate]:
         key = override.key_or_group
         values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
         if key == NODE:
-            found += [Candidate(str(value), _group(str(value))) for value in values]
+            candidates += [Candidate(str(value), _group(str(value))) for value in values]
             if len(values) > 1:
-                raise ValueError(f"{word}: name one method at a time, +{NODE}=acpo +{NODE}=bapo.")
+                raise Refusal(word, ABSENT, "names several methods", f"Write +{NODE}=acpo +{NODE}=bapo.")
             continue
-        if not found:
-            raise ValueError(f"{word}: comes before any method. Name a method first, for example +{NODE}=acpo.")
+        if not candidates:
+            raise Refusal(word, ABSENT, "comes before any method", f"Name a method first, for example +{NODE}=acpo.")
         if key.startswith(f"{NODE}/") and len(values) == 1:
             name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
-            found[-1].modifiers[f"{key}={values[0]}"] = _group(name)
+            candidates[-1].modifiers[f"{key}={values[0]}"] = _group(name)
         elif key.startswith(f"{NODE}."):
             name = key.removeprefix(f"{NODE}.")
             if override.is_sweep_override():
-                found[-1].swept[name] = values
+                candidates[-1].swept[name] = values
             else:
-                found[-1].given[name] = values[0]
+                candidates[-1].given[name] = values[0]
         else:
-            raise ValueError(f"{word}: write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE.")
-    return found
+            advice = f"Write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE."
+            raise Refusal(word, ABSENT, "is no setting of the plugin's", advice)
+    return candidates
 
 
 def _group(name: str) -> dict[str, Any]:
@@ -116,8 +120,9 @@ def _group(name: str) -> dict[str, Any]:
         folder, _, last = f"{NODE}/{name}".rpartition("/")
         if not (configs_folder() / folder).is_dir():
             hint = did_you_mean(folder, [f"{NODE}/{node}" for node in MODIFIERS], "+")
-            raise ValueError(f"+{folder}={last}: there is no group {folder}.{hint}")
-        known = group_names(folder)
-        hint = did_you_mean(last, known, f"+{folder}=")
-        raise ValueError(f"+{folder}={last}: there is no such group.{hint} There are: {', '.join(known)}.")
+            raise Refusal(f"+{folder}", last, f"there is no group {folder}", hint.strip())
+        hint = did_you_mean(last, group_names(folder), f"+{folder}=").strip()
+        raise Refusal(
+            f"+{folder}", last, "there is no such group", hint or "`clipx methods` lists the methods' groups."
+        )
     return group_settings(name)

@@ -18,12 +18,12 @@ from verl_clipx.base.parameters import (
     reject_unknown,
     validate,
 )
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
-from verl_clipx.run.health import HealthLimits
-from verl_clipx.run.listing import OBSERVE
+from verl_clipx.run.groups import OBSERVE, group_names
 from verl_clipx.run.trace import Trace
 
 
@@ -53,11 +53,12 @@ def metrics_parameter() -> Any:
 
 
 def health_parameter() -> Any:
-    """A parameter that decides what a run does when a limit of its health is exceeded."""
+    """A parameter that decides what a run does where its updates are skipped or its values aren't finite."""
     return parameter(
         "warn",
         choice("warn", "stop"),
-        "what happens if a step exceeds a limit of clipx.health_limits: warn (once for each limit) or stop the run",
+        "what happens if updates are skipped or values are not finite: warn (once for each) or stop the run; that the "
+        "reward, the entropy or another trend looks bad only warns",
     )
 
 
@@ -109,11 +110,15 @@ class Settings:
         "what happens if the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
         "warn, or off (nothing is compared); auto: stop if tests have run all of the run's options, otherwise warn",
     )
+    paper_loss_agg_mode: str | None = parameter(
+        None,
+        optional(choice("token-mean", "seq-mean-token-mean")),
+        "how the method's paper averages, which the line of a run names where loss_agg_mode differs; null: not named",
+    )
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
     shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
     select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
     update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
@@ -122,9 +127,11 @@ class Settings:
     def __post_init__(self) -> None:
         validate(self, NODE)
         if self.lagged_average and self.scope != "lagged":
-            raise ValueError(
-                f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
-                f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
+            raise Refusal(
+                f"{NODE}.lagged_average",
+                self.lagged_average,
+                f"only {NODE}.scope=lagged averages, and the scope is {self.scope}",
+                f"Set {NODE}.scope=lagged, or {NODE}.lagged_average=0.",
             )
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
@@ -160,7 +167,7 @@ class Settings:
 
 
 # From the keys under the clipx node that have groups of their own to the classes of their nodes.
-NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits}
+NODES = {**MODIFIERS, "trace": Trace}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +185,6 @@ class Observe:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
     trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
@@ -228,26 +234,21 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
         ValueError: no method or two methods; an unknown method or parameter; or a value of a wrong type or range. The
             message names the key, the value and what is allowed.
     """
-    if method is None and function is None:
-        raise ValueError(
-            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is not a method, but what "
-            "all groups have in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
-            "+clipx=custom clipx.function=package.module:name."
+    if (method is None) == (function is None):
+        key, other = (f"{NODE}.method", f"{NODE}.function")
+        reason = f"with {other}={function} no method is chosen" if method is None else f"contradicts {other}={function}"
+        advice = (
+            "Choose one by its group (+clipx=acpo), or a loss of your own (+clipx=custom clipx.function=module:name)."
         )
-    if method is not None and function is not None:
-        raise ValueError(
-            f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
-            "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
-        )
+        raise Refusal(key, method, reason, advice)
     if method == OBSERVE:
         reject_unknown(parameters, [field.name for field in dataclasses.fields(Observe)], NODE, ONLY_OBSERVED)
         return Observe(**{key: with_node(key, value) for key, value in parameters.items()})
     chosen = method_named(method) if method is not None else load_method(function)
     taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
     if taken:
-        raise ValueError(
-            f"{NODE}.function={function!r}: {sorted(taken)[0]} is a key of every clipx node. Rename this parameter."
-        )
+        reason = f"its parameter {min(taken)} has the name of a key of every clipx node"
+        raise Refusal(f"{NODE}.function", function, reason, "Rename this parameter.")
     reject_unknown(parameters, parameters_of(chosen), NODE, chosen.name)
     own = {key: value for key, value in parameters.items() if key not in AROUND}
     around = {key: with_node(key, value) for key, value in parameters.items() if key in AROUND}
@@ -270,7 +271,8 @@ def with_node(key: str, node: Any) -> Any:
     if kind is None or node is None or isinstance(node, kind):
         return node
     if not isinstance(node, Mapping):
-        raise ValueError(f"{kind.node}={node!r}: choose a group, for example +{kind.node.replace('.', '/')}=...")
+        groups = ", ".join(group_names(kind.node.replace(".", "/")))
+        raise Refusal(kind.node, node, "it has a group of its own", f"Choose +{kind.node.replace('.', '/')}={groups}.")
     reject_unknown(node, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
     return kind(**node)
 

@@ -1,209 +1,187 @@
-"""Explains what a verl command would train, without running it."""
+"""`clipx explain -- COMMAND`: runs a command until verl has its configuration, and says what would be trained.
 
-import argparse
+The command itself runs, with CLIPX_EXPLAIN set: the plugin's hook in verl's driver (`answer.py`) then answers and ends
+the process before Ray starts. Programs that would launch or prepare something elsewhere are replaced by stand-ins on
+PATH (`stand_in.py`). This is no sandbox: whatever else a script does, it does.
+"""
+
 import contextlib
-import importlib.util
-import io
-import warnings
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
+import psutil
 
-from verl_clipx.base.method import NODE, Method, interval
-from verl_clipx.run.announcement import shown
-from verl_clipx.run.clip_keys import ACTOR, written
-from verl_clipx.run.config import Settings, clip_range
-from verl_clipx.run.start import decide, instantiated
-from verl_clipx.run.unknown_keys import near_another, refused_by_verl, with_known_keys
-from verl_clipx.run.user_keys import keys_in_files, named_keys
+from verl_clipx.run import stand_in
 
-# verl's entry modules, each with the name of its default configuration in the folder "config" beside the module.
-MAIN_PPO = "verl.trainer.main_ppo"
-ENTRIES = {
-    MAIN_PPO: "ppo_trainer",
-    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
-    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
-}
+# 1: the driver prints its answer and ends; a path: it appends the answer to this file, one JSON object a line.
+EXPLAIN = "CLIPX_EXPLAIN"
 
-
-@dataclass(frozen=True)
-class TakenOver:
-    """A value of verl's that the method takes over.
-
-    Args:
-        key, given: verl's key and its value.
-        parameter, value: the method's parameter and the value that it gets.
-    """
-
-    key: str
-    given: float | None
-    parameter: str
-    value: float | None
+LAUNCHERS = ("ray", "sbatch", "srun", "scontrol", "ssh", "docker", "kubectl", "pkill", "killall")
+PREPARATIONS = ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "hf")
+# Scripts ask these for the accelerators that explaining does not need.
+OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
+SHELLS = ("bash", "sh")
+SECONDS_BETWEEN_LOOKS = 0.1
+LINES_OF_A_CRASH = 15
+LONGEST = 100
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a command would train.
+    """What came of a command.
 
     Args:
-        line: the line that the run prints, or a line that says that the plugin has no part in the run.
-        loss_mode: the loss's name in verl's registry.
-        of_the_plugin: whether the plugin has a part in the run.
-        bounds: the bounds that the loss starts with, or what they are computed from, in words.
-        taken: what the method takes over from verl's keys.
-        notes: what may not be meant as it stands, in sentences.
+        answers: of every run that it would start, the fields of `answer.Answer` and `text`, its lines.
+        stood_in: the command lines that stand-ins replaced.
+        stops: why the command itself would not get as far as it should, in sentences.
     """
 
-    line: str
-    loss_mode: str
-    of_the_plugin: bool
-    bounds: str
-    taken: tuple[TakenOver, ...] = ()
-    notes: tuple[str, ...] = ()
+    answers: list[dict[str, Any]]
+    stood_in: list[str]
+    stops: list[str]
+
+    @property
+    def starts(self) -> bool:
+        """Whether there is a run and nothing stops it."""
+        return bool(self.answers) and not self.stops and not any(answer["stops"] for answer in self.answers)
 
     @property
     def lines(self) -> list[str]:
-        """The line, the bounds, then one line for each value that is taken over and for each note."""
-        return [
-            self.line,
-            f"bounds at the start: {self.bounds}",
-            *(f"taken over: {of.key}={written(of.given)} as {of.parameter}={shown(of.value)}" for of in self.taken),
-            *(f"note: {note}" for note in self.notes),
-        ]
+        """The answer, for a reader."""
+        answers = [line for answer in self.answers for line in answer["text"]]
+        commands = [textwrap.shorten(command, LONGEST, placeholder=" …") for command in self.stood_in]
+        replaced = [f"not run, a stand-in took its place: {command}" for command in commands]
+        return [*answers, *replaced, *self.stops]
 
 
-def explained(words: Sequence[str]) -> Explanation:
-    """What a command would train: the line that the run prints, and what it takes over from verl's keys.
+def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool = False) -> Explanation:
+    """Runs a command until its first answer.
 
     Args:
-        words: `python -m MODULE KEY=VALUE …`, with anything before `-m`, or only the overrides.
+        words: the command, as for a shell.
+        run_preparations: whether rm, mv, pip and downloads run.
+        every: whether the command goes on after the first answer, to explain every run that it would start.
 
     Raises:
-        ValueError: the module is not one of verl's entry modules, a key does not exist, or the run would stop.
-        Exception: Hydra's errors in composing, or verl's own in validating.
+        ValueError: the words are no command that can be started.
     """
-    module, arguments = split_command(words)
-    config, overrides, choices, named = with_known_keys(partial(composed, module), arguments)
-    decision = decide(config, named=named, group=choices.get(NODE))
-    if module == MAIN_PPO:
-        validate(config)
-    actor = config.actor_rollout_ref.actor
-    loss_mode, node = actor.policy_loss.loss_mode, actor.policy_loss.get(NODE)
-    settings = None if node is None else instantiated(node)
-    bounds = of_method(settings.method) if isinstance(settings, Settings) else of_verls_loss(actor)
-    notes = tuple(near_another(overrides, config))
-    if decision is None:
-        line = f"clipx: no part in this run, which trains verl's own loss {loss_mode}"
-        return Explanation(line, loss_mode, False, bounds, notes=notes)
-    taken = (
-        TakenOver(f"{ACTOR}.{of.key}", of.given, f"{NODE}.{parameter}", of.value)
-        for parameter, of in decision.taken.items()
-    )
-    return Explanation(decision.line, loss_mode, True, bounds, tuple(taken), notes)
+    if "=" in words[0] or words[0].startswith("+"):
+        raise ValueError(f"{words[0]}: write the whole command: clipx explain -- python -m verl.trainer.main_ppo …")
+    words, stops = without_windows_line_ends(words)
+    with tempfile.TemporaryDirectory(prefix="clipx-explain-") as name:
+        folder = Path(name)
+        answers, record, output = folder / "answers", folder / "stand_ins", folder / "output"
+        for file in (answers, record):
+            file.touch()
+        replaced = LAUNCHERS if run_preparations else (*LAUNCHERS, *PREPARATIONS)
+        programs = put_stand_ins(folder / "programs", record, replaced)
+        code = run_session(
+            words,
+            {**os.environ, **programs, EXPLAIN: str(answers)},
+            output,
+            until=lambda: not every and answers.read_text().endswith("\n"),
+        )
+        found = [json.loads(line) for line in answers.read_text().splitlines()][: None if every else 1]
+        stood_in = list(dict.fromkeys(record.read_text().splitlines()))
+        if not found:
+            stops.append(without_an_answer(words, code, output.read_text(errors="replace")))
+    return Explanation(found, stood_in, stops)
 
 
-def validate(config: DictConfig) -> None:
-    """Calls verl's own check of a configuration, without those parts that need the critic's model or vLLM.
+def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command whose script has no carriage returns any more, and a message if it had some.
+
+    The text then runs by `bash -c`, so that $0 is still the script.
+    """
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        place += 1
+    script = Path(words[place]) if Path(words[0]).name in SHELLS and place < len(words) else None
+    if script is None or not script.is_file() or b"\r\n" not in (content := script.read_bytes()):
+        return list(words), []
+    text = content.replace(b"\r\n", b"\n").decode(errors="surrogateescape")
+    message = f"{script}: its lines end as on Windows (CRLF), and {words[0]} fails on them: sed -i 's/\\r$//' {script}"
+    return [*words[:place], "-c", text, str(script), *words[place + 1 :]], [message]
+
+
+def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[str, str]:
+    """Creates a folder of stand-ins.
+
+    Args:
+        folder: for the stand-ins; it must not exist.
+        record: the file to which they append what they replaced.
+        programs: the programs that they replace.
+
+    Returns:
+        The environment variables with which they are used.
+    """
+    folder.mkdir()
+    python = shlex.join([sys.executable, "-IS", stand_in.__file__, str(record)])
+    for program in programs:
+        (folder / program).write_text(f'#!/bin/sh\nexec {python} {program} "$@"\n')
+        (folder / program).chmod(0o755)
+    # A script may put an environment's programs before PATH; bash calls functions before any program.
+    functions = "".join(f'{program}() {{ {shlex.quote(str(folder / program))} "$@"; }}\n' for program in programs)
+    functions += "".join(f"{program}() {{ :; }}\n" for program in OF_ACCELERATORS if shutil.which(program) is None)
+    own = os.environ.get("BASH_ENV")
+    first = folder.with_name("first.sh")
+    first.write_text((f". {shlex.quote(own)}\n" if own else "") + functions)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}", "BASH_ENV": str(first)}
+
+
+def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until) -> int:
+    """Runs a command in a session of its own, and kills all of it at the end.
+
+    Args:
+        output: the file for what it prints.
+        until: a function that says whether to end it; asked again and again.
+
+    Returns:
+        Its exit code, negative if a signal ended it.
 
     Raises:
-        ValueError: verl has no such key; names the nearest.
-        Exception: verl's own errors.
+        ValueError: there is no such program.
     """
-    config = config.copy()
-    with open_dict(config):
-        # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
-        config.critic.model = None
-        config.actor_rollout_ref.model.lora_rank = 0
-        if OmegaConf.select(config, "actor_rollout_ref.model.lora.rank"):
-            config.actor_rollout_ref.model.lora.rank = 0
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with output.open("wb") as file:
         try:
-            validate_config(config, need_reference_policy(config), need_critic(config))
-        except InstantiationException as error:
-            raise refused_by_verl(error, config) from None
+            process = subprocess.Popen(
+                list(words),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ValueError(f"{words[0]}: {error.strerror}.") from None
+        try:
+            while process.poll() is None and not until():
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        finally:
+            for member in psutil.process_iter():
+                with contextlib.suppress(OSError, psutil.Error):
+                    if os.getsid(member.pid) == process.pid:
+                        member.kill()
+            process.wait()
+    return process.returncode
 
 
-def of_method(method: Method) -> str:
-    """A method's bounds and its other limits, in words."""
-    others = (f"{key} {value:g}" for key in method.other_limits if (value := getattr(method, key)) is not None)
-    return "; ".join([method.starting_bounds, *others])
-
-
-def of_verls_loss(actor: DictConfig) -> str:
-    """The bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
-    loss_mode = actor.policy_loss.loss_mode
-    if loss_mode != "vanilla":
-        return f"those of verl's own loss {loss_mode}, which the plugin does not know"
-    return f"ratio {interval(*clip_range(actor))}; clip_ratio_c {actor.clip_ratio_c:g}"
-
-
-def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The entry module of a command, and the arguments of the module.
-
-    Raises:
-        ValueError: the module after `-m` is not one of verl's entry modules.
-    """
-    if "-m" not in words:
-        return MAIN_PPO, list(words)
-    place = list(words).index("-m") + 1
-    module = words[place] if place < len(words) else "nothing"
-    if module not in ENTRIES:
-        raise ValueError(f"python -m {module}: not one of verl's entry modules. These are {', '.join(ENTRIES)}.")
-    return module, list(words[place + 1 :])
-
-
-def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[str], DictConfig, set[str]]:
-    """The configuration of an entry module, its overrides, Hydra's choices of groups, and the keys that the user set.
-
-    Args:
-        module: one of `ENTRIES`.
-        arguments: overrides, and Hydra's options --config-path, --config-name and --config-dir.
-
-    Raises:
-        ValueError: an argument is neither an override nor one of these options, or the folder does not exist.
-        HydraException: the overrides do not compose.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-path", "-cp", default="config")
-    parser.add_argument("--config-name", "-cn", default=ENTRIES[module])
-    parser.add_argument("--config-dir", "-cd")
-    options, overrides = parser.parse_known_args(list(arguments))
-    unknown = [word for word in overrides if "=" not in word and not word.startswith("~")]
-    if unknown:
-        raise ValueError(f"{unknown[0]}: is neither KEY=VALUE nor an option that this command knows.")
-    beside = Path(importlib.util.find_spec(module).origin).parent
-    with initialize_config_dir(str((beside / options.config_path).resolve()), version_base=None):
-        if options.config_dir is not None:
-            prepend_folder(Path(options.config_dir))
-        config = compose(options.config_name, overrides, return_hydra_config=True)
-        named = named_keys(overrides) | keys_in_files(options.config_name, overrides)
-    choices = config.hydra.runtime.choices
-    with open_dict(config):
-        del config.hydra
-    return config, overrides, choices, named
-
-
-def prepend_folder(folder: Path) -> None:
-    """Puts a folder's groups and configurations before all others, as --config-dir does in hydra.main.
-
-    Raises:
-        ValueError: the folder does not exist.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"--config-dir={folder}: no such folder.")
-    loader = GlobalHydra.instance().config_loader()
-    search_path = loader.get_search_path()
-    search_path.prepend("command-line", f"file://{folder.resolve()}", anchor=SearchPathQuery(provider="schema"))
-    # Hydra's compose has no such option, and its loader has already read the search path.
-    loader.repository = ConfigRepository(search_path)
+def without_an_answer(words: Sequence[str], code: int, output: str) -> str:
+    """Why a command gave no answer, with the end of what it printed."""
+    end = "\n".join(output.strip().splitlines()[-LINES_OF_A_CRASH:])
+    why = "it ended" if code == 0 else f"it ended with exit code {code}"
+    return (
+        f"no configuration seen: {why} before verl's trainer had its configuration, in an environment that has the "
+        f"plugin. The end of its output:\n{end or '(none)'}"
+    )

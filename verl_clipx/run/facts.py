@@ -1,45 +1,154 @@
-"""Facts about the methods, taken from their classes."""
+"""What a run is, beside its loss: resolved once, and carried to the workers in the configuration's own node."""
 
 import dataclasses
-import functools
-from collections.abc import Iterable
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
-from verl_clipx.methods import BUILT_IN, METHODS, Method
-from verl_clipx.run.config import AROUND, Observe, parameters_of
+from verl_clipx.base.method import Method
+from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.verl_keys import (
+    ACTOR,
+    BYPASS,
+    CALCULATE_LOG_PROBS,
+    EPOCHS,
+    LOSS_AGG_MODE,
+    LOSS_SCALE_FACTOR,
+    MINI_BATCH,
+    MINI_BATCHES_AT_ONCE,
+    ROLLOUT_NODES,
+    ROLLOUT_PROMPTS,
+    STEPS_A_VERSION,
+    SYNC_STEP,
+    TORCH_COMPILE,
+    TRAINER_MODE,
+    USE_V1,
+    WARMUP,
+)
 
 
-@functools.cache
-def facts() -> dict[str, Any]:
-    """Those of every built-in method, of the parameters of all, and of observe. Callers must not change them."""
-    return {
-        "methods": [facts_of(METHODS[name]) for name in BUILT_IN],
-        "around": described(AROUND.values()),
-        "observe": described(dataclasses.fields(Observe)),
-    }
+@dataclass(frozen=True)
+class RunFacts:
+    """The parts of a run's configuration that its loss, its line and its receipt depend on.
+
+    What is only known later (total steps, ranks, precision) is no part of it.
+
+    Args:
+        group: the group that was chosen (+clipx=<group>), or None if unknown.
+        taken: from each of the method's parameters that takes over a key of verl's to that `key` (below
+            actor_rollout_ref.actor), its value as `given`, and the parameter's `value`.
+        unused: verl's clip keys, in full, that are set and that the method does not read, with their values.
+        trace_folder: where traces go unless clipx.trace.folder says so, or None if nothing is traced.
+        options: the keys of `verl_keys.READ` with their values.
+    """
+
+    group: str | None = None
+    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unused: dict[str, Any] = field(default_factory=dict)
+    trace_folder: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def complete(self, settings: Settings | Observe) -> Settings | Observe:
+        """The settings with what they get from the run: taken-over values, the traces' folder, verl's compile switch.
+
+        Args:
+            settings: as the clipx node says.
+        """
+        changes: dict[str, Any] = {}
+        if settings.compile == "auto" and self.uncompiled_by:
+            changes["compile"] = False
+        if settings.trace is not None and settings.trace.folder is None:
+            changes["trace"] = dataclasses.replace(settings.trace, folder=self.trace_folder)
+        if self.taken and isinstance(settings, Settings):
+            changes["method"] = with_taken(settings.method, self.taken)
+        return dataclasses.replace(settings, **changes)
+
+    @property
+    def loss_agg_mode(self) -> str:
+        """verl's aggregation mode."""
+        return self.options.get(LOSS_AGG_MODE, "token-mean")
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        """verl's constant for seq-mean-token-sum-norm, or None."""
+        return self.options.get(LOSS_SCALE_FACTOR)
+
+    @property
+    def rollout_log_probs(self) -> bool:
+        """Whether the rollout returns its log-probabilities."""
+        return bool(self.options.get(CALCULATE_LOG_PROBS))
+
+    @property
+    def bypass(self) -> bool:
+        """Whether the rollout's log-probabilities serve as the old policy's."""
+        return bool(self.options.get(BYPASS))
+
+    @property
+    def critic_warmup(self) -> int:
+        """Training steps before this one train only the critic."""
+        return self.options.get(WARMUP) or 0
+
+    @property
+    def mini_batches_at_once(self) -> int | None:
+        """How many mini-batches verl's fully asynchronous trainer fetches for each step; None under other trainers."""
+        return self.options.get(MINI_BATCHES_AT_ONCE)
+
+    @property
+    def trainer_mode(self) -> str | None:
+        """The v1 trainer's mode."""
+        return self.options.get(TRAINER_MODE)
+
+    @property
+    def uses_v1(self) -> bool:
+        """Whether the trainer reads the keys of trainer.v1."""
+        # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
+        experimental = self.options.get(ROLLOUT_NODES) is not None or self.mini_batches_at_once
+        return self.options.get(USE_V1) is not False and not experimental
+
+    @property
+    def updates(self) -> int | None:
+        """The number of optimizer steps on each rollout batch as the worker gets it, or None if unknown."""
+        epochs = self.options.get(EPOCHS) or 1
+        if self.mini_batches_at_once:
+            return self.mini_batches_at_once * epochs
+        prompts, mini_batch = self.options.get(ROLLOUT_PROMPTS), self.options.get(MINI_BATCH)
+        if not prompts or not mini_batch:
+            return None
+        return math.ceil(prompts / self._parts / mini_batch) * epochs
+
+    @property
+    def batches_a_step(self) -> int:
+        """How many rollout batches, as the worker gets them, belong to one logged step and to one weight version."""
+        return self._parts * (self.options.get(STEPS_A_VERSION) or 1)
+
+    @property
+    def uncompiled_by(self) -> str | None:
+        """The first of verl's own switches of torch.compile that is off, which clipx.compile=auto follows, or None."""
+        return next((key for key in TORCH_COMPILE if self.options.get(key) is False), None)
+
+    @property
+    def old_policy_starts_the_update(self) -> bool:
+        """Whether old_log_probs come from the same weights that a rollout batch's first update starts from."""
+        in_step = not self.uses_v1 or self.trainer_mode in ("sync", "colocate_async")
+        return in_step and not self.bypass and not self.mini_batches_at_once
+
+    @property
+    def makes_one_update(self) -> bool:
+        """Whether each rollout batch gets a single update, which starts at ratio 1."""
+        return self.old_policy_starts_the_update and self.updates == 1
+
+    @property
+    def _parts(self) -> int:
+        # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
+        return (self.options.get(SYNC_STEP) or 1) if self.uses_v1 else 1
 
 
-def facts_of(method: type[Method]) -> dict[str, Any]:
-    """A method's name, summary, source, module, and its own parameters."""
-    own = [field for name, field in parameters_of(method).items() if name not in AROUND]
-    return {
-        "name": method.name,
-        "summary": method.summary(),
-        "source": method.source,
-        "module": method.__module__,
-        "parameters": described(own),
-    }
+def with_taken(method: Method, taken: dict[str, dict[str, Any]]) -> Method:
+    """The method with the values that it takes over from verl's keys; `taken` is that of `RunFacts`."""
+    return dataclasses.replace(method, **{parameter: source["value"] for parameter, source in taken.items()})
 
 
-def described(fields: Iterable[dataclasses.Field]) -> list[dict[str, Any]]:
-    """The name, default, allowed values, meaning and source of each parameter."""
-    return [
-        {
-            "name": field.name,
-            "default": field.default,
-            "allowed": field.metadata["allowed"].description,
-            "meaning": field.metadata["meaning"],
-            "source": field.metadata["source"],
-        }
-        for field in fields
-    ]
+def source_of(taken: dict[str, Any]) -> str:
+    """verl's key and value as on the command line; `taken` is a value of `RunFacts.taken`."""
+    given = "null" if taken["given"] is None else taken["given"]
+    return f"{ACTOR}.{taken['key']}={given}"

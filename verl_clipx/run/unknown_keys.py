@@ -1,21 +1,16 @@
 """Suggests what was meant by a key that verl's configuration does not have."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar
 
-from hydra.errors import ConfigCompositionException, InstantiationException
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.suggestions import did_you_mean
-from verl_clipx.run.clip_keys import ACTOR
-
-Composed = TypeVar("Composed", bound=tuple[Any, ...])
-
-NOT_THERE = re.compile(r"Could not override '(.+)'\.")
+from verl_clipx.run.verl_keys import FACTS, paths
 
 # The error of verl's dataclasses for a key that was added with +.
 NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", re.DOTALL)
@@ -28,40 +23,6 @@ NEARLY_THE_SAME = 0.9
 
 # The folders of the plugin's groups, which are all added with +.
 GROUPS = (NODE, "hardware", "recipe")
-
-# What the plugin's groups tell the worker about the run. Nobody sets these keys, so they are not suggested.
-FACTS = f"{ACTOR}.policy_loss.run"
-
-
-def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[str]) -> Composed:
-    """Composes a command line, and names all overrides whose keys do not exist.
-
-    Args:
-        compose: returns verl's configuration, and anything that goes with it, for overrides and Hydra's options.
-        words: the command line.
-
-    Returns:
-        What `compose` returns.
-
-    Raises:
-        ValueError: one line for each override of a key that does not exist, with a suggestion.
-        HydraException: the overrides do not compose for another reason.
-    """
-    left, unknown = list(words), []
-    while True:
-        try:
-            composed = compose(left)
-        except ConfigCompositionException as error:
-            key = NOT_THERE.match(str(error))
-            named = [word for word in left if key and word.partition("=")[0] == key[1]]
-            if not named:
-                raise
-            unknown += named
-            left = [word for word in left if word not in named]
-            continue
-        if unknown:
-            raise ValueError("\n".join(absent(word, composed[0]) for word in unknown))
-        return composed
 
 
 def absent(override: str, config: DictConfig) -> str:
@@ -76,7 +37,7 @@ def of_the_plugin(override: str) -> str:
     """A sentence, after a space, for a group or a key of the plugin's without its + or without a method; else empty."""
     key, _, value = override.partition("=")
     folder = configs_folder() / key
-    if (folder.is_dir() and key.partition("/")[0] in GROUPS) or key == f"{NODE}/shadow":
+    if folder.is_dir() and key.partition("/")[0] in GROUPS:
         names = [path.stem for path in folder.glob("*.yaml")]
         near = did_you_mean(value, names, f"+{key}=") if value not in names else ""
         return near or f" Did you mean +{key}={value}?"
@@ -100,14 +61,6 @@ def nearest(key: str, config: DictConfig) -> str:
         first, _, name = name.partition(".")
         node = node[first]
     return did_you_mean(name, (path for path in paths(node) if path != name), key.removesuffix(name))
-
-
-def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
-    """The full key of every value and of every node in a nested configuration."""
-    for key, value in node.items():
-        yield f"{before}{key}"
-        if isinstance(value, dict):
-            yield from paths(value, f"{before}{key}.")
 
 
 def near_another(added: Sequence[str], config: DictConfig) -> list[str]:

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from verl_clipx.run.unknown_keys import FACTS, paths
+from verl_clipx.run.verl_keys import FACTS, paths
 
 # The files of these providers are Hydra's, and the plugin's (search_path.py).
 PROVIDERS = ("hydra", "schema", "verl-clipx")
@@ -35,7 +35,7 @@ def named_keys(overrides: Collection[str]) -> set[str]:
 def keys_in_files(config_name: str | None, overrides: Sequence[str]) -> set[str]:
     """The full keys in those files of a composed configuration that are neither verl's, Hydra's nor the plugin's.
 
-    The facts about the run are left out: each is compared with the run itself (`runnable.facts_set_by_hand`).
+    The facts about the run are left out: each is compared with the run itself (`resolve.set_facts`).
 
     Args:
         config_name: the primary configuration's name.

@@ -46,12 +46,6 @@ MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP",
 # The share of tokens within the bounds, of runs with clipx.metrics=all.
 IN_M = "actor/clipx/region_fraction/M"
 
-# Where such a count is above 0, these means are not finite in the same steps.
-COUNTED_BY_HEALTH = {
-    "health/not_finite/rewards": (REWARD, "critic/rewards/mean"),
-    "health/not_finite/advantages": ("critic/advantages/mean", "critic/returns/mean"),
-}
-
 # What is expected to be finite at every step of a run, the first causes first.
 FINITE = (
     REWARD,

@@ -1,13 +1,12 @@
-"""verl's file log as a table."""
+"""verl's file log: its lines, and their numbers as a table."""
 
 import gzip
 import math
 import warnings
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 
@@ -18,64 +17,76 @@ Rows = dict[int, dict[str, float]]
 """Step to metric to number."""
 
 
-@dataclass(frozen=True)
-class SkippedUpdates:
-    """Optimizer updates that verl left out, because their gradients were not finite.
+class Entry(NamedTuple):
+    """A line of verl's file log.
 
     Args:
-        first: the first step with one.
-        steps: how many steps have one.
-        trained: training steps from the first one on.
-        updates: how many updates; None where the log only says in which steps.
+        line: as it stands there, with its end.
+        data: metric to value.
     """
 
-    first: int
-    steps: int
-    trained: int
-    updates: int | None
+    line: bytes
+    step: int
+    data: dict[str, Any]
 
 
-def skipped_updates(log: pandas.DataFrame, not_finite: Mapping[str, list[int]]) -> SkippedUpdates | None:
-    """The updates that a run skipped; None if it skipped none.
+def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
+    """The entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
 
     Args:
-        log: from `read_run_log`. If it has no count, because the plugin did not log one yet, the gradient norms that
-            are not finite say in which steps.
-        not_finite: from `not_finite_in`.
+        text: what the log holds.
+        path: the log, for messages.
+
+    Raises:
+        ValueError: there are lines and none is an entry, so that this is no log of verl's.
     """
-    updates = None
-    if keys.SKIPPED_UPDATES in log:
-        counts = log[keys.SKIPPED_UPDATES]
-        counts = counts[counts > 0]
-        steps = list(counts.index)
-        updates = round(total) if math.isfinite(total := float(counts.sum())) else None
-    else:
-        steps = not_finite.get(keys.GRADIENT_NORM, [])
-    if not steps:
-        return None
-    return SkippedUpdates(int(steps[0]), len(steps), int((log.index >= steps[0]).sum()), updates)
+    damaged: list[tuple[int, bytes]] = []
+    any_whole = False
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            content = parse_json(line, "")
+            step, data = int(content["step"]), dict(content["data"])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            damaged.append((number, line))
+            continue
+        # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
+        if abs(step) > 2**53:
+            damaged.append((number, line))
+            continue
+        any_whole = True
+        yield Entry(line + b"\n", step, data)
+    if damaged and not any_whole:
+        number, line = damaged[0]
+        raise ValueError(f'{path}, line {number}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {_shown(line)}')
+    for number, line in damaged:
+        warnings.warn(f"{path}, line {number}: cut off or damaged, and left out: {_shown(line)}", stacklevel=2)
 
 
-def read_run_log(path: Path) -> pandas.DataFrame:
-    """The log of a run as a table; see `read_rows`."""
-    return table_of(read_rows(path)[0])
+def rows_of(text: bytes, path: Path) -> Rows:
+    """The numbers of a log by step; a step that was logged twice, as by the validation before training, is one.
+
+    Args:
+        text, path: as for `entries_in`.
+    """
+    rows: Rows = {}
+    for entry in entries_in(text, path):
+        numbers = {key: _number(value) for key, value in entry.data.items() if _is_number(value)}
+        rows.setdefault(entry.step, {}).update(numbers)
+    return rows
 
 
 def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
     """Reads the JSON lines of verl's file logger.
 
     Args:
-        path: the file that VERL_FILE_LOGGER_PATH named, or a run that `clipx table fill` kept.
+        path: the file that VERL_FILE_LOGGER_PATH named, or a run that `keep_run` kept.
 
     Returns:
-        The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs. A
-        step that was logged twice, as the first one is by the validation before training, is one. A last line that is
-        not whole, such as a killed run leaves behind, is left out with a warning.
+        The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
-        ValueError: the file is empty or too large, has a whole line of something else, which the message names, or is
-            compressed by gzip without being a kept run.
+        ValueError: the file is empty, has no line of verl's, or is compressed by gzip without being a kept run.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -84,22 +95,12 @@ def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
     header, text = _header_and_steps(path)
     if not text.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
-    whole = text[: text.rfind(b"\n") + 1]
-    rest = text[len(whole) :]
-    if whole.strip() and rest.strip() and not _is_entry(rest):
-        warnings.warn(f"{path}: its last line is cut off and was left out: {_shown(rest)}", stacklevel=2)
-        text = whole
-    return _rows(text, path), header
+    return rows_of(text, path), header
 
 
-def read_growing_rows(path: Path) -> Rows:
-    """The same of a run that goes on or was killed, without a last line that is not whole; nothing without a file.
-
-    Raises:
-        ValueError: a whole line is of something else.
-    """
-    text = read_bytes(path) if path.exists() else b""
-    return _rows(text[: text.rfind(b"\n") + 1], path)
+def read_run_log(path: Path) -> pandas.DataFrame:
+    """The log of a run as a table; see `read_rows`."""
+    return table_of(read_rows(path)[0])
 
 
 def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -118,44 +119,8 @@ def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
     if isinstance(header, dict) and "commit" in header and "step" not in header:
         return header, steps
     if compressed:
-        raise ValueError(
-            f"{path}: a gzip file, but no run that `clipx table fill` kept. Unpack it and name the log that is in it."
-        )
+        raise ValueError(f"{path}: a gzip file, but no kept run. Unpack it and name the log that is in it.")
     return {}, text
-
-
-def not_finite_in(rows: Rows) -> dict[str, list[int]]:
-    """The steps, ascending, at which a metric was logged as a value that is not finite or as null, by metric."""
-    found: dict[str, list[int]] = {}
-    for step in sorted(rows):
-        for key, value in rows[step].items():
-            if not math.isfinite(value):
-                found.setdefault(key, []).append(step)
-    return found
-
-
-def _entry(line: bytes) -> tuple[int, dict[str, Any]]:
-    entry = parse_json(line, "")
-    step = int(entry["step"])
-    # Beyond this, float64 and with it the axis of every figure cannot tell neighbouring steps apart.
-    if abs(step) > 2**53:
-        raise ValueError(f"step {step}: too large.")
-    return step, dict(entry["data"])
-
-
-_NO_ENTRY = (ValueError, TypeError, KeyError, OverflowError)
-
-
-def _is_entry(line: bytes) -> bool:
-    try:
-        _entry(line)
-    except _NO_ENTRY:
-        return False
-    return True
-
-
-def _shown(line: bytes) -> str:
-    return repr(line[:60].decode(errors="replace"))
 
 
 def table_of(rows: Rows) -> pandas.DataFrame:
@@ -165,6 +130,16 @@ def table_of(rows: Rows) -> pandas.DataFrame:
     return table
 
 
+def not_finite_in(rows: Rows) -> dict[str, list[int]]:
+    """The steps, ascending, at which a metric was logged as a value that is not finite or as null, by metric."""
+    steps: dict[str, list[int]] = {}
+    for step in sorted(rows):
+        for key, value in rows[step].items():
+            if not math.isfinite(value):
+                steps.setdefault(key, []).append(step)
+    return steps
+
+
 def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
     """The log with `actor/entropy`; if verl logs only the entropy of the updates, that takes its place."""
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
@@ -172,19 +147,8 @@ def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})
 
 
-def _rows(text: bytes, path: Path) -> Rows:
-    rows: Rows = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            step, data = _entry(line)
-        except _NO_ENTRY:
-            message = 'not a line {"step": …, "data": {…}} of verl\'s file logger'
-            raise ValueError(f"{path}, line {number}: {message}: {_shown(line)}") from None
-        numbers = {
-            key: _number(value) for key, value in data.items() if value is None or isinstance(value, int | float)
-        }
-        rows.setdefault(step, {}).update(numbers)
-    return rows
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def _number(value: float | None) -> float:
@@ -193,3 +157,7 @@ def _number(value: float | None) -> float:
         return math.nan if value is None else float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:60].decode(errors="replace"))

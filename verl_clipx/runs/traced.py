@@ -7,7 +7,8 @@ import numpy
 import pandas
 
 from verl_clipx.common.traces import Shard, read_shards
-from verl_clipx.runs.run import Run, Setting
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting
 
 # What happened to a token. Clipped: its gradient weight is 0 although its advantage is not.
 NONE, KEPT, ABOVE, BELOW, LOW, HIGH = "none", "kept", "above", "below", "low", "high"

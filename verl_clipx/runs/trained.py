@@ -1,48 +1,38 @@
 """What a run trained, in one line, as far as its record says."""
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from verl_clipx.runs.run import Run
+from verl_clipx.runs.sameness import name_of_model, names_of_data
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
-def trained(run: Run) -> str:
+def describe_training(run: Run) -> str:
     """Model, data, batch, updates a rollout batch, learning rate and hardware; what the record lacks is left out."""
-    found = run.configuration
-    prompts, responses, updates = found.get("data.train_batch_size"), found.get(f"{ROLLOUT}.n"), run.updates_a_step
-    rate = found.get(f"{ACTOR}.optim.lr")
+    values = run.configuration
+    prompts, responses, updates = values.get("data.train_batch_size"), values.get(f"{ROLLOUT}.n"), run.updates_a_step
+    rate = values.get(f"{ACTOR}.optim.lr")
     batch = f"{prompts} prompts" + (f" × {responses} responses" if responses else "") + " a rollout batch"
+    model = name_of_model(values.get("actor_rollout_ref.model.path"))
     parts = [
-        " on ".join(filter(None, (_name(found.get("actor_rollout_ref.model.path")), _names(found)))),
+        " on ".join(filter(None, (model, names_of_data(values.get("data.train_files"))))),
         batch if prompts else "",
         f"{updates} update{'' if updates == 1 else 's'} on each" if updates else "",
         f"learning rate {rate:g}" if isinstance(rate, int | float) else "",
-        _hardware(found, run.record.get("accelerators")),
+        _hardware(values, run.record.get("accelerators")),
     ]
     return ", ".join(filter(None, parts))
 
 
 def what_was_trained(runs: list[Run]) -> list[str]:
     """The lines of several runs, each once, and when they started."""
-    lines = [line for line in dict.fromkeys(map(trained, runs)) if line]
+    lines = [line for line in dict.fromkeys(map(describe_training, runs)) if line]
     dates = sorted(str(run.record["started"]) for run in runs if run.record.get("started"))
     if dates:
         lines.append(f"Started {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""))
     return [f"{line}." for line in lines]
-
-
-def _name(path: Any) -> str:
-    return PurePosixPath(str(path)).name if path else ""
-
-
-def _names(configuration: Mapping[str, Any]) -> str:
-    files = configuration.get("data.train_files") or []
-    # Every data set's file may be called train.parquet.
-    paths = [PurePosixPath(str(path)) for path in ([files] if isinstance(files, str) else files)]
-    return " and ".join("/".join(path.parts[-2:]).lstrip("/") for path in paths)
 
 
 def _hardware(configuration: Mapping[str, Any], accelerators: Any) -> str:

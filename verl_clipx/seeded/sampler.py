@@ -98,7 +98,7 @@ def seeded(
             "clipx_rollout.versions_old",
             sampler_kwargs.get("versions_old", 0),
             (0,),
-            "0: only training in one process (clipx table fill) keeps weights",
+            "0: only training in one process (benchmarks/one_process) keeps weights",
         ),
         ("actor_rollout_ref.rollout.name", sampler_kwargs["rollout_name"], SEEDED_ENGINES, engines),
     ):

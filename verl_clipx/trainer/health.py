@@ -1,18 +1,13 @@
-"""A run's health: what the trainer's process logs about each step, and what happens beyond clipx.health_limits."""
+"""A run's health: what the trainer's process logs about each step."""
 
-import logging
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
-from verl_clipx.run.health import HealthLimits, exceeded
 from verl_clipx.runs.keys import REWARD_ERROR
 from verl_clipx.trainer.reward_error import prompt_numbers, standard_error
-
-logger = logging.getLogger(__name__)
 
 # The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
 FIELDS = {
@@ -43,25 +38,25 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
     data, mask = batch.batch, batch.batch["response_mask"].bool()
     # An aborted response has no tokens.
     counted = mask.any(-1)
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, keys in FIELDS.items():
         wrong = [
             ~data[key].isfinite() & (counted[:, None] if name == "rewards" else mask) for key in keys if key in data
         ]
         if wrong:
-            found[NOT_FINITE[name].key] = float(torch.stack([of.any(-1) for of in wrong]).any(0).sum())
+            metrics[NOT_FINITE[name].key] = float(torch.stack([of.any(-1) for of in wrong]).any(0).sum())
     alike = share_alike(data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted])
     if alike is not None:
-        found[ALIKE_PROMPTS.key] = alike
+        metrics[ALIKE_PROMPTS.key] = alike
     if longest is not None and counted.any():
         if "response_length" in data:
             lengths = data["response_length"]
         else:
             lengths = data["attention_mask"][:, data["prompts"].shape[1] :].sum(-1)
-        found[CUT_RESPONSES.key] = float((lengths[counted] >= longest).float().mean())
+        metrics[CUT_RESPONSES.key] = float((lengths[counted] >= longest).float().mean())
     if "undecided" in batch.non_tensor_batch:
-        found |= undecided_share(batch.non_tensor_batch["undecided"])
-    return found
+        metrics |= undecided_share(batch.non_tensor_batch["undecided"])
+    return metrics
 
 
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
@@ -101,31 +96,3 @@ def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
     extras = extras if isinstance(extras, list) else extras.tolist()
     infos = [extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {} for extra in extras]
     return undecided_share([info.get("undecided") for info in infos])
-
-
-class Watch:
-    """Warns of a step beyond a limit, once for each limit, or stops the run.
-
-    Args:
-        limits: the run's limits.
-        stops: whether a step beyond a limit stops the run.
-    """
-
-    def __init__(self, limits: HealthLimits, *, stops: bool):
-        self._limits, self._stops = limits, stops
-        self._said: set[str] = set()
-
-    def look(self, data: Mapping[str, Any], step: int) -> None:
-        """Looks at a step's metrics.
-
-        Raises:
-            RuntimeError: one is beyond its limit, and that stops the run.
-        """
-        beyond = list(exceeded(self._limits, data))
-        if beyond and self._stops:
-            told = "; ".join(text for _, text in beyond)
-            raise RuntimeError(f"clipx.health=stop: in step {step} {told}. The step is in the log.")
-        for name, text in beyond:
-            if name not in self._said:
-                logger.warning("clipx.health: in step %s %s. Said once for this limit.", step, text)
-        self._said |= {name for name, _ in beyond}

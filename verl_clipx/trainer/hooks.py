@@ -18,19 +18,17 @@ class TrainedRun:
 
     Args:
         config: the configuration as verl resolved it.
+        before: what the run logged before it was resumed, by step.
     """
 
-    def __init__(self, config: dict[str, Any]):
-        from verl_clipx.run.health import HealthLimits
-        from verl_clipx.run.receipt import ReceiptCheck
-        from verl_clipx.trainer.health import Watch
+    def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]]):
+        from verl_clipx.trainer.receipt import ReceiptCheck
+        from verl_clipx.trainer.watch import Watch
 
-        node = config[NODE]
-        limits = HealthLimits(**(node.get("health_limits") or {}))
         self.longest = (config.get("data") or {}).get("max_response_length")
         # A reward returns a verdict always or never.
         self.has_verdicts = True
-        self._checks = (ReceiptCheck(config), Watch(limits, stops=node.get("health") == "stop"))
+        self._checks = (ReceiptCheck(config), Watch(config, before, stops=config[NODE].get("health") == "stop"))
 
     def log(self, data: dict[str, Any], step: int) -> None:
         """Looks at a step's metrics.
@@ -73,14 +71,18 @@ def _open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, 
     _run = None
     if not config.get(NODE):
         return wrapped(*positional, **named)
+    from verl_clipx.run.config import completed
     from verl_clipx.trainer.log import open_logs
+
+    # Groups leave out the defaults of a method, which rules and record need.
+    config = {**config, NODE: completed(config[NODE])}
 
     def open_verls(names: list[str]) -> None:
         call.arguments["default_backend"] = names
         wrapped(*call.args, **call.kwargs)
 
-    open_logs(tracking, [backends] if isinstance(backends, str) else list(backends), config, open_verls)
-    _run = tracking.logger[NODE] = TrainedRun(config)
+    before = open_logs(tracking, [backends] if isinstance(backends, str) else list(backends), config, open_verls)
+    _run = tracking.logger[NODE] = TrainedRun(config, before)
 
 
 def _add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ verl's own file logger starts an empty file: a run that was killed after step 7 
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -14,12 +13,12 @@ from typing import Any
 import orjson
 
 from verl_clipx.common.checkpoints import resumed_step
-from verl_clipx.common.files import parse_json, read_lines, remove_partials, replacing, write_private_text
+from verl_clipx.common.commit import commit_here
+from verl_clipx.common.files import remove_partials, replacing, write_private_text
 from verl_clipx.common.run_files import own_log_path, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.loss.metric_listing import tensorboard_charts
-
-logger = logging.getLogger(__name__)
+from verl_clipx.runs.run_log import Rows, entries_in, rows_of
 
 # The names of Ray's resources for the kind of a node's accelerators begin with this.
 ACCELERATOR = "accelerator_type:"
@@ -29,7 +28,7 @@ VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
 def open_logs(
     tracking: Any, backends: list[str], config: dict[str, Any], open_verls: Callable[[list[str]], None]
-) -> None:
+) -> Rows:
     """Opens the logs of a run with a clipx node: verl's, the file log in the place of verl's, and its record.
 
     Args:
@@ -37,8 +36,11 @@ def open_logs(
         backends: the names of the logs that verl was to open.
         config: the configuration as verl resolved it.
         open_verls: has `tracking` open its own logs, by their names.
+
+    Returns:
+        What the run that goes on had logged, by step.
     """
-    log = own_log_path(config)
+    log, before = own_log_path(config), Rows()
     if log is None:
         open_verls(backends)
     else:
@@ -47,12 +49,14 @@ def open_logs(
         # No other run is here; the one that was killed was writing them.
         remove_partials(log.parent, f"{log.stem}.*")
         kept = kept_lines(log, step)
+        before = rows_of(b"".join(kept), log)
         tracking.logger["file"] = FileLog(log, kept)
         remove_later_traces(traces_path(log), step)
         write_record(log, config)
         print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
     if "tensorboard" in tracking.logger:
         tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
+    return before
 
 
 class FileLog:
@@ -79,22 +83,15 @@ class FileLog:
 
 
 def kept_lines(path: Path, step: int) -> list[bytes]:
-    """The lines of a log up to a step, each with its end; a line that is cut off is left out with a warning.
+    """The lines of a log up to a step, each with its end; one that can't be read is left out with a warning.
 
     Args:
         path: the log, which need not exist.
         step: the last one to keep; 0: none, as there is no run to go on with.
     """
-    kept = []
-    for number, line in enumerate(read_lines(path) if step and path.exists() else [], 1):
-        try:
-            of_line = int(parse_json(line, "")["step"])
-        except (ValueError, TypeError, KeyError):
-            logger.warning("%s, line %d: cut off, or not one of verl's; this run leaves it out", path, number)
-            continue
-        if of_line <= step:
-            kept.append(line.removesuffix(b"\n") + b"\n")
-    return kept
+    if not (step and path.exists()):
+        return []
+    return [entry.line for entry in entries_in(path.read_bytes(), path) if entry.step <= step]
 
 
 def remove_later_traces(folder: Path, step: int) -> None:
@@ -108,7 +105,7 @@ def remove_later_traces(folder: Path, step: int) -> None:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's start, accelerators, configuration and versions beside its log, readable only by its owner.
+    """Writes a run's start, accelerators, configuration and versions beside its log, readable by its owner alone.
 
     `ray_kwargs` is left out, since its runtime environment may hold any credential; other credentials are redacted.
 
@@ -119,6 +116,7 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),
         "accelerators": _accelerators(),
+        "commit": commit_here(),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }

@@ -8,9 +8,7 @@ from torch import Tensor
 from verl_clipx.loss.loss import per_token_loss, summed_loss
 
 
-def aggregated(
-    log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any
-) -> Tensor:
+def aggregate(log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any) -> Tensor:
     """The result of verl's agg_loss applied to `per_token_loss`.
 
     Args:
@@ -44,7 +42,7 @@ def sequence_weight(
     """The factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
 
     Args:
-        mask, mode: as for `aggregated`.
+        mask, mode: as for `aggregate`.
         dtype: of the loss.
         dp_size, batch_num_tokens, global_batch_size, loss_scale_factor: as for agg_loss.
         **others: arguments that a later verl adds.
@@ -69,3 +67,18 @@ def sequence_weight(
         weight = weight / (mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
     # verl adds the same small number, in the same dtype, so that an empty sequence does not divide by 0.
     return weight / (count + 1e-8).to(dtype) if mode == "seq-mean-token-mean" else weight
+
+
+def shares_of(mask: Tensor, mode: str, dtype: torch.dtype = torch.float32, **normalisers: Any) -> Tensor:
+    """The factor of each token's loss in the scalar loss, by verl's own agg_loss, (sequences, length).
+
+    Args:
+        mask, mode, normalisers: as for `aggregated`.
+        dtype: of the loss.
+    """
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    with torch.enable_grad():
+        losses = torch.zeros(mask.shape, dtype=dtype, device=mask.device, requires_grad=True)
+        loss = agg_loss(losses, mask, mode, **normalisers)
+    return torch.autograd.grad(loss, losses)[0]

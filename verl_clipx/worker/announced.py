@@ -1,148 +1,109 @@
-"""What a run announces about its loss, computed directly by the formulas: the gradient that log_prob must have."""
+"""What a run announces about its loss, by the formulas alone: the gradient that log_prob must have."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from verl_clipx.base.tokens import Tokens
-from verl_clipx.loss.loss import finite, token_statistics, tokens_in
+from verl_clipx.base.method import Method
+from verl_clipx.loss.loss import apply, tokens_in
 from verl_clipx.run.config import Settings
-from verl_clipx.run.hydra_nodes import RunFacts
-from verl_clipx.run.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
-from verl_clipx.worker.layout import padded, response_part
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
+from verl_clipx.worker.aggregation import shares_of
+from verl_clipx.worker.layout import flat, in_model_output, padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.rejection import left_by_trainer, left_by_verl
 from verl_clipx.worker.step import MicroBatch
 
+# A token's gradient counts as at least this share of what it is at F = 1: a clipped token's is 0.
+LEAST = 0.01
 
-class Call(NamedTuple):
-    """The arguments with which verl's loss function is called in training."""
-
-    micro_batch: MicroBatch
-    model_output: Any
-    data: Any
-
-
-class Announced(NamedTuple):
-    """What the policy's term must do to log_prob.
-
-    Args:
-        gradient: the loss's gradient, (sequences, response length); NaN where an input is not finite.
-        unit: the size of the gradient at F = 1, (sequences, response length).
-        tokens: what it was computed from.
-    """
-
-    gradient: Tensor
-    unit: Tensor
-    tokens: Tokens
+# A token whose gradient changes by more than the second number's share when log_prob moves by the first, in nats, is at
+# a bound, beyond which rounding alone may put it. It is not compared.
+ROUNDING, STEADY = 1e-6, 0.05
 
 
-def announced_gradient(
-    settings: Settings,
-    run: RunFacts,
-    call: Call,
-    *,
-    moved: float = 0.0,
-) -> Announced:
-    """The gradient that the policy's term must have on log_prob.
+class Announced:
+    """The gradient that the policy's term must have on the log-probabilities of a micro-batch.
 
     Args:
-        call: what verl's loss function gets.
-        moved: added to every log-probability, in nats.
+        known: what the worker knows of the micro-batch.
+        model_output, data: the arguments of verl's loss function.
+
+    Attributes:
+        inputs: what the method sees: a mask without what verl's own code rejects, and advantages in Lopti's pass alone.
     """
-    from verl.trainer.ppo.core_algos import agg_loss
 
-    known, data, method = call.micro_batch, call.data, settings.method
-    whole = padded(data["response_mask"]).bool()
-    log_prob = response_part(call.model_output["log_probs"], data, whole.shape[1])
-    if moved:
-        log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32)) + moved
-    old = padded(data["old_log_probs"])
-    mask = left_in_bypass_mode(run, whole, log_prob - old)
-    inputs = inputs_of(
-        settings, known, log_prob=log_prob, old_log_prob=old, advantages=padded(data["advantages"]), mask=mask
-    )
-    decision = known.step.decision
-    if decision is None:
-        decision = method.decide(token_statistics(method, settings.shaping, inputs))
-    tokens = tokens_in(method, settings.shaping, inputs)
-    weight = method.gradient_weight(tokens, method.bounds(tokens, decision))
-    weighted = torch.where(finite(tokens), method.gradient(tokens, weight), torch.nan)
-    unit = tokens.advantages.abs()
-    if "rollout_is_weights" in data:
-        weighted, unit = (of * padded(data["rollout_is_weights"]) for of in (weighted, unit))
-    weighted, averaged, number = torch.where(mask, weighted, 0.0), mask, data["batch_num_tokens"]
-    if settings.select is not None:
-        selected = settings.select.selected(known.entropy, averaged, known.step.entropy_bucket)
-        weighted = torch.where(selected | ~known.entropy.isfinite(), weighted, 0.0)
-        if settings.select.normaliser == "selected":
-            averaged = selected
-            number = number if known.step.selected_tokens is None else known.step.selected_tokens
-    with torch.enable_grad():
-        ones = torch.ones_like(weighted, requires_grad=True)
-        total = agg_loss(
-            loss_mat=ones,
-            loss_mask=averaged,
-            loss_agg_mode=run.loss_agg_mode,
-            dp_size=data["dp_size"],
-            batch_num_tokens=number,
-            global_batch_size=data["global_batch_size"],
-            loss_scale_factor=run.loss_scale_factor,
-        )
-    (of_token,) = torch.autograd.grad(total, ones)
-    return Announced(-weighted * of_token, unit * of_token, tokens)
+    def __init__(self, settings: Settings, run: RunFacts, known: MicroBatch, model_output: Any, data: Any):
+        self._settings, self._data, self._total = settings, data, len(flat(model_output["log_probs"]))
+        mask, advantages, old = (padded(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
+        mask, log_prob = mask.bool(), response_part(model_output["log_probs"], data, mask.shape[1])
+        log_prob, kept = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32)), known.counted
+        if run.options.get(ROLLOUT_RS) is not None:
+            if run.options.get(BYPASS):
+                mask = left_by_verl(run.options, mask, log_prob - old)
+            else:
+                mask = left_by_trainer(run.options, data)
+        if kept is not None:
+            advantages = advantages.where(kept, 0)
+        tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages, "mask": mask}
+        self.inputs = inputs_of(settings, known, **tensors)
+        averaged, number, self._kept = mask, data["batch_num_tokens"], mask if kept is None else kept
+        if settings.select is not None:
+            selected = settings.select.selected(known.entropy, mask, known.step.entropy_bucket)
+            self._kept = self._kept & (selected | ~known.entropy.isfinite())
+            if settings.select.normaliser == "selected":
+                averaged = selected
+                number = number if known.step.selected_tokens is None else known.step.selected_tokens
+        sizes = {key: data[key] for key in ("dp_size", "global_batch_size")} | {"batch_num_tokens": number}
+        sizes["loss_scale_factor"] = run.loss_scale_factor
+        self._share = shares_of(averaged, run.loss_agg_mode, log_prob.dtype, **sizes)
+        if "rollout_is_weights" in data:
+            self._share = self._share * padded(data["rollout_is_weights"])
+        self._announces = settings.method, known.step.decision
+        self._gradient = self.gradient(*self._announces)
+        self._unit = self._flat(tokens_in(settings.method, settings.shaping, self.inputs).advantages.abs())
 
+    @functools.cached_property
+    def _steady(self) -> Tensor:
+        """Which tokens are not at a bound, bool, (tokens,)."""
+        moved = torch.stack([self.gradient(*self._announces, by) for by in (ROUNDING, -ROUNDING)])
+        at_bound = (moved - self._gradient).abs() > STEADY * torch.maximum(self._gradient.abs(), LEAST * self._unit)
+        # Not finite: compared, because the gradient must not be finite there either.
+        return ~at_bound.any(0)
 
-def left_in_bypass_mode(run: RunFacts, mask: Tensor, log_ratio: Tensor) -> Tensor:
-    """The tokens that verl's own bypass loss would keep, by verl's own code: bool, (sequences, response length).
+    def gradient(self, method: Method, decision: Tensor | None, moved: float = 0.0) -> Tensor:
+        """The gradient on each of the model's tokens under a method, (tokens,); NaN where an input is not finite.
 
-    Args:
-        mask: all tokens of the responses, bool.
-        log_ratio: relative to the rollout policy.
-    """
-    if not run.options.get(BYPASS) or run.options.get(ROLLOUT_RS) is None:
-        return mask
-    return left_by_verl(run.options, mask, log_ratio)
+        Args:
+            decision: the method's; None: its own on these tokens.
+            moved: added to every log-probability, in nats.
+        """
+        inputs = self.inputs._replace(log_prob=self.inputs.log_prob + moved)
+        weighted = apply(method, self._settings.shaping, inputs, decision).weighted
+        return self._flat(-weighted.where(self._kept, 0.0))
 
+    def difference(self, gradient: Tensor, besides: Tensor | float = 0.0) -> Tensor:
+        """The largest difference of a token's gradient from the announced one, relative to the token's, 0-d float64.
 
-def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
-    """The tokens that verl's rejection keeps: bool, (sequences, response length).
+        It is infinite if the gradient is not finite where all that is announced is; if that is not finite either,
+        nothing is compared and it is 0, because verl skips such an update.
 
-    Args:
-        options: the run's keys of `support.READ` with their values.
-        mask: bool, (sequences, response length).
-        log_ratio: relative to the rollout policy, (sequences, response length).
-    """
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+        Args:
+            gradient: of the whole loss, (tokens,).
+            besides: what verl adds to the policy's term, such as a KL term, (tokens,).
+        """
+        of_dtype = torch.finfo(gradient.dtype)
+        whole = (self._gradient + besides).clamp(-of_dtype.max, of_dtype.max)
+        size = torch.maximum(torch.maximum(self._gradient.abs(), (whole - self._gradient).abs()), LEAST * self._unit)
+        apart = (gradient.to(whole.dtype) - whole).abs() / size.clamp(min=of_dtype.smallest_normal)
+        apart = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        # Only then must it be known which tokens are at a bound.
+        if apart.any():
+            apart = apart.where(self._steady, 0.0)
+        return torch.where(whole.isfinite().all(), apart.max(), 0.0).double()
 
-    if not mask.any():
-        return mask
-    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
-    return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
-
-
-def missing_corrections(options: Mapping[str, Any], data: Any) -> Iterator[str]:
-    """The corrections that verl's trainer should have made in decoupled mode and has not, each in words.
-
-    Args:
-        options: the run's keys of `support.READ` with their values.
-        data: verl's micro-batch.
-    """
-    if options.get(BYPASS):
-        return
-    if options.get(ROLLOUT_IS) is not None and "rollout_is_weights" not in data:
-        yield f"the samples came without the weights of {ROLLOUT_IS}={options[ROLLOUT_IS]}"
-    if options.get(ROLLOUT_RS) is None or not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
-        return
-    whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
-    if whole.shape != mask.shape:
-        return
-    # A jagged tensor that does not know its longest row is padded to the length of all rows together.
-    width = mask.shape[1]
-    old, rollout = (padded(data[key])[:, :width] for key in ("old_log_probs", "rollout_log_probs"))
-    # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
-    several = len(str(options[ROLLOUT_RS]).split(",")) > 1
-    wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
-    if wrong and not (several and torch.equal(whole, mask)):
-        yield f"{wrong} tokens that {ROLLOUT_RS}={options[ROLLOUT_RS]} rejects came as if it did not"
+    def _flat(self, values: Tensor) -> Tensor:
+        return in_model_output(values * self._share, self._data, self._total)

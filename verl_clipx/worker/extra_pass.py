@@ -7,70 +7,62 @@ sizes, sequence parallelism, packing and fused kernels are therefore those of th
 from typing import Any
 
 import torch
+from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
-from verl_clipx.run.config import Settings
-from verl_clipx.run.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.run.verl_keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 from verl_clipx.worker.layout import padded, response_part
-from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection
+from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 
 def extra_pass(
-    settings: Settings,
-    engine: Any,
-    data: Any,
-    step: OptimizerStep,
-    *,
-    cut: dict[str, Any],
-    device: str,
-    rejection: Rejection = NOTHING_REJECTED,
-) -> MiniBatchStatistics:
-    """Computes the statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
+    policy_loss: Any, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
+) -> dict[str, Tensor]:
+    """Sums over this rank's mini-batch under the current weights; changes neither data nor engine.
 
     Args:
+        policy_loss: verl's policy-loss node with the clipx node. Tokens that the loss will reject do not count.
         engine: verl's engine.
         data: this rank's mini-batch.
         step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds.
         cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
-        device: where the statistics are summed.
-        rejection: what the loss will reject; rejected tokens do not count.
+        device: where the sums are added up.
+
+    Returns:
+        What the step needs, float64: `statistics`, (statistics_size,), if it decides from the mini-batch; `entropies`,
+        the histogram of the tokens' entropies, if selection is over the mini-batch; `selected`, the number of tokens
+        that a selection within each sequence keeps, (1,).
 
     Raises:
         ValueError: the method needs a field that the mini-batch lacks.
     """
-    method = settings.method
-    over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
-    needs_entropy = over_mini_batch or "entropy" in method.asks_for
-    statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
-    entropies = torch.zeros(ENTROPY_BUCKETS if over_mini_batch else 0, dtype=torch.float64, device=device)
-    selected = torch.zeros(1, dtype=torch.float64, device=device)
+    settings, rejection = policy_loss.clipx, rejection_of(policy_loss)
+    method, select = settings.method, settings.select
+    needs_entropy = settings.selects_over_mini_batch or "entropy" in method.asks_for
+    sizes = {}
+    if step.decided_from is DecidedFrom.MINI_BATCH:
+        sizes["statistics"] = method.statistics_size
+    if select is not None:
+        sizes |= {"entropies": ENTROPY_BUCKETS} if settings.selects_over_mini_batch else {"selected": 1}
+    sums = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()}
 
-    def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
         whole = padded(data["response_mask"]).bool()
         log_prob = response_part(model_output["log_probs"], data, whole.shape[1])
-        old_log_prob = padded(data["old_log_probs"])
+        old_log_prob, advantages = padded(data["old_log_probs"]), padded(data["advantages"])
         mask = rejection.remaining(whole, log_prob, old_log_prob)
-        known = micro_batch_of(settings, data, step)
-        if needs_entropy:
-            known.entropy = response_part(model_output["entropy"], data, mask.shape[1])
-        if method.statistics_size:
-            inputs = inputs_of(
-                settings,
-                known,
-                log_prob=log_prob,
-                old_log_prob=old_log_prob,
-                advantages=padded(data["advantages"]),
-                mask=mask,
-            )
-            statistics.add_(settings.functions(mask.device).statistics(inputs))
-        if over_mini_batch:
-            entropies.add_(entropy_statistics(known.entropy, mask))
-        elif settings.select is not None:
-            selected.add_(settings.select.counts(mask).sum(dtype=torch.float64))
+        known = micro_batch_of(settings, step, data, model_output)
+        if "statistics" in sums:
+            tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
+            sums["statistics"].add_(settings.functions(mask.device).statistics(inputs_of(settings, known, **tensors)))
+        if "entropies" in sums:
+            sums["entropies"].add_(entropy_statistics(known.entropy, mask))
+        if "selected" in sums:
+            sums["selected"].add_(select.counts(mask).sum(dtype=torch.float64))
         return torch.zeros((), device=mask.device), {}
 
     copy = data.copy()
@@ -79,7 +71,7 @@ def extra_pass(
     offload = tu.get(data, key="disable_auto_offload", default=False)
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(copy, loss_function, forward_only=True)
-    return MiniBatchStatistics(statistics, entropies, selected)
+    return sums
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:

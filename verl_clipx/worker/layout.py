@@ -1,4 +1,4 @@
-"""Converts between verl's two layouts, padded responses and the model's output, and restricts both to Lopti's passes.
+"""Reads verl's mini-batches: padded responses and the model's output, each one's prompt and age, Lopti's passes.
 
 The model's output for a response token stands one position to the token's left. verl's `no_padding_2_padding` cuts it
 out in a loop that waits for the accelerator once per sequence. Nothing here waits for it.
@@ -6,6 +6,7 @@ out in a loop that waits for the accelerator once per sequence. Nothing here wai
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -13,63 +14,47 @@ from torch import Tensor
 
 from verl_clipx.modifiers.lopti import low_probability
 
+# The field of verl's mini-batch in which the worker keeps the samples' ages, so that they are cut together with it.
+AGE = "clipx_age"
+
 
 def padded(values: Tensor) -> Tensor:
     """A response field as (sequences, response length), 0 where there is no token."""
     return values.to_padded_tensor(0) if values.is_nested else values
 
 
-def lengths(data: Any) -> tuple[Tensor, Tensor]:
-    """The numbers of prompt tokens and of response tokens of each sequence, int64, (sequences,) each.
+def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
+    """Where the model's output for each response token stands, and which tokens there are.
 
     Args:
         data: verl's micro-batch: prompts and responses jagged, or padded with an attention mask.
-    """
-    prompts, responses = data["prompts"], data["responses"]
-    if prompts.is_nested:
-        return prompts.offsets().diff(), responses.offsets().diff()
-    attention = data["attention_mask"]
-    width = prompts.shape[1]
-    return attention[:, :width].sum(1), attention[:, width:].sum(1)
-
-
-def in_model_layout(chosen: Tensor, data: Any, total: int) -> Tensor:
-    """The positions of chosen response tokens in the model's output.
-
-    Args:
-        chosen: bool, (sequences, response length).
-        data: verl's micro-batch.
+        width: length of the longest response.
         total: number of tokens of all prompts and responses.
 
     Returns:
-        bool, (total,).
+        int64 in [0, total) and bool, (sequences, width) each.
     """
-    prompt, response = lengths(data)
-    ends = (prompt + response).cumsum(0)
-    position = torch.arange(total, device=chosen.device)
-    row = torch.searchsorted(ends, position, right=True).clamp(max=chosen.shape[0] - 1)
-    column = position - (ends[row] - response[row] - 1)
-    inside = (column >= 0) & (column < response[row])
-    return inside & chosen[row, column.clamp(0, chosen.shape[1] - 1)]
+    prompts, responses = data["prompts"], data["responses"]
+    if prompts.is_nested:
+        prompt, response = prompts.offsets().diff(), responses.offsets().diff()
+    else:
+        attention = data["attention_mask"]
+        prompt, response = attention[:, : prompts.shape[1]].sum(1), attention[:, prompts.shape[1] :].sum(1)
+    column = torch.arange(width, device=response.device)
+    first = (prompt + response).cumsum(0) - response - 1
+    return (first[:, None] + column).clamp(max=total - 1), column < response[:, None]
 
 
 def response_part(output: Tensor, data: Any, width: int) -> Tensor:
-    """The model's output for the response tokens, padded with 0 and detached.
+    """The model's output for the response tokens, padded with 0 and detached, (sequences, width).
 
     Args:
         output: the model's output for every token of prompts and responses: jagged, or (total,).
-        data: verl's micro-batch.
-        width: length of the longest response.
-
-    Returns:
-        (sequences, width).
+        data, width: as for `places`.
     """
     values = flat(output).detach()
-    prompt, response = lengths(data)
-    column = torch.arange(width, device=values.device)
-    first = (prompt + response).cumsum(0) - response - 1
-    position = (first[:, None] + column).clamp(max=values.shape[0] - 1)
-    return torch.where(column < response[:, None], values[position], 0)
+    place, present = places(data, width, values.shape[0])
+    return torch.where(present, values[place], 0)
 
 
 def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
@@ -77,15 +62,11 @@ def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
 
     Args:
         values: (sequences, response length).
-        data: verl's micro-batch.
-        total: number of tokens of all prompts and responses.
+        data, total: as for `places`.
     """
-    prompt, response = lengths(data)
-    column = torch.arange(values.shape[1], device=values.device)
-    first = (prompt + response).cumsum(0) - response - 1
-    position = (first[:, None] + column).clamp(max=total - 1)
-    inside = torch.where(column < response[:, None], values, 0)
-    return inside.new_zeros(total).scatter_add(0, position.flatten(), inside.flatten())
+    place, present = places(data, values.shape[1], total)
+    inside = torch.where(present, values, 0)
+    return inside.new_zeros(total).scatter_add(0, place.flatten(), inside.flatten())
 
 
 def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
@@ -97,6 +78,46 @@ def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) 
 def flat(output: Tensor) -> Tensor:
     """The model's output as (total, ...)."""
     return output.values() if output.is_nested else output
+
+
+def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
+    """The model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
+    output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
+    log_probs = output["log_probs"]
+    leaf = flat(log_probs).clone().requires_grad_()
+    nested = log_probs.is_nested
+    output["log_probs"] = torch.nested.nested_tensor_from_jagged(leaf, offsets=log_probs.offsets()) if nested else leaf
+    return output, leaf
+
+
+def prompt_groups(data: Any) -> Tensor:
+    """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,).
+
+    Args:
+        data: verl's mini-batch or micro-batch, whose `uid` names the prompt of each sequence.
+    """
+    names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
+    numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
+    return torch.tensor(numbers, dtype=torch.int64, device=padded(data["response_mask"]).device)
+
+
+def ages(data: Any, version: int) -> Tensor | None:
+    """The age of each sequence in weight versions; None if the rollout does not say which version generated it.
+
+    Args:
+        data: verl's mini-batch.
+        version: the weight version from which the training on the current rollout batch starts.
+
+    Returns:
+        int64, (sequences,), at least 0.
+    """
+    if "extra_fields" not in data:
+        return None
+    fields = [getattr(one, "data", one) for one in data["extra_fields"]]
+    generated = [one.get("max_global_steps") if isinstance(one, dict) else None for one in fields]
+    if None in generated:
+        return None
+    return torch.tensor([max(version - int(step), 0) for step in generated], dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -124,7 +145,7 @@ class TokenPass:
         return group & padded(data["response_mask"]).bool()
 
 
-def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
+def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
     """A micro-batch in which only some tokens have an advantage, gradient, entropy and distance to the reference.
 
     The response mask stays, so that every aggregation keeps its normaliser.
@@ -139,7 +160,7 @@ def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, 
     """
     output = dict(model_output.items())
     log_probs = output["log_probs"]
-    kept = in_model_layout(tokens, data, flat(log_probs).shape[0])
+    kept = in_model_output(tokens.to(torch.uint8), data, flat(log_probs).shape[0]).bool()
     output["log_probs"] = where_kept(kept, log_probs, Tensor.detach)
     if output.get("entropy") is not None:
         output["entropy"] = where_kept(kept, output["entropy"], torch.zeros_like)

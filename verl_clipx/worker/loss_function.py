@@ -1,7 +1,7 @@
 """Wraps verl's loss function, so that the policy loss knows its micro-batch and its metrics are exact."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl.utils.metric import AggregationType, Metric
@@ -12,12 +12,8 @@ from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.announced import Call
-from verl_clipx.worker.layout import padded, response_part, restricted
-from verl_clipx.worker.not_finite import not_finite_in, together
-from verl_clipx.worker.receipt import Receipt
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
-from verl_clipx.worker.tracer import Tracer
+from verl_clipx.worker.not_finite import merge_counts, not_finite_in
+from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
 
 
 def with_exact_metrics(
@@ -39,7 +35,7 @@ def with_exact_metrics(
     # Checked only if the loss is not finite, because the check waits for the accelerator.
     if not math.isfinite(micro_batch.loss):
         found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
-        step.not_finite = together(step.not_finite, found)
+        step.not_finite = merge_counts(step.not_finite, found)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
     for name, total in micro_batch.sums.items():
@@ -80,12 +76,14 @@ def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
     return metric if isinstance(metric, list) else [metric]
 
 
-def step_without_worker(settings: Settings) -> OptimizerStep:
+def step_without_worker(settings: Settings | Observe) -> OptimizerStep:
     """The optimizer step for a loss call outside train_batch, for which nothing was decided beforehand.
 
     Raises:
         RuntimeError: the settings need what train_batch decides.
     """
+    if isinstance(settings, Observe):
+        return OptimizerStep(of_rollout_batch=False)
     needing = []
     if settings.adaptive and settings.scope != "micro_batch":
         needing.append(f"{NODE}.scope={settings.scope}")
@@ -106,59 +104,30 @@ def with_micro_batch(
     loss_fn: Callable[..., Any],
     settings: Settings | Observe,
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
-    tracer: Tracer | None = None,
-    receipt: Receipt | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
-    The returned function raises RuntimeError where `step_without_worker` or `Receipt.before` does.
+    The returned function raises RuntimeError where `step_without_worker` or an observer does.
 
     Args:
         loss_fn: as for `with_exact_metrics`. Under distillation verl also calls it as (student_logits, data, ...) -> a
             dictionary of tensors; such calls pass through.
         current_step: returns the current optimizer step, or None outside one.
-        tracer: traces responses, or None.
-        receipt: compares the first updates with what is announced, or None.
+        observers: what observes each micro-batch of a rollout batch's updates.
     """
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
         if of_logits:
             return loss_fn(data=data, **of_logits)
-        if isinstance(settings, Observe):
-            step = current_step() or OptimizerStep(of_rollout_batch=False)
-            rows = None if tracer is None else tracer.rows(data, model_output)
-            micro_batch = MicroBatch(step, traced=rows)
-            return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
-        step, expected = current_step() or step_without_worker(settings), None
-        if receipt is not None and receipt.open and step.of_rollout_batch:
-            expected = receipt.before(step, model_output, data, dp_group)
-        call = call_of(settings, step, model_output, data, tracer)
+        step = current_step() or step_without_worker(settings)
+        watching = observers if step.of_rollout_batch else ()
+        for observer in watching:
+            observer.begin_micro_batch(step, model_output, data, dp_group)
+        call = call_of(settings, step, model_output, data)
         loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
-        if expected is not None:
-            receipt.follow(loss, model_output["log_probs"], expected)
+        for observer in watching:
+            observer.end_micro_batch(call.micro_batch, loss, model_output, data)
         return loss, metrics
 
     return wrapped
-
-
-def call_of(
-    settings: Settings, step: OptimizerStep, model_output: Any, data: Any, tracer: Tracer | None = None
-) -> Call:
-    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
-
-    Args:
-        step: the optimizer step that the micro-batch belongs to.
-        model_output, data: from verl's engine.
-        tracer: traces responses, or None.
-    """
-    micro_batch = micro_batch_of(settings, data, step)
-    if settings.needs_entropy:
-        width = padded(data["response_mask"]).shape[1]
-        micro_batch.entropy = response_part(model_output["entropy"], data, width)
-    if tracer is not None:
-        micro_batch.traced = tracer.rows(data, model_output, micro_batch.entropy)
-    if settings.needs_entropy and not step.entropy_wanted:
-        model_output = {key: value for key, value in model_output.items() if key != "entropy"}
-    if step.token_pass is not None:
-        model_output, data = restricted(model_output, data, micro_batch.counted)
-    return Call(micro_batch, model_output, data)

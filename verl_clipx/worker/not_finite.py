@@ -1,13 +1,10 @@
 """Finds the fields of verl's mini-batch that are not finite, which make verl skip the update."""
 
-import logging
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from verl_clipx.worker.layout import padded, response_part
-
-logger = logging.getLogger(__name__)
 
 # The fields of verl's mini-batch, causes before what is computed from them, each with an explanation for the log.
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
@@ -67,34 +64,7 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
     return found
 
 
-class NotFiniteLog:
-    """Warns in a rank's log of what was not finite in an update, once for each field.
-
-    Args:
-        rank: of this process.
-    """
-
-    def __init__(self, rank: int):
-        self._rank = rank
-        self._named: set[str] = set()
-
-    def say(self, found: dict[str, NotFinite], *, taken: bool, norm: float | None) -> None:
-        """Warns of the fields that no earlier warning named.
-
-        Args:
-            found: what is not finite in this rank's part of the mini-batch.
-            taken: whether verl took the update.
-            norm: the norm of the update's gradient.
-        """
-        if new := found.keys() - self._named:
-            self._named |= new
-            logger.warning(NOT_FINITE, "takes" if taken else "skips", norm, self._rank, described(found))
-        elif not taken and not found and self._rank == 0 and GRADIENT not in self._named:
-            self._named.add(GRADIENT)
-            logger.warning(GRADIENT_NOT_FINITE, norm)
-
-
-def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
+def merge_counts(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
     """What is not finite in two micro-batches of one mini-batch, of which the first comes earlier."""
     both = dict(first)
     for name, more in second.items():
@@ -103,28 +73,15 @@ def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[
     return {name: both[name] for name in FIELDS if name in both}
 
 
-def described(found: dict[str, NotFinite]) -> str:
+def describe(found: dict[str, NotFinite]) -> str:
     """What is not finite, in words for the log."""
     return "; ".join(
-        f"{name} ({FIELDS[name]}) in {counted(of.tokens, 'token')} of {counted(of.sequences, 'sequence')}"
+        f"{name} ({FIELDS[name]}) in {with_noun(of.tokens, 'token')} of {with_noun(of.sequences, 'sequence')}"
         + ("" if of.prompt is None else f", first of the prompt with uid {of.prompt}")
         for name, of in found.items()
     )
 
 
-def counted(number: int, noun: str) -> str:
+def with_noun(number: int, noun: str) -> str:
     """A number with its noun, for example "1 token" or "2 tokens"."""
     return f"{number} {noun}" + "s" * (number != 1)
-
-
-# Stands among the fields' names for a gradient that is not finite although every field is.
-GRADIENT = "gradient"
-NOT_FINITE = (
-    "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
-    "named only once; clipx/skipped_updates counts the updates that verl skips."
-)
-GRADIENT_NOT_FINITE = (
-    "clipx: verl skips an update whose gradient's norm is %s, although everything that the loss is computed from is "
-    "finite on rank 0. Either another rank names what is not finite, or it arose in the backward pass through the "
-    "model. This is said only once; clipx/skipped_updates counts the updates that verl skips."
-)

@@ -14,7 +14,7 @@ from torch import Tensor
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
 from verl_clipx.loss.observed import ObservedTokens, observed_metrics
 from verl_clipx.run.config import Observe, clip_range
-from verl_clipx.worker.step import current_micro_batch
+from verl_clipx.worker.step import AppliedLoss, current_micro_batch
 
 # Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
 # verl clamps each token's own log-ratio. tests/worker/test_observe.py tells the two kinds apart by experiment.
@@ -22,7 +22,7 @@ SEQUENCE_LEVEL = frozenset({"gspo"})
 
 
 def observe_registered(loss_mode: str) -> None:
-    """Wraps a loss in verl's registry with `observed`, unless it is wrapped already.
+    """Wraps a loss in verl's registry with `wrap_loss`, unless it is wrapped already.
 
     Args:
         loss_mode: the loss's name in the registry.
@@ -34,10 +34,10 @@ def observe_registered(loss_mode: str) -> None:
 
     function = core_algos.get_policy_loss_fn(loss_mode)
     if not getattr(function, "observed_by_clipx", False):
-        core_algos.POLICY_LOSS_REGISTRY[loss_mode] = observed(function, by_sequence=loss_mode in SEQUENCE_LEVEL)
+        core_algos.POLICY_LOSS_REGISTRY[loss_mode] = wrap_loss(function, by_sequence=loss_mode in SEQUENCE_LEVEL)
 
 
-def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
+def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
     """A policy loss that returns the same numbers to the last bit and, under +clipx=observe, leaves sums for metrics.
 
     The sums are left in the current micro-batch.
@@ -63,9 +63,7 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
                 gradient,
             )
             found = node.functions(gradient.device).sums(tokens, clip_range(config), by_sequence)
-            if micro_batch.traced is not None:
-                shares = shares_of(tokens.mask, named["loss_agg_mode"], config)
-                micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
+            micro_batch.applied = AppliedLoss(tokens, clip_range(config), by_sequence, named["loss_agg_mode"], config)
             sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
             micro_batch.loss = own["loss"]
             # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
@@ -76,19 +74,3 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
 
     with_metrics.observed_by_clipx = True
     return with_metrics
-
-
-def shares_of(mask: Tensor, loss_agg_mode: str, config: Any) -> Tensor:
-    """The factor of each token's loss in the scalar loss, (sequences, length).
-
-    Args:
-        mask: bool, (sequences, length).
-        loss_agg_mode: verl's aggregation mode.
-        config: verl's ActorConfig.
-    """
-    from verl.trainer.ppo.core_algos import agg_loss
-
-    with torch.enable_grad():
-        losses = torch.zeros(mask.shape, device=mask.device, requires_grad=True)
-        loss = agg_loss(losses, mask, loss_agg_mode, **config.global_batch_info)
-    return torch.autograd.grad(loss, losses)[0]

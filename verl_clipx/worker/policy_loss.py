@@ -1,25 +1,22 @@
 """The function that verl calls: it gets the tensors of one micro-batch and returns the scalar loss and metrics."""
 
-import inspect
 import math
-import sys
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import NODE, Method, declared
+from verl_clipx.base.method import NODE, declared
 from verl_clipx.base.shared_metrics import REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.loss.compiled import TokenFunctions
+from verl_clipx.loss.loss import TokenLoss
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.run.config import Settings, settings_without_group
-from verl_clipx.run.hydra_nodes import another_loss, refuse_padded_length
-from verl_clipx.worker.aggregation import aggregated
+from verl_clipx.run.verl_keys import another_loss, refuse_padded_length
+from verl_clipx.worker.aggregation import aggregate
 from verl_clipx.worker.rejection import rejection_of
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
+from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, current_micro_batch
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
@@ -40,7 +37,7 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
         if other := another_loss(f"clipx_{registered}", node):
-            raise ValueError(other)
+            raise other
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
@@ -98,72 +95,41 @@ def policy_loss(
     Raises:
         ValueError: as `settings_for`; the method or the selection needs a field that is missing; or Lopti is used
             outside a worker.
-        RuntimeError: verl calls this in a worker that is not the plugin's.
+        RuntimeError: a worker that is not the plugin's calls this.
     """
     settings = settings_for(registered, config, loss_agg_mode)
-    micro_batch = current_micro_batch()
-    if micro_batch is None:
-        refuse_outside_worker(settings, sys._getframe(1))
-    known = micro_batch or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
+    current = current_micro_batch()
+    if current is None:
+        refuse_outside_worker(settings, config)
+    known = current or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
+
     whole = response_mask.bool()
     mask = rejection_of(config.policy_loss).remaining(whole, log_prob, old_log_prob)
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
-    functions = settings.functions(mask.device)
+    statistics, decision = decide(settings, known.step, inputs)
+    tokens = settings.functions(mask.device).loss(inputs, decision)
+    correction, tokens = correct(tokens, mask, rollout_is_weights)
+    kept, tokens = select(settings, known, mask, tokens)
+    averaged, normalisers = normaliser(settings, known.step, config, mask, kept)
+    loss = aggregate(log_prob, tokens.value, tokens.weighted, averaged, loss_agg_mode, **normalisers)
+    known.applied = AppliedMethod(settings, inputs, decision, correction, kept, whole)
 
-    statistics, decision = decided(settings.method, functions, inputs, known.step)
-    value, weighted, sums = functions.loss(inputs, decision)
-    factor = None
-    if rollout_is_weights is not None:
-        factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
-        # NaN, because in half precision the loss's gradient would turn infinity into a finite number.
-        value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in (value, weighted))
-    selected = None
-    if settings.select is not None:
-        selected, value, weighted = with_selection(settings, known, mask, value, weighted)
-    if known.traced is not None:
-        kept = mask if selected is None and mask is not whole else selected
-        known.traced.of_method(settings, inputs, decision, factor, kept, whole)
-
-    # For verl's aggregation: the tokens that it averages over, and how many there are in the mini-batch.
-    averaged = mask
-    normalisers = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
-    if selected is not None and settings.select.normaliser == "selected":
-        averaged = selected
-        if known.step.selected_tokens is not None:
-            normalisers["batch_num_tokens"] = known.step.selected_tokens
-    loss = aggregated(log_prob, value, weighted, averaged, loss_agg_mode, **normalisers)
-
-    more = more_sums(settings, known, inputs, selected)
-    if micro_batch is not None and mask is not whole:
-        more[REJECTED.key] = number_of(whole & ~mask, known.counted)
-    values, counts = decision_to_log(settings, known.step, statistics, decision)
-    of_tokens, host_more, host_values, host_counts, own = to_host(
-        named_sums(sums, detailed=settings.detailed), more, values, counts, {"loss": loss.detach()}
-    )
-    dual_clipped = getattr(settings.method, "dual_clip", None) is not None
-    host_sums = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=settings.detailed) | host_more
-    if micro_batch is not None:
-        micro_batch.loss = own["loss"]
-        micro_batch.sums.update(host_sums)
-        micro_batch.values.update(host_values)
-        micro_batch.counts.update(host_counts)
-        return loss, {}
-    token_count = max(host_sums.pop(TOKENS), 1.0)
-    means = with_ratios_of_sums({name: [total / token_count] for name, total in host_sums.items()})
-    return loss, {**{name: value for name, (value,) in means.items()}, **host_values, **host_counts}
+    leave_metrics(settings, known, tokens.sums, statistics, loss)
+    return loss, {} if current is not None else metrics_of_call(known)
 
 
-def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
+def refuse_outside_worker(settings: Settings, config: Any) -> None:
     """Raises if a call outside the plugin's worker needs what only that worker provides.
 
     Args:
-        caller: the frame that called the loss.
+        config: verl's ActorConfig. In a distributed process, a loss that is divided by the totals of a mini-batch is
+            one of a training worker; a bare call is either undivided or not distributed.
 
     Raises:
-        RuntimeError: verl's ppo_loss is the caller.
+        RuntimeError: a training worker is the caller.
         ValueError: the settings have Lopti.
     """
-    if called_by_verl(caller):
+    if config.global_batch_info and torch.distributed.is_initialized():
         raise RuntimeError(
             f"clipx_{settings.method.name} is called by verl's ppo_loss in a worker without the plugin's set_loss_fn: "
             f"the statistics' scope, {NODE}.update, {NODE}.select and exact metrics would be missing. Derive the "
@@ -173,58 +139,106 @@ def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
         raise ValueError(f"{NODE}.update: Lopti's passes exist only in the plugin's training worker. Remove it here.")
 
 
-def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: OptimizerStep) -> tuple[Tensor, Tensor]:
+def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The statistics that a micro-batch's bounds come from, and what the method decides from them.
 
     Args:
-        method, functions: of the run.
-        step: the optimizer step that it belongs to; if it collects, the micro-batch's own statistics are added to it.
+        step: the optimizer step. It has both if they are known before it; the micro-batch's own statistics are added to
+            those that it collects.
     """
-    statistics = step.statistics
-    if step.collect or statistics is None:
-        found = functions.statistics(inputs)
-        statistics = found if statistics is None else statistics
-        step.collected = found if step.collected is None else step.collected + found
-    return statistics, method.decide(statistics) if step.decision is None else step.decision
+    statistics, decision = step.statistics, step.decision
+    if statistics is None or step.collected is not None:
+        own = settings.functions(inputs.mask.device).statistics(inputs)
+        statistics = own if statistics is None else statistics
+        if step.collected is not None:
+            step.collected.append(own)
+    return statistics, settings.method.decide(statistics) if decision is None else decision
 
 
-def with_selection(
-    settings: Settings, known: MicroBatch, mask: Tensor, value: Tensor, weighted: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Applies entropy selection to a micro-batch's loss. All tensors are (sequences, response length).
+def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Tensor | None, TokenLoss]:
+    """Multiplies a micro-batch's loss by verl's weights of rollout correction.
 
     Args:
-        settings: the clipx node, with a selection.
-        known: what is known of the micro-batch.
-        mask: bool.
-        value, weighted: the loss of each token and its F * A.
+        weights: (sequences, response length), or None.
 
     Returns:
-        The selected tokens, bool; value and F * A, 0 for all other tokens and NaN where the entropy is not finite.
+        The factor of each token, 0 outside the mask, or None without weights; and the loss, NaN where the factor is not
+        finite.
+    """
+    if weights is None:
+        return None, tokens
+    factor = torch.where(mask, weights.detach().to(tokens.value.dtype), 0.0)
+    # NaN, because in half precision the loss's gradient would turn infinity into a finite number.
+    value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in tokens[:2])
+    return factor, tokens._replace(value=value, weighted=weighted)
+
+
+def select(settings: Settings, known: MicroBatch, mask: Tensor, tokens: TokenLoss) -> tuple[Tensor, TokenLoss]:
+    """Applies entropy selection to a micro-batch's loss.
+
+    Returns:
+        The tokens that are kept, bool, (sequences, response length): those in the mask without a selection; and the
+        loss, 0 for all other tokens and NaN where the entropy is not finite.
 
     Raises:
-        ValueError: the entropy is not given.
+        ValueError: the selection needs the entropy, which is not given.
     """
+    if settings.select is None:
+        return mask, tokens
     if known.entropy is None:
         raise ValueError(f"{NODE}.select needs entropy: {REMEDIES['entropy']}.")
     entropy_known = torch.where(mask, known.entropy.detach(), 0.0).isfinite()
-    value, weighted = (torch.where(entropy_known, of, math.nan) for of in (value, weighted))
+    value, weighted = (torch.where(entropy_known, of, math.nan) for of in tokens[:2])
     # A token whose loss is not finite is always kept. Without it, verl would not skip the step.
-    selected = settings.select.selected(known.entropy, mask, known.step.entropy_bucket) | value.isnan()
-    return selected, torch.where(selected, value, 0.0), torch.where(selected, weighted, 0.0)
+    kept = settings.select.selected(known.entropy, mask, known.step.entropy_bucket) | value.isnan()
+    value, weighted = (torch.where(kept, of, 0.0) for of in (value, weighted))
+    return kept, tokens._replace(value=value, weighted=weighted)
 
 
-def more_sums(settings: Settings, known: MicroBatch, inputs: Inputs, selected: Tensor | None) -> dict[str, Tensor]:
-    """The sums over a micro-batch's tokens that are not the loss's own, by metric name: 0-d float64 tensors.
+def normaliser(
+    settings: Settings, step: OptimizerStep, config: Any, mask: Tensor, kept: Tensor
+) -> tuple[Tensor, dict[str, Any]]:
+    """What verl's aggregation averages over: tokens, bool, and the totals of the mini-batch that it divides by."""
+    totals = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
+    if settings.select is None or settings.select.normaliser != "selected":
+        return mask, totals
+    if step.selected_tokens is not None:
+        totals["batch_num_tokens"] = step.selected_tokens
+    return kept, totals
+
+
+def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistics: Tensor, loss: Tensor) -> None:
+    """Leaves a micro-batch's metrics in it, by a single transfer to the host.
 
     Args:
-        settings, known, inputs: of the micro-batch.
-        selected: bool, (sequences, response length); None without selection.
+        known: the micro-batch, to which the method was applied.
+        sums: the loss's own, from `metrics.token_sums`.
+        statistics: that the decision was made from.
+        loss: 0-d.
     """
-    metrics: dict[str, Tensor] = {}
+    method, applied = settings.method, known.applied
+    values, counts = {}, {}
+    for metric, members in declared(method, method.metrics(statistics, applied.decision)):
+        if settings.detailed or not metric.detailed:
+            # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
+            group = counts if metric.adds_up and known.step.statistics is None else values
+            group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+    of_tokens, more, known.values, known.counts, own = to_host(
+        named_sums(sums, detailed=settings.detailed), more_sums(known), values, counts, {"loss": loss.detach()}
+    )
+    dual_clipped = getattr(method, "dual_clip", None) is not None
+    known.sums = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=settings.detailed) | more
+    known.loss = own["loss"]
+
+
+def more_sums(known: MicroBatch) -> dict[str, Tensor]:
+    """The sums over a micro-batch's tokens that are not the loss's own, by metric key: 0-d float64 tensors."""
+    (settings, inputs, _, _, kept, whole), metrics = known.applied, {}
     # Within each sequence, the share of selected tokens is the configured one up to rounding: a detail.
-    if selected is not None and (settings.detailed or settings.selects_over_mini_batch):
-        metrics[SELECTED.key] = number_of(selected, known.counted)
+    if settings.select is not None and (settings.detailed or settings.selects_over_mini_batch):
+        metrics[SELECTED.key] = number_of(kept, known.counted)
+    if inputs.mask is not whole:
+        metrics[REJECTED.key] = number_of(whole & ~inputs.mask, known.counted)
     if known.age is not None:
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(inputs.mask, inputs.log_prob.detach() - rollout, 0.0)
@@ -238,28 +252,13 @@ def number_of(tokens: Tensor, counted: Tensor | None) -> Tensor:
     return (tokens if counted is None else tokens & counted).sum(dtype=torch.float64)
 
 
-def decision_to_log(
-    settings: Settings, step: OptimizerStep, statistics: Tensor, decision: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The metrics of a decision by key: first the values, then the counts that add up over micro-batches.
-
-    Args:
-        statistics, decision: from `decided`.
-    """
-    values, counts = {}, {}
-    for metric, members in declared(settings.method, settings.method.metrics(statistics, decision)):
-        if settings.detailed or not metric.detailed:
-            # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
-            group = counts if metric.adds_up and step.statistics is None else values
-            group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
-    return values, counts
-
-
-def called_by_verl(caller: FrameType) -> bool:
-    """Whether a frame is verl's ppo_loss, and not a direct call of the loss."""
-    from verl.workers.utils.losses import ppo_loss
-
-    return caller.f_code is inspect.unwrap(ppo_loss).__code__
+def metrics_of_call(known: MicroBatch) -> dict[str, float]:
+    """The metrics of a single call outside a worker: means over its tokens, and what the method decided."""
+    tokens = max(known.sums[TOKENS], 1.0)
+    # Of the rejected tokens only the worker knows which share of the mini-batch they are.
+    sums = {key: total for key, total in known.sums.items() if key not in (TOKENS, REJECTED.key)}
+    means = with_ratios_of_sums({key: [total / tokens] for key, total in sums.items()})
+    return {**{key: value for key, (value,) in means.items()}, **known.values, **known.counts}
 
 
 REMEDIES = {

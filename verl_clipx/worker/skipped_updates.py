@@ -1,50 +1,85 @@
-"""Counts the updates that verl skips because their gradient is not finite, and reports what was not finite."""
+"""Counts the updates that verl skips because their gradient is not finite, and warns of what was not finite."""
 
-import math
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
-from verl_clipx.worker.engine_watch import EngineWatch
-from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFiniteLog, not_finite_in, together
+from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFinite, describe, merge_counts, not_finite_in
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch
+
+logger = logging.getLogger(__name__)
+
+# Stands among the fields' names for a gradient that is not finite although every field is.
+GRADIENT = "gradient"
+
+
+@contextmanager
+def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
+    """Keeps in a step, on every rank, the norm of the gradient with which the engine takes it within the block.
+
+    verl's metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
+
+    Args:
+        engine: verl's engine, which is as before after the block.
+    """
+    before, take = dict(vars(engine)), engine.optimizer_step
+
+    def optimizer_step(*args: Any, **kwargs: Any) -> Any:
+        norm = take(*args, **kwargs)
+        step.gradient_norm = None if norm is None else float(norm)
+        return norm
+
+    engine.optimizer_step = optimizer_step
+    try:
+        yield
+    finally:
+        del engine.optimizer_step
+        if "optimizer_step" in before:
+            engine.optimizer_step = take
 
 
 class SkippedUpdates:
-    """Counts skipped updates over a rollout batch, and logs what was not finite in this rank's mini-batches.
+    """Counts skipped updates over a rollout batch, and names what was not finite in this rank's mini-batches once.
 
     Args:
         engine: verl's engine.
-        watch: has the gradient's norm.
         rank: of this process, for the log.
         all_reduce: sums a float64 vector over the data-parallel ranks.
     """
 
-    def __init__(self, engine: Any, watch: EngineWatch, rank: int, all_reduce: Callable[[Tensor], Tensor]):
-        self._engine, self._watch, self._all_reduce = engine, watch, all_reduce
-        self._log = NotFiniteLog(rank)
+    def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
+        self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
+        self._named: set[str] = set()
 
-    def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> bool:
-        """Counts the update that ends if verl skipped it, and returns whether verl took it.
+    def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> None:
+        """Counts the update that ends if verl skipped it, and warns of what no earlier warning named.
 
         Args:
             batch: the rollout batch in which a skipped update is counted; None outside one.
             data: this rank's mini-batch.
         """
-        norm = self._watch.gradient_norm
-        taken = norm is None or math.isfinite(norm)
-        found = step.not_finite
-        if not taken and not found and self._engine.is_mp_src_rank_with_outputs():
+        wrong = step.not_finite
+        if not step.taken and not wrong and self._engine.is_mp_src_rank_with_outputs():
             # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
-            found = not_finite_in(data)
-        self._log.say(found, taken=taken, norm=norm)
-        if batch is not None and not taken:
+            wrong = not_finite_in(data)
+        self._warn(step, wrong)
+        if batch is not None and not step.taken:
             batch.skipped += 1
-            batch.not_finite = together(batch.not_finite, found)
-        return taken
+            batch.not_finite = merge_counts(batch.not_finite, wrong)
+
+    def _warn(self, step: OptimizerStep, wrong: dict[str, NotFinite]) -> None:
+        if new := wrong.keys() - self._named:
+            self._named |= new
+            verb = "takes" if step.taken else "skips"
+            logger.warning(NOT_FINITE, verb, step.gradient_norm, self._rank, describe(wrong))
+        elif not step.taken and not wrong and self._rank == 0 and GRADIENT not in self._named:
+            self._named.add(GRADIENT)
+            logger.warning(GRADIENT_NOT_FINITE, step.gradient_norm)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
@@ -59,3 +94,14 @@ class SkippedUpdates:
             first = next((rank for rank, number in enumerate(wrong) if number), -1)
             logged |= {NOT_FINITE_RANK.key: [float(first)], NOT_FINITE_LOG_PROBS.key: [sequences]}
         return logged
+
+
+NOT_FINITE = (
+    "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
+    "named only once; clipx/skipped_updates counts the updates that verl skips."
+)
+GRADIENT_NOT_FINITE = (
+    "clipx: verl skips an update whose gradient's norm is %s, although everything that the loss is computed from is "
+    "finite on rank 0. Either another rank names what is not finite, or it arose in the backward pass through the "
+    "model. This is said only once; clipx/skipped_updates counts the updates that verl skips."
+)

@@ -19,12 +19,6 @@ logger = logging.getLogger(__name__)
 FILE = "clipx_state.json"
 FORMAT = 2
 
-# The formats that can be read. Format 1 named the class of the bounds, and only the parameters of the bounds.
-READABLE = (1, 2)
-
-# The key for the length of an update's statistics. Older files lack it.
-SIZE = "statistics_size"
-
 
 class UnusableState(Exception):
     """The state file is missing, damaged or belongs to another run's parameters; the message says which and where."""
@@ -38,19 +32,28 @@ class ControllerState:
         step: the number of optimizer steps that were taken; skipped steps do not count.
         statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
             latest step taken there, or their exponential average, float64.
+        waiting: the latest taken step's position and this rank's part of its statistics, until the next all-reduce sums
+            it over the ranks; not saved.
     """
 
     step: int = 0
     statistics: dict[str, Tensor] = field(default_factory=dict)
+    waiting: tuple[str, Tensor] | None = None
 
-    def remember(self, position: str, statistics: Tensor, *, average: float) -> None:
-        """Keeps the statistics of an update that was taken.
+    def knows(self, position: str) -> bool:
+        """Whether there are statistics of an update at a position."""
+        return position in self.statistics or (self.waiting is not None and self.waiting[0] == position)
+
+    def remember(self, statistics: Tensor | None, *, average: float) -> None:
+        """Keeps the statistics that waited.
 
         Args:
-            position: the update's position within its rollout batch.
-            statistics: over all ranks, (statistics_size,), float64.
+            statistics: over all ranks, (statistics_size,), float64; None if none waited.
             average: the weight of the earlier statistics in an exponential average, in [0, 1).
         """
+        if statistics is None:
+            return
+        (position, _), self.waiting = self.waiting, None
         past = self.statistics.get(position)
         if past is not None and average > 0:
             statistics = average * past.to(statistics.device) + (1 - average) * statistics
@@ -59,7 +62,7 @@ class ControllerState:
 
 def description(method: Method) -> dict[str, Any]:
     """What a state belongs to: a method and its parameters. A state with another description is not used."""
-    return {"method": method.name, SIZE: method.statistics_size, **method.parameters}
+    return {"method": method.name, "statistics_size": method.statistics_size, **method.parameters}
 
 
 def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
@@ -102,14 +105,18 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error)) from error
-    if form not in READABLE:
-        raise UnusableState(f"{path} has format {form!r}, this version reads {' and '.join(map(str, READABLE))}")
-    _check_owner(path, form, owner, belongs_to)
+    if form != FORMAT:
+        raise UnusableState(f"{path} has format {form!r}, this version reads {FORMAT}")
+    if owner != belongs_to:
+        theirs = owner if isinstance(owner, dict) else {}
+        different = sorted(key for key in {*theirs, *belongs_to} if theirs.get(key) != belongs_to.get(key))
+        changes = ", ".join(f"{key}: {theirs.get(key)!r} then, {belongs_to.get(key)!r} now" for key in different)
+        raise UnusableState(f"{path} belongs to other parameters ({changes})")
     if type(step) is not int or step < 0:
         raise _damaged(path, f"step {step!r}")
     if not isinstance(statistics, dict):
         raise _damaged(path, f"statistics {statistics!s:.60}")
-    size = belongs_to[SIZE]
+    size = belongs_to["statistics_size"]
     return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()})
 
 
@@ -158,18 +165,6 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
 
 def _damaged(path: Path, what: str) -> UnusableState:
     return UnusableState(f"{path} is cut short or not a state of this plugin ({what})")
-
-
-def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) -> None:
-    theirs = owner if isinstance(owner, dict) else {}
-    if form == 1:
-        theirs = {key: value for key, value in theirs.items() if key != "controller"}
-        belongs_to = {key: value for key, value in belongs_to.items() if key in theirs or key in ("method", SIZE)}
-    theirs = {SIZE: belongs_to[SIZE], **theirs}
-    if theirs != belongs_to:
-        different = sorted(key for key in {*theirs, *belongs_to} if theirs.get(key) != belongs_to.get(key))
-        changes = ", ".join(f"{key}: {theirs.get(key)!r} then, {belongs_to.get(key)!r} now" for key in different)
-        raise UnusableState(f"{path} belongs to other parameters ({changes})")
 
 
 def _vector(path: Path, position: str, values: Any, size: int) -> Tensor:

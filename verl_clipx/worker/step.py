@@ -1,22 +1,23 @@
 """What is known about an optimizer step and a micro-batch beyond the arguments of verl's policy losses."""
 
+import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from verl_clipx.base.method import Bounds
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.run.config import Settings
-from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.loss.observed import ObservedTokens
+from verl_clipx.run.config import Observe, Settings
+from verl_clipx.worker.layout import AGE, TokenPass, padded, prompt_groups, response_part, restrict
 from verl_clipx.worker.not_finite import NotFinite
-from verl_clipx.worker.rows import AGE, prompt_groups
-
-if TYPE_CHECKING:
-    # Tracing needs pyarrow, which an installation that traces nothing may lack.
-    from verl_clipx.worker.tracer import TracedRows
 
 
 @dataclass
@@ -24,7 +25,6 @@ class OptimizerStep:
     """One optimizer step of the worker.
 
     Args:
-        position: names the update within the rollout batch; `scope=lagged` keeps statistics for each position.
         token_pass: Lopti's pass, or None.
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
         decision: what the method decided from the statistics; None: each micro-batch decides from its own.
@@ -33,14 +33,14 @@ class OptimizerStep:
         selected_tokens: the number of selected tokens in the mini-batch, over all ranks, 0-d; None without selection.
         entropy_bucket: the bucket at which entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
-        collect: whether the training pass adds up its own statistics although others are given.
-        collected: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
+        collected: the statistics of each micro-batch of this rank's training pass, in their order; None if nobody needs
+            those of the training pass.
         of_rollout_batch: whether the update belongs to a rollout batch, at whose end sums over each mini-batch become
             metrics.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
+        gradient_norm: the norm of the step's gradient, on every rank; None before the optimizer's step.
     """
 
-    position: str = ""
     token_pass: TokenPass | None = None
     statistics: Tensor | None = None
     decision: Tensor | None = None
@@ -49,10 +49,20 @@ class OptimizerStep:
     selected_tokens: Tensor | None = None
     entropy_bucket: Tensor | None = None
     entropy_wanted: bool = False
-    collect: bool = False
-    collected: Tensor | None = None
+    collected: list[Tensor] | None = None
     of_rollout_batch: bool = True
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
+    gradient_norm: float | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the optimizer takes the step: verl skips one whose gradient is not finite."""
+        return self.gradient_norm is None or math.isfinite(self.gradient_norm)
+
+    @property
+    def statistics_of_training(self) -> Tensor | None:
+        """This rank's statistics of the whole training pass, float64; None if none were collected."""
+        return functools.reduce(torch.add, self.collected) if self.collected else None
 
 
 @dataclass
@@ -60,6 +70,7 @@ class RolloutBatch:
     """How far a worker has come with the rollout batch that it trains on.
 
     Args:
+        number: how many rollout batches verl counted before this one.
         token_pass: Lopti's current pass, or None.
         last_pass: whether no other pass follows.
         update: the number of the pass's next update, from 0.
@@ -68,6 +79,7 @@ class RolloutBatch:
         not_finite: by field, what was not finite in this rank's mini-batches of the skipped updates.
     """
 
+    number: int = 0
     token_pass: TokenPass | None = None
     last_pass: bool = True
     update: int = 0
@@ -99,17 +111,81 @@ class RolloutBatch:
 FIRST = RolloutBatch()
 
 
-class UpdateObserver(Protocol):
-    """Observes every update of a rollout batch. Every rank calls each method."""
+class Observer:
+    """Observes the updates on rollout batches; what it does not override does nothing. Every rank calls each method."""
+
+    def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
+        """Called before the first update.
+
+        Args:
+            data: this rank's share of the rollout batch, on the host; may get further fields.
+        """
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Called when an optimizer step is planned; may set what its micro-batches have to keep."""
 
+    def begin_micro_batch(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
+        """Called before the loss of a micro-batch.
+
+        Args:
+            model_output, data, dp_group: the loss function's arguments as verl's engine gives them.
+        """
+
+    def end_micro_batch(self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any) -> None:
+        """Called after the loss of a micro-batch and before its backward pass.
+
+        Args:
+            micro_batch: with everything that the loss has filled in.
+            loss: what verl's loss function returned, 0-d.
+            model_output, data: as for `begin_micro_batch`.
+        """
+
     def end_update(self, step: OptimizerStep) -> None:
-        """Called after the optimizer step's last micro-batch."""
+        """Called after the optimizer's step."""
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Called after the last update; returns the rollout batch's metrics by key."""
+        return {}
+
+    def flush(self) -> None:
+        """Called when a checkpoint is saved: what was observed so far has to be on the disk."""
+
+
+class AppliedMethod(NamedTuple):
+    """What a method of the plugin did to a micro-batch's tokens.
+
+    Args:
+        settings: the clipx node.
+        inputs: what the method saw.
+        decision: what it decided, float64.
+        correction: the factor of verl's rollout correction on F, (sequences, length), or None.
+        kept: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length); `whole` itself
+            if these are all tokens.
+        whole: the mask including the tokens that bypass mode rejects, bool, (sequences, length).
+    """
+
+    settings: Settings
+    inputs: Inputs
+    decision: Tensor
+    correction: Tensor | None
+    kept: Tensor
+    whole: Tensor
+
+
+class AppliedLoss(NamedTuple):
+    """What one of verl's losses did to a micro-batch's tokens.
+
+    Args:
+        tokens, bounds, by_sequence: as for `observed.observed_sums`.
+        loss_agg_mode: verl's aggregation mode.
+        config: verl's ActorConfig.
+    """
+
+    tokens: ObservedTokens
+    bounds: Bounds
+    by_sequence: bool
+    loss_agg_mode: str
+    config: Any
 
 
 @dataclass
@@ -124,7 +200,7 @@ class MicroBatch:
         group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
         age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
-        traced: the traced rows, to which the loss adds; None if there are none.
+        applied: filled by the loss: what it did to the tokens.
         sums: filled by the loss: from metric key to a sum over this micro-batch's tokens.
         values: filled by the loss: from metric key to a value that is not a sum over tokens.
         counts: filled by the loss: from metric key to a number that adds up over the mini-batch's micro-batches.
@@ -137,11 +213,19 @@ class MicroBatch:
     group: Tensor | None = None
     age: Tensor | None = None
     counted: Tensor | None = None
-    traced: "TracedRows | None" = None
+    applied: AppliedMethod | AppliedLoss | None = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     loss: float = 0.0
+
+
+class Call(NamedTuple):
+    """The arguments with which verl's loss function is called in training, and what the policy loss knows besides."""
+
+    micro_batch: MicroBatch
+    model_output: Any
+    data: Any
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)
@@ -162,17 +246,41 @@ def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
         _current.reset(token)
 
 
-def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroBatch:
-    """What verl's data contain of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
+def micro_batch_of(
+    settings: Settings | Observe, step: OptimizerStep, data: Any, model_output: Any = None
+) -> MicroBatch:
+    """What is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
     Args:
-        data: verl's mini-batch or micro-batch.
         step: the optimizer step that it belongs to.
+        data: verl's mini-batch or micro-batch.
+        model_output: the model's output for it; None before a pass.
     """
-    return MicroBatch(
-        step,
-        rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
-        group=prompt_groups(data) if "group" in settings.method.asks_for else None,
-        age=data.get(AGE, None),
-        counted=None if step.token_pass is None else step.token_pass.tokens(data),
-    )
+    known = MicroBatch(step)
+    if model_output is not None and model_output.get("entropy", None) is not None:
+        known.entropy = response_part(model_output["entropy"], data, padded(data["response_mask"]).shape[1])
+    if isinstance(settings, Observe):
+        return known
+    if "rollout_log_probs" in data:
+        known.rollout_log_prob = padded(data["rollout_log_probs"])
+    if "group" in settings.method.asks_for:
+        known.group = prompt_groups(data)
+    if step.token_pass is not None:
+        known.counted = step.token_pass.tokens(data)
+    known.age = data.get(AGE, None)
+    return known
+
+
+def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any) -> Call:
+    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
+
+    Args:
+        step: the optimizer step that the micro-batch belongs to.
+        model_output, data: from verl's engine.
+    """
+    micro_batch = micro_batch_of(settings, step, data, model_output)
+    if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
+        model_output = {key: value for key, value in model_output.items() if key != "entropy"}
+    if step.token_pass is not None:
+        model_output, data = restrict(model_output, data, micro_batch.counted)
+    return Call(micro_batch, model_output, data)

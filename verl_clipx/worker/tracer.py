@@ -4,28 +4,24 @@ The host knows beforehand which rows are traced, and their values are copied to 
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
+from verl_clipx.loss.loss import apply
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
-from verl_clipx.run.config import Settings
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import padded, response_part
-from verl_clipx.worker.rows import ages, prompt_groups
+from verl_clipx.worker.aggregation import shares_of
+from verl_clipx.worker.layout import ages, prompt_groups
+from verl_clipx.worker.step import AppliedLoss, AppliedMethod, MicroBatch, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.trace_writer import TraceWriter
 from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of, decisions_of
 
@@ -52,104 +48,61 @@ def is_chosen(prompt: str, trace: Trace) -> bool:
     return int.from_bytes(digest, "big") < trace.fraction * 2**64
 
 
-@dataclass
-class TracedRows:
-    """The traced rows of a micro-batch, to which the loss adds what it knows.
+class TracedTokens(NamedTuple):
+    """What is traced of some rows' tokens.
 
     Args:
-        places: the rows' positions in the micro-batch.
-        responses: the response in each of these rows.
-        parts: the list that receives what is added.
-        entropy: the current policy's entropy, (sequences of the micro-batch, response length), or None.
-        micro_batch: the micro-batch's number within the update, from 0.
+        trace: columns, each (rows, response length).
+        others: further columns of the same shape.
+        decision: what the method decided, float64; None without a method.
     """
 
-    places: list[int]
-    responses: list[Response]
-    parts: list[Part]
-    entropy: Tensor | None
-    micro_batch: int = 0
-
-    def of_method(
-        self,
-        settings: Settings,
-        inputs: Inputs,
-        decision: Tensor,
-        factor: Tensor | None,
-        selected: Tensor | None,
-        whole: Tensor,
-    ) -> None:
-        """Adds what a method of the plugin does to the rows' tokens.
-
-        Args:
-            decision: what the method decided.
-            factor: the factor of verl's rollout correction on F, (sequences, length), or None.
-            selected: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length), or
-                None if these are all tokens.
-            whole: the mask including the tokens that bypass mode rejects. Rejected tokens are traced as if they had
-                been kept, except that their weight is 0.
-        """
-        with without_gradient(inputs.mask):
-            of_rows = torch.ones((), device=inputs.mask.device) if factor is None else self._rows(factor)
-            rows = Inputs(*(None if values is None else self._rows(values) for values in inputs))
-            kept = {"unshaped_advantage": rows.advantages}
-            if factor is not None:
-                kept["correction"] = of_rows
-            if rows.counted is not None:
-                kept["counted"] = rows.counted
-            if selected is not None:
-                kept["selected"] = self._rows(selected)
-                of_rows = of_rows * kept["selected"]
-            trace = token_trace(settings.method, settings.shaping, rows, decision, of_rows)
-            if whole is not inputs.mask:
-                every = rows._replace(mask=self._rows(whole))
-                kept["rejected"] = every.mask & ~rows.mask
-                rejected = token_trace(settings.method, settings.shaping, every, decision, of_rows)
-                pairs = zip(trace, rejected, strict=True)
-                trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
-            self.add(trace, kept, decision)
-
-    def of_gradient(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor) -> None:
-        """Adds what one of verl's losses does to the rows' tokens.
-
-        Args:
-            tokens, bounds, by_sequence: as for `observed.observed_sums`.
-            share: the factor of each token's loss in the scalar loss, (sequences, length).
-        """
-        with without_gradient(tokens.mask):
-            rows = ObservedTokens(*map(self._rows, tokens))
-            trace = observed_token_trace(rows, bounds, by_sequence, self._rows(share))
-            self.add(trace, {"unshaped_advantage": trace.advantage})
-
-    def _rows(self, values: Tensor) -> Tensor:
-        # Not with an index tensor, which would have to be copied to the accelerator.
-        return torch.stack([values[place] for place in self.places])
-
-    def add(self, trace: TokenTrace, others: dict[str, Tensor], decision: Tensor | None = None) -> None:
-        """Adds the columns of the rows' tokens.
-
-        Args:
-            trace: columns, each (rows, response length).
-            others: further columns of the same shape.
-            decision: what the method decided, float64; None without a method.
-        """
-        if self.entropy is not None:
-            others["entropy"] = self._rows(self.entropy)
-        columns = {**trace._asdict(), **others}
-        values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
-        # Cloned, so that the planner's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
-        decided = None if decision is None else HostCopy(decision.detach().clone())
-        self.parts.append(Part(self.responses, tuple(columns), HostCopy(values), self.micro_batch, decided))
+    trace: TokenTrace
+    others: dict[str, Tensor]
+    decision: Tensor | None = None
 
 
-@contextmanager
-def without_gradient(tokens: Tensor) -> Iterator[None]:
-    """Switches gradient and autocast off, as `compiled.Functions.call` does."""
-    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-        yield
+def rows_of(values: Tensor, places: list[int]) -> Tensor:
+    """Some rows of a tensor. An index tensor would have to be copied to the accelerator."""
+    return torch.stack([values[place] for place in places])
 
 
-class Tracer:
+def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
+    """What a method of the plugin did to the tokens of some rows.
+
+    Tokens that bypass mode rejects are traced as if they had been kept, except that their weight is 0.
+    """
+    settings, inputs, decision, correction, kept, whole = applied
+    factor = torch.ones((), device=inputs.mask.device) if correction is None else rows_of(correction, places)
+    rows = Inputs(*(None if values is None else rows_of(values, places) for values in inputs))
+    others = {"unshaped_advantage": rows.advantages}
+    if correction is not None:
+        others["correction"] = factor
+    if rows.counted is not None:
+        others["counted"] = rows.counted
+    if kept is not whole:
+        others["selected"] = rows_of(kept, places)
+        factor = factor * others["selected"]
+    method, shaping = settings.method, settings.shaping
+    trace = token_trace(method, apply(method, shaping, rows, decision), factor)
+    if whole is not inputs.mask:
+        every = rows._replace(mask=rows_of(whole, places))
+        others["rejected"] = every.mask & ~rows.mask
+        rejected = token_trace(method, apply(method, shaping, every, decision), factor)
+        pairs = zip(trace, rejected, strict=True)
+        trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
+    return TracedTokens(trace, others, decision)
+
+
+def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> TracedTokens:
+    """What one of verl's losses did to the tokens of some rows."""
+    share = shares_of(applied.tokens.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
+    rows = ObservedTokens(*(rows_of(values, places) for values in applied.tokens))
+    trace = observed_token_trace(rows, applied.bounds, applied.by_sequence, rows_of(share, places))
+    return TracedTokens(trace, {"unshaped_advantage": trace.advantage})
+
+
+class Tracer(Observer):
     """Traces the rollout batches of one data-parallel rank.
 
     Args:
@@ -185,67 +138,72 @@ class Tracer:
         self._parts: list[Part] = []
         self._goes_on = False
 
-    @contextmanager
-    def rollout_batch(self, data: Any, before: int) -> Iterator[None]:
-        """Traces the updates on a rollout batch. The first call removes shards of its step and of later ones.
-
-        Args:
-            data: this rank's share, on the host; gets a field that says which rows are traced.
-            before: how many rollout batches verl counted before this one.
-        """
-        self._step = before // self.batches_a_step + 1
+    def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
+        """Chooses the rows that are traced. The first call removes shards of its step and of later ones."""
+        self._step = batch.number // self.batches_a_step + 1
         if not self._goes_on:
             self.writer.put(partial(self._remove, self._step))
             self._goes_on = True
         # Drops what an update that did not end has left.
         self._parts, self._micro_batch = [], 0
-        if before % self.batches_a_step == 0:
+        if batch.number % self.batches_a_step == 0:
             self._update = 0
         if self.trace.includes(self._step):
             self._responses, rows = responses_in(data, self.trace, self.rank, self.ranks, version=self._step - 1)
             tu.assign_non_tensor_stack(data, ROW, rows)
-        yield
-        if before + 1 == self.last:
-            # Ray ends a worker without its exit handlers, and nothing is left to train.
-            self.writer.close()
 
-    def rows(self, data: Any, model_output: Any, entropy: Tensor | None = None) -> TracedRows | None:
-        """The traced rows of a micro-batch; None if there are none.
-
-        Args:
-            data: verl's micro-batch.
-            model_output: the model's output for the micro-batch.
-            entropy: the current policy's entropy, (sequences, response length); None: taken from the model's output
-                if it is there.
-        """
+    def end_micro_batch(self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any) -> None:
+        """Keeps the columns of the micro-batch's traced rows."""
         if ROW not in data:
-            return None
-        micro_batch, self._micro_batch = self._micro_batch, self._micro_batch + 1
-        numbers = [_plain(number) for number in data[ROW]]
-        places = [place for place, number in enumerate(numbers) if number != NONE]
-        if not places:
-            return None
-        if entropy is None and model_output.get("entropy", None) is not None:
-            entropy = response_part(model_output["entropy"], data, padded(data["response_mask"]).shape[1])
-        responses = [self._responses[numbers[place]] for place in places]
-        return TracedRows(places, responses, self._parts, entropy, micro_batch)
+            return
+        number, self._micro_batch = self._micro_batch, self._micro_batch + 1
+        rows = [_plain(row) for row in data[ROW]]
+        places = [place for place, row in enumerate(rows) if row != NONE]
+        if not places or micro_batch.applied is None:
+            return
+        tokens_of = tokens_of_method if isinstance(micro_batch.applied, AppliedMethod) else tokens_of_loss
+        with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
+            traced = tokens_of(micro_batch.applied, places)
+            if micro_batch.entropy is not None:
+                traced.others["entropy"] = rows_of(micro_batch.entropy, places)
+            self.keep(traced, [self._responses[rows[place]] for place in places], number)
 
-    def end_update(self, decided_from: DecidedFrom = DecidedFrom.MICRO_BATCH) -> None:
-        """Passes what the update's micro-batches added to the writer.
+    def keep(self, traced: TracedTokens, responses: list[Response], micro_batch: int = 0) -> None:
+        """Keeps the columns of some rows until the update ends.
 
         Args:
-            decided_from: the tokens that the update's bounds were decided from.
+            responses: the response of each row.
+            micro_batch: the micro-batch's number within the update, from 0.
         """
+        columns = {**traced.trace._asdict(), **traced.others}
+        values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
+        # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
+        decision = None if traced.decision is None else HostCopy(traced.decision.detach().clone())
+        self._parts.append(Part(responses, tuple(columns), HostCopy(values), micro_batch, decision))
+
+    def end_update(self, step: OptimizerStep) -> None:
+        """Passes what the update's micro-batches added to the writer."""
         parts, self._parts, self._micro_batch = self._parts, [], 0
         shard = Shard(self._step, self._update, self.rank)
         self._update += 1
 
         def write() -> None:
-            facts = UpdateFacts(self.trace.fraction, self.ranks, decided_from, decisions_of(parts))
+            facts = UpdateFacts(self.trace.fraction, self.ranks, step.decided_from, decisions_of(parts))
             write_shard(self.folder, shard, columns_of(parts, self.texts), facts)
 
         if parts:
             self.writer.put(write, sum(part.values.size for part in parts))
+
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+        """After the run's last rollout batch, waits until everything is written."""
+        if batch.number + 1 == self.last:
+            # Ray ends a worker without its exit handlers, and nothing is left to train.
+            self.writer.close()
+        return {}
+
+    def flush(self) -> None:
+        """Waits until everything so far is written."""
+        self.writer.flush()
 
     def _remove(self, step: int) -> None:
         def is_old(shard: Shard) -> bool:

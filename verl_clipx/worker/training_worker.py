@@ -5,7 +5,7 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import shutil
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,16 @@ from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import Observe, Settings, clip_range
-from verl_clipx.run.hydra_nodes import RunFacts
-from verl_clipx.run.support import BYPASS, ROLLOUT_RS, untested
-from verl_clipx.run.trace import Trace
-from verl_clipx.worker.engine_watch import EngineWatch
+from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
-from verl_clipx.worker.layout import padded
+from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
-from verl_clipx.worker.receipt import Receipt, in_half_precision
-from verl_clipx.worker.rejection import rejection_of
-from verl_clipx.worker.rows import AGE, ages
-from verl_clipx.worker.skipped_updates import SkippedUpdates
-from verl_clipx.worker.state import description, restored_state, state_rank, write_state
-from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, UpdateObserver
+from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
+from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
+from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
+from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -56,23 +51,21 @@ def clipx_node(loss_fn: Any) -> Settings | Observe | None:
 class ClipxTraining:
     """Mixin that stands before verl's TrainingWorker and adds to it what a run with a clipx node needs."""
 
-    # None without a clipx node. The planner is also None under +clipx=observe, where the steps are verl's own.
-    watch: EngineWatch | None = None
+    # verl's policy-loss node with the clipx node; None in a run without one.
+    policy_loss: Any = None
     skipped: SkippedUpdates | None = None
-    planner: StepPlanner | None = None
-    # None unless the run asks for them.
-    tracer: Tracer | None = None
-    receipt: Receipt | None = None
+    # What the bounds remember; unused under +clipx=observe, where the steps are verl's own.
+    state: ControllerState
+    # The pass over a mini-batch before its update; None if no step needs one.
+    extra_pass: partial | None = None
+    observers: Sequence[Observer] = ()
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
-    # How many rollout batches verl has counted so far, and after how many of them the rollout gets new weights.
+    # How many rollout batches verl has counted so far.
     rollouts: int = 0
-    parameter_sync_step: int = 1
     # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
     stale: bool = False
-    # Whether verl's trainer rejects tokens before the worker gets them.
-    rejects: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
@@ -88,91 +81,98 @@ class ClipxTraining:
             super().set_loss_fn(loss_fn)
             return
         refuse_attention_on_a_slice(self.engine)
-        config, device = loss_fn.keywords["config"], get_device_id()
-        run, functions = config.policy_loss.run, settings.functions(device)
-        self.rejects = run.options.get(ROLLOUT_RS) is not None and not run.options.get(BYPASS)
+        config = loss_fn.keywords["config"]
+        self.policy_loss, self.state = config.policy_loss, ControllerState()
+        self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
         # verl counts the steps before critic_warmup too, in which it trains only the critic.
-        self.parameter_sync_step = run.batches_a_step
+        run = config.policy_loss.run
         self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.batches_a_step)
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
             print(announcement(config.policy_loss), flush=True)
-        if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
-            self.tracer = self._tracer(settings.trace, run, config.optim.total_training_steps)
-        if self.watch is None:
-            self.watch = EngineWatch(self.engine)
-            self.skipped = SkippedUpdates(self.engine, self.watch, self.rank, self._all_reduce)
+        self.observers = self._observers(settings, loss_fn)
+        self._prepare(settings, config)
+        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers))
+
+    def _prepare(self, settings: Settings | Observe, config: Any) -> None:
+        """Compiles what the loss needs, before the first step."""
+        device = get_device_id()
+        functions = settings.functions(device)
         if isinstance(settings, Observe):
             loss_mode = config.policy_loss.loss_mode
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
-        else:
-            self._plan_with(settings, loss_fn)
-            functions.prepare(device, counted=settings.update is not None)
-            if self.rank == 0 and functions.compiled:
-                print(COMPILED, flush=True)
-        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
-
-    def _plan_with(self, settings: Settings, loss_fn: partial) -> None:
-        """Creates the planner, and the observers that the settings ask for."""
-        policy_loss = loss_fn.keywords["config"].policy_loss
-        self.planner = StepPlanner(
-            settings,
-            extra_pass=self._extra_pass,
-            all_reduce=self._all_reduce,
-            at_ratio_one=policy_loss.run.makes_one_update,
-            rejects=self.rejects,
-            rejection=rejection_of(policy_loss),
-        )
-        if self.planner.needs_extra_pass:
+            return
+        if settings.needs_extra_pass or passes_for_selection(config.policy_loss):
             refuse_dropout(self.engine.module)
-        if settings.receipt != "off":
-            self.receipt = Receipt(
-                settings,
-                policy_loss.run,
-                loss_fn,
-                partial(call_of, settings),
-                self._all_reduce,
-                rank=self.rank,
-                tested=not untested(policy_loss.run.options),
-                half=in_half_precision(self.engine_config),
-            )
+            self.extra_pass = partial(extra_pass, config.policy_loss, self.engine, cut=self._cut(), device=device)
+        functions.prepare(device, counted=settings.update is not None)
+        if self.rank == 0 and functions.compiled:
+            print(COMPILED, flush=True)
 
-    @property
-    def observers(self) -> list[UpdateObserver]:
-        """Everything that observes each update of a rollout batch."""
-        return [one for one in (self.receipt,) if one is not None]
+    def _observers(self, settings: Settings | Observe, loss_fn: partial) -> list[Observer]:
+        """Everything that observes this rank's updates, as far as the settings ask for it."""
+        config, observers = loss_fn.keywords["config"], []
+        run = config.policy_loss.run
+        if isinstance(settings, Settings) and settings.receipt != "off":
+            observers.append(
+                Receipt(
+                    settings,
+                    run,
+                    loss_fn,
+                    partial(call_of, settings),
+                    self._all_reduce,
+                    rank=self.rank,
+                    tested=not untested(run.options),
+                    half=computes_in_half_precision(self.engine_config),
+                )
+            )
+        if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
+            observers.append(
+                Tracer(
+                    settings.trace,
+                    rank=self.engine.get_data_parallel_rank(),
+                    ranks=self.engine.get_data_parallel_size(),
+                    tokenizer=self.model_config.tokenizer,
+                    batches_a_step=run.batches_a_step,
+                    last=config.optim.total_training_steps,
+                )
+            )
+        return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each group of tokens."""
-        if self.watch is None:
+        if self.policy_loss is None:
             return super().train_mini_batch(data)
-        self.batch = RolloutBatch()
+        self.batch = RolloutBatch(self.rollouts)
         try:
-            with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data, self.rollouts):
-                metrics = self._train_rollout_batch(data)
+            metrics = self._train_rollout_batch(data)
         finally:
             self.batch = None
         self.rollouts += 1
         return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
 
     def _train_rollout_batch(self, data):
-        metrics = {}
-        token_passes = [None] if self.planner is None else self.planner.passes(data)
-        for index, token_pass in enumerate(token_passes):
-            last = index == len(token_passes) - 1
+        age = ages(data, self.rollouts // self.policy_loss.run.batches_a_step)
+        if age is not None and isinstance(self.policy_loss.clipx, Settings):
+            data[AGE] = age
+        for observer in self.observers:
+            observer.begin_rollout_batch(data, self.batch)
+        groups, metrics = token_passes(self.policy_loss.clipx, data, self._all_reduce), {}
+        for token_pass in groups:
+            last = token_pass is groups[-1]
             self.batch.begin(token_pass, last=last)
             # verl removes keys from the data that it is given.
             output = super().train_mini_batch(data if last else data.copy())
             if output is not None:
-                metrics[None if token_pass is None else token_pass.name] = self._finished(
-                    tu.get(output, "metrics"), updates=self.batch.update * len(token_passes)
-                )
-        others = {}
+                updates = self.batch.update * len(groups)
+                name = None if token_pass is None else token_pass.name
+                metrics[name] = self._finished(tu.get(output, "metrics"), updates=updates)
+        others = self.skipped.end_rollout_batch(self.batch)
         for observer in self.observers:
             others |= observer.end_rollout_batch(self.batch)
-        return merged_passes(metrics) | self.skipped.end_rollout_batch(self.batch) | others if metrics else None
+        return merged_passes(metrics) | others if metrics else None
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
@@ -181,41 +181,41 @@ class ClipxTraining:
         Raises:
             RuntimeError: Lopti in a worker that calls only train_batch; or the receipt found a difference and stops.
         """
-        if self.watch is None:
+        if self.policy_loss is None:
             return super().train_batch(data)
-        self.watch.gradient_norm = None
-        self.step = step = self._observed_step(data) if self.planner is None else self._planned_step(data)
-        observers = [] if self.batch is None else self.observers
+        batch, observers = (FIRST, ()) if self.batch is None else (self.batch, self.observers)
+        self.step = step = self._planned_step(data, batch)
         try:
             for observer in observers:
-                observer.begin_update(step, self.batch)
-            output = super().train_batch(data)
+                observer.begin_update(step, batch)
+            with keep_gradient_norm(self.engine, step):
+                output = super().train_batch(data)
             for observer in observers:
                 observer.end_update(step)
-            taken = self.skipped.end_update(step, self.batch, data)
+            self.skipped.end_update(step, self.batch, data)
         finally:
             self.step = None
-        if self.batch is not None:
-            self.batch.update += 1
-        if self.planner is not None:
-            self.planner.finish(step, taken=taken)
+        if isinstance(self.policy_loss.clipx, Settings):
+            finish_step(self.policy_loss.clipx, self.state, step, batch.position)
             if output is not None:
                 over_remaining(tu.get(output, "metrics"))
-        if self.tracer is not None:
-            self.tracer.end_update(step.decided_from)
+        if self.batch is not None:
+            self.batch.update += 1
         return output
 
-    def _planned_step(self, data: Any) -> OptimizerStep:
+    def _planned_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
         """Plans the next optimizer step, and adds to verl's data what its micro-batches need."""
-        batch, settings = self.batch or FIRST, self.planner.settings
+        settings = self.policy_loss.clipx
+        if isinstance(settings, Observe):
+            step = plan_observed_step(self.policy_loss, data, all_reduce=self._all_reduce)
+            step.of_rollout_batch = self.batch is not None
+            return step
         if batch.token_pass is None and settings.update is not None:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
-        step = self.planner.plan(data, position=batch.position, token_pass=batch.token_pass)
+        step = plan_step(
+            self.policy_loss, self.state, batch, data, extra_pass=self.extra_pass, all_reduce=self._all_reduce
+        )
         step.of_rollout_batch = self.batch is not None
-        if self.batch is not None:
-            age = ages(data, self.rollouts // self.parameter_sync_step)
-            if age is not None:
-                data[AGE] = age
         if settings.needs_entropy:
             step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
@@ -223,31 +223,26 @@ class ClipxTraining:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         return step
 
-    def _observed_step(self, data: Any) -> OptimizerStep:
-        step = OptimizerStep(of_rollout_batch=self.batch is not None)
-        if self.rejects:
-            left = padded(data["response_mask"]).sum(dtype=torch.float64)
-            step.counted_tokens = float(self._all_reduce(left))
-        return step
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
         """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
-        if self.watch is None:
+        if self.policy_loss is None:
             return super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         try:
             result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         except Exception:
             # torch's own message for a full disk is "unexpected pos 4540608 vs 4540496".
-            folder = next(one for one in (Path(local_path), *Path(local_path).parents) if one.exists())
+            folder = next(parent for parent in (Path(local_path), *Path(local_path).parents) if parent.exists())
             logger.error(UNSAVED, local_path, shutil.disk_usage(folder).free / 1e6)
             raise
-        if self.planner is not None:
-            self.planner.flush()
+        settings = self.policy_loss.clipx
+        if isinstance(settings, Settings):
+            if self.state.waiting is not None:
+                self.state.remember(self._all_reduce(self.state.waiting[1]), average=settings.lagged_average)
             if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
-                write_state(Path(local_path), self.planner.state, description(self.planner.method))
-        if self.tracer is not None:
-            self.tracer.writer.flush()
+                write_state(Path(local_path), self.state, description(settings.method))
+        for observer in self.observers:
+            observer.flush()
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -257,32 +252,22 @@ class ClipxTraining:
         Raises:
             RuntimeError: the bounds need a state, and the checkpoint has none that is usable.
         """
-        if self.watch is None:
+        if self.policy_loss is None:
             return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
-        # The name of verl's folder says how many steps its weights were trained for.
-        step = checkpoint_step(local_path)
-        if self.planner is not None and local_path is not None:
+        settings = self.policy_loss.clipx
+        if local_path is not None and isinstance(settings, Settings):
             rank = state_rank(self.engine, get_device_id())
-            self.planner.restore(restored_state(Path(local_path), self.planner.settings, rank, get_device_id()))
-        self.rollouts = max(self.rollouts, step * self.parameter_sync_step)
+            self.state = restored_state(Path(local_path), settings, rank, get_device_id())
+        # The name of verl's folder says how many steps its weights were trained for.
+        trained = checkpoint_step(local_path) * self.policy_loss.run.batches_a_step
+        self.rollouts = max(self.rollouts, trained)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
-
-    def _tracer(self, trace: Trace, run: RunFacts, last: int) -> Tracer:
-        return Tracer(
-            trace,
-            rank=self.engine.get_data_parallel_rank(),
-            ranks=self.engine.get_data_parallel_size(),
-            tokenizer=self.model_config.tokenizer,
-            batches_a_step=run.batches_a_step,
-            last=last,
-        )
 
     def _finished(self, metrics: dict[str, list[Any]], *, updates: int) -> dict[str, list[Any]]:
         """The metrics of a pass, with those added that need whole mini-batches or all of the pass's updates."""
-        metrics = with_ratios_of_sums(metrics)
-        if self.planner is None:
+        metrics, settings = with_ratios_of_sums(metrics), self.policy_loss.clipx
+        if isinstance(settings, Observe):
             return metrics
-        settings = self.planner.settings
         metrics = with_updates(metrics, settings.method, each=settings.detailed)
         self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
         before = self.batch.updates_before_pass
@@ -290,13 +275,11 @@ class ClipxTraining:
             metrics, updates_before=before, updates=updates, moves=self.stale, detailed=settings.detailed
         )
 
-    def _extra_pass(self, data: Any, step: OptimizerStep) -> MiniBatchStatistics:
-        # The keys that verl's train_batch sets.
+    def _cut(self) -> dict[str, Any]:
+        """How verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
         keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         cut = {key: getattr(self.engine_config, key) for key in keys}
-        cut["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
-        settings, rejection = self.planner.settings, self.planner.rejection
-        return extra_pass(settings, self.engine, data, step, rejection=rejection, cut=cut, device=get_device_id())
+        return {**cut, "use_remove_padding": self.model_config.get("use_remove_padding", False)}
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
         total = vector.to(get_device_id())
@@ -305,6 +288,13 @@ class ClipxTraining:
             total = total.clone()
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
+
+
+def computes_in_half_precision(config: Any) -> bool:
+    """Whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
+    precision = getattr(config, "mixed_precision", None)
+    dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
+    return str(dtype) not in ("fp32", "float32", "32")
 
 
 LOPTI_WITHOUT_PASSES = (

@@ -8,19 +8,19 @@ and read line by line.
 """
 
 import json
-import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from tests.claims.configuration import merged, verl_s_own
+from tests.claims.configuration import ACTOR, merged, verl_s_own
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.config import completed
-from verl_clipx.run.explain import MAIN_PPO, composed
 from verl_clipx.run.start import decide
 from verl_clipx.run.user_keys import named_keys
 
@@ -64,8 +64,14 @@ def outcomes() -> dict[str, dict[str, str]]:
 
 def by_hydra(example: Example, group: str) -> str:
     """What comes of an example with a group, composed as verl's main does."""
-    config, overrides, choices, _ = composed(MAIN_PPO, [*example.arguments, f"+clipx={group}"])
-    return outcome(config, overrides, choices["clipx"])
+    overrides = [*example.arguments, f"+clipx={group}"]
+    return outcome(composed(overrides), overrides, group)
+
+
+def composed(overrides: Iterable[str]) -> DictConfig:
+    """verl's configuration with overrides, by Hydra."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", list(overrides))
 
 
 def by_merging(example: Example, group: str) -> str:
@@ -88,14 +94,15 @@ def is_read(argument: str) -> bool:
 
 
 def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
-    """The method's bounds, or the keys that are refused."""
+    """The method's bounds and the keys that are not used, or the keys that are refused."""
     try:
-        decide(config, named=named_keys(list(overrides)), group=group)
-    except ValueError as error:
-        keys = [re.match(r"(?:actor_rollout_ref\.actor\.)?([\w.]+)=", line) for line in str(error).splitlines()]
-        return f"refused: {', '.join(key[1] if key else str(error) for key in keys)}"
+        decision = decide(config, named=named_keys(list(overrides)), group=group)
+    except Refusal as refusal:
+        return f"refused: {', '.join(part.key.removeprefix(f'{ACTOR}.') for part in refusal.all)}"
     node = completed(OmegaConf.to_container(config.clipx))
-    return ", ".join(f"{name}={shown(node[name])}" for name in SHOWN[group])
+    bounds = ", ".join(f"{name}={shown(node[name])}" for name in SHOWN[group])
+    unused = ", ".join(key.removeprefix(f"{ACTOR}.") for key in decision.resolved.run.unused)
+    return f"{bounds}{unused and f'; not used: {unused}'}"
 
 
 def shown(value: Any) -> str:
@@ -106,7 +113,7 @@ def shown(value: Any) -> str:
 def why_not_alone(example: Example) -> str | None:
     """The first line of what Hydra says where verl 0.9.1 does not compose an example; None where it does."""
     try:
-        composed(MAIN_PPO, example.arguments)
+        composed(example.arguments)
     except HydraException as error:
         return str(error).splitlines()[0]
     return None

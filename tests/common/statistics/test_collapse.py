@@ -22,7 +22,7 @@ def test_of_the_stored_runs_only_those_collapsed_of_which_the_page_says_so():
         for run, steps in STORED.groupby(["preset", "seed"])
         if (at := collapse(steps.reward.to_numpy())) is not None
     }
-    # docs/tables.md: in rollout batches 3, 7 and 6. A level may begin a step before, if that is lost in it.
+    # docs/results/cpu_small.md: in rollout batches 3, 7 and 6. A level may begin a step before, if that is lost in it.
     assert found == {("countdown_gppo_off", 1): 3, ("countdown_gppo_off", 2): 6, ("countdown_gppo_off", 3): 5}
 
 

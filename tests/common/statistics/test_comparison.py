@@ -1,5 +1,5 @@
 """One inference over seeds and questions: values by hand, what is refused, and in made-up evaluations 93 to 97 %
-coverage of the 95 % interval with 3, 5 and 10 seeds. benchmarks/coverage.py has the whole table.
+coverage of the 95 % interval with 3, 5 and 10 seeds. docs/evaluation.md has the whole table.
 
 Not covered: reading evaluations (tests/papers/evaluation/test_compare.py), tables
 (tests/papers/tables/test_significance.py).

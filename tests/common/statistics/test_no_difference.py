@@ -2,7 +2,7 @@
 
 Covers: trainings that differ by lasting offsets, walks, drifts and collapses; deviations as the stored logs have them;
 all pairs of seeds of the stored logs; shares of collapses; the direction of entropy. Not covered: how often a
-difference is found, settings whose spreads differ. benchmarks/no_difference.py counts more, for docs/evaluation.md.
+difference is found, settings whose spreads differ. benchmarks/no_difference.py counts more, for docs/dev.
 """
 
 from itertools import combinations

@@ -32,6 +32,15 @@ def finish(generator: Generator) -> None:
         generator.step()
 
 
+def started(batch: Generator, requests: list[Request], steps: int = 1) -> list[Request]:
+    """Submits requests one after the other, with so many steps after each."""
+    for each in requests:
+        batch.submit(each)
+        for _ in range(steps):
+            batch.step()
+    return requests
+
+
 def alone(model, prompt: list[int], seed: int = 0, **parameters) -> Request:
     only = request(prompt, seed, **parameters)
     batch = generator(model)
@@ -52,10 +61,7 @@ def full_forward(model, done: Request) -> list[float]:
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7, 0.0])
 def test_log_probs_equal_a_full_forward_pass(model, temperature):
     batch = generator(model)
-    requests = [request(prompt, seed, temperature=temperature) for seed, prompt in enumerate(PROMPTS)]
-    for each in requests:
-        batch.submit(each)
-        batch.step()
+    requests = started(batch, [request(p, seed, temperature=temperature) for seed, p in enumerate(PROMPTS)])
     finish(batch)
     for each in requests:
         assert each.log_probs == pytest.approx(full_forward(model, each), abs=1e-5)
@@ -92,10 +98,7 @@ def test_a_request_does_not_depend_on_its_neighbours(model, max_rows):
 def test_in_float64_not_even_rounding_tells_of_the_neighbours():
     model = random_policy().double()
     batch = generator(model)
-    requests = [request(prompt, seed, max_tokens=20) for seed, prompt in enumerate(PROMPTS)]
-    for each in requests:
-        batch.submit(each)
-        batch.step()
+    requests = started(batch, [request(prompt, seed, max_tokens=20) for seed, prompt in enumerate(PROMPTS)])
     finish(batch)
     for seed, each in enumerate(requests):
         reference = alone(model, each.prompt_ids, seed, max_tokens=20)
@@ -108,9 +111,7 @@ def test_samples_of_one_prompt_share_its_prefill_and_still_differ(model):
     hook = model.register_forward_pre_hook(
         lambda _, __, inputs: sizes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
     )
-    group = [request(PROMPTS[0], seed) for seed in range(4)]
-    for each in group:
-        batch.submit(each)
+    group = started(batch, [request(PROMPTS[0], seed) for seed in range(4)], steps=0)
     batch.step()
     hook.remove()
     assert sizes == [(1, 3)]
@@ -121,8 +122,7 @@ def test_samples_of_one_prompt_share_its_prefill_and_still_differ(model):
 
 def test_prefill_is_split_by_its_size(model):
     batch = generator(model, max_prefill_tokens=8)
-    for prompt in ([5, 6, 7], [8, 9, 10], [11, 12, 13], [14] * 9):
-        batch.submit(request(prompt))
+    started(batch, [request(prompt) for prompt in ([5, 6, 7], [8, 9, 10], [11, 12, 13], [14] * 9)], steps=0)
     running = []
     for _ in range(3):
         batch.step()
@@ -146,9 +146,7 @@ def test_stop_token_ends_the_response_and_belongs_to_it(model):
 
 def test_tokens_outside_the_vocabulary_are_never_generated(model):
     batch = generator(model, vocabulary_size=10)
-    requests = [request(PROMPTS[0], seed, temperature=5.0) for seed in range(20)]
-    for each in requests:
-        batch.submit(each)
+    requests = started(batch, [request(PROMPTS[0], seed, temperature=5.0) for seed in range(20)], steps=0)
     finish(batch)
     assert max(max(each.token_ids) for each in requests) < 10
     assert max(max(alone(model, PROMPTS[0], seed, temperature=5.0).token_ids) for seed in range(5)) >= 10
@@ -157,9 +155,8 @@ def test_tokens_outside_the_vocabulary_are_never_generated(model):
 def test_an_aborted_request_continued_as_verl_does_gives_the_same_tokens(model):
     whole = alone(model, PROMPTS[0], 5)
     batch = generator(model)
-    first, other = request(PROMPTS[0], 5, name="first"), request(PROMPTS[1], 6, name="other")
-    for each in (first, other):
-        batch.submit(each)
+    requests = [request(PROMPTS[0], 5, name="first"), request(PROMPTS[1], 6, name="other")]
+    first, other = started(batch, requests, steps=0)
     for _ in range(4):
         batch.step()
     assert batch.abort(["first"]) == [first]
@@ -173,9 +170,7 @@ def test_an_aborted_request_continued_as_verl_does_gives_the_same_tokens(model):
 
 def test_abort_takes_waiting_requests_too(model):
     batch = generator(model, max_rows=1)
-    requests = [request(prompt) for prompt in PROMPTS]
-    for each in requests:
-        batch.submit(each)
+    requests = started(batch, [request(prompt) for prompt in PROMPTS], steps=0)
     batch.step()
     assert batch.abort() == requests
     assert batch.pending == 0
@@ -185,9 +180,7 @@ def test_abort_takes_waiting_requests_too(model):
 def test_new_weights_reach_requests_in_flight():
     old, new = random_policy(0), random_policy(1)
     batch = generator(old)
-    requests = [request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
-    for each in requests:
-        batch.submit(each)
+    requests = started(batch, [request(prompt, seed) for seed, prompt in enumerate(PROMPTS)], steps=0)
     for _ in range(5):
         batch.step()
     before = [list(each.log_probs) for each in requests]

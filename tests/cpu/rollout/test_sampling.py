@@ -98,7 +98,7 @@ def test_processed_log_probs_are_those_of_the_distribution_sampled_from():
 
 
 def test_a_ratio_to_truncated_log_probs_is_the_probability_that_truncation_keeps():
-    # The trainer's softmax is over the whole vocabulary: driver/support.py refuses to train on such a ratio.
+    # The trainer's softmax is over the whole vocabulary: run/support.py refuses to train on such a ratio.
     rows, top_p = LOGITS.expand(20, -1), torch.full((20,), 0.8)
     uniforms = torch.rand(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tokens, processed = sample(rows, torch.ones(20), torch.zeros(20, dtype=torch.int64), top_p, uniforms)

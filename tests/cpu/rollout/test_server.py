@@ -4,6 +4,7 @@ Not covered: Ray's transport and verl's calls in their real order (end-to-end ru
 """
 
 import asyncio
+import functools
 
 import pytest
 import torch
@@ -40,6 +41,11 @@ def configured(model_config):
     return build
 
 
+def in_a_loop(test):
+    """Runs a coroutine as a test."""
+    return functools.wraps(test)(lambda **fixtures: asyncio.run(test(**fixtures)))
+
+
 async def started(server: CPUServer) -> CPUServer:
     await server.launch_server()
     return server
@@ -58,148 +64,119 @@ async def underway(server: CPUServer, request_id: str = "r", **parameters) -> as
     return task
 
 
-def test_an_answer(configured):
-    async def scenario():
-        server = await started(configured())
-        await server.set_global_steps(3)
-        return await ask(server), await server.generate(PROMPT, {}, "r")
-
-    answer, silent = asyncio.run(scenario())
+@in_a_loop
+async def test_an_answer(configured):
+    server = await started(configured())
+    await server.set_global_steps(3)
+    answer, silent = await ask(server), await server.generate(PROMPT, {}, "r")
     assert 1 <= len(answer.token_ids) <= 8 and len(answer.log_probs) == len(answer.token_ids)
-    assert answer.stop_reason == "completed"
-    assert answer.extra_fields["global_steps"] == 3
+    assert answer.stop_reason == "completed" and answer.extra_fields["global_steps"] == 3
     assert silent.log_probs is None
 
 
-def test_the_length_limit_defaults_to_what_the_configuration_leaves(configured):
-    async def scenario():
-        server = await started(configured(ignore_eos=True))
-        return [await ask(server, prompt=[5] * length) for length in (3, 20)]
-
-    short, long = asyncio.run(scenario())
+@in_a_loop
+async def test_the_length_limit_defaults_to_what_the_configuration_leaves(configured):
+    server = await started(configured(ignore_eos=True))
+    short, long = [await ask(server, prompt=[5] * length) for length in (3, 20)]
     assert len(short.token_ids) == 8  # response_length
     assert len(long.token_ids) == 4  # prompt_length + response_length - 20
 
 
 @pytest.mark.parametrize("prompt", [[], [5] * 128])
-def test_a_prompt_without_room_is_refused(configured, prompt):
-    async def scenario():
+@in_a_loop
+async def test_a_prompt_without_room_is_refused(configured, prompt):
+    with pytest.raises(ValueError, match="must be between 1 and 127"):
         await ask(await started(configured()), prompt=prompt)
 
-    with pytest.raises(ValueError, match="must be between 1 and 127"):
-        asyncio.run(scenario())
 
-
-def test_images_are_refused(configured):
-    async def scenario():
+@in_a_loop
+async def test_images_are_refused(configured):
+    with pytest.raises(ValueError, match="generates only from text"):
         await (await started(configured())).generate(PROMPT, {}, "r", image_data=["x"])
 
-    with pytest.raises(ValueError, match="generates only from text"):
-        asyncio.run(scenario())
 
-
-def test_abort_returns_the_partial_answer_and_parks_new_requests_until_resumed(configured):
-    async def scenario():
-        server = await started(configured())
-        running = await underway(server, "running", **ENDLESS)
-        report = await server.abort_all_requests()
-        partial = await running
-        parked = asyncio.create_task(ask(server, "parked", max_tokens=2))
-        await asyncio.sleep(0.05)
-        assert not parked.done()
-        await server.resume_generation()
-        return report, partial, await parked
-
-    report, partial, parked = asyncio.run(scenario())
-    assert report == {"aborted_count": 1, "request_ids": ["running"]}
+@in_a_loop
+async def test_abort_returns_the_partial_answer_and_parks_new_requests_until_resumed(configured):
+    server = await started(configured())
+    running = await underway(server, "running", **ENDLESS)
+    assert await server.abort_all_requests() == {"aborted_count": 1, "request_ids": ["running"]}
+    partial = await running
     assert partial.stop_reason == "aborted"
     assert 1 <= len(partial.token_ids) < 100 and len(partial.log_probs) == len(partial.token_ids)
-    assert parked.stop_reason == "completed"
+    parked = asyncio.create_task(ask(server, "parked", max_tokens=2))
+    await asyncio.sleep(0.05)
+    assert not parked.done()
+    await server.resume_generation()
+    assert (await parked).stop_reason == "completed"
 
 
-def test_late_requests_can_be_rejected_instead(configured):
-    async def scenario():
-        server = await started(configured())
-        await server.abort_all_requests(reject_request=True)
-        rejected = await ask(server)
-        await server.resume_generation()
-        return rejected, await ask(server)
-
-    rejected, accepted = asyncio.run(scenario())
+@in_a_loop
+async def test_late_requests_can_be_rejected_instead(configured):
+    server = await started(configured())
+    await server.abort_all_requests(reject_request=True)
+    rejected = await ask(server)
     assert (rejected.stop_reason, rejected.token_ids) == ("aborted", [])
-    assert accepted.stop_reason == "completed"
+    await server.resume_generation()
+    assert (await ask(server)).stop_reason == "completed"
 
 
-def test_one_request_can_be_aborted(configured):
-    async def scenario():
-        server = await started(configured())
-        first = await underway(server, "first", **ENDLESS)
-        second = await underway(server, "second", ignore_eos=True, max_tokens=20)
-        assert (await server.abort_request("first"))["aborted"]
-        assert not (await server.abort_request("nobody"))["aborted"]
-        return await first, await second
-
-    first, second = asyncio.run(scenario())
-    assert first.stop_reason == "aborted"
-    assert second.stop_reason == "completed" and len(second.token_ids) == 20
+@in_a_loop
+async def test_one_request_can_be_aborted(configured):
+    server = await started(configured())
+    first = await underway(server, "first", **ENDLESS)
+    second = await underway(server, "second", ignore_eos=True, max_tokens=20)
+    assert (await server.abort_request("first"))["aborted"]
+    assert not (await server.abort_request("nobody"))["aborted"]
+    assert (await first).stop_reason == "aborted"
+    whole = await second
+    assert whole.stop_reason == "completed" and len(whole.token_ids) == 20
 
 
-def test_a_request_that_comes_during_sleep_waits_for_the_end_of_it(configured):
-    async def scenario():
-        server = await started(configured())
-        await server.sleep()
-        task = asyncio.create_task(ask(server))
-        await asyncio.sleep(0.05)
-        (request,) = server._answers
-        assert request.token_ids == []
-        await server.wake_up()
-        return await task
-
-    assert asyncio.run(scenario()).stop_reason == "completed"
+@in_a_loop
+async def test_a_request_that_comes_during_sleep_waits_for_the_end_of_it(configured):
+    server = await started(configured())
+    await server.sleep()
+    task = asyncio.create_task(ask(server))
+    await asyncio.sleep(0.05)
+    (request,) = server._answers
+    assert request.token_ids == []
+    await server.wake_up()
+    assert (await task).stop_reason == "completed"
 
 
-def test_sleep_suspends_and_waking_the_cache_continues(configured):
-    async def scenario():
-        server = await started(configured())
-        undisturbed = await ask(server, seed=1, ignore_eos=True, max_tokens=20)
-        task = await underway(server, seed=1, ignore_eos=True, max_tokens=20)
-        await server.sleep()
-        await asyncio.sleep(0.05)
-        await server.wake_up(tags=["weights"])
-        await asyncio.sleep(0.05)
-        assert not task.done()
-        await server.wake_up(tags=["kv_cache"])
-        return undisturbed, await task
-
-    undisturbed, interrupted = asyncio.run(scenario())
-    assert interrupted.token_ids == undisturbed.token_ids
+@in_a_loop
+async def test_sleep_suspends_and_waking_the_cache_continues(configured):
+    server = await started(configured())
+    undisturbed = await ask(server, seed=1, ignore_eos=True, max_tokens=20)
+    task = await underway(server, seed=1, ignore_eos=True, max_tokens=20)
+    await server.sleep()
+    await asyncio.sleep(0.05)
+    await server.wake_up(tags=["weights"])
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    await server.wake_up(tags=["kv_cache"])
+    assert (await task).token_ids == undisturbed.token_ids
 
 
-def test_without_free_cache_engine_sleep_changes_nothing(configured):
-    async def scenario():
-        server = await started(configured(free_cache_engine=False))
-        await server.sleep()
-        return await ask(server)
-
-    assert asyncio.run(scenario()).stop_reason == "completed"
+@in_a_loop
+async def test_without_free_cache_engine_sleep_changes_nothing(configured):
+    server = await started(configured(free_cache_engine=False))
+    await server.sleep()
+    assert (await ask(server)).stop_reason == "completed"
 
 
-def test_a_server_without_weights_says_so_and_learns_them(configured):
-    trained = random_policy(7)
-
-    async def scenario():
-        server = await started(configured(load_format="dummy"))
-        with pytest.raises(RuntimeError, match="has no weights yet"):
-            await ask(server)
-        *first, last = pack_weights(trained.named_parameters(), max_bytes=50_000)
-        for message in first:
-            await server.load_weights(message, last=False, global_steps=4)
-        with pytest.raises(RuntimeError, match="has no weights yet"):
-            await ask(server)
-        await server.load_weights(last, last=True, global_steps=4)
-        return await ask(server, temperature=0, **ENDLESS)
-
-    answer = asyncio.run(scenario())
+@in_a_loop
+async def test_a_server_without_weights_says_so_and_learns_them(configured):
+    trained, server = random_policy(7), await started(configured(load_format="dummy"))
+    with pytest.raises(RuntimeError, match="has no weights yet"):
+        await ask(server)
+    *first, last = pack_weights(trained.named_parameters(), max_bytes=50_000)
+    for message in first:
+        await server.load_weights(message, last=False, global_steps=4)
+    with pytest.raises(RuntimeError, match="has no weights yet"):
+        await ask(server)
+    await server.load_weights(last, last=True, global_steps=4)
+    answer = await ask(server, temperature=0, **ENDLESS)
     expected = trained.generate(
         torch.tensor([PROMPT]), do_sample=False, max_new_tokens=100, eos_token_id=None, pad_token_id=0
     )
@@ -207,61 +184,54 @@ def test_a_server_without_weights_says_so_and_learns_them(configured):
     assert answer.extra_fields["global_steps"] == 4
 
 
-def test_an_update_that_lacks_a_weight_is_refused(configured):
-    async def scenario():
-        server = await started(configured(load_format="dummy"))
-        weights = [item for item in random_policy().named_parameters() if item[0] != "model.norm.weight"]
+@in_a_loop
+async def test_an_update_that_lacks_a_weight_is_refused(configured):
+    server = await started(configured(load_format="dummy"))
+    weights = [item for item in random_policy().named_parameters() if item[0] != "model.norm.weight"]
+    with pytest.raises(RuntimeError, match=r"lacks model\.norm\.weight"):
         for message in pack_weights(weights, max_bytes=1 << 30):
             await server.load_weights(message, last=True, global_steps=1)
 
-    with pytest.raises(RuntimeError, match=r"lacks model\.norm\.weight"):
-        asyncio.run(scenario())
+
+@in_a_loop
+async def test_no_token_is_generated_from_half_an_update(configured):
+    server = await started(configured())
+    task = await underway(server, **ENDLESS)
+    request = next(iter(server._answers))
+    *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
+    await server.load_weights(first[0], last=False, global_steps=1)
+    count = len(request.token_ids)
+    late = asyncio.create_task(ask(server, "late"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(request.token_ids) == count
+    for message in first[1:]:
+        await server.load_weights(message, last=False, global_steps=1)
+    await server.load_weights(last, last=True, global_steps=1)
+    assert (await late).stop_reason == "completed"
+    assert len((await task).token_ids) == 100
 
 
-def test_no_token_is_generated_from_half_an_update(configured):
-    async def scenario():
-        server = await started(configured())
-        task = await underway(server, **ENDLESS)
-        request = next(iter(server._answers))
-        *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
-        await server.load_weights(first[0], last=False, global_steps=1)
-        count = len(request.token_ids)
-        late = asyncio.create_task(ask(server, "late"))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert len(request.token_ids) == count
-        for message in first[1:]:
-            await server.load_weights(message, last=False, global_steps=1)
-        await server.load_weights(last, last=True, global_steps=1)
-        assert (await late).stop_reason == "completed"
-        return await task
+@in_a_loop
+async def test_a_crash_while_generating_reaches_everyone_who_waits(configured):
+    server = await started(configured())
+    waiting = [await underway(server, str(n), **ENDLESS) for n in range(2)]
 
-    assert len(asyncio.run(scenario()).token_ids) == 100
+    def explode(*args, **kwargs):
+        raise ArithmeticError("out of numbers")
 
-
-def test_a_crash_while_generating_reaches_everyone_who_waits(configured):
-    async def scenario():
-        server = await started(configured())
-        waiting = [await underway(server, str(n), **ENDLESS) for n in range(2)]
-
-        def explode(*args, **kwargs):
-            raise ArithmeticError("out of numbers")
-
-        server._generator._forward = explode
-        failures = await asyncio.gather(*waiting, return_exceptions=True)
-        with pytest.raises(RuntimeError, match="out of numbers"):
-            await ask(server)
-        return failures
-
-    failures = asyncio.run(scenario())
+    server._generator._forward = explode
+    failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(failure) for failure in failures] == [RuntimeError, RuntimeError]
     assert "ArithmeticError: out of numbers" in str(failures[0]) and "explode" in str(failures[0])
+    with pytest.raises(RuntimeError, match="out of numbers"):
+        await ask(server)
 
 
-def answers(server: CPUServer, names: list[str]) -> list[list[int]]:
+def answers(server: CPUServer, names: list[str], **parameters) -> list[list[int]]:
     async def scenario():
         await started(server)
-        return [(await ask(server, name)).token_ids for name in names]
+        return [(await ask(server, name, **parameters)).token_ids for name in names]
 
     return asyncio.run(scenario())
 
@@ -280,13 +250,9 @@ def test_full_determinism_goes_by_the_requests_name(configured):
 
 
 def test_a_requests_own_seed_decides(configured):
-    async def scenario(server):
-        await started(server)
-        return [(await ask(server, name, seed=9)).token_ids for name in "ab"]
-
-    first = asyncio.run(scenario(configured()))
+    first = answers(configured(), ["a", "b"], seed=9)
     assert first[0] == first[1]
-    assert asyncio.run(scenario(configured(1, seed=8))) == first
+    assert answers(configured(1, seed=8), ["a", "b"], seed=9) == first
 
 
 @pytest.mark.parametrize(

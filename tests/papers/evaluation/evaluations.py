@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.papers.evaluation.tiny import validated_rows, write_rows
 from verl_clipx.common.files import hash_of_file
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.results import score
-from verl_clipx.papers.evaluation.samples import Sample, write_shard
 
 
 def is_right(data_source, solution_str, ground_truth, extra_info):
@@ -55,7 +55,7 @@ def evaluation_of(folder: Path, right: np.ndarray, questions: Path, protocol: st
             "last": {"source": "m", "step": 1, "fingerprint": hashlib.sha256(str(folder).encode()).hexdigest()}
         },
         "protocol": protocol,
-        "sampling": {"samples": samples},
+        "sampling": {"samples": samples, "seeds": [0]},
         "benchmarks": {
             "b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": count, "limit": None}
         },
@@ -63,14 +63,8 @@ def evaluation_of(folder: Path, right: np.ndarray, questions: Path, protocol: st
         **changes,
     }
     evaluation = EvaluationFolder(folder)
-    shard = [
-        Sample(q, s, 0, "right" if right[q, s] else "wrong", [q], 1, False)
-        for q in range(count)
-        for s in range(samples)
-    ]
-    completions = evaluation.completions("last", "b")
-    completions.mkdir(parents=True)
-    write_shard(completions, shard)
+    rows = validated_rows(range(count), samples, text=lambda q, s: "right" if right[q, s] else "wrong")
+    write_rows(evaluation.completions("last", "b") / "seed-0" / "000000" / "1.jsonl", rows)
     evaluation.config.write_text(json.dumps(config))
     score(evaluation)
     return folder

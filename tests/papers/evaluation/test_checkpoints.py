@@ -1,6 +1,6 @@
-"""Finding checkpoints; merging real FSDP2 shards of two ranks with verl's merger; keeping and renewing what was merged.
+"""Finding checkpoints; when verl loads their shards; merging real FSDP2 shards of two ranks with verl's merger.
 
-Not covered: the hub, FSDP1, checkpoints larger than a megabyte.
+Not covered: the hub, FSDP1, checkpoints larger than a megabyte, that verl loads them (tests/end_to_end).
 """
 
 import json
@@ -20,9 +20,10 @@ from verl_clipx.papers.evaluation import checkpoints
 from verl_clipx.papers.evaluation.checkpoints import (
     MERGED_FOLDER,
     Checkpoint,
+    Weights,
     find_checkpoints,
+    find_weights,
     fingerprint_of_folder,
-    model_folder,
 )
 
 RANKS = 2
@@ -89,7 +90,10 @@ def test_one_checkpoint_by_either_of_its_folders(sharded):
 def test_models_by_folder_and_by_id(sharded):
     model, _ = sharded
     (found,) = find_checkpoints(str(model))
-    assert labels([found]) == [("model", None)] and model_folder(found) == model
+    assert labels([found]) == [("model", None)]
+    assert find_weights(found, 1, None) == Weights(str(model), str(model), None, fingerprint_of_folder(model))
+    with pytest.raises(ValueError, match=r"model\.path=/base: .* is a whole model, so it has no base"):
+        find_weights(found, 1, "/base")
     assert find_checkpoints("Qwen/Qwen2.5-7B") == [Checkpoint("Qwen2.5-7B", None, "Qwen/Qwen2.5-7B")]
 
 
@@ -100,11 +104,26 @@ def test_nothing_to_evaluate_is_an_error(tmp_path):
         find_checkpoints(str(tmp_path / "runs" / "checkpoints"))
 
 
+def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(sharded, monkeypatch, tmp_path):
+    _, actor = sharded
+    (checkpoint,) = find_checkpoints(str(actor))
+    merges = []
+    monkeypatch.setattr(checkpoints, "merge", lambda source, target: (merges.append(source), target.mkdir()))
+    fingerprint = fingerprint_of_folder(actor)
+    loaded = find_weights(checkpoint, RANKS, "/base", tmp_path)
+    assert loaded == Weights("/base", str(actor / "huggingface"), str(actor.parent), fingerprint) and not merges
+    # Other ranks or no base model: the same weights, merged.
+    merged = str(tmp_path / "global_step_20")
+    for ranks, base in ((RANKS + 1, "/base"), (RANKS, None)):
+        assert find_weights(checkpoint, ranks, base, tmp_path) == Weights(merged, merged, None, fingerprint)
+    assert merges == [actor]
+
+
 @pytest.mark.slow
 def test_shards_are_merged_once_and_again_when_they_change(sharded, monkeypatch):
     model, actor = sharded
     (checkpoint,) = find_checkpoints(str(actor))
-    merged = model_folder(checkpoint)
+    merged = Path(find_weights(checkpoint, 1, None).model)
     assert merged == actor / MERGED_FOLDER
     weights, expected = load_file(merged / "model.safetensors"), load_file(model / "model.safetensors")
     assert weights.keys() == expected.keys()
@@ -115,12 +134,12 @@ def test_shards_are_merged_once_and_again_when_they_change(sharded, monkeypatch)
     merges = []
     monkeypatch.setattr(checkpoints, "merge", lambda source, target: merges.append((source, target)))
     fingerprint = fingerprint_of_folder(merged)
-    model_folder(checkpoint)
+    find_weights(checkpoint, 1, None)
     assert not merges
     # A run that starts over writes its checkpoints over the old ones.
     os.utime(actor / f"model_world_size_{RANKS}_rank_0.pt", ns=(1, 1))
-    model_folder(checkpoint)
-    model_folder(checkpoint)
+    find_weights(checkpoint, 1, None)
+    find_weights(checkpoint, 1, None)
     assert merges == [(actor, merged)]
     # The record of the shards is not part of what the model is.
     assert fingerprint_of_folder(merged) == fingerprint
@@ -134,7 +153,7 @@ def test_merged_models_can_be_kept_elsewhere_and_a_failed_merge_leaves_nothing(s
     (broken / f"model_world_size_{RANKS}_rank_1.pt").write_bytes(b"half a file")
     (checkpoint,) = find_checkpoints(str(broken))
     with pytest.raises(RuntimeError, match="verl's merger failed on"):
-        model_folder(checkpoint, tmp_path / "merged")
+        find_weights(checkpoint, 1, None, tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())
     assert not (broken / MERGED_FOLDER).exists()
 
@@ -145,18 +164,18 @@ def test_weights_that_verl_saved_in_hugging_face_format_are_used_as_they_are(sha
     shutil.copytree(actor, copy)
     shutil.copy(model / "model.safetensors", copy / "huggingface")
     (checkpoint,) = find_checkpoints(str(copy))
-    assert model_folder(checkpoint) == copy / "huggingface"
+    assert find_weights(checkpoint, RANKS, None).model == str(copy / "huggingface")
 
 
 def test_checkpoints_that_cannot_be_merged_say_why(tmp_path):
     (megatron,) = find_checkpoints(str(steps(tmp_path / "megatron", 1)))
     with pytest.raises(ValueError, match="--backend megatron"):
-        model_folder(megatron)
+        find_weights(megatron, 1, None)
     (adapters,) = find_checkpoints(str(steps(tmp_path / "lora", 1)))
     (Path(adapters.source) / "fsdp_config.json").write_text("{}")
     (Path(adapters.source) / "lora_train_meta.json").write_text("{}")
     with pytest.raises(ValueError, match="LoRA adapters"):
-        model_folder(adapters)
+        find_weights(adapters, 1, None)
 
 
 def test_a_fingerprint_changes_with_any_weight_file(tmp_path):

@@ -89,7 +89,10 @@ def test_one_training_twice_is_not_two(methods, tmp_path):
     evaluation_of(tmp_path / "a-seed9", right["a"][0], questions, checkpoints=config["checkpoints"])
     (tmp_path / "a-seed1").symlink_to(folder / "a-seed1")
     text = invoke("compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
-    assert "are of the same checkpoint, so they are one training and not two" in text
+    assert (
+        "are of the same checkpoint, so they are one training and not two. Sample it with both seeds in one evaluation"
+        in text
+    )
 
 
 def test_names_that_no_folder_fits_are_refused(methods):

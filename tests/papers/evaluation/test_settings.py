@@ -1,11 +1,11 @@
-"""Sampling settings and seeds.
+"""Sampling settings.
 
-Not covered: what a back end makes of them (test_run.py, test_vllm_backend.py).
+Not covered: what verl is told of them (test_validation_run.py).
 """
 
 import pytest
 
-from verl_clipx.papers.evaluation.settings import SamplingSettings, sample_seed
+from verl_clipx.papers.evaluation.settings import SamplingSettings
 
 
 @pytest.mark.parametrize(
@@ -17,35 +17,23 @@ from verl_clipx.papers.evaluation.settings import SamplingSettings, sample_seed
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -1),
-        ("seed", -1),
+        ("seeds", (-1,)),
+        ("seeds", (2**31,)),
+        ("seeds", (1, 1)),
         ("template", "alpaca"),
     ],
 )
 def test_a_value_out_of_range_names_the_option(option, value):
-    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} {value}"):
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-').removesuffix('s')}"):
         SamplingSettings(**{"samples": 2, "max_tokens": 8, option: value})
 
 
 def test_equal_greedy_samples_are_refused():
     SamplingSettings(samples=1, max_tokens=8, temperature=0)
-    with pytest.raises(ValueError, match="--samples 4 --temperature 0"):
-        SamplingSettings(samples=4, max_tokens=8, temperature=0)
+    for samples, seeds in ((4, (0,)), (1, (0, 1))):
+        with pytest.raises(ValueError, match=f"--samples {samples} --temperature 0"):
+            SamplingSettings(samples=samples, max_tokens=8, temperature=0, seeds=seeds)
 
 
-def test_every_sample_has_a_seed_of_its_own():
-    seeds = {
-        sample_seed(seed, name, question, sample)
-        for seed in range(3)
-        for name in ("a", "b")
-        for question in range(20)
-        for sample in range(20)
-    }
-    assert len(seeds) == 3 * 2 * 20 * 20
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    # Numbers are kept apart: question 1, sample 11 is not question 11, sample 1.
-    assert sample_seed(0, "a", 1, 11) != sample_seed(0, "a", 11, 1)
-
-
-def test_a_seed_is_the_same_for_ever():
-    # Stored completions are resumed by later versions.
-    assert sample_seed(0, "aime24", 3, 7) == 2803260018122205593
+def test_each_seed_adds_its_samples_to_a_question():
+    assert SamplingSettings(samples=8, max_tokens=8, seeds=(0, 5)).samples_per_question == 16

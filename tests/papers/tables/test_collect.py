@@ -17,10 +17,11 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from tests.papers.tables.tables import small_table
+from verl_clipx.cli import app
 from verl_clipx.papers.tables.collect import collect
-from verl_clipx.papers.tables.config_hash import significant_values
 from verl_clipx.papers.tables.presets import compose_preset
 from verl_clipx.papers.tables.render import render
+from verl_clipx.runs.sameness import significant_values
 
 GRPO, ACPO = "cpu/countdown_grpo_near", "cpu/countdown_acpo_near"
 
@@ -247,29 +248,23 @@ def test_a_missing_evaluation_leaves_its_cells_and_their_means_empty(tmp_path, m
     assert f"{GRPO}: 1 of 2 seeds" in results["missing"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "sampling, reason",
+    ("step", "changes", "reason"),
     [
-        ({"temperature": 0.6}, "temperature: table 1.0, evaluation 0.6"),
-        ({"samples": 4}, "samples: table 8, evaluation 4"),
-        ({"max_tokens": 32}, "max_tokens: table 16, evaluation 32"),
-        ({"top_p": 0.95}, "top_p: table 1.0, evaluation 0.95"),
+        (20, {"temperature": 0.6}, "temperature: table 1.0, evaluation 0.6"),
+        (20, {"samples": 4}, "samples: table 8, evaluation 4"),
+        (20, {"max_tokens": 32}, "max_tokens: table 16, evaluation 32"),
+        (20, {"top_p": 0.95}, "top_p: table 1.0, evaluation 0.95"),
+        (20, {"questions": 5}, "questions: table 4, evaluation 5"),
+        (10, {}, "checkpoints: step 20 is the last, but [10] was evaluated"),
     ],
 )
-def test_an_evaluation_with_other_settings_is_refused(tmp_path, make_run, preset_values, sampling, reason):
+def test_another_evaluation_is_refused_alone(tmp_path, make_run, preset_values, step, changes, reason):
     folder = make_run(GRPO, 1, None, 0.60)
-    write_results(folder, "b", 0.4, "checkpoints", 20, **sampling)
+    write_results(folder, "b", 0.4, "checkpoints", step, **changes)
     results = collect(definition(), tmp_path, preset_values)
     assert results["refused"] == [{"folder": f"{GRPO}-seed1", "preset": None, "reasons": [f"evaluation/b: {reason}"]}]
     assert cells_of(results)["GRPO", "C"]["mean"] == pytest.approx(60.0)
-
-
-def test_an_evaluation_of_an_earlier_checkpoint_is_refused(tmp_path, make_run, preset_values):
-    folder = make_run(GRPO, 1, None, 0.60)
-    write_results(folder, "b", 0.4, "checkpoints", 10)
-    (refused,) = collect(definition(), tmp_path, preset_values)["refused"]
-    assert refused["reasons"] == ["evaluation/b: checkpoints: step 20 is the last, but [10] was evaluated"]
 
 
 def test_correlations_with_the_score_are_over_all_responses(tmp_path, make_run, preset_values):
@@ -328,33 +323,15 @@ def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run
         rows=[{"name": "GRPO", "preset": GRPO}],
     )
     folder = make_run(GRPO, 1, None, None)
+    write_metrics(monkeypatch, folder, {20: {"val-core/countdown/acc/mean@8": 0.5}})
+    missing = collect(table, tmp_path, preset_values)["missing"]
+    assert any("no val-core/countdown/acc/mean@4 in metrics.jsonl" in line for line in missing)
     accuracy = "val-core/countdown/acc/mean@4"
     write_metrics(monkeypatch, folder, {0: {accuracy: 0.1}, 10: {accuracy: 0.7}, 20: {accuracy: 0.6}})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step":21,"data":{"val')
-    results = collect(table, tmp_path, preset_values)
-    cell = cells_of(results)["GRPO", "best"]
+    cell = cells_of(collect(table, tmp_path, preset_values))["GRPO", "best"]
     assert cell["mean"] == pytest.approx(70.0) and cell["low"] is None and cell["interval"] is None
-
-
-@pytest.mark.slow
-def test_a_validation_with_another_number_of_samples_is_missing(tmp_path, make_run, preset_values, monkeypatch):
-    table = definition(
-        benchmarks={"countdown": {"file": "countdown/test.parquet", "questions": 256}},
-        columns=[{"name": "best", "measure": {"validation": "countdown", "samples": 4}}],
-        rows=[{"name": "GRPO", "preset": GRPO}],
-    )
-    folder = make_run(GRPO, 1, None, None)
-    write_metrics(monkeypatch, folder, {20: {"val-core/countdown/acc/mean@8": 0.5}})
-    missing = collect(table, tmp_path, preset_values)["missing"]
-    assert any("no val-core/countdown/acc/mean@4 in metrics.jsonl" in line for line in missing)
-
-
-def test_another_number_of_questions_is_refused(tmp_path, make_run, preset_values):
-    folder = make_run(GRPO, 1, None, 0.60)
-    write_results(folder, "b", 0.4, "checkpoints", 20, questions=5)
-    (refused,) = collect(definition(), tmp_path, preset_values)["refused"]
-    assert refused["reasons"] == ["evaluation/b: questions: table 4, evaluation 5"]
 
 
 def test_a_validation_on_another_number_of_questions_is_refused(tmp_path, make_run, preset_values, monkeypatch):
@@ -400,83 +377,65 @@ BOMB = "[" * 100_000
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("run.json", '{"commit": "abc", "ver'),
-        ("run.json", BOMB),
-        ("run.json", "[]"),
+        ("metrics.run.json", '{"commit": "abc", "ver'),
+        ("metrics.run.json", "[]"),
+        ("metrics.run.json", None),
         (".hydra/config.yaml", "data: {seed: 1"),
         (".hydra/config.yaml", BOMB),
         ("checkpoints/latest_checkpointed_iteration.txt", ""),
-        ("evaluation/b/results.json", '{"config": {'),
+        ("checkpoints/latest_checkpointed_iteration.txt", None),
         ("evaluation/b/results.json", BOMB),
+        ("evaluation/b/results.json", None),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, make_run, preset_values, file, content):
+def test_what_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, make_run, preset_values, file, content):
+    """Without content there is a folder in the file's place."""
     folder = make_run(GRPO, 1, 0.40, 0.60)
     make_run(GRPO, 2, 0.50, 0.70)
-    (folder / file).write_text(content)
+    (folder / file).unlink(missing_ok=True)
+    if content is None:
+        (folder / file).mkdir(parents=True)
+    else:
+        (folder / file).write_text(content)
     results = collect(definition(), tmp_path, preset_values)
     (refused,) = results["refused"]
     assert refused["folder"] == f"{GRPO}-seed1" and str(folder / file) in refused["reasons"][0]
     assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(50.0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "file", ["run.json", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "evaluation/b/results.json"]
-)
-def test_a_folder_in_a_files_place_is_named_and_stops_its_run_alone(tmp_path, make_run, preset_values, file):
-    folder = make_run(GRPO, 1, 0.40, 0.60)
-    make_run(GRPO, 2, 0.50, 0.70)
-    (folder / file).unlink(missing_ok=True)
-    (folder / file).mkdir(parents=True)
-    results = collect(definition(), tmp_path, preset_values)
-    (refused,) = results["refused"]
-    assert f"{folder / file}: a folder, not a file" in refused["reasons"][0]
-    assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(50.0)
+def clipx(*words):
+    done = CliRunner().invoke(app, ["table", *map(str, words)])
+    return done.exit_code, done.output
 
 
 def test_a_folder_of_runs_that_is_not_there_is_refused_and_not_made(tmp_path):
-    from verl_clipx.cli import app
-
-    done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path / "typo")])
-    assert done.exit_code == 1 and f"--runs {tmp_path}/typo: there is no such folder" in done.output.replace("\n", "")
+    code, output = clipx("collect", "bapo_table2", "--runs", tmp_path / "typo")
+    assert code == 1 and f"--runs {tmp_path}/typo" in output.replace("\n", "")
     assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.parametrize("content", ["{", BOMB, "[]"])
 def test_results_that_cannot_be_read_are_named(tmp_path, content):
-    from verl_clipx.cli import app
-
     (tmp_path / "found.json").write_text(content)
-    done = CliRunner().invoke(app, ["table", "render", "bapo_table2", "--results", str(tmp_path / "found.json")])
-    assert done.exit_code == 1 and f"{tmp_path}/found.json: " in done.output
-    done = CliRunner().invoke(app, ["table", "render", "bapo_table2", "--out", str(tmp_path)])
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    code, output = clipx("render", "bapo_table2", "--results", tmp_path / "found.json")
+    assert code == 1 and f"{tmp_path}/found.json: " in output
+    assert clipx("render", "bapo_table2", "--out", tmp_path)[0] == 1
 
 
-def test_the_command_writes_the_results_and_says_what_is_missing(tmp_path):
-    from verl_clipx.cli import app
-
-    done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path)])
-    assert done.exit_code == 0
+def test_the_command_writes_the_results_of_the_chosen_rows_and_says_what_is_missing(tmp_path):
     file = tmp_path / "tables" / "bapo_table2.json"
-    result, missing, where = done.output.splitlines()
-    example = f"{tmp_path}/bapo/octothinker_3b_bapo*"
-    assert where == f"No run of this table is in {tmp_path}. Its runs would be {example} and the like."
+    code, output = clipx("collect", "bapo_table2", "--runs", tmp_path)
+    assert code == 0
+    result, missing, where = output.splitlines()
+    assert f"{tmp_path}/bapo/octothinker_3b_bapo*" in where
     assert result == f"0 of 6 cells from 0 runs: {file}"
     assert missing == f"missing 2 runs or numbers, listed in {file} under missing"
     results = json.loads(file.read_text())
     assert results["table"] == "bapo_table2" and len(results["cells"]) == 6
     assert results["missing"] == ["bapo/octothinker_3b_grpo: 0 of 1 seeds", "bapo/octothinker_3b_bapo: 0 of 1 seeds"]
 
-
-def test_the_command_reads_only_the_rows_that_it_is_asked_for(tmp_path):
-    from verl_clipx.cli import app
-
-    asked = ["table", "collect", "bapo_table2", "--runs", str(tmp_path), "--row"]
-    done = CliRunner().invoke(app, [*asked, "BAPO"])
-    assert done.exit_code == 0 and done.output.startswith("0 of 3 cells from 0 runs: ")
-    results = json.loads((tmp_path / "tables" / "bapo_table2.json").read_text())
-    assert results["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
-    done = CliRunner().invoke(app, [*asked, "BAPOO"])
-    assert done.exit_code == 1 and "no such row. Did you mean BAPO? It has" in " ".join(done.output.split())
+    code, output = clipx("collect", "bapo_table2", "--runs", tmp_path, "--row", "BAPO")
+    assert code == 0 and output.startswith("0 of 3 cells from 0 runs: ")
+    assert json.loads(file.read_text())["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
+    code, output = clipx("collect", "bapo_table2", "--runs", tmp_path, "--row", "BAPOO")
+    assert code == 1 and "Did you mean BAPO?" in " ".join(output.split())

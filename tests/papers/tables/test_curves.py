@@ -55,7 +55,7 @@ def runs(tmp_path):
 
 
 def collected(runs):
-    from verl_clipx.papers.tables.config_hash import significant_values
+    from verl_clipx.runs.sameness import significant_values
 
     return collect(small_table(DEFINITION), runs, lambda preset: significant_values(OmegaConf.create(CONFIG)))
 

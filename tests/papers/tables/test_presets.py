@@ -1,6 +1,5 @@
-"""The papers' presets on verl's real configuration: each composes and is accepted by verl's own checks, and says what
-the papers say, by hand; its loss and gradient are finite. Not covered: a run; the model, which verl's own dataclass
-would fetch; the presets of cpu/ (test_presets_cpu.py).
+"""The presets on verl's real configuration: verl's own checks accept each, it says what the papers say, by hand, and
+its loss and gradient are finite. Not covered: a run; the model, which verl's own dataclass would fetch.
 
 A preset is merged last, so composing its own files alone and merging them onto verl's configuration gives what Hydra
 gives for both together, in a tenth of the time; one test compares the two. What every preset sets is read without
@@ -18,25 +17,21 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
+from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.definition import load_table, table_names
 from verl_clipx.papers.tables.origins import groups_of, read_origins
-from verl_clipx.papers.tables.presets import (
-    PAPERS,
-    compose_preset,
-    preset_names,
-    updates_per_rollout,
-    values_of,
-)
+from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout, values_of
 from verl_clipx.papers.tables.recipe_commands import summary_of
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
 from verl_clipx.run.config import completed
+from verl_clipx.runs.sameness import significant_values
 
 HARDWARE = "+hardware=a100x8"
-NAMES = [name for name in preset_names() if name.split("/")[0] in PAPERS]
-# The first preset of a paper with the same groups, paper's or released.
-KINDS = {(name.split("/")[0], name.endswith("_script"), *groups_of(name)): name for name in reversed(NAMES)}.values()
+EVERY = preset_names()
+NAMES = [name for name in EVERY if name.split("/")[0] in PAPERS]
+SMALL = [name for name in EVERY if name not in NAMES]
 OF_VERL = (
     "algorithm.use_kl_in_reward",
     "actor_rollout_ref.actor.use_kl_loss",
@@ -44,12 +39,22 @@ OF_VERL = (
 )
 # What a run of the ablations with fixed bounds has to measure first.
 MEASURED = {"clip_high": ["clipx.clip_high=3.5"], "clip_average": ["clipx.clip_low=0.9", "clipx.clip_high=1.1"]}
+CPU_METHODS = ("grpo", "dapo", "cispo", "gppo", "ce_gppo", "aspo", "dgpo", "acpo", "bapo", "ar", "lopti")
+REVERSAL_METHODS = ("grpo", "dapo", "acpo", "bapo", "dgpo", "cispo", "m2po", "ar")
+REVERSAL_UPDATES = {"1": 1, "4": 4, "16": 16, "64": 64, "stale": 4}
 
 
-def one_of_each_kind(*marks) -> list:
+def kind_of(name: str) -> tuple:
+    """A preset's groups, and whether it is the release's; of the small policies' GRPO the regime too."""
+    regime = name.rpartition("_")[2] if name in SMALL and "/grpo_" in name.replace("countdown_", "") else ""
+    return name.split("/")[0], name.endswith("_script"), regime, *groups_of(name)
+
+
+def one_of_each_kind(names, *marks) -> list:
     """All presets; those that are not the first of their kind run in the matrix only."""
+    kinds = {kind_of(name): name for name in reversed(names)}
     matrix = [pytest.mark.slow, pytest.mark.matrix]
-    return [pytest.param(name, marks=[*marks] if name in KINDS else matrix) for name in NAMES]
+    return [pytest.param(name, marks=[*marks] if name in kinds.values() else matrix) for name in names]
 
 
 def measured(name: str) -> list[str]:
@@ -57,16 +62,11 @@ def measured(name: str) -> list[str]:
 
 
 @functools.cache
-def verl_s_own():
+def verl_s_own(*overrides: str):
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [HARDWARE])
+        config = compose("ppo_trainer", list(overrides))
     OmegaConf.set_struct(config, False)
     return config
-
-
-@functools.cache
-def verl_s_keys():
-    return OmegaConf.to_container(verl_s_own())
 
 
 @functools.cache
@@ -83,13 +83,14 @@ def settings(name: str):
     config = values_of(name)
     for key in OF_VERL:
         if OmegaConf.select(config, key) is None:
-            OmegaConf.update(config, key, OmegaConf.select(verl_s_own(), key), force_add=True)
+            OmegaConf.update(config, key, OmegaConf.select(verl_s_own(HARDWARE), key), force_add=True)
     return config
 
 
 @functools.cache
 def composed(name: str):
-    config = OmegaConf.merge(verl_s_own(), preset_alone(name))
+    """A preset on verl's configuration with a machine."""
+    config = OmegaConf.merge(verl_s_own(HARDWARE if name in NAMES else "+hardware=cpu"), preset_alone(name))
     for override in measured(name):
         key, _, value = override.partition("=")
         OmegaConf.update(config, key, float(value))
@@ -112,8 +113,8 @@ def test_the_shortcut_of_these_tests_gives_what_hydra_gives(name):
     assert OmegaConf.to_container(whole) == OmegaConf.to_container(composed(name))
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(pytest.mark.slow))
-def test_verl_accepts(name):
+@pytest.mark.parametrize("name", one_of_each_kind(EVERY, pytest.mark.slow))
+def test_verl_accepts_it_with_the_updates_that_the_paper_names(name):
     config = composed(name)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"clipx_{config.clipx.method}"
     assert isinstance(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), RolloutConfig)
@@ -123,28 +124,28 @@ def test_verl_accepts(name):
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     assert not need_critic(config)
     assert need_reference_policy(config) == name.startswith("ar_lopti/")
+    assert updates_per_rollout(config) == expected_updates(name)
+    if name.startswith("reversal/"):
+        assert config.clipx_rollout.versions_old == (3 if name.endswith("_stale") else 0)
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(pytest.mark.slow))
+@pytest.mark.parametrize("name", one_of_each_kind(EVERY, pytest.mark.slow))
 def test_its_first_optimizer_step_is_finite(name):
     first_call_of(composed(name).actor_rollout_ref.actor)
 
 
-def test_every_preset_is_here_or_among_the_small_policies():
-    assert {*NAMES} | {name for name in preset_names() if name.startswith(("cpu/", "reversal/"))} == {*preset_names()}
-
-
 def test_every_key_is_one_that_verl_has():
+    own = OmegaConf.to_container(verl_s_own(HARDWARE))
     for path in {path for name in NAMES for path in read_origins(name)}:
         if path.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.")):
             continue
-        node = verl_s_keys()
+        node = own
         for part in path.split("."):
             assert part in node, f"{path} is no key of verl's"
             node = node[part]
 
 
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(EVERY))
 def test_origins_are_those_of_the_values_that_hydra_takes(name):
     found, of_hydra = read_origins(name), dict(leaves(OmegaConf.to_container(preset_alone(name))))
     assert {key: found[key].value for key in of_hydra} == of_hydra
@@ -156,16 +157,17 @@ def test_origins_are_those_of_the_values_that_hydra_takes(name):
 
 
 def expected_updates(name: str) -> int:
-    """By hand from the papers: 2 and 16 (ACPO), 2 (AR-Lopti), 16 (DGPO), 256/64 a pass (BAPO); Lopti doubles them."""
+    """By hand: 2 and 16 (ACPO), 2 (AR-Lopti), 16 (DGPO), 256/64 a pass (BAPO); Lopti doubles them."""
     paper, run = name.split("/")
     if run.endswith("on_policy"):
         return 1
+    if paper == "reversal":
+        return REVERSAL_UPDATES[run.rpartition("_")[2]]
     if paper == "bapo":
         run = run.removesuffix("_8k")
         passes = {"epochs_1": 1, "epochs_2": 2, "epochs_4": 4, "rollout": 1, "async": 1}
         return 4 * next((count for end, count in passes.items() if run.endswith(end)), 2)
-    once = {"acpo": 16 if "_off" in run else 2, "ar_lopti": 2, "dgpo": 16}[paper]
-    return once * (2 if "lopti" in run else 1)
+    return {"ar_lopti": 2, "dgpo": 16}.get(paper, 16 if "_off" in run else 2) * (2 if "lopti" in run else 1)
 
 
 def test_updates_per_rollout_batch():
@@ -253,25 +255,22 @@ def test_the_divergence_from_the_reference_is_where_the_paper_has_it():
 def test_files_templates_and_rewards_are_this_projects(monkeypatch):
     monkeypatch.setenv("CLIPX_DATA", "/data")
     for name in NAMES:
-        check_files_template_and_reward(name, settings(name))
+        config = settings(name)
+        validation = config.data.val_files
+        for file in [config.data.train_files, *([validation] if isinstance(validation, str) else validation)]:
+            _, folder, dataset, split = file.split("/")
+            assert folder == "data" and split.removesuffix(".parquet") in definition_named(dataset).splits
+        template = config.actor_rollout_ref.model.custom_chat_template
+        assert template in (None, PLAIN_TEXT_CHAT_TEMPLATE, QWEN_CHAT_TEMPLATE_WITH_THINK)
+        assert (template == QWEN_CHAT_TEMPLATE_WITH_THINK) == name.startswith("ar_lopti/kk_")
+        # ACPO's release and AR-Lopti's mathematics (Appendix C.1.2) put no chat template around the prompt.
+        without = ("acpo/", "ar_lopti/dsr_", "ar_lopti/orz_", "bapo/octothinker_")
+        assert (template == PLAIN_TEXT_CHAT_TEMPLATE) == name.startswith(without)
+        function = config.reward.custom_reward_function
+        assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
 
 
-def check_files_template_and_reward(name, config):
-    validation = config.data.val_files
-    for file in [config.data.train_files, *([validation] if isinstance(validation, str) else validation)]:
-        _, folder, dataset, split = file.split("/")
-        assert folder == "data" and split.removesuffix(".parquet") in definition_named(dataset).splits
-    template = config.actor_rollout_ref.model.custom_chat_template
-    assert template in (None, PLAIN_TEXT_CHAT_TEMPLATE, QWEN_CHAT_TEMPLATE_WITH_THINK)
-    assert (template == QWEN_CHAT_TEMPLATE_WITH_THINK) == name.startswith("ar_lopti/kk_")
-    # ACPO's release and AR-Lopti's mathematics (Appendix C.1.2) put no chat template around the prompt.
-    without = ("acpo/", "ar_lopti/dsr_", "ar_lopti/orz_", "bapo/octothinker_")
-    assert (template == PLAIN_TEXT_CHAT_TEMPLATE) == name.startswith(without)
-    function = config.reward.custom_reward_function
-    assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
-
-
-def test_a_run_is_called_like_its_row():
+def test_a_run_is_called_like_its_preset():
     assert [settings(name).trainer.experiment_name for name in NAMES] == [name.split("/")[1] for name in NAMES]
 
 
@@ -299,12 +298,12 @@ def test_overrides_win_and_the_machine_does_not():
     config = compose_preset("acpo/orz_7b_acpo_near_script", ["data.train_batch_size=64", HARDWARE])
     assert config.data.train_batch_size == 64
     # The machine's micro-batches by tokens would change over what the released ACPO takes its statistics.
-    assert verl_s_own().actor_rollout_ref.actor.use_dynamic_bsz
+    assert verl_s_own(HARDWARE).actor_rollout_ref.actor.use_dynamic_bsz
     assert not config.actor_rollout_ref.actor.use_dynamic_bsz
 
 
 def test_an_unknown_preset_names_its_neighbours():
-    with pytest.raises(ValueError, match="did you mean acpo/countdown_3b_acpo_near"):
+    with pytest.raises(ValueError, match="acpo/countdown_3b_acpo_near"):
         compose_preset("acpo/countdown_3b_acpo_neer")
 
 
@@ -324,14 +323,11 @@ def dual_clips(names) -> dict[str, float | None]:
 
 @pytest.mark.parametrize("paper", PAPERS)
 @pytest.mark.parametrize("released", [False, True], ids=["paper", "script"])
-def test_rows_of_a_paper_share_one_dual_clip(paper, released):
-    names = [name for name in preset_names() if name.startswith(f"{paper}/") and name.endswith("_script") == released]
-    if not names:
-        assert (paper, released) == ("dgpo", True)
-        return
+def test_presets_of_a_paper_share_one_dual_clip(paper, released):
+    names = [name for name in NAMES if name.startswith(f"{paper}/") and name.endswith("_script") == released]
+    assert bool(names) == ((paper, released) != ("dgpo", True))
     expected = {"ar_lopti": 10.0}.get(paper, 3.0) if released else None
-    found = dual_clips(names)
-    assert found and {name for name, value in found.items() if value != expected} == set()
+    assert {name for name, value in dual_clips(names).items() if value != expected} == set()
 
 
 @pytest.mark.parametrize("table", [name for name in table_names() if name not in ("cpu_small", "reversal")])
@@ -342,3 +338,44 @@ def test_rows_of_a_table_share_one_dual_clip(table):
 
 def test_the_groups_keep_verls_dual_clip():
     assert read_origins("cpu/countdown_grpo_near")["clipx.dual_clip"].value == 3.0
+
+
+# From here on the small policies' own.
+
+
+def test_the_tables_of_small_policies_name_every_preset_and_their_outcomes_are_in_order():
+    cpu, reversal = load_table("cpu_small"), load_table("reversal")
+    countdown = {f"cpu/countdown_{method}_{regime}" for method in CPU_METHODS for regime in ("near", "off")}
+    puzzles = {f"cpu/kk_{method}" for method in ("grpo", "ar", "lopti", "ar_lopti")}
+    controls = {f"reversal/{name}" for name in ("dppo_stale", "dppo_narrow_stale", "grpo_narrow_16", "grpo_wide_stale")}
+    axis = {f"reversal/{method}_{regime}" for method in REVERSAL_METHODS for regime in REVERSAL_UPDATES}
+    assert {source.preset for source, _ in cpu.sources() if source.preset} == countdown | puzzles
+    assert {row.preset for row in reversal.rows} == controls | axis
+    assert {*SMALL} == countdown | puzzles | controls | axis
+    assert [column.name for column in reversal.columns] == ["collapsed", "entropy", "KL a batch", "reward"]
+
+
+def test_every_row_of_reversal_but_the_baselines_has_one_of_its_own_regime():
+    table = load_table("reversal")
+    for row in table.rows:
+        baseline = table.baseline_of(row)
+        if baseline is None:
+            assert row.preset.startswith(("reversal/grpo_", "reversal/dppo_stale"))
+        else:
+            assert row.preset.rsplit("_", 1)[1] == table.row(baseline).preset.rsplit("_", 1)[1]
+            assert row.name.split(", ", 1)[1] == baseline.split(", ", 1)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", one_of_each_kind(SMALL))
+def test_only_the_method_differs_from_grpo(name):
+    paper, run = name.split("/")
+    task, regime = run.partition("_")[0], run.rpartition("_")[2]
+    if paper == "reversal":
+        grpo = f"reversal/grpo_{regime}"
+    else:
+        grpo = f"cpu/{task}_grpo" + f"_{regime}" * (task == "countdown")
+    lines = differences(significant_values(composed(grpo)), significant_values(composed(name)))
+    keys = {line.split(":")[0] for line in lines}
+    assert all(key.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.")) for key in keys), keys
+    assert bool(keys) == (name != grpo)

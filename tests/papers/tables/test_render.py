@@ -1,6 +1,7 @@
 """The three formats of a small table, letter by letter, with and without results, and what the commands refuse."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -8,8 +9,8 @@ from typer.testing import CliRunner
 from tests.papers.tables.tables import small_table
 from verl_clipx.cli import app
 from verl_clipx.papers.tables.collect import hash_of_definition
-from verl_clipx.papers.tables.definition import load_table
-from verl_clipx.papers.tables.render import render
+from verl_clipx.papers.tables.definition import Footnote, load_table, table_names
+from verl_clipx.papers.tables.render import marks, render
 
 TABLE = small_table(
     """
@@ -21,11 +22,11 @@ TABLE = small_table(
     benchmarks: {b: {file: b.parquet, questions: 5, samples: 8}}
     columns:
       - {name: one, measure: {benchmark: b, metric: avg@8}}
-      - {name: two_2, measure: {benchmark: b, metric: avg@8}, notes: [a]}
+      - {name: two_2, measure: {benchmark: b, metric: avg@8}}
     rows:
       - {name: x, preset: cpu/countdown_grpo_near, expected: [40.0, 50.0]}
       - {name: "y|z", preset: cpu/countdown_dapo_near}
-    footnotes: {a: "See `clipx eval`."}
+    footnotes: [{text: "See `clipx eval`.", columns: [two_2]}]
     """
 )
 
@@ -119,6 +120,24 @@ def test_without_results_no_cell_has_a_measured_number():
     assert "| x | 40.0 | 50.0 |\n| y\\|z |  |  |\n" in text
     assert "The paper's numbers; nothing has been measured." in text
     assert "**" not in text
+
+
+def test_each_mark_has_its_footnote_and_those_about_the_whole_table_have_none():
+    notes = [Footnote(f"Note {number}.", rows=("x",)) for number in range(27)] + [Footnote("The whole.")]
+    text = render(replace(TABLE, footnotes=tuple(notes)), None, "markdown")
+    assert "| x<sup>a</sup>" in text and "<sup>z</sup> Note 25." in text and "<sup>aa</sup> Note 26." in text
+    assert "\nThe whole.\n" in text
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_footnote_of_every_table_is_marked_where_it_belongs(name):
+    table = load_table(name)
+    text = render(table, None, "markdown")
+    marked = [note for note in table.footnotes if note.rows or note.columns]
+    assert all(note.text in text for note in table.footnotes)
+    for mark, note in zip(marks(), marked, strict=False):
+        assert f"\n<sup>{mark}</sup> {note.text}" in text
+        assert text.count(f"<sup>{mark}</sup>") - 1 == len(note.rows) + len(note.columns)
 
 
 def test_different_numbers_of_seeds_are_said_in_the_cells():

@@ -14,9 +14,9 @@ from tests.papers.tables.tables import small_table
 from verl_clipx.common.statistics.comparison import compare, compare_means, holm
 from verl_clipx.papers.tables.measures import Value, mean_of, measure
 from verl_clipx.papers.tables.render import render
-from verl_clipx.papers.tables.run_folder import RunFolder
 from verl_clipx.papers.tables.significance import compare_rows
 from verl_clipx.papers.tables.table_plan import Places, plan_table
+from verl_clipx.runs.folder import RunFolder
 
 TABLE = small_table(
     """

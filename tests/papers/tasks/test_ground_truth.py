@@ -1,18 +1,22 @@
 """Ground truths as text, and files of all tasks that verl loads as one data set.
 
 Covers: encoding and decoding, files of every task given to verl's dataset class together, each row scored by the common
-reward. Not covered: a training run on such a mixture.
+reward; verl's reward manager on a task's own. Not covered: a training run on such a mixture.
 """
 
+import asyncio
+from importlib import import_module
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
-from verl_clipx.papers.tasks.reward import compute_score
+from verl_clipx.papers.tasks.reward import compute_score, reward_of
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
 TASKS = Path(__file__).parent
@@ -24,13 +28,13 @@ SETS = [
     ("knights_and_knaves", None, "test", {"people": [3], "count": 2}),
     ("knights_and_knaves_tiny", None, "test", {}),
     ("hitab", "hitab/fixtures/release", "train", {}),
-    ("dapo_17k", "math/fixtures/dapo.parquet", "train", {}),
-    ("dsr_uniform", "math/fixtures/dsr_uniform.parquet", "train", {}),
-    ("skywork_or1_math", "math/fixtures/skywork.parquet", "train", {}),
+    ("dapo_17k", "math/fixtures/dapo.jsonl", "train", {}),
+    ("dsr_uniform", "math/fixtures/dsr_uniform.jsonl", "train", {}),
+    ("skywork_or1_math", "math/fixtures/skywork.jsonl", "train", {}),
     ("aime24", "math/fixtures/aime24.jsonl", "test", {}),
     ("minerva", "math/fixtures/minerva.jsonl", "test", {}),
     ("olympiadbench", "math/fixtures/olympiadbench.jsonl", "test", {}),
-    ("reasoning_gym_chain_sum", None, "test", {"size": 3}),
+    ("sums", None, "test", {"size": 3}),
 ]
 
 
@@ -65,9 +69,50 @@ def test_verl_loads_the_files_of_all_tasks_together(tmp_path):
     )
     dataset = RLHFDataset(files, build_tokenizer(), config)
     assert len(dataset) == rows
+    stored = [row for file in files for row in pq.read_table(file).to_pylist()]
+    assert [dataset[index]["raw_prompt"] for index in range(rows)] == [row["prompt"] for row in stored]
+    assert [dataset[index]["index"] for index in range(rows)] == [row["extra_info"]["index"] for row in stored]
     found = set()
     for item in (dataset[index] for index in range(rows)):
         found.add(item["data_source"])
         assert isinstance(item["reward_model"]["ground_truth"], str)
         assert compute_score(item["data_source"], "", item["reward_model"]["ground_truth"])["acc"] == 0.0
     assert found == {"countdown", *(name for name, *_ in SETS if not name.endswith(("_3to4", "_tiny")))}
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "best", "arguments"),
+    [
+        ("countdown", "<answer>{}</answer>", {"score": 1.0}, {}),
+        (
+            "knights_and_knaves_tiny",
+            "</think><answer>{}</answer>",
+            {"score": 3.0, "parsed": 1.0},
+            {"think_in_prompt": True},
+        ),
+    ],
+)
+def test_verls_reward_manager_takes_the_dictionary_of_a_reward_loaded_by_path(name, answer, best, arguments, tmp_path):
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    build_split(definition_named(name), tmp_path, split="test", options={"size": 3} if name == "countdown" else {})
+    (row, *_) = pq.read_table(tmp_path / "test.parquet").to_pylist()
+    function = {"path": import_module(reward_of(name).__module__).__file__, "name": "compute_score"}
+    function["reward_kwargs"] = arguments
+    score = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": function}}))
+    right = row["extra_info"].get("solution") or row["reward_model"]["ground_truth"]
+    tokenizer = build_tokenizer()
+    response = tokenizer(answer.format(right) + tokenizer.eos_token)["input_ids"]
+    ids = torch.tensor([response + [tokenizer.pad_token_id] * 4])
+    data = DataProto.from_dict(
+        tensors={"responses": ids, "attention_mask": (ids != tokenizer.pad_token_id).long()},
+        non_tensors={key: [row[key]] for key in ("data_source", "reward_model", "extra_info")},
+    )
+
+    async def run():
+        return await NaiveRewardManager(OmegaConf.create({}), tokenizer, score).run_single(data)
+
+    parts = {"acc": 1.0, "format": 1.0} | best
+    assert asyncio.run(run()) == {"reward_score": best["score"], "reward_extra_info": parts}

@@ -9,7 +9,7 @@ from scipy import stats
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
 
 MIN_SEEDS = 3
-"""The fewest trainings of a method that allow an interval over seeds; benchmarks/coverage.py shows what 2 give."""
+"""The fewest trainings of a method that allow an interval over seeds; docs/evaluation.md shows what 2 give."""
 
 ROUNDING = 1e-12
 """A standard error below this share of the means is 0 up to rounding."""

@@ -7,7 +7,7 @@ import numpy as np
 CONFIDENCE = 0.95
 
 MIN_CLUSTERS = 5
-"""The fewest clusters that allow an error; benchmarks/coverage.py shows what remains of 95 % with few of them."""
+"""The fewest clusters that allow an error; docs/evaluation.md shows what remains of 95 % with few of them."""
 
 
 def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:

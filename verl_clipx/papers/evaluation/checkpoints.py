@@ -1,4 +1,4 @@
-"""Finds a run's checkpoints and provides a model in Hugging Face format for each."""
+"""Finds a run's checkpoints, and what verl loads of each: its shards, or a model in Hugging Face format."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_clipx.common.files import read_json, read_whole_number, write_json
+from verl_clipx.common.files import read_json, read_json_object, read_whole_number, write_json
 from verl_clipx.common.run_files import STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -77,13 +77,33 @@ def _of_step(folder: Path, actor: Path) -> Checkpoint:
     return Checkpoint(folder.name, int(match.group(1)) if match else None, str(actor))
 
 
-def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
-    """Return a local folder in Hugging Face format: the model itself, a download, or merged FSDP shards.
-
-    The merged model is kept in the `actor` folder, so that it disappears when verl removes an old checkpoint. It is
-    merged again when the shards have changed. verl's merger writes bfloat16.
+@dataclass(frozen=True)
+class Weights:
+    """What verl loads.
 
     Args:
+        model: a folder in Hugging Face format, or an id on the hub.
+        tokenizer: where the tokenizer and the model's configuration are.
+        resume_from: verl's folder `global_step_<N>`, whose shards replace the model's weights; None to leave them.
+        fingerprint: hash of the weights.
+    """
+
+    model: str
+    tokenizer: str
+    resume_from: str | None
+    fingerprint: str
+
+
+def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None, cache: Path | None = None) -> Weights:
+    """Return what verl loads: a model, or the base model and the checkpoint's shards on it.
+
+    verl reads shards only on as many ranks as wrote them, and only onto the model that they were trained from. Without
+    either, its own merger makes a model of them, in bfloat16. This is kept in the `actor` folder, so that it disappears
+    when verl removes an old checkpoint, and made again when the shards have changed.
+
+    Args:
+        ranks: number of ranks that will load the weights.
+        base: the model that was trained; None if it is not known.
         cache: keep merged models in `<cache>/<label>` instead.
 
     Raises:
@@ -95,25 +115,33 @@ def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(checkpoint.source, ignore_patterns=IGNORED_HUB_FILES))
-    if (folder / "config.json").is_file():
-        return folder
+        folder = Path(snapshot_download(checkpoint.source, ignore_patterns=IGNORED_HUB_FILES))
     saved = folder / "huggingface"
     if any(path for pattern in WEIGHT_FILES for path in saved.glob(pattern)):
-        return saved
+        folder = saved
+    if (folder / "config.json").is_file():
+        if base is not None:
+            raise ValueError(
+                f"actor_rollout_ref.model.path={base}: {folder} is a whole model, so it has no base; leave this out"
+            )
+        return Weights(str(folder), str(folder), None, fingerprint_of_folder(folder))
     if not (folder / "fsdp_config.json").is_file():
         raise ValueError(
             f"{folder}: it contains no FSDP checkpoint (fsdp_config.json). Merge a Megatron checkpoint with "
             f"`python -m verl.model_merger merge --backend megatron --local_dir {folder} --target_dir …` "
             "and evaluate that folder"
         )
-    target = folder / MERGED_FOLDER if cache is None else cache / checkpoint.label
+    fingerprint = fingerprint_of_folder(folder)
+    same_ranks = read_json_object(folder / "fsdp_config.json").get("world_size") == ranks
+    if base is not None and same_ranks and STEP_FOLDER.fullmatch(folder.parent.name):
+        return Weights(base, str(saved), str(folder.parent), fingerprint)
+    merged = folder / MERGED_FOLDER if cache is None else cache / checkpoint.label
     source = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(folder.glob("model_*.pt"))}
-    record = target / SOURCE_FILE
+    record = merged / SOURCE_FILE
     if not record.is_file() or read_json(record) != source:
-        merge(folder, target)
+        merge(folder, merged)
         write_json(record, source)
-    return target
+    return Weights(str(merged), str(merged), None, fingerprint)
 
 
 def merge(actor: Path, target: Path) -> None:

@@ -20,16 +20,20 @@ RULES = ("reward", "correct", "correct_from", "answer", "cluster")
 ACCURACY = "avg"
 """avg@k estimates the same quantity for every k, so that runs with different k can be compared; maj@k does not."""
 
+Configs = dict[Path, dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class Side:
-    """One method on one benchmark."""
+    """One method on one benchmark.
+
+    Args:
+        values: arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out.
+        samples: samples behind each share of correct ones; None if trainings differ or it is a mean over checkpoints.
+    """
 
     values: dict[str, np.ndarray]
-    """Arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out."""
-
     samples: int | None
-    """Samples behind each share of correct ones; None if trainings differ or it is a mean over checkpoints."""
 
     def split(self) -> Split | None:
         """Return the variance of the accuracy, or None if there is only one question."""
@@ -39,75 +43,49 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison on one benchmark."""
+    """The comparison on one benchmark.
+
+    Args:
+        metrics: differences, second minus first.
+        sides: "first" and "second".
+    """
 
     metrics: dict[str, Comparison]
-    variance: dict[str, Split | None]
-    """Variance of the accuracy, for "first" and "second"."""
+    sides: dict[str, Side]
 
-    questions: int
-    seeds: tuple[int, int]
-    samples: tuple[int | None, int | None]
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Number of trainings of each side."""
+        return tuple(len(side.values[ACCURACY]) for side in self.sides.values())
 
-    def variance_as_dict(self) -> dict[str, Any]:
-        """Return JSON values: for "first" and "second", each component of the variance of one sample's score, and what
-        it contributes to the squared standard error of the accuracy."""
-        found: dict[str, Any] = {}
-        for (name, split), seeds, samples in zip(self.variance.items(), self.seeds, self.samples, strict=True):
-            found[name] = split and {
+    @property
+    def questions(self) -> int:
+        """Number of questions."""
+        return self.sides["first"].values[ACCURACY].shape[1]
+
+    def variance(self) -> dict[str, Any]:
+        """Return for each side the components of the variance of one sample's score, and what each contributes to the
+        squared standard error of the accuracy; None where there is only one question."""
+        parts: dict[str, Any] = {}
+        for (name, side), seeds in zip(self.sides.items(), self.seeds, strict=True):
+            split = side.split()
+            parts[name] = split and {
                 "of_one_sample": asdict(split),
-                "of_the_mean": split.of_mean(self.questions, seeds, samples or 1),
+                "of_the_mean": split.of_mean(self.questions, seeds, side.samples or 1),
             }
-        return found
+        return parts
 
 
 def find_evaluations(pattern: str) -> list[EvaluationFolder]:
-    """Find the evaluations that a name stands for.
-
-    Args:
-        pattern: a folder, or a pattern such as `runs/grpo-seed*/evaluation/aime24`.
-    """
-    found = [pattern] if Path(pattern).is_dir() else sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
-    if not found:
+    """Find the evaluations that a folder or a pattern such as `runs/grpo-seed*/evaluation/aime24` stands for."""
+    paths = [pattern] if Path(pattern).is_dir() else sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
+    if not paths:
         raise FileNotFoundError(f"{pattern}: there is no such folder, and no folder matches it as a pattern")
-    return [EvaluationFolder(Path(path)) for path in found]
-
-
-def read_sides(*methods: Sequence[EvaluationFolder]) -> dict[str, tuple[list[Side], np.ndarray | None]]:
-    """Read each method's values on the benchmarks that all evaluations share.
-
-    Returns:
-        By benchmark, one side per method, and the source labels of its questions.
-
-    Raises:
-        FileNotFoundError: an evaluation has no results.
-        ValueError: the evaluations share no benchmark, benchmarks of the same name have different questions, they were
-            scored by different rules, or a method has the same checkpoint twice.
-    """
-    folders = [folder for method in methods for folder in method]
-    configs = {folder.path: _config_of(folder) for folder in folders}
-    base = folders[0]
-    for folder in folders[1:]:
-        _check_rules(base.path, configs[base.path], folder.path, configs[folder.path])
-    for method in methods:
-        _check_trainings(method, configs)
-    every = [set(config["benchmarks"]) for config in configs.values()]
-    shared = [name for name in configs[base.path]["benchmarks"] if all(name in names for names in every)]
-    if not shared:
-        named = "; ".join(f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items())
-        raise ValueError(f"the evaluations have no common benchmark: {named}")
-    for name in shared:
-        entries = [config["benchmarks"][name] for config in configs.values()]
-        if len({(entry["sha256"], entry["questions"]) for entry in entries}) > 1:
-            raise ValueError(f"benchmark {name}: the evaluations were made on different questions")
-    return {
-        name: ([_side(method, configs, name) for method in methods], clusters_of(configs[base.path], name))
-        for name in shared
-    }
+    return [EvaluationFolder(Path(path)) for path in paths]
 
 
 def compare_evaluations(first: Sequence[EvaluationFolder], second: Sequence[EvaluationFolder]) -> dict[str, Compared]:
-    """Compare two methods, or two checkpoints, on the benchmarks that their evaluations share.
+    """Compare two methods, or two checkpoints, on the benchmarks that all their evaluations share.
 
     Each evaluation enters as its protocol reports it. Note that a run under "best-validation" has an advantage over any
     other.
@@ -117,25 +95,29 @@ def compare_evaluations(first: Sequence[EvaluationFolder], second: Sequence[Eval
 
     Returns:
         The comparison by benchmark. Metrics that some evaluations lack (pass@8 with 4 samples) are left out.
+
+    Raises:
+        FileNotFoundError: an evaluation has no results.
+        ValueError: the evaluations share no benchmark, benchmarks of the same name have different questions, they were
+            scored by different rules, or a method has the same checkpoint twice.
     """
-    found = {}
-    for name, ((one, other), clusters) in read_sides(first, second).items():
-        found[name] = Compared(
-            metrics={
-                metric: compare(
-                    {name: one.values[metric]},
-                    {name: other.values[metric]},
-                    None if clusters is None else {name: clusters},
-                )
-                for metric in one.values
-                if metric in other.values
-            },
-            variance={"first": one.split(), "second": other.split()},
-            questions=one.values[ACCURACY].shape[1],
-            seeds=(len(first), len(second)),
-            samples=(one.samples, other.samples),
-        )
-    return found
+    configs: Configs = {folder.path: _config_of(folder) for folder in (*first, *second)}
+    _check_rules(configs)
+    for method in (first, second):
+        _check_trainings(method, configs)
+    compared = {}
+    for benchmark in _shared_benchmarks(configs):
+        sides = {"first": _side(first, configs, benchmark), "second": _side(second, configs, benchmark)}
+        values = [side.values for side in sides.values()]
+        clusters = clusters_of(configs[first[0].path], benchmark)
+        labels = None if clusters is None else {benchmark: clusters}
+        metrics = {
+            metric: compare({benchmark: values[0][metric]}, {benchmark: values[1][metric]}, labels)
+            for metric in values[0]
+            if metric in values[1]
+        }
+        compared[benchmark] = Compared(metrics, sides)
+    return compared
 
 
 def _config_of(folder: EvaluationFolder) -> dict[str, Any]:
@@ -146,27 +128,42 @@ def _config_of(folder: EvaluationFolder) -> dict[str, Any]:
     return config
 
 
-def _check_rules(first: Path, one: dict[str, Any], second: Path, other: dict[str, Any]) -> None:
-    for key in RULES:
-        if one.get(key) != other.get(key):
-            raise ValueError(
-                f"{key} is {one.get(key)!r} in {first} and {other.get(key)!r} in {second}: score one of them again "
-                "(clipx eval score), so that both use the same rule"
-            )
+def _check_rules(configs: Configs) -> None:
+    (first, one), *others = configs.items()
+    for second, other in others:
+        for key in RULES:
+            if one.get(key) != other.get(key):
+                raise ValueError(
+                    f"{key} is {one.get(key)!r} in {first} and {other.get(key)!r} in {second}: score one of them again "
+                    "(clipx eval score), so that both use the same rule"
+                )
 
 
-def _check_trainings(method: Sequence[EvaluationFolder], configs: dict[Path, dict[str, Any]]) -> None:
+def _check_trainings(method: Sequence[EvaluationFolder], configs: Configs) -> None:
     seen: dict[str, Path] = {}
     for folder in method:
         for checkpoint in configs[folder.path]["checkpoints"].values():
             other = seen.setdefault(checkpoint["fingerprint"], folder.path)
             if other != folder.path:
                 raise ValueError(
-                    f"{other} and {folder.path} are of the same checkpoint, so they are one training and not two"
+                    f"{other} and {folder.path} are of the same checkpoint, so they are one training and not two. "
+                    "Sample it with both seeds in one evaluation: clipx eval run … --seed 0 --seed 1"
                 )
 
 
-def _side(method: Sequence[EvaluationFolder], configs: dict[Path, dict[str, Any]], benchmark: str) -> Side:
+def _shared_benchmarks(configs: Configs) -> list[str]:
+    first, *others = (config["benchmarks"] for config in configs.values())
+    shared = [name for name in first if all(name in benchmarks for benchmarks in others)]
+    if not shared:
+        named = "; ".join(f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items())
+        raise ValueError(f"the evaluations have no common benchmark: {named}")
+    for name in shared:
+        if len({(one[name]["sha256"], one[name]["questions"]) for one in (first, *others)}) > 1:
+            raise ValueError(f"benchmark {name}: the evaluations were made on different questions")
+    return shared
+
+
+def _side(method: Sequence[EvaluationFolder], configs: Configs, benchmark: str) -> Side:
     reported: list[QuestionValues] = []
     samples = set()
     for folder in method:
@@ -175,7 +172,5 @@ def _side(method: Sequence[EvaluationFolder], configs: dict[Path, dict[str, Any]
         reported.append({ACCURACY if name.startswith("avg@") else name: column for name, column in values.items()})
         samples.add(None if config["protocol"] == MEAN_OF_LAST_THREE.name else config["sampling"]["samples"])
     everywhere = [metric for metric in reported[0] if all(metric in values for values in reported)]
-    return Side(
-        values={metric: np.stack([values[metric] for values in reported]) for metric in everywhere},
-        samples=samples.pop() if len(samples) == 1 else None,
-    )
+    stacked = {metric: np.stack([values[metric] for values in reported]) for metric in everywhere}
+    return Side(stacked, samples.pop() if len(samples) == 1 else None)

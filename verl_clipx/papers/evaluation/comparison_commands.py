@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.papers.evaluation.console import console, errors
+from verl_clipx.papers.evaluation.console import All, console, errors, shown_metrics
 
 if TYPE_CHECKING:
     from verl_clipx.common.statistics.comparison import Comparison
@@ -25,6 +25,7 @@ def compare(
         str, typer.Argument(help="The same for another method; differences are this one minus the first.")
     ],
     out: Annotated[Path | None, typer.Option(help="Also write the comparison to this JSON file.")] = None,
+    all_metrics: All = False,
 ) -> None:
     """Say whether one method is better than another, or one checkpoint than another.
 
@@ -36,36 +37,39 @@ def compare(
         from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations
 
         folders = find_evaluations(first), find_evaluations(second)
-        found = compare_evaluations(*folders)
-        for benchmark, one in found.items():
-            _print_compared(benchmark, one)
-        for line in verdicts(found):
+        compared = compare_evaluations(*folders)
+        for benchmark, one in compared.items():
+            _print_compared(benchmark, one, all_metrics)
+        for line in verdicts(compared):
             console.print(line, markup=False, soft_wrap=True, highlight=False)
         if out is not None:
-            names = [[str(folder.path) for folder in method] for method in folders]
-            written: dict[str, Any] = {"first": names[0], "second": names[1]}
-            written["benchmarks"] = {
-                name: {metric: asdict(value) for metric, value in one.metrics.items()} for name, one in found.items()
+            written: dict[str, Any] = {
+                side: [str(folder.path) for folder in method]
+                for side, method in zip(("first", "second"), folders, strict=True)
             }
-            written["variance"] = {name: one.variance_as_dict() for name, one in found.items()}
+            written["benchmarks"] = {
+                name: {metric: asdict(value) for metric, value in one.metrics.items()} for name, one in compared.items()
+            }
+            written["variance"] = {name: one.variance() for name, one in compared.items()}
             write_json(out, written)
 
 
-def _print_compared(benchmark: str, found: "Compared") -> None:
+def _print_compared(benchmark: str, compared: "Compared", all_metrics: bool) -> None:
     table = Table(title=escape(f"{benchmark}: second minus first"), box=SIMPLE, pad_edge=False)
     for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
         table.add_column(heading, no_wrap=True)
-    for metric, one in found.metrics.items():
+    for metric in shown_metrics(compared.metrics, all_metrics):
+        one = compared.metrics[metric]
         interval = "" if one.low is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
         p_value = "" if one.p_value is None else f"{one.p_value:.4f}"
         counts = f"{one.wins}/{one.losses}/{one.ties}"
         means = f"{one.first:.3f}", f"{one.second:.3f}"
         table.add_row(escape(metric), *means, f"{one.difference:+.3f}{interval}", p_value, counts)
     console.print(table)
-    for line in dict.fromkeys(_meaning(one, found.questions) for one in found.metrics.values()):
+    for line in dict.fromkeys(_meaning(one, compared.questions) for one in compared.metrics.values()):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
     console.print("+/-/=: questions on which the second is higher, lower, equal.", highlight=False)
-    _print_variance(found)
+    _print_variance(compared)
 
 
 def _meaning(one: "Comparison", questions: int) -> str:
@@ -81,16 +85,16 @@ def _meaning(one: "Comparison", questions: int) -> str:
     return f"Intervals over {one.seeds[0]} and {one.seeds[1]} training seeds and {questions} questions together."
 
 
-def verdicts(found: Mapping[str, "Compared"]) -> list[str]:
+def verdicts(compared: Mapping[str, "Compared"]) -> list[str]:
     """Say for each benchmark whether the second method's accuracy is higher (Holm-corrected); needs 3 seeds or more."""
     from verl_clipx.common.statistics.collapse import caution
     from verl_clipx.common.statistics.comparison import corrected
     from verl_clipx.papers.evaluation.comparison import ACCURACY
 
-    judged = corrected([one.metrics[ACCURACY] for one in found.values()])
+    judged = corrected([one.metrics[ACCURACY] for one in compared.values()])
     lines = [
         f"{benchmark}: {ACCURACY} of the second is {one.verdict} the first ({one.p_text})."
-        for benchmark, one in zip(found, judged, strict=True)
+        for benchmark, one in zip(compared, judged, strict=True)
         if one.verdict
     ]
     if len(lines) > 1:
@@ -99,19 +103,16 @@ def verdicts(found: Mapping[str, "Compared"]) -> list[str]:
     return [*lines, *(f"{doubt}." for doubt in doubts if doubt)]
 
 
-def _print_variance(found: "Compared") -> None:
+def _print_variance(compared: "Compared") -> None:
     table = Table(title="where the error of avg comes from", box=SIMPLE, pad_edge=False)
     for heading in ("part", "first: a sample", "the mean", "second: a sample", "the mean"):
         table.add_column(heading, no_wrap=True)
-    cells: dict[str, list[str]] = {}
-    for split, seeds, samples in zip(found.variance.values(), found.seeds, found.samples, strict=True):
-        if split is None:
-            return
-        parts, of_mean = asdict(split), split.of_mean(found.questions, seeds, samples or 1)
-        for part in parts:
-            texts = ["" if value is None else f"{value**0.5:.3f}" for value in (parts[part], of_mean[part])]
-            cells.setdefault(part, []).extend(texts)
-    for part, texts in cells.items():
+    sides = list(compared.variance().values())
+    if None in sides:
+        return
+    for part in sides[0]["of_one_sample"]:
+        values = [variances[part] for side in sides for variances in side.values()]
+        texts = ["" if value is None else f"{value**0.5:.3f}" for value in values]
         table.add_row("question x seed" if part == "interaction" else part, *texts)
     console.print(table)
     console.print("Standard deviations. These evaluations cannot tell those of empty cells.", highlight=False)

@@ -12,7 +12,7 @@ CONFIG = {
     "protocol": str,
     "checkpoints": {str: {"step": int | None, "fingerprint": str}},
     "benchmarks": {str: {"path": str, "sha256": str, "questions": int, "limit": int | None}},
-    "sampling": {"samples": int},
+    "sampling": {"samples": int, "seeds": [int]},
     "reward": str,
     "answer": str | None,
     "correct": str | None,
@@ -37,7 +37,7 @@ class EvaluationFolder:
         return self.path / "results.json"
 
     def completions(self, checkpoint: str, benchmark: str) -> Path:
-        """Folder with a checkpoint's completions on a benchmark."""
+        """What verl wrote of a checkpoint's completions on a benchmark: `seed-<N>/<first question>` below it."""
         return self.path / checkpoint / benchmark / "completions"
 
     def scores(self, checkpoint: str, benchmark: str) -> Path:
@@ -45,7 +45,7 @@ class EvaluationFolder:
         return self.path / checkpoint / benchmark / "scores.parquet"
 
     def origin(self, checkpoint: str, benchmark: str) -> Path:
-        """File that records what the completions depend on."""
+        """What the completions depend on, as JSON."""
         return self.path / checkpoint / benchmark / "origin.json"
 
     def read_config(self) -> dict[str, Any]:

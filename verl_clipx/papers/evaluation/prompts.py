@@ -1,77 +1,81 @@
-"""Turns questions into the token ids that the policy continues."""
+"""What a model's tokenizer says about the prompts: their chat template, the longest one, and what ends a response."""
 
-from typing import Any
+from dataclasses import dataclass
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.scores import load_text
 
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Writes the messages' text and nothing else, as base models are trained on plain-text prompts."""
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, template: str) -> list[list[int]]:
-    """Return the token ids of every question's prompt.
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How prompts are written, and how responses end.
 
     Args:
-        template: "chat" applies the tokenizer's chat template with the generation prompt, as verl's data set does.
-            "plain" concatenates the messages' contents without special tokens, as verl trains under a chat template
-            that writes only the contents. `package.module:NAME` applies the Jinja template of that name.
+        template: the Jinja chat template that replaces the tokenizer's own; None to leave it.
+        longest: number of tokens of the longest prompt.
+        stop_token_ids: the tokenizer's end of sequence and those of the generation config.
+    """
+
+    template: str | None
+    longest: int
+    stop_token_ids: list[int]
+
+
+def read_prompt_format(folder: str, benchmark: Benchmark, template: str, max_tokens: int) -> PromptFormat:
+    """Encode a benchmark's prompts as verl will.
+
+    Args:
+        folder: the model's tokenizer and configuration.
+        template: see `SamplingSettings`.
+        max_tokens: longest response.
 
     Raises:
-        ValueError: "chat" with a tokenizer that has no chat template, a name that is not a text, a template that
-            rejects the messages, or an empty prompt.
+        ValueError: the tokenizer has no chat template or no end of sequence, the template rejects a prompt, a prompt
+            has no tokens, or the model's context is too short for the longest prompt and response. A response that the
+            context cuts would wrongly count as truncated by --max-tokens.
     """
     # Renders the templates. It belongs to the extra `tools`; the rest of the command reports first if that is missing.
     from jinja2 import TemplateError
 
-    jinja = load_text(template, "--template") if ":" in template else None
-    if template == "chat" and not tokenizer.chat_template:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    jinja = load_text(template, "--template") if ":" in template else PLAIN_TEMPLATE if template == "plain" else None
+    if jinja is None and not tokenizer.chat_template:
         raise ValueError(
             "--template chat: the model's tokenizer has no chat template; use --template plain for a base model"
         )
-    encoded = []
-    for index, question in enumerate(benchmark.questions):
-        where = f"benchmark {benchmark.name}, question {index}"
+    longest = 0
+    for row, question in enumerate(benchmark.questions):
+        where = f"benchmark {benchmark.name}, question {row}"
         try:
-            encoded.append(_encode(tokenizer, question.prompt, template, jinja))
+            encoded = tokenizer.apply_chat_template(
+                question.prompt, chat_template=jinja, add_generation_prompt=True, return_dict=False
+            )
         except TemplateError as error:
             raise ValueError(f"{where}: the chat template refuses its prompt ({error})") from None
-        if not encoded[-1]:
+        if not len(encoded):
             raise ValueError(f"{where}: its prompt has no tokens")
-    return encoded
-
-
-def _encode(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], template: str, jinja: str | None
-) -> list[int]:
-    if template != "plain":
-        options = {"add_generation_prompt": True, "return_dict": False}
-        return list(tokenizer.apply_chat_template(messages, chat_template=jinja, **options))
-    text = "".join(message["content"] for message in messages)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None) -> frozenset[int]:
-    """Return the tokens that end a response: the tokenizer's end of sequence and those of the generation config."""
-    found = getattr(generation_config, "eos_token_id", None)
-    listed = found if isinstance(found, list | tuple) else [found]
-    stops = frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)
-    if not stops:
-        raise ValueError("the model names no end-of-sequence token: set eos_token_id in its generation_config.json")
-    return stops
-
-
-def check_context(benchmark: Benchmark, prompts: list[list[int]], max_tokens: int, context: int | None) -> None:
-    """Refuse to sample responses that the model's context has no room for.
-
-    A response cut off by the context would wrongly count as truncated by --max-tokens.
-
-    Args:
-        context: the model's max_position_embeddings; None if it has no limit.
-    """
-    longest = max(map(len, prompts))
+        longest = max(longest, len(encoded))
+    context = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", None)
     if context is not None and longest + max_tokens > context:
         raise ValueError(
             f"--max-tokens {max_tokens}: benchmark {benchmark.name} has a prompt of {longest} tokens and the model's "
             f"context holds {context}; set --max-tokens to at most {context - longest}, or "
             "raise max_position_embeddings in the model's config.json if its position encoding allows"
         )
+    return PromptFormat(jinja, longest, _stop_token_ids(folder, tokenizer.eos_token_id))
+
+
+def _stop_token_ids(folder: str, end_of_sequence: int | None) -> list[int]:
+    try:
+        listed = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:
+        listed = None
+    ends = {*(listed if isinstance(listed, list) else [listed]), end_of_sequence} - {None}
+    if not ends:
+        raise ValueError("the model names no end-of-sequence token: set eos_token_id in its generation_config.json")
+    return sorted(ends)

@@ -8,29 +8,18 @@ class Protocol:
     """An evaluation protocol. Users may override its sampling settings, except the temperature of "greedy"."""
 
     name: str
-    summary: str
     temperature: float
     samples: int
     last: int | None
     """How many of a run's latest checkpoints are used; None for all."""
 
 
-GREEDY = Protocol("greedy", "one checkpoint, always the most likely token", 0.0, 1, 1)
-SAMPLED = Protocol("sampled", "one checkpoint, k samples for each question", 1.0, 8, 1)
-MEAN_OF_LAST_THREE = Protocol(
-    "mean-of-last-three",
-    "AR-Lopti: mean over a run's last three checkpoints; greedy unless --temperature says otherwise",
-    0.0,
-    1,
-    3,
-)
-BEST_VALIDATION = Protocol(
-    "best-validation",
-    "ACPO's Table 1: the best checkpoint of a run, chosen on the questions that are reported (optimistic)",
-    1.0,
-    4,
-    None,
-)
+GREEDY = Protocol("greedy", 0.0, 1, 1)
+SAMPLED = Protocol("sampled", 1.0, 8, 1)
+# AR-Lopti: the mean over a run's last three checkpoints.
+MEAN_OF_LAST_THREE = Protocol("mean-of-last-three", 0.0, 1, 3)
+# ACPO's Table 1: the best checkpoint of a run, chosen on the questions that are reported, which is optimistic.
+BEST_VALIDATION = Protocol("best-validation", 1.0, 4, None)
 PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_LAST_THREE, BEST_VALIDATION)}
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pandas
 
-from verl_clipx.common.files import hash_of_json, write_json
+from verl_clipx.common.files import write_json
 from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.papers.evaluation.answers import extract_answer
 from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
+from verl_clipx.papers.evaluation.completions import read_completions
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.protocols import BEST_VALIDATION
-from verl_clipx.papers.evaluation.samples import read_samples
 from verl_clipx.papers.evaluation.scores import (
+    COPIED,
     check_ground_truths,
     load_function,
     read_scores,
@@ -36,7 +37,7 @@ def benchmarks_of(config: dict[str, Any]) -> list[Benchmark]:
     Raises:
         ValueError: a benchmark's file has changed since then.
     """
-    found = []
+    benchmarks = []
     for name, entry in config["benchmarks"].items():
         benchmark = read_benchmark(Path(entry["path"]), name, limit=entry["limit"])
         if benchmark.sha256 != entry["sha256"]:
@@ -44,8 +45,8 @@ def benchmarks_of(config: dict[str, Any]) -> list[Benchmark]:
                 f"{entry['path']}: has changed since benchmark {name} was evaluated; put the file back, or evaluate "
                 "anew with another --out"
             )
-        found.append(benchmark)
-    return found
+        benchmarks.append(benchmark)
+    return benchmarks
 
 
 def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
@@ -63,7 +64,7 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
             sources_of(benchmark, config["cluster"])
         check_ground_truths(benchmark, reward)
         if config["correct"] is not None:
-            nothing = pandas.DataFrame([{"question": 0, "sample": 0, "text": ""}])
+            nothing = pandas.DataFrame([dict.fromkeys(COPIED, 0) | {"text": ""}])
             is_correct(score_samples(nothing, benchmark, reward, answer), config["correct"], config["correct_from"])
 
 
@@ -75,6 +76,8 @@ def score(
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
     benchmarks = benchmarks_of(config)
+    seeds = config["sampling"]["seeds"]
+    sampled = {"samples": config["sampling"]["samples"] // len(seeds), "seeds": seeds}
     questions = sum(len(benchmark.questions) for benchmark in benchmarks)
     total = config["sampling"]["samples"] * len(config["checkpoints"]) * questions
     done = 0
@@ -88,8 +91,10 @@ def score(
     folder.results.unlink(missing_ok=True)
     for benchmark in benchmarks:
         for label in config["checkpoints"]:
-            samples = samples_of(folder, config, label, benchmark.name)
-            scores = score_samples(samples, benchmark, reward, answer, scored)
+            completions = read_completions(
+                folder.completions(label, benchmark.name), questions=len(benchmark.questions), **sampled
+            )
+            scores = score_samples(completions, benchmark, reward, answer, scored)
             write_scores(folder.scores(label, benchmark.name), scores)
     results = summarise(folder)
     write_json(folder.results, results)
@@ -100,24 +105,17 @@ def values_of_checkpoints(
     folder: EvaluationFolder, config: dict[str, Any], benchmark: str
 ) -> dict[str, QuestionValues]:
     """Return, by checkpoint, every metric's value on every question of a benchmark."""
-    return {
-        label: question_values(
-            samples_of(folder, config, label, benchmark),
-            read_scores(folder.scores(label, benchmark)),
-            correct_part=config["correct"],
-            correct_from=config["correct_from"],
-        )
-        for label in config["checkpoints"]
-    }
-
-
-def samples_of(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> pandas.DataFrame:
-    """Read a checkpoint's completions on a benchmark; see `read_samples`."""
-    return read_samples(
-        folder.completions(checkpoint, benchmark),
-        questions=config["benchmarks"][benchmark]["questions"],
-        samples=config["sampling"]["samples"],
-    )
+    expected = config["benchmarks"][benchmark]["questions"] * config["sampling"]["samples"]
+    values = {}
+    for label in config["checkpoints"]:
+        scores = read_scores(folder.scores(label, benchmark))
+        if len(scores) != expected:
+            raise ValueError(
+                f"{folder.scores(label, benchmark)}: {len(scores)} scores of {expected} completions. "
+                "Run `clipx eval score` on the evaluation's folder"
+            )
+        values[label] = question_values(scores, correct_part=config["correct"], correct_from=config["correct_from"])
+    return values
 
 
 def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionValues, list[str]]:
@@ -138,13 +136,13 @@ def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionV
         accuracy = next(metric for metric in metrics if metric.startswith("avg@"))
         best = max(values, key=lambda label: float(np.mean(values[label][accuracy])))
         return values[best], [best]
-    mean = {metric: np.mean([found[metric] for found in values.values()], axis=0) for metric in metrics}
+    mean = {metric: np.mean([one[metric] for one in values.values()], axis=0) for metric in metrics}
     return mean, list(values)
 
 
 def summarise(folder: EvaluationFolder) -> dict[str, Any]:
     """Return the results of a scored evaluation: its configuration and, per benchmark, the estimates of every
-    checkpoint and of the protocol. `hash` covers all of it."""
+    checkpoint and of the protocol."""
     config = folder.read_config()
     field = config.get("cluster")
     over = f"clusters of questions by {field}" if field else "questions"
@@ -160,16 +158,9 @@ def summarise(folder: EvaluationFolder) -> dict[str, Any]:
             "result": _as_json(combined, clusters),
             "values": {metric: column.tolist() for metric, column in combined.items()},
             "from_checkpoints": used,
-            "checkpoints": {label: _as_json(found, clusters) for label, found in values.items()},
-            "completions": {label: hash_of_completions(folder, config, label, name) for label in values},
+            "checkpoints": {label: _as_json(one, clusters) for label, one in values.items()},
         }
-    return results | {"hash": hash_of_json(results)}
-
-
-def hash_of_completions(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> str:
-    """Return the SHA-256 over the tokens of all completions in order; it is equal if two evaluations sampled alike."""
-    samples = samples_of(folder, config, checkpoint, benchmark)
-    return hash_of_json([tokens.tolist() for tokens in samples["tokens"]])
+    return results
 
 
 def clusters_of(config: dict[str, Any], benchmark: str) -> np.ndarray | None:

@@ -1,130 +1,156 @@
-"""Samples the missing part of an evaluation, shard by shard."""
+"""One evaluation: its questions, its checkpoints, and the runs of verl that sample what is missing."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_clipx.common.command_line import installed_version
-from verl_clipx.common.files import remove_partials
-from verl_clipx.papers.evaluation.backends import Model, OpenBackend, SampleRequest, Tokens
-from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.evaluation.checkpoints import fingerprint_of_folder
+from verl_clipx.common.files import write_json
+from verl_clipx.papers.evaluation.benchmark import Benchmark, sources_of
+from verl_clipx.papers.evaluation.checkpoints import Checkpoint, Weights, find_weights
+from verl_clipx.papers.evaluation.completions import chunk_folder, pending_chunks, remove_unfinished
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, claim
-from verl_clipx.papers.evaluation.prompts import check_context, encode_prompts, stop_token_ids
-from verl_clipx.papers.evaluation.samples import Sample, finished_samples, pending_shards, write_shard
-from verl_clipx.papers.evaluation.settings import SamplingSettings, sample_seed
+from verl_clipx.papers.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
+from verl_clipx.papers.evaluation.settings import SamplingSettings
 
-if TYPE_CHECKING:
-    from verl_clipx.papers.evaluation.plan import Plan
-
-BACKEND_PACKAGES = {"vllm": ("torch", "transformers", "vllm"), "cpu": ("torch", "transformers", "verl-clipx")}
+SAMPLING_PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm")
+PACKAGES = (*SAMPLING_PACKAGES, "ray", "math-verify")
 
 
-def sample_checkpoint(
-    folder: EvaluationFolder,
-    label: str,
-    model_folder: Path,
-    plan: "Plan",
-    open_backend: OpenBackend,
-    shard_size: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Sample every missing completion of a checkpoint, and store each shard as it finishes.
+@dataclass(frozen=True)
+class Plan:
+    """What to evaluate, and how.
 
     Args:
-        open_backend: the back end; it is opened only if something is missing.
+        checkpoints: all checkpoints that the name stands for; the protocol chooses among them.
+        limit: number of questions that each benchmark was cut to.
+        overrides: Hydra overrides of verl's configuration.
+        rules: how completions are scored: the names of `reward` and of `answer`, which maps a text to its answer, or
+            None for `extract_answer`; `correct`, the part of the reward that decides correctness, or None for the first
+            that exists; `correct_from`, its smallest value in a correct response; `cluster`, the key of extra_info that
+            questions of one source share, or None.
+
+    Raises:
+        ValueError: two benchmarks have the same name, or the protocol "greedy" does not sample greedily.
+    """
+
+    model: str
+    checkpoints: list[Checkpoint]
+    protocol: Protocol
+    benchmarks: list[Benchmark]
+    limit: int | None
+    sampling: SamplingSettings
+    overrides: list[str]
+    rules: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        names = [benchmark.name for benchmark in self.benchmarks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"--benchmark: two benchmarks are called {', '.join(twice)}; name them with --benchmark NAME=FILE"
+            )
+        if self.protocol is GREEDY and self.sampling.temperature > 0:
+            raise ValueError(
+                f"--protocol greedy --temperature {self.sampling.temperature}: greedy always takes the most likely "
+                "token. Use --protocol sampled"
+            )
+
+    def chosen(self) -> list[Checkpoint]:
+        """The checkpoints that the protocol evaluates, in training order."""
+        by_step = {checkpoint.step: checkpoint for checkpoint in self.checkpoints}
+        if None in by_step:
+            # This model is not a run's checkpoint: protocols over several checkpoints have nothing to choose from.
+            return [by_step[None] for _ in choose_checkpoints(self.protocol, [0])]
+        return [by_step[step] for step in choose_checkpoints(self.protocol, list(by_step))]
+
+
+def sample_plan(
+    folder: EvaluationFolder, plan: Plan, chunk_size: int, merged_models: Path | None, say: Callable[[str], None]
+) -> None:
+    """Find or merge the models, sample what is missing, and record the configuration.
+
+    Args:
+        chunk_size: responses of one run of verl, and so what an interruption can lose.
+        merged_models: where to keep merged checkpoints; None keeps each inside its own checkpoint.
+        say: takes a line about what happens now.
 
     Raises:
         ValueError: the folder holds completions of another model, benchmark, setting or version, or the model cannot
             process these questions.
     """
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from verl_clipx.papers.evaluation.prompts import read_prompt_format
+    from verl_clipx.papers.evaluation.validation_run import ValidationRun, base_model, compose_base, ranks_of
 
-    benchmarks, settings = plan.benchmarks, plan.sampling
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    context = getattr(AutoConfig.from_pretrained(model_folder).get_text_config(), "max_position_embeddings", None)
-    has_generation_config = (model_folder / "generation_config.json").is_file()
-    stops = stop_token_ids(tokenizer, GenerationConfig.from_pretrained(model_folder) if has_generation_config else None)
-    prompts = {benchmark.name: encode_prompts(tokenizer, benchmark, settings.template) for benchmark in benchmarks}
-    fingerprint = fingerprint_of_folder(model_folder)
-    shards: list[tuple[Benchmark, list[tuple[int, int]]]] = []
-    done = total = 0
-    for benchmark in benchmarks:
-        check_context(benchmark, prompts[benchmark.name], settings.max_tokens, context)
-        completions = folder.completions(label, benchmark.name)
+    base, sampling = compose_base(plan.overrides), plan.sampling
+    weights = {
+        one.label: find_weights(one, ranks_of(base), base_model(base, plan.overrides), merged_models)
+        for one in plan.chosen()
+    }
+    for label, benchmark in [(label, benchmark) for label in weights for benchmark in plan.benchmarks]:
+        prompts = read_prompt_format(weights[label].tokenizer, benchmark, sampling.template, sampling.max_tokens)
+        completions, claimed = folder.completions(label, benchmark.name), folder.origin(label, benchmark.name)
         completions.mkdir(parents=True, exist_ok=True)
-        remove_partials(completions)
-        finished = finished_samples(completions)
-        if not finished:
-            # An evaluation that stopped before its first shard does not commit later ones to its settings.
-            folder.origin(label, benchmark.name).unlink(missing_ok=True)
-        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, plan.backend))
-        pending = pending_shards(finished, len(benchmark.questions), settings.samples, shard_size)
-        shards += [(benchmark, pairs) for pairs in pending]
-        total += len(benchmark.questions) * settings.samples
-        done += len(benchmark.questions) * settings.samples - sum(map(len, pending))
-    on_progress(done, total)
-    if not shards:
-        return
-
-    longest = max(len(prompt) for encoded in prompts.values() for prompt in encoded) + settings.max_tokens
-    model = Model(model_folder, stops, len(tokenizer), longest)
-    requests = [
-        [
-            SampleRequest(
-                prompts[benchmark.name][question], sample_seed(settings.seed, benchmark.name, question, sample)
-            )
-            for question, sample in pairs
-        ]
-        for benchmark, pairs in shards
-    ]
-    with open_backend(model, settings) as generate:
-        for index, generated in generate(requests):
-            benchmark, pairs = shards[index]
-            completions = folder.completions(label, benchmark.name)
-            write_shard(completions, to_samples(pairs, requests[index], generated, tokenizer, stops))
-            done += len(pairs)
-            on_progress(done, total)
+        remove_unfinished(completions)
+        if not any(completions.glob("seed-*/*")):
+            # An evaluation that stopped before its first chunk does not commit later ones to its settings.
+            claimed.unlink(missing_ok=True)
+        claim(claimed, origin(weights[label], benchmark, plan))
+        questions, size = len(benchmark.questions), max(1, chunk_size // sampling.samples)
+        for seed in sampling.seeds:
+            for chunk in pending_chunks(completions, seed, questions, sampling.samples, size):
+                path = chunk_folder(completions, seed, chunk)
+                say(
+                    f"{label} on {benchmark.name}, seed {seed}: {len(chunk)} of {questions} questions, from number "
+                    f"{chunk[0]} on; verl's log is {path}.unfinished/run.log"
+                )
+                ValidationRun(base, weights[label], benchmark, chunk, prompts, sampling, seed).run(path)
+    # Results of an earlier configuration do not belong to this one.
+    folder.results.unlink(missing_ok=True)
+    write_json(folder.config, describe(plan, weights))
 
 
-def to_samples(
-    pairs: list[tuple[int, int]],
-    requests: list[SampleRequest],
-    generated: list[Tokens],
-    tokenizer: Any,
-    stops: frozenset[int],
-) -> list[Sample]:
-    """Return completions in the form in which they are stored."""
-    return [
-        Sample(
-            question=question,
-            sample=sample,
-            seed=request.seed,
-            text=tokenizer.decode(tokens, skip_special_tokens=True),
-            tokens=tokens,
-            length=len(tokens),
-            truncated=not tokens or tokens[-1] not in stops,
-        )
-        for (question, sample), request, tokens in zip(pairs, requests, generated, strict=True)
-    ]
-
-
-def origin(fingerprint: str, benchmark: Benchmark, settings: SamplingSettings, backend_name: str) -> dict[str, Any]:
-    """Return what a benchmark's completions depend on. The number of samples is excluded: more can be added later."""
+def origin(weights: Weights, benchmark: Benchmark, plan: Plan) -> dict[str, Any]:
+    """Return what a benchmark's completions depend on. Seeds are excluded: more can be added later."""
     return {
-        "model": fingerprint,
+        "model": weights.fingerprint,
+        "loaded": "as saved" if weights.resume_from else "in Hugging Face format",
         "benchmark": benchmark.sha256,
-        "template": settings.template,
-        "max_tokens": settings.max_tokens,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "top_k": settings.top_k,
-        "seed": settings.seed,
-        "backend": backend_name,
-        "versions": versions_of(BACKEND_PACKAGES[backend_name]),
+        **{key: value for key, value in asdict(plan.sampling).items() if key != "seeds"},
+        # Nodes, GPUs and the like may differ when an evaluation goes on.
+        "overrides": [override for override in plan.overrides if not override.startswith("trainer.")],
+        "versions": versions_of(SAMPLING_PACKAGES),
     }
 
 
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
+def describe(plan: Plan, weights: dict[str, Weights]) -> dict[str, Any]:
+    """Return the configuration as JSON: enough to interpret a number and to score the completions again."""
+    samples = {"samples": plan.sampling.samples_per_question, "seeds": list(plan.sampling.seeds)}
+    return {
+        "model": plan.model,
+        "checkpoints": {
+            one.label: {"source": one.source, "step": one.step, "fingerprint": weights[one.label].fingerprint}
+            for one in plan.chosen()
+        },
+        "protocol": plan.protocol.name,
+        "sampling": {**asdict(plan.sampling), **samples},
+        "overrides": plan.overrides,
+        "benchmarks": {
+            benchmark.name: {
+                "path": str(benchmark.path.resolve()),
+                "sha256": benchmark.sha256,
+                "questions": len(benchmark.questions),
+                "limit": plan.limit,
+                "clusters": sources_of(benchmark, plan.rules["cluster"]) if plan.rules["cluster"] else None,
+            }
+            for benchmark in plan.benchmarks
+        },
+        **plan.rules,
+        "versions": versions_of(PACKAGES),
+    }
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """Return versions of distributions, "not installed" for those that are missing."""
     return {package: installed_version(package) or "not installed" for package in packages}

@@ -16,6 +16,9 @@ from verl_clipx.papers.evaluation.benchmark import Benchmark
 PART = "reward/"
 """Prefix of the columns that hold the reward function's output."""
 
+COPIED = ("question", "sample", "seed", "length", "truncated")
+"""Columns of the completions that the scores repeat, so that nothing else has to read the texts again."""
+
 
 def load_function(name: str, option: str) -> Callable[..., Any]:
     """Import a function.
@@ -76,12 +79,14 @@ def score_samples(
     """Score every completion as verl's reward manager would.
 
     Args:
+        samples: from `read_completions`.
         reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
             "score". Numbers in a dict are kept; keys that some completions lack are left out.
         answer: extracts a response's answer for the majority vote.
 
     Returns:
-        One row per completion: question, sample, answer, and a float column `reward/<part>` for every part.
+        One row per completion: question, sample, seed, length, truncated, answer, and a float column `reward/<part>`
+        for every part.
 
     Raises:
         RuntimeError: the reward or the answer function raised, or the reward did not return a finite number; the
@@ -97,8 +102,8 @@ def score_samples(
                 ground_truth=question.ground_truth,
                 extra_info=dict(question.extra_info),
             )
-            row = {"question": sample.question, "sample": sample.sample, "answer": answer(sample.text)}
-            row |= _numbers(returned)
+            row = {column: getattr(sample, column) for column in COPIED}
+            row |= {"answer": answer(sample.text), **_numbers(returned)}
         except Exception as error:
             raise RuntimeError(
                 f"the reward or the answer function failed on benchmark {benchmark.name}, "

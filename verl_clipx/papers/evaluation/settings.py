@@ -1,19 +1,11 @@
-"""How responses are sampled, and the random seed of each."""
+"""How responses are sampled."""
 
-import hashlib
 import math
 from dataclasses import dataclass
 
-TEMPLATES = ("chat", "plain")
-
-MOST_SAMPLES = 1 << 14
-"""Limit per question: more than any published pass@k uses, and few enough that all requests fit in memory."""
-
-MOST_TOKENS = 1 << 20
-"""Limit per response: the longest context of any model."""
-
-MOST = (1 << 63) - 1
-"""Largest integer that random number generators and engines accept."""
+MOST = {"samples": 1 << 14, "max_tokens": 1 << 20, "top_k": (1 << 31) - 1, "seed": (1 << 31) - 1}
+"""Largest values: more samples than any published pass@k uses, and few enough that all responses fit in memory; the
+longest context of any model; what every engine accepts."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +13,17 @@ class SamplingSettings:
     """How responses are sampled.
 
     Args:
-        samples: samples per question (k), 1 to `MOST_SAMPLES`.
-        max_tokens: longest response in tokens, 1 to `MOST_TOKENS`. A response that has not ended by then counts as
-            truncated.
+        samples: samples per question and seed, at least 1.
+        max_tokens: longest response in tokens, at least 1. A response that has not ended by then counts as truncated.
         temperature: divisor of the logits; 0 takes the most likely token.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
         top_k: keep this many most likely tokens; 0 keeps all.
+        seeds: seeds of the samples. Each adds `samples` samples to every question.
         template: "chat": the tokenizer's chat template, as in verl's training; "plain": only the messages' text;
             `package.module:NAME`: the Jinja chat template of that name, as in a run's `custom_chat_template`.
 
     Raises:
-        ValueError: a value is outside its range; the message names the option.
+        ValueError: a value is outside its range, or samples would be equal; the message names the option.
     """
 
     samples: int
@@ -39,33 +31,34 @@ class SamplingSettings:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
     template: str = "chat"
 
     def __post_init__(self) -> None:
-        allowed = {
-            "samples": (1 <= self.samples <= MOST_SAMPLES, f"from 1 to {MOST_SAMPLES}"),
-            "max_tokens": (1 <= self.max_tokens <= MOST_TOKENS, f"from 1 to {MOST_TOKENS}"),
-            "temperature": (0 <= self.temperature < math.inf, "a number, at least 0"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "top_k": (0 <= self.top_k <= MOST, f"from 0 (which keeps all) to {MOST}"),
-            "seed": (0 <= self.seed <= MOST, f"from 0 to {MOST}"),
-            "template": (
-                self.template in TEMPLATES or ":" in self.template,
-                f"one of {', '.join(TEMPLATES)}, or package.module:NAME",
+        counts = [("samples", self.samples, 1), ("max_tokens", self.max_tokens, 1), ("top_k", self.top_k, 0)]
+        for key, value, least in (*counts, *(("seed", seed, 0) for seed in self.seeds)):
+            if not least <= value <= MOST[key]:
+                raise ValueError(f"--{key.replace('_', '-')} {value}: must be from {least} to {MOST[key]}")
+        for option, value, holds, range_ in (
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number, at least 0"),
+            ("top-p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
+            ("seed", self.seeds, len(set(self.seeds)) == len(self.seeds), "different from the other seeds"),
+            (
+                "template",
+                self.template,
+                self.template in ("chat", "plain") or ":" in self.template,
+                "chat, plain or package.module:NAME",
             ),
-        }
-        for key, (holds, range_) in allowed.items():
+        ):
             if not holds:
-                raise ValueError(f"--{key.replace('_', '-')} {getattr(self, key)}: must be {range_}")
-        if self.temperature == 0 and self.samples > 1:
+                raise ValueError(f"--{option} {value}: must be {range_}")
+        if self.temperature == 0 and self.samples_per_question > 1:
             raise ValueError(
                 f"--samples {self.samples} --temperature 0: greedy samples of a question are all the same; "
-                "set --samples 1, or a temperature above 0"
+                "set --samples 1 and one seed, or a temperature above 0"
             )
 
-
-def sample_seed(seed: int, benchmark: str, question: int, sample: int) -> int:
-    """Return the seed of one sample. It depends only on these four, so any part of an evaluation can be repeated."""
-    digest = hashlib.sha256("\x1f".join(map(str, (seed, benchmark, question, sample))).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    @property
+    def samples_per_question(self) -> int:
+        """The k of avg@k: samples of all seeds."""
+        return self.samples * len(self.seeds)

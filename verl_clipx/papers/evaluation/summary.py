@@ -25,16 +25,12 @@ def is_correct(scores: pandas.DataFrame, part: str | None, threshold: float) -> 
 
 
 def question_values(
-    samples: pandas.DataFrame,
-    scores: pandas.DataFrame,
-    *,
-    correct_part: str | None = None,
-    correct_from: float = 1.0,
+    scores: pandas.DataFrame, *, correct_part: str | None = None, correct_from: float = 1.0
 ) -> dict[str, np.ndarray]:
     """Return every metric's value on every question.
 
     Args:
-        samples: from `read_samples`: k rows per question, in order.
+        scores: from `score_samples`: k rows per question, in order.
         correct_part, correct_from: see `is_correct`.
 
     Returns:
@@ -43,17 +39,9 @@ def question_values(
         `length`, mean tokens of a response; `truncated`, share of responses that reached the limit;
         `format`, share of responses whose part `format` is positive, if the reward has that part;
         `reward/<part>`, the mean of each part.
-
-    Raises:
-        ValueError: samples and scores do not belong to the same completions.
     """
-    keys = ["question", "sample"]
-    if not np.array_equal(samples[keys].to_numpy(), scores[keys].to_numpy()):
-        raise ValueError(
-            "the scores do not belong to these completions. Run `clipx eval score` on the evaluation's folder"
-        )
-    questions = samples["question"].nunique()
-    k = len(samples) // questions
+    questions = scores["question"].nunique()
+    k = len(scores) // questions
 
     def by_question(column: pandas.Series) -> np.ndarray:
         return column.to_numpy().reshape(questions, k)
@@ -65,8 +53,8 @@ def question_values(
     values |= {f"pass@{draws}": pass_at_k(correct, draws) for draws in powers_of_two}
     values |= {f"best@{draws}": best_at_k(correct, draws) for draws in powers_of_two}
     values[f"maj@{k}"] = majority_at_k(answers, correct)
-    values["length"] = by_question(samples["length"]).mean(axis=1)
-    values["truncated"] = by_question(samples["truncated"]).mean(axis=1)
+    values["length"] = by_question(scores["length"]).mean(axis=1)
+    values["truncated"] = by_question(scores["truncated"]).mean(axis=1)
     if PART + "format" in scores:
         values["format"] = by_question(scores[PART + "format"] > 0).mean(axis=1)
     values |= {column: by_question(scores[column]).mean(axis=1) for column in scores if column.startswith(PART)}

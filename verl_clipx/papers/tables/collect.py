@@ -1,8 +1,8 @@
 """Collects a table's measured numbers from run folders and refuses runs that do not match the table."""
 
+import gzip
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -12,13 +12,15 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.command_line import installed_version
-from verl_clipx.common.files import hash_of_json
+from verl_clipx.common.commit import commit_here
+from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
-from verl_clipx.papers.tables.config_hash import as_written, differences, filled_in, significant_values
+from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import NotThere, Value, curve_of, mean_of, measure
-from verl_clipx.papers.tables.run_folder import KEPT, KeptRun, RunFolder, find_runs
+from verl_clipx.papers.tables.measures import NotThere, Value, curve_of, mean_of, measure, read_evaluation
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
+from verl_clipx.runs.folder import KEPT, RunFolder, find_runs
+from verl_clipx.runs.sameness import is_left_out, significant_values
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
 
@@ -32,6 +34,9 @@ RESULTS = {
     "curves": list,
     "refused": list,
 }
+
+CONFIGURATIONS = "configurations.json.gz"
+"""Beside kept runs: by the hash in their records, the values that make up their setting."""
 
 SHARE = "share of seeds"
 """What the interval of a share of collapses is computed over."""
@@ -69,10 +74,8 @@ class Collected:
         usable = 0
         for path in find_runs(self.folder, self.table.folder_of(source)) if source.preset else [own]:
             try:
-                if path.name.endswith(KEPT):
-                    usable += self.add_kept(KeptRun(path), source, cells)
-                else:
-                    usable += self.add(RunFolder(path), source, cells)
+                add = self.add_kept if path.name.endswith(KEPT) else self.add
+                usable += add(RunFolder(path), source, cells)
             except (OSError, ValueError, OmegaConfBaseException) as error:
                 # An unreadable file affects only its own run.
                 self.refuse(self.name_of(path), source.preset, [str(error)])
@@ -112,18 +115,22 @@ class Collected:
             self.runs.append(entry)
         return True
 
-    def add_kept(self, run: KeptRun, source: Source, cells: Cells) -> bool:
-        """Like `add`, for a kept run, which has only the hash of a configuration."""
-        name, hashed = self.name_of(run.path), hash_of_json(self.preset_values(source.preset), str)
-        found = run.record["config_hash"]
-        if found != hashed:
-            reason = f"config_hash: preset {hashed[:12]}, run {found[:12]}; verl's defaults count too"
+    def add_kept(self, run: RunFolder, source: Source, cells: Cells) -> bool:
+        """Like `add`, for a kept run, whose configuration stands in a file beside it, by the hash in its record."""
+        name, hashed = self.name_of(run.path), run.record["config_hash"]
+        made = read_configurations(run.path.parent).get(hashed)
+        if made is None:
+            reason = f"config_hash: {hashed[:12]} is not in {CONFIGURATIONS} beside the run; make the run again"
             return self.refuse(name, source.preset, [reason])
+        described = json.loads(json.dumps(self.preset_values(source.preset), default=str))
+        reasons = differences(described, {key: value for key, value in made.items() if not is_left_out(key)})
+        if reasons:
+            return self.refuse(name, source.preset, reasons)
         self.runs.append({"folder": name, "preset": source.preset, "model": None, "filled_in": {}, **run.record})
         self.read_cells(run, cells, run.record["seed"])
         return True
 
-    def read_cells(self, run: RunFolder | KeptRun, cells: Cells, seed: int | None) -> int:
+    def read_cells(self, run: RunFolder, cells: Cells, seed: int | None) -> int:
         """Adds a run's numbers; returns how many were found."""
         name, number = self.name_of(run.path), 0
         lacking: dict[str, None] = {}
@@ -191,6 +198,12 @@ def collect(
         "missing": found.missing,
         "refused": found.refused,
     }
+
+
+def read_configurations(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the configurations of the kept runs in a folder, by their hashes; empty if it has none."""
+    path = folder / CONFIGURATIONS
+    return parse_json(gzip.decompress(read_bytes(path)), str(path)) if path.exists() else {}
 
 
 @cache
@@ -284,7 +297,7 @@ def _cell(table: Table, row: Row, column: Column, measured: dict[CellKey, Measur
 def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[str, str | None]:
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
-            results = run.evaluation(benchmark)
+            results = read_evaluation(run.path, benchmark)
             if results:
                 return results["config"]["versions"]
     return {}
@@ -295,34 +308,17 @@ def versions_here() -> dict[str, str | None]:
     return {package: installed_version(package) for package in PACKAGES}
 
 
-def commit_here() -> str | None:
-    """Return the commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # If the package is installed inside another repository, the commit would be that repository's.
-    if not git("ls-files", "--error-unmatch", Path(__file__).name):
-        return None
-    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changes else commit
-
-
 def hash_of_definition(table: Table) -> str:
     """Return the SHA-256 of what determines a table's numbers, which ties results to one definition."""
     # If the table has no baseline, the hash equals that of a definition without this key.
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
-    column_keys = ("name", "run", "preset", "measure")
+    # By the names that the committed results were hashed with.
+    column_keys = {"name": "name", "run": "variant", "preset": "preset", "measure": "measure"}
     parts = [
         table.unit,
         {name: {k: v for k, v in settings.items() if k != "origin"} for name, settings in table.benchmarks.items()},
         [{key: getattr(row, key) for key in row_keys} for row in table.rows],
-        [{key: getattr(column, key) for key in column_keys} for column in table.columns],
+        [{key: getattr(column, name) for key, name in column_keys.items()} for column in table.columns],
     ]
     if table.baseline:
         parts.append(table.baseline)

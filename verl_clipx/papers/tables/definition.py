@@ -28,9 +28,6 @@ CORRELATION = "correlation"
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE, LEVEL, AVERAGE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
 
-EVALUATED = ("checkpoint", "samples", "temperature", "top_p", "max_tokens", "grader")
-"""What an evaluation's number depends on, apart from the questions."""
-
 _ORIGIN = re.compile(r"\[(paper|script|choice)\] (.+)")
 
 
@@ -40,17 +37,16 @@ class Column:
 
     Args:
         measure: how its numbers are obtained. A cell's measure has the keys of its column and of its row.
-        run: which of a row's presets or models the column shows; None if rows have only one.
+        variant: which of a row's presets or models the column shows; None if rows have only one.
         preset: the preset that trains every row of the column, if the rows are not runs.
         digits: digits after the decimal point; None for the table's.
     """
 
     name: str
     measure: Mapping[str, Any] = field(default_factory=dict)
-    run: str | None = None
+    variant: str | None = None
     preset: str | None = None
     digits: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,15 @@ class Row:
 
     Args:
         preset: the preset that trains it.
-        presets: presets by the columns' `run`; other columns have no cell in this row.
+        presets: presets by the columns' `variant`; other columns have no cell in this row.
         model: a model that is evaluated without training, as an id on the hub or a folder.
-        models: such models by the columns' `run`.
+        models: such models by the columns' `variant`.
         minus: two rows, of which this row is the first minus the second.
         quoted: why the row is only quoted from the paper and never measured.
         baseline: the row with which `gain_of` and the table of differences compare; None for the table's in the latter.
         measure: see `Column.measure`.
-        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `run` the
-            preset on whose run of the same seed `clipx bounds` measures them.
+        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `variant`
+            the preset on whose run of the same seed `clipx table bounds` measures them.
         evaluation_options: more options of `clipx eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty if it has none at all.
     """
@@ -84,7 +80,15 @@ class Row:
     measured_bounds: Mapping[str, str] = field(default_factory=dict)
     evaluation_options: str = ""
     expected: tuple[float | None, ...] = ()
-    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Footnote:
+    """A text and the names of the rows and columns that have its mark; without any, it is about the whole table."""
+
+    text: str
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,18 +108,17 @@ class Table:
         hardware: `+hardware` group of the training commands.
         data: folder of the data sets, unless `clipx table plan --data` names another.
         seconds_per_run: wall-clock time of a run with its evaluation, if a CPU can do it.
-        in_one_process: whether `clipx table fill` makes its runs, instead of the recipes.
+        in_one_process: whether benchmarks/table_fill.py makes its runs, instead of the recipes.
         prepare: what to prepare: `makes`, a file below the data folder; `command`, which makes it; and, in tables with
             `seconds_per_run`, how many `seconds` that takes.
         benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx eval
             run`; their `origin`, unless the paper names the questions; and `cluster`, the field of extra_info that
             questions of one source share.
-        origins: where each of the evaluation's settings in `EVALUATED` comes from: [paper], [script] or [choice], and
-            why. Also that of the `estimator` if it is best@k.
+        origins: where the evaluation's settings come from: [paper], [script] or [choice], and why; for who reads the
+            file.
         evaluation_options: more options of every `clipx eval run`.
         baseline: the row with which the table of differences compares all rows that do not name another.
-        footnotes: by name, footnotes that no other field implies (footnotes.py derives the rest). One that no row or
-            column names is about the whole table.
+        footnotes: in the order of their marks; those about the whole table come last.
 
     Raises:
         ValueError: a part does not fit the others; the message names the table and the part.
@@ -140,7 +143,7 @@ class Table:
     origins: Mapping[str, str] = field(default_factory=dict)
     evaluation_options: str = ""
     baseline: str | None = None
-    footnotes: Mapping[str, str] = field(default_factory=dict)
+    footnotes: tuple[Footnote, ...] = ()
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -158,15 +161,12 @@ class Table:
             self._check_origin(f"benchmark {name}", settings.get("origin", "[paper] x"))
         if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
             self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
-        for part in (*self.columns, *self.rows):
-            unknown = [mark for mark in part.notes if mark not in self.footnotes]
-            if unknown:
-                self._refuse(f"{part.name}: no footnote {', '.join(unknown)}")
         for key, text in self.origins.items():
             self._check_origin(f"origins.{key}", text)
-        lacking = [key for key in EVALUATED if self.origins and key not in self.origins]
-        if lacking or set(self.origins) - {*EVALUATED, "estimator"}:
-            self._refuse(f"origins: give {', '.join(EVALUATED)}, and estimator where it is best@k")
+        for footnote in self.footnotes:
+            unknown = {*footnote.rows} - {*self._row_names} | {*footnote.columns} - {*self._column_names}
+            if unknown:
+                self._refuse(f"footnotes: no row or column {', '.join(sorted(unknown))}")
         if self.baseline and self.baseline not in self._row_names:
             self._refuse(f"baseline: no row is called {self.baseline}")
         for row in self.rows:
@@ -271,8 +271,8 @@ class Table:
         measure = self.measure_of(row, column)
         if any(kind in measure for kind in FROM_COLUMNS):
             return None
-        preset = column.preset or row.preset or row.presets.get(column.run)
-        model = row.model or row.models.get(column.run)
+        preset = column.preset or row.preset or row.presets.get(column.variant)
+        model = row.model or row.models.get(column.variant)
         return Source(preset, model) if preset or model else None
 
     def is_measurable(self, row: Row, column: Column) -> bool:
@@ -318,12 +318,6 @@ class Table:
         yield from cells.items()
 
 
-def split_origin(text: str) -> tuple[str, str]:
-    """Return the label of an origin ("paper", "script" or "choice") and its text."""
-    found = _ORIGIN.fullmatch(text)
-    return found[1], found[2]
-
-
 def columns_used(measure: Mapping[str, Any]) -> list[str]:
     """Return the columns of the same row that a measure combines."""
     return [*measure.get(MEAN_OF, []), *filter(None, [measure.get(GAIN_OF)])]
@@ -359,6 +353,7 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
     entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}
     entries["columns"] = tuple(_build(Column, name, entry) for entry in entries.get("columns", []))
     entries["rows"] = tuple(_build(Row, name, entry) for entry in entries.get("rows", []))
+    entries["footnotes"] = tuple(_build(Footnote, name, entry) for entry in entries.get("footnotes", []))
     return _build(Table, name, {"name": name, **entries})
 
 

@@ -11,17 +11,17 @@ from verl_clipx.common.files import read_table
 PACKAGE = "pkg://"
 
 
-def check_ground_truths(config: DictConfig) -> None:
-    """Refuse data with a ground truth that no answer could match, so that every response would count as wrong.
+def unusable_ground_truth(config: DictConfig) -> str | None:
+    """Find data with a ground truth that no answer could match, so that every response would count as wrong.
 
-    This checks the data files that exist on this machine, if the configured reward's module has `check_ground_truth`.
+    This looks at the data files that exist on this machine, if the configured reward's module has `check_ground_truth`.
 
-    Raises:
-        ValueError: a ground truth is unusable; the message names the file, the row and the fault.
+    Returns:
+        The file, the row and the fault; None if there is none.
     """
     module = str(OmegaConf.select(config, "reward.custom_reward_function.path") or "")
     if not module.startswith(PACKAGE):
-        return
+        return None
     check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
     for path in _files(config) if check else ():
         table = read_table(path, ["data_source", "reward_model"])
@@ -29,7 +29,8 @@ def check_ground_truths(config: DictConfig) -> None:
             try:
                 check(row["data_source"], (row["reward_model"] or {}).get("ground_truth"))
             except ValueError as error:
-                raise ValueError(f"{path}, row {number}: {error}") from None
+                return f"{path}, row {number}: {error}"
+    return None
 
 
 def _files(config: DictConfig) -> Iterator[Path]:

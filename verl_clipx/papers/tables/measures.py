@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 from omegaconf import OmegaConf
 
-from verl_clipx.common.files import read_table
+from verl_clipx.common.files import read_json_object, read_table
 from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.papers.tables.definition import (
     AVERAGE,
@@ -24,7 +25,22 @@ from verl_clipx.papers.tables.definition import (
     Row,
     Table,
 )
-from verl_clipx.papers.tables.run_folder import RunFolder
+from verl_clipx.runs.folder import RunFolder
+
+# The parts of an evaluation's results that a table needs.
+RESULTS = {
+    "config": {
+        "model": str,
+        "protocol": str,
+        "checkpoints": {str: {"step": int | None}},
+        "benchmarks": {str: dict},
+        "sampling": {"samples": int, "temperature": int | float, "max_tokens": int, "top_p": int | float},
+        "versions": dict,
+    },
+    "benchmarks": {
+        str: {"result": {str: {"mean": int | float, "low": int | float | None, "high": int | float | None}}}
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,25 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     return mean_of(found)
 
 
+def read_evaluation(folder: Path, benchmark: str) -> dict[str, Any] | None:
+    """The results of `clipx eval run` on a benchmark in a run's folder; None if there are none."""
+    path = folder / "evaluation" / benchmark / "results.json"
+    return read_json_object(path, RESULTS) if path.exists() else None
+
+
+def read_scores(folder: Path, benchmark: str) -> pandas.DataFrame:
+    """The parts of the reward for each response of an evaluation in a run's folder, over all checkpoints.
+
+    Raises:
+        ValueError: there are no scores, or they can't be read.
+    """
+    evaluation = folder / "evaluation" / benchmark
+    paths = sorted(evaluation.glob(f"*/{benchmark}/scores.parquet"))
+    if not paths:
+        raise ValueError(f"{evaluation}: contains no scores.parquet; score it with `clipx eval score {evaluation}`")
+    return pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
+
+
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     """Return the highest accuracy among all validations of a training."""
     name = f"{data_source}/acc/mean@{samples}"
@@ -211,7 +246,7 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
         how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
     """
     _checked(table, row, run, how[BENCHMARK])
-    scores = run.scores(how[BENCHMARK])
+    scores = read_scores(run.path, how[BENCHMARK])
     lacking = [name for name in (how["metric"], "reward/score") if name not in scores]
     if lacking:
         raise NotThere(f"evaluation/{how[BENCHMARK]} has no {', '.join(lacking)}")
@@ -223,7 +258,7 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
 
 def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
     """Return an evaluation's results after checking that they match the table."""
-    results = run.evaluation(benchmark)
+    results = read_evaluation(run.path, benchmark)
     if results is None:
         raise NotThere(f"no evaluation/{benchmark}/results.json")
     config = results["config"]

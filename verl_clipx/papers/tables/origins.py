@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from verl_clipx.base.method import Method
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.presets import SELF, Entry, entry_at, file_of, settings_of
 from verl_clipx.methods import METHODS
-from verl_clipx.papers.tables.rows import SELF, Entry, entry_at, settings_of, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -80,7 +80,7 @@ def _file_of(method: type[Method]) -> str:
 
 def is_wiring(origin: Origin) -> bool:
     """Return whether a value does not affect training: a class, a copy of another key, or a fact for display only."""
-    if origin.key.endswith((".paper_loss_agg_mode", ".run.taken")):
+    if origin.key.endswith((".paper_loss_agg_mode", ".run")):
         return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
     return origin.kind == "method" and (origin.key.endswith("_target_") or is_read_off)
@@ -133,7 +133,7 @@ def _read(path: str) -> tuple[Entry, str]:
     """Return a part of a preset, and the file or table that contains it, relative to the configs folder."""
     entry = entry_at(path)
     if entry is not None:
-        return entry, table_file(path.split("/")[1])
+        return entry, file_of(path.split("/")[1])
     file = f"{path}.yaml"
     return _read_file(file), file
 

@@ -1,15 +1,15 @@
-"""Composes the run presets, which are the rows of configs/recipe, as verl's main would."""
+"""Composes presets as verl's main would."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.common.presets import preset_names
 from verl_clipx.papers.tables.origins import read_origins
-from verl_clipx.papers.tables.rows import preset_names
 
 PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
-"""Folders of configs/recipe with the papers' runs."""
+"""Folders of configs/recipe with the papers' presets."""
 
 
 def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:

@@ -1,4 +1,4 @@
-"""The command `clipx recipe`: list the run presets, show what one sets and why, plan a run."""
+"""The command `clipx recipe`: list the presets, show what one sets and why, estimate what its run takes."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 from verl_clipx.papers.tables.plan_command import plan
 
-recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
+recipe_app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
 console = TerminalConsole()
 recipe_app.command("plan")(plan)
 
@@ -20,16 +20,16 @@ COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "bl
 
 @recipe_app.command("list")
 def list_presets(
-    part: Annotated[
+    containing: Annotated[
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
     ] = "",
 ) -> None:
     """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
     from verl_clipx.papers.tables.presets import preset_names
 
-    names = [name for name in preset_names() if part in name]
+    names = [name for name in preset_names() if containing in name]
     if not names:
-        fail(f"no preset has {part!r} in its name; `clipx recipe list` names them all")
+        fail(f"no preset has {containing!r} in its name; `clipx recipe list` names them all")
     headings = ("name", "method", "model", "data", "updates", "row")
     print_list(console, "presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
 

@@ -3,13 +3,13 @@
 import html
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from string import ascii_lowercase
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from verl_clipx.papers.tables.definition import Column, Row, Table
-from verl_clipx.papers.tables.footnotes import footnotes_of, marks
 from verl_clipx.papers.tables.page import MINUS, Cell, Page, printed
 from verl_clipx.papers.tables.significance import significance_page
 
@@ -53,7 +53,7 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}) > 1
 
-    notes = footnotes_of(table)
+    notes = table.footnotes
     marked = dict(zip((note for note in notes if note.rows or note.columns), marks(), strict=False))
 
     def marks_of(name: str, where: str) -> tuple[str, ...]:
@@ -69,6 +69,12 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
         below=[*_below(table, results, list(cells.values())), *(note.text for note in notes if note not in marked)],
         footnotes=[(mark, note.text) for note, mark in marked.items()],
     )
+
+
+def marks() -> Iterator[str]:
+    """Yield a to z, then aa to zz."""
+    yield from ascii_lowercase
+    yield from (first + second for first in ascii_lowercase for second in ascii_lowercase)
 
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The commands `clipx table list|plan|collect|render`, which turn runs into the papers' tables."""
+"""The commands `clipx table list|plan|bounds|collect|render`, which turn runs into the papers' tables."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import AsJson, fail, failing, print_json, progress_bar
-from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
+from verl_clipx.common.command_line import AsJson, fail, failing, print_json
+from verl_clipx.common.files import check_shape, read_json_object, replacing, write_json
 from verl_clipx.common.listed import print_list
-from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.common.terminal import TerminalConsole, warnings_on
 
 if TYPE_CHECKING:
     from verl_clipx.papers.tables.definition import Table
@@ -44,7 +44,7 @@ def list_tables(as_json: AsJson = False) -> None:
             "source": table.source,
             "cells": sum(table.is_measurable(row, column) for row in table.rows for column in table.columns),
             "presets": sum(source.preset is not None for source, _ in table.sources()),
-            "made by": "fill" if table.in_one_process else "plan",
+            "made by": "benchmarks/table_fill.py" if table.in_one_process else "plan",
         }
         for table in map(load_table, table_names())
     ]
@@ -54,7 +54,7 @@ def list_tables(as_json: AsJson = False) -> None:
     rows = [[escape(str(value)) for value in table.values()] for table in found]
     print_list(
         console,
-        "clipx table plan NAME or clipx table fill NAME",
+        "clipx table plan NAME",
         ("name", "what", "source", "cells", "presets", "made by"),
         rows,
     )
@@ -70,17 +70,14 @@ def plan(
     row: Annotated[list[str] | None, typer.Option(help="Only this row; you can repeat it.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this training seed; you can repeat it.")] = None,
     evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx eval run`.")] = "",
-    run: Annotated[bool, typer.Option("--run", help="Run the commands one after the other.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the commands that fill a table, without those that are done; or run them, going on where it stopped."""
+    """Print the commands that fill a table, without those that are done: lines for bash, or for a launcher."""
     from verl_clipx.papers.tables.table_plan import Places, plan_table
 
-    if run and as_json:
-        fail("--json prints the commands, --run runs them. Leave one of them out.", 2)
     table = _load(name)
     if table.in_one_process:
-        fail(f"table {name}: `clipx table fill {name}` makes its runs")
+        fail(f"table {name}: `python benchmarks/table_fill.py {name}` makes its runs, in a checkout")
     places = Places(
         runs=runs,
         data=data or Path(table.data),
@@ -98,9 +95,6 @@ def plan(
         print_json(table=name, commands=commands, cost=_cost(table, places, waiting))
         return
     _say(f"# {name}: {len(waiting)} of {len(jobs)} commands left. {_cost(table, places, waiting)}")
-    if run:
-        _run_all(waiting, already=len(jobs) - len(waiting), of=len(jobs))
-        return
     for job in waiting:
         _say(f"\n# {job.kind}: {job.label}\n{job.command}")
 
@@ -122,12 +116,11 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
         hours = (before + len(trainings) * table.seconds_per_run) / 3600
         each = f"{table.seconds_per_run} s each with evaluation"
         return f"{len(trainings)} trainings, about {hours:.1f} h: {before} s of preparation, then {each}."
-    from verl_clipx.papers.tables.cost.assumptions import GPUS
-    from verl_clipx.papers.tables.cost.estimate import estimate
+    from verl_clipx.papers.tables.estimate import PEAK, estimate
     from verl_clipx.papers.tables.presets import compose_preset
 
-    gpu = GPUS.get(places.hardware.split("x")[0])
-    if gpu is None:
+    peak = PEAK.get(places.hardware.partition("x")[0])
+    if peak is None:
         return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
     presets = [job.label.split(",")[0] for job in trainings]
     total = 0.0
@@ -136,7 +129,7 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
         for preset in dict.fromkeys(presets):
             overrides = [f"+hardware={places.hardware}", f"trainer.nnodes={places.nodes}"]
             try:
-                hours = estimate(compose_preset(preset, overrides), gpu).gpu_hours
+                hours = estimate(compose_preset(preset, overrides), peak).gpu_hours
             except ValueError as error:
                 unknown.setdefault(str(error), []).append(preset)
                 continue
@@ -145,35 +138,8 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
             else:
                 total += hours * presets.count(preset)
     lines = [f"{len(trainings)} trainings" + (f", about {total:.0f} GPU-hours without evaluation." if total else ".")]
-    lines += [f"no estimate for {', '.join(found)}: {reason}" for reason, found in unknown.items()]
+    lines += [f"no estimate for {', '.join(names)}: {reason}" for reason, names in unknown.items()]
     return "\n# ".join(lines)
-
-
-def _run_all(jobs: list["Job"], already: int, of: int) -> None:
-    from verl_clipx.papers.tables.table_plan import run_job
-
-    with progress_bar() as progress:
-        task = progress.add_task("", total=of, completed=already)
-        for job in jobs:
-            label = f"{job.kind}: {job.label}"
-            progress.update(task, description=label)
-
-            def on_step(step: int, total: int | None, label: str = label) -> None:
-                progress.update(task, description=f"{label}, step {step}" + (f" of {total}" if total else ""))
-
-            code = run_job(job, on_step)
-            if code == 130:
-                progress.stop()
-                console.print("interrupted; the same command continues")
-                raise typer.Exit(130)
-            if code:
-                progress.stop()
-                log = job.folder / f"{job.kind}.log"
-                failed = f"[red]{escape(label)} failed with exit code {code}.[/]"
-                console.print(f"{failed} Its log: {escape(str(log))}. The end of it:", soft_wrap=True)
-                _say("\n".join(last_lines(log, 15)))
-                raise typer.Exit(1)
-            progress.advance(task)
 
 
 @table_app.command()
@@ -286,3 +252,20 @@ def _load(name: str) -> "Table":
 
     with failing():
         return load_table(name)
+
+
+@table_app.command()
+def bounds(
+    metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
+) -> None:
+    """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
+    from verl_clipx.papers.tables.measured_bounds import measured_bounds
+    from verl_clipx.runs.run_log import read_run_log
+
+    with failing(), warnings_on(console):
+        found = measured_bounds(read_run_log(metrics))
+    console.print(
+        f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
+    )
+    for group, overrides in found.overrides.items():
+        console.print_line(f"+clipx={group} {' '.join(overrides)}")

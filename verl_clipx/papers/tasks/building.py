@@ -19,12 +19,15 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.common.files import MAX_TABLE_ROWS, hash_of_file, parse_json, replacing
+from verl_clipx.common.files import hash_of_file, parse_json, replacing
 from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
 
 METADATA_KEY = b"verl_clipx.build"
 
 ROWS_PER_CHUNK = 4096
+
+MAX_TABLE_ROWS = 20_000_000
+"""Most rows of a file that is built; DAPO's public set has 1.8 million."""
 
 _COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
 
@@ -80,7 +83,7 @@ def build_split(
         folder: where to write; created if missing. An interrupted build starts from the beginning.
         prompt: one of the definition's templates; None for its default.
         source: the local copy; None for the hub or a generator.
-        limit: largest number of rows to keep, 1 to `files.MAX_TABLE_ROWS`; None for all.
+        limit: largest number of rows to keep, 1 to `MAX_TABLE_ROWS`; None for all.
         on_row: called after each row with the number of rows kept so far.
 
     Returns:

@@ -1,10 +1,9 @@
-"""Writes the card of a built data set: README.md for people, card.json for programs."""
+"""Writes the card of a built data set, README.md."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from verl_clipx.common.files import write_json, write_text
+from verl_clipx.common.files import write_text
 from verl_clipx.papers.tasks.building import SplitRecord
 from verl_clipx.papers.tasks.definition import DatasetDefinition
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
@@ -15,67 +14,29 @@ PLAIN_TEXT_HINT = (
 )
 
 
-@dataclass(frozen=True)
-class DataCard:
-    """What users should know about a folder of built splits.
-
-    Args:
-        splits: records of all finished splits in the folder.
-    """
-
-    definition: DatasetDefinition
-    splits: tuple[SplitRecord, ...]
-
-
-def write_card(folder: Path, card: DataCard) -> None:
-    """Write README.md and card.json into the folder, each of them atomically."""
-    write_json(folder / "card.json", card_content(card))
-    write_text(folder / "README.md", card_markdown(card))
-
-
 def is_plain_text(prompt: str) -> bool:
     """Return whether a template's prompts must stay without chat markers."""
     return prompt in TEMPLATES and TEMPLATES[prompt].plain_text
 
 
-def card_content(card: DataCard) -> dict[str, Any]:
-    """Return the card as JSON values."""
-    shown = ("name", "task", "kind", "summary", "hub", "license")
-    return {
-        **{key: getattr(card.definition, key) for key in shown},
-        "splits": {record.request.split: asdict(record) for record in card.splits},
-    }
-
-
-def card_markdown(card: DataCard) -> str:
-    """Return the card as Markdown."""
-    definition = card.definition
+def write_card(folder: Path, definition: DatasetDefinition, splits: Sequence[SplitRecord]) -> None:
+    """Write what users should know about a folder of built splits into its README.md, atomically."""
+    source = f"Hugging Face hub, {definition.hub}" if definition.hub else "generated, or a local copy"
     lines = [
-        f"# {definition.name}",
-        "",
-        definition.summary,
-        "",
-        f"- task: {definition.task} ({definition.kind})",
-        f"- source: {_source(definition)}",
-        f"- license of the source: {definition.license}",
-        "",
-        "| split | rows | duplicates left out | of them with another answer | prompt | from | limit | options |",
-        "|---|---|---|---|---|---|---|---|",
+        f"# {definition.name}\n\n{definition.summary}\n",
+        f"- task: {definition.task} ({definition.kind})\n- source: {source}",
+        f"- license of the source: {definition.license}\n",
+        "| split | rows | duplicates left out | with another answer | prompt | from | limit | options | SHA-256 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    plain = sorted({record.request.prompt for record in card.splits if is_plain_text(record.request.prompt)})
-    for record in card.splits:
+    for record in splits:
         request = record.request
         options = ", ".join(f"{key}={value}" for key, value in request.options.items())
         lines.append(
             f"| {request.split} | {record.rows} | {record.duplicates} | {record.conflicts} | {request.prompt} | "
-            f"{request.source} | {request.limit or ''} | {options} |"
+            f"{request.source} | {request.limit or ''} | {options} | {record.sha256} |"
         )
-    if plain:
-        lines += ["", f"{', '.join(plain)}: {PLAIN_TEXT_HINT.replace(chr(10), chr(10) * 2 + '    ')}"]
-    lines += ["", "SHA-256 of the rows, as canonical JSON lines:", ""]
-    lines += [f"- {record.request.split}: `{record.sha256}`" for record in card.splits]
-    return "\n".join(lines) + "\n"
-
-
-def _source(definition: DatasetDefinition) -> str:
-    return f"Hugging Face hub, {definition.hub}" if definition.hub else "generated, or a local copy"
+    lines.append("\nThe SHA-256 is that of the rows, as canonical JSON lines.")
+    for prompt in sorted({record.request.prompt for record in splits if is_plain_text(record.request.prompt)}):
+        lines.append(f"\n{prompt}: " + PLAIN_TEXT_HINT.replace("\n", "\n\n    "))
+    write_text(folder / "README.md", "\n".join(lines) + "\n")

@@ -6,7 +6,7 @@ from importlib import import_module
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.papers.tasks.definition import DatasetDefinition
 
-TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "reversal")
+TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reversal", "sums")
 
 
 @lru_cache(maxsize=1)

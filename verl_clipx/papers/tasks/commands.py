@@ -53,7 +53,7 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
 @app.command()
 def build(
     name: Annotated[str, typer.Argument(help="The data set; `clipx data list` names them all.")],
-    out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet, README.md and card.json to.")],
+    out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet and README.md to.")],
     source: Annotated[Path | None, typer.Option("--from", help="A local copy to read instead of the hub.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt template; by default the data set's.")] = None,
     limit: Annotated[int | None, typer.Option(help="Largest number of rows to keep of each split.")] = None,
@@ -64,7 +64,7 @@ def build(
 ) -> None:
     """Build a data set: deduplicated Parquet files and a card. Splits finished before are not made again."""
     from verl_clipx.papers.tasks.building import build_split, finished_splits
-    from verl_clipx.papers.tasks.card import PLAIN_TEXT_HINT, DataCard, is_plain_text, write_card
+    from verl_clipx.papers.tasks.card import PLAIN_TEXT_HINT, is_plain_text, write_card
     from verl_clipx.papers.tasks.catalog import definition_named, definitions
 
     try:
@@ -87,7 +87,7 @@ def build(
                 )
                 progress.update(task, completed=1, total=1, note=f"{record.rows} rows")
                 records.append(record)
-        write_card(out, DataCard(definition, finished_splits(definition, out)))
+        write_card(out, definition, finished_splits(definition, out))
     except (ValueError, OSError) as error:
         # The hub's client raises many kinds of OSError, and one advice fits all. Wrong arguments raise ValueError.
         reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)

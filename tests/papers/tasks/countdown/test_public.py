@@ -78,7 +78,7 @@ def test_generated_rows_follow_their_options():
     assert not problems[0] & problems[1]
 
 
-@pytest.mark.parametrize("name", ["countdown", "knights_and_knaves_tiny", "reversal", "reasoning_gym_gcd"])
+@pytest.mark.parametrize("name", ["countdown", "knights_and_knaves_tiny", "reversal", "sums"])
 def test_generated_problems_take_no_local_copy(name, tmp_path):
     with pytest.raises(ValueError, match=rf"the problems of {name} are generated; leave out --from"):
         build_split(definition_named(name), tmp_path, split="train", source=FIXTURE)

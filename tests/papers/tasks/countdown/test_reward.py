@@ -9,8 +9,6 @@ import gc
 import itertools
 import random
 import time
-import warnings
-from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 
 from verl_clipx.papers.tasks.countdown.config import CountdownConfig
 from verl_clipx.papers.tasks.countdown.generator import generate_problems
-from verl_clipx.papers.tasks.countdown.reward import MAX_ANSWER_LENGTH, compute_score
+from verl_clipx.papers.tasks.countdown.reward import compute_score
 
 TRUTH = {"numbers": [3, 5, 2], "target": 16}
 RIGHT = {"score": 1.0, "acc": 1.0, "format": 1.0}
@@ -93,121 +91,6 @@ def test_containers_that_parquet_readers_give(numbers, target):
 def test_json_is_read_like_the_fields():
     assert score("<answer>(3+5)*2</answer>", '{"numbers": [3, 5, 2], "target": 16}') == RIGHT
     assert score("<answer>(3+5)*2</answer>", '{"numbers": [3, 5, 2], "target": 17}') == WRONG
-
-
-@pytest.mark.parametrize(
-    "truth",
-    [
-        None,
-        "16",
-        "[3, 5, 2]",
-        '{"numbers": [3, 5, 2], "target": 16',
-        16,
-        [],
-        {},
-        {"target": 16},
-        {"numbers": [3, 5, 2]},
-        {"numbers": None, "target": 16},
-        {"numbers": 3, "target": 16},
-        {"numbers": "352", "target": 16},
-        {"numbers": ["3", "5", "2"], "target": 16},
-        {"numbers": [[3], [5], [2]], "target": 16},
-        {"numbers": np.array(3), "target": 16},
-        {"numbers": [3, 5, 2], "target": None},
-        {"numbers": [3, 5, 2], "target": "16"},
-        {"numbers": [3, 5, 2], "target": "1e999999999"},
-        {"numbers": [3, 5, 2], "target": Decimal("1e999999999")},
-        {"numbers": [3, 5, 2], "target": float("nan")},
-        {"numbers": [3, 5, 2], "target": float("inf")},
-        {"numbers": [3, 5, 2], "target": [16]},
-        {"numbers": range(10**12), "target": 16},
-    ],
-)
-def test_malformed_ground_truth_scores_zero(truth):
-    assert score("<answer>(3+5)*2</answer>", truth) == WRONG
-
-
-@pytest.mark.parametrize("text", [None, 16, b"<answer>(3+5)*2</answer>", ["<answer>(3+5)*2</answer>"], object()])
-def test_text_that_is_no_string_scores_zero(text):
-    assert score(text) == NO_ANSWER
-
-
-MEGABYTES = 10_000_000
-# Ample for one pass over that much text on a busy machine; comparing each piece with each other would take hours.
-SECONDS = 10
-HOSTILE = {
-    "nested parentheses": "(" * 100 + "3" + ")" * 100,
-    "nested parentheses beyond Python's limit": "(" * 127 + "3" + ")" * 127,
-    "unclosed parentheses": "(" * MAX_ANSWER_LENGTH,
-    "signs": "-" * (MAX_ANSWER_LENGTH - 1) + "3",
-    "thousands of parentheses": "(" * 5000 + "3" + ")" * 5000,
-    "exponent tower": "9**9**9**9**9",
-    "shift": "1<<99999999999",
-    "huge integer": "9" * MAX_ANSWER_LENGTH,
-    "longer integer than Python converts": "9" * 5000,
-    "product of large integers": "*".join(["99999999"] * 28),
-    "deep quotient": "/".join(["7"] * 128),
-    "arabic digits": "٣+٥",
-    "full-width digits": "（３＋５）＊２",
-    "superscript": "3²",
-    "leading zeros": "03+05+02",
-    "underscores": "1_6",
-    "complex": "3j",
-    "float": "1e999",
-    "hexadecimal": "0x10",
-    "NUL": "3+\x005",
-    "surrogate": "3+\ud8005",
-    "line end": "(3+5)\n*2",
-    "comment": "(3+5)*2#",
-    "backslash": "(3+5)\\\n*2",
-    "walrus": "(a:=16)",
-    "call": "__import__('os').system('true')",
-    "f-string": "f'{3+5}'",
-    "lambda": "(lambda:16)()",
-    "comprehension": "[0 for _ in (1,)]",
-    "tuple": "(3,5,2)",
-    "call of a number": "3(5)(2)",
-    "empty": "",
-    "spaces": "   ",
-    "division by zero": "3/0",
-    "division by a vanishing sum": "3/(5-5)",
-    "zero to the left": "0/3/5/2",
-    "megabytes inside": "3+" * (MEGABYTES // 2) + "3",
-}
-
-
-@pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_answer_scores_zero_quickly_and_silently(answer):
-    started = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Python warns about "3(5)" when it compiles it
-        assert score(f"<answer>{answer}</answer>")["score"] == 0.0
-    assert time.process_time() - started < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x" * MEGABYTES,
-        "<answer>" * (MEGABYTES // 8),
-        "</answer>" * (MEGABYTES // 9),
-        "<answer>3</answer>" * (MEGABYTES // 18),
-        "<" * MEGABYTES + "/answer>",
-    ],
-    ids=["no tag", "opening tags", "closing tags", "answers", "angle brackets"],
-)
-def test_megabytes_of_text_take_no_time(text):
-    started = time.process_time()
-    assert score(text)["score"] == 0.0
-    assert time.process_time() - started < SECONDS
-
-
-@settings(max_examples=400)
-@given(st.text(max_size=300), st.booleans())
-def test_any_text_is_scored(text, tagged):
-    result = score(f"<answer>{text}</answer>" if tagged else text)
-    assert result.keys() == {"score", "acc", "format"}
-    assert result["score"] in (0.0, 1.0) and result["score"] <= result["format"]
 
 
 def python_value(text: str) -> Fraction | None:
@@ -307,9 +190,3 @@ def test_garbage_collection_between_threads_does_not_raise():
             assert all(found == [WRONG] * 300 for found in pool.map(scores, range(8)))
     finally:
         gc.set_threshold(*before)
-
-
-def test_threads_agree():
-    texts = [f"<answer>{'(' * n}3+5{')' * n}*2</answer>" for n in range(1, 60)] * 20
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert all(result == RIGHT for result in pool.map(score, texts))

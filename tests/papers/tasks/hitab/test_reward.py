@@ -58,60 +58,6 @@ def test_json_is_read_like_the_fields():
     assert score(r"\boxed{ostholm | 2401}", json.dumps(TRUTH)) == WRONG
 
 
-@pytest.mark.parametrize(
-    "truth",
-    [
-        None,
-        "ostholm",
-        '["x"]',
-        [],
-        {},
-        {"answers": None},
-        {"answers": "x"},
-        {"answers": [1]},
-        {"answers": []},
-        {"answers": 3},
-    ],
-)
-def test_malformed_ground_truth_scores_zero(truth):
-    assert score(r"\boxed{x}", truth) == WRONG
-
-
-NASTY = [
-    "(" * 5000 + ")" * 5000,
-    "{" * 900 + "}" * 900,
-    "9**9**9**9",
-    "1e99999999",
-    "9" * 1900,
-    "1e99",
-    "-" * 1900 + "1",
-    "__import__('os').system('true')",
-    "{0.__class__}",
-    "%s%n%x",
-    "\\text{" * 300 + "x" + "}" * 300,
-    "$" * 1900,
-    " | " * 600,
-    ", " * 900,
-    "a" * 10_000_000,
-    "\ud800",
-    "\0",
-    "ﷺ" * 1900,  # grows eighteenfold under NFKD
-    "́" * 1900,
-    "²³¹",
-    "٣",
-    "1,000" * 300,
-    "1," + "000," * 400 + "000",
-    "1" + " " * 1900 + "x",
-]
-
-
-@pytest.mark.parametrize("content", NASTY)
-def test_hostile_answers_score_zero(content):
-    for text in (f"\\boxed{{{content}}}", content, "\\boxed{" * 1000 + content):
-        assert score(text)["score"] == 0.0
-        assert score(text, {"answers": ["7"], "ratio": True, "rounding": True})["score"] == 0.0
-
-
 def test_ten_thousand_completions():
     generator = random.Random(0)
     pieces = ["ostholm", "2400", "2,400", " | ", "; ", ", ", " and ", "\\boxed{", "{", "}", "%", "$", "\\text{", "-",

@@ -3,19 +3,13 @@
 Not covered: `clipx data build` around them; a training run.
 """
 
-import asyncio
 from collections import Counter
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
-from omegaconf import OmegaConf
 
 from verl_clipx.papers.tasks.knights_and_knaves import reward
 from verl_clipx.papers.tasks.knights_and_knaves.dataset import DATASETS, rows, tiny_rows
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import build_chat_prompt
-from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -101,34 +95,3 @@ def test_definitions_build_their_default_prompt(paper, tiny):
     for definition, made in zip(DATASETS, (paper, tiny), strict=True):
         assert definition.splits == ("train", "test")
         assert next(definition.rows(None, split="test", prompt=definition.prompts[0])) == made["test"][0]
-
-
-def test_verl_reads_the_rows_and_its_reward_manager_takes_the_dictionary(tiny, tmp_path):
-    from verl import DataProto
-    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    path = tmp_path / "test.parquet"
-    pq.write_table(pa.Table.from_pylist(tiny["test"]), path)
-    tokenizer = build_tokenizer()
-    config = {"cache_dir": str(tmp_path), "prompt_key": "prompt", "max_prompt_length": 32}
-    dataset = RLHFDataset(str(path), tokenizer, OmegaConf.create(config | {"filter_overlong_prompts": True}))
-    assert len(dataset) == len(tiny["test"])
-    item = dataset[7]
-    assert (item["raw_prompt"], item["index"]) == (tiny["test"][7]["prompt"], 7)
-
-    function = {"path": reward.__file__, "name": "compute_score", "reward_kwargs": {"think_in_prompt": True}}
-    score = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": function}}))
-    truth = item["reward_model"]["ground_truth"]
-    ids = torch.tensor([tokenizer(f"</think><answer>{truth}</answer>{tokenizer.eos_token}")["input_ids"]])
-    data = DataProto.from_dict(
-        tensors={"responses": ids, "attention_mask": torch.ones_like(ids)},
-        non_tensors={key: [item[key]] for key in ("data_source", "reward_model", "extra_info")},
-    )
-
-    async def run():
-        return await NaiveRewardManager(OmegaConf.create({}), tokenizer, score).run_single(data)
-
-    expected = {"score": 3.0, "acc": 1.0, "format": 1.0, "parsed": 1.0}
-    assert asyncio.run(run()) == {"reward_score": 3.0, "reward_extra_info": expected}

@@ -3,17 +3,12 @@
 The generated ones are scored again by a rule written here. Not covered: verl's reward manager (test_dataset.py).
 """
 
-import concurrent.futures
 import random
 import re
-import time
-import tracemalloc
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from verl_clipx.papers.tasks.knights_and_knaves.reward import MAX_ANSWER_LENGTH, TAGS, compute_score
+from verl_clipx.papers.tasks.knights_and_knaves.reward import TAGS, compute_score
 
 TRUTH = "(1) Zoey is a knight\n(2) Liam is a knave\n(3) Ava is a knight"
 ANSWER = TRUTH
@@ -133,70 +128,8 @@ def test_a_marker_inside_a_response_cuts_nothing_off():
     assert score(respond(reasoning="The Assistant: me. ")) == RIGHT
 
 
-@pytest.mark.parametrize(
-    "truth",
-    [None, "", 3, [], {}, {"solution_text_format": None}, "nobody", b"Zoey is a knight", "Zoey is a knight" * 9999],
-)
-def test_malformed_ground_truth_is_never_met(truth):
-    assert score(respond(), truth) == UNPARSED
-    assert score(respond(""), truth) == UNPARSED
-
-
 def test_ground_truth_of_the_released_files():
     assert score(respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}) == RIGHT
-
-
-@pytest.mark.parametrize("text", [None, 3, b"<think>", ["<think>"], object()])
-def test_text_that_is_no_string(text):
-    assert score(text) == NO_FORMAT
-
-
-MEGABYTES = 10_000_000
-HOSTILE = {
-    "no tag": "x" * MEGABYTES,
-    "angle brackets": "<" * MEGABYTES,
-    "opening tags": "<think>" * (MEGABYTES // 7),
-    "closing tags": "</think>" * (MEGABYTES // 8),
-    "half tags": "<answer" * (MEGABYTES // 7),
-    "answers": respond() * (MEGABYTES // 100),
-    "prompt openings": "<|im_start|>" * (MEGABYTES // 12),
-    "spaces before a prompt": " " * MEGABYTES + "Assistant:",
-    "long answer": respond("Zoey is a " * (MEGABYTES // 10)),
-    "long reasoning": respond("", reasoning="Zoey is a knight " * (MEGABYTES // 17)),
-    "one long word": respond("Z" * (MAX_ANSWER_LENGTH - 1)),
-    "one long gap": respond("Zoey" + " " * (MAX_ANSWER_LENGTH - 10) + "is"),
-    "many gaps": respond(("Zoey is" + " " * 50) * (MAX_ANSWER_LENGTH // 60)),
-    "nested parentheses": respond("(" * 5000 + ANSWER[:50] + ")" * 5000),
-    "code": respond("__import__('os').system('true')"),
-    "format string": respond("{0.__class__.__mro__} %s %n {names}"),
-    "regular expression": respond("(Zoey|Liam)* is a (knight|knave)+"),
-    "exponent tower": respond("9**9**9**9**9 is a knight"),
-    "NUL": respond("Zoey\x00 is a knight"),
-    "surrogate": respond("Zoey \ud800 is a knight"),
-    "right to left": respond("\u202eZoey is a knight"),
-    "combining marks": respond("Z\u0301" * 2000),
-    "zero-width space in a tag": respond().replace("</think>", "</th\u200bink>"),
-    "entities": respond().replace("<", "&lt;"),
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_text_is_never_right_and_takes_no_time(text):
-    started = time.process_time()
-    assert score(text)["acc"] == 0.0
-    # Ample for one pass on a busy machine; comparing each piece with each other would take hours.
-    assert time.process_time() - started < 10
-
-
-def test_megabytes_are_not_kept():
-    texts = [HOSTILE[name] for name in ("no tag", "answers", "long answer", "long reasoning")]
-    tracemalloc.start()
-    for text in texts * 3:
-        score(text)
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 100_000
-    assert peak < 3 * max(map(len, texts))
 
 
 PIECES = (
@@ -273,15 +206,3 @@ def test_fifteen_thousand_completions_agree_with_the_rule():
         totals.append(result["score"])
     # Every outcome must have been met often, or the comparison shows little.
     assert all(totals.count(total) > 300 for total in (3.0, -0.5, -1.0, -3.0))
-
-
-@settings(max_examples=300)
-@given(st.text(max_size=200), st.text(max_size=200), st.sampled_from([None, True, False]))
-def test_any_text_is_scored(answer, reasoning, think_in_prompt):
-    for text in (answer, respond(answer, reasoning)):
-        assert score(text, think_in_prompt=think_in_prompt) in (RIGHT, WRONG, UNPARSED, NO_FORMAT)
-
-
-def test_threads_agree():
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert all(result == RIGHT for result in pool.map(score, [respond(reasoning="?" * n) for n in range(500)]))

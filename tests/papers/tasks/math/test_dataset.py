@@ -27,17 +27,17 @@ CASES = [
     ),
     (
         "dapo_17k",
-        "dapo.parquet",
+        "dapo.jsonl",
         [("How many positive divisors does 12 have?", "6"), ("Find the remainder of $2^{10}$ divided by 7.", "2")],
     ),
     (
         "dsr_uniform",
-        "dsr_uniform.parquet",
+        "dsr_uniform.jsonl",
         [("Compute $\\sqrt{48}$ in simplest form.", "4\\sqrt{3}"), ("What is $15\\%$ of 200?", "30")],
     ),
     (
         "skywork_or1_math",
-        "skywork.parquet",
+        "skywork.jsonl",
         [
             ("Solve $x^2=2$ for positive $x$.", r'["\\sqrt{2}"]'),
             ("What is one half as a decimal or a fraction?", r'["0.5", "\\frac{1}{2}"]'),
@@ -51,7 +51,7 @@ CASES = [
     ("minerva", "minerva.jsonl", [("How many centimetres are there in 3 metres?", '["3e2"]')]),
     (
         "minerva",
-        "verl_minerva.parquet",
+        "verl_minerva.jsonl",
         [("Express the angle whose sine is 10/13.", r'["\\arcsin{\\frac{1}{1.3}}", "\\arcsin{\\frac{10}{13}}"]')],
     ),
     (
@@ -95,14 +95,14 @@ def test_every_definition_is_tested():
 
 
 def test_the_public_repeats_of_dapo_are_dropped_and_counted(tmp_path):
-    record = build_split(BY_NAME["dapo_17k"], tmp_path, split="train", source=FIXTURES / "dapo.parquet")
+    record = build_split(BY_NAME["dapo_17k"], tmp_path, split="train", source=FIXTURES / "dapo.jsonl")
     assert (record.rows, record.duplicates, record.conflicts) == (2, 2, 0)
 
 
 def test_what_the_sources_say_is_kept():
-    (first, _) = BY_NAME["dsr_uniform"].rows(FIXTURES / "dsr_uniform.parquet", split="train", prompt="r1_base")
+    (first, _) = BY_NAME["dsr_uniform"].rows(FIXTURES / "dsr_uniform.jsonl", split="train", prompt="r1_base")
     assert first["extra_info"] == {"index": 0, "split": "train", "difficulty": 12.5, "source_index": 7}
-    (first, _) = BY_NAME["skywork_or1_math"].rows(FIXTURES / "skywork.parquet", split="train", prompt="r1_base")
+    (first, _) = BY_NAME["skywork_or1_math"].rows(FIXTURES / "skywork.jsonl", split="train", prompt="r1_base")
     assert first["extra_info"]["source"] == "train-math-deepscaler"
     assert first["extra_info"]["model_difficulty"] == {"DeepSeek-R1-Distill-Qwen-7B": 3}
 
@@ -137,16 +137,6 @@ def test_a_broken_copy_of_orz_is_named(content, tmp_path):
 def test_dsr_uniform_says_where_its_file_is():
     with pytest.raises(ValueError, match="AR-Lopti"):
         list(BY_NAME["dsr_uniform"].rows(None, split="train", prompt="r1_base"))
-
-
-def test_fixtures_are_what_their_script_makes():
-    from tests.papers.tasks.math.fixtures import make
-
-    for name, rows in make.PARQUET.items():
-        assert pq.read_table(FIXTURES / f"{name}.parquet").to_pylist() == rows
-    for name, rows in make.JSON_LINES.items():
-        lines = (FIXTURES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        assert [json.loads(line) for line in lines] == rows
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,26 @@
 r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, verl's own loader.
 
-Not covered: single equalities (test_equality.py) and the processes behind them (test_pool.py).
+Not covered: what is equal (test_verdicts.py), and the processes that compare (test_processes.py).
 """
 
-import asyncio
 import random
 import resource
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from verl_clipx.papers.tasks.math import reward
-from verl_clipx.papers.tasks.math.pool import DEADLINE_SECONDS
+from verl_clipx.papers.tasks.math.processes import SECONDS
 from verl_clipx.papers.tasks.math.reward import (
     MAX_ALTERNATIVES,
+    MAX_ANSWER_LENGTH,
+    MAX_BOXES,
     accepted_answers,
     compute_score,
     compute_score_for_evaluation,
     compute_score_strict,
+    extract_answers,
 )
 
 KEYS = {"score", "acc", "format", "truncated", "undecided"}
@@ -68,10 +68,39 @@ def test_hand_made(response, expected, strict):
     assert score(response, function=compute_score_for_evaluation) == expected
 
 
-@pytest.mark.parametrize(("response", "truth"), [(r"\boxed{50\%}", "50"), (r"\boxed{3.14159265}", r"\pi")])
-def test_evaluation_counts_no_lenient_equality(response, truth):
-    assert score(response, truth) == RIGHT
-    assert score(response, truth, function=compute_score_for_evaluation) == WRONG
+# Responses, the contents of their boxes, and whether nothing is open.
+BOXES = [
+    ("", [], True),
+    (r"\boxed{ \frac{1}{2} }", [r"\frac{1}{2}"], True),
+    (r"\boxed {7}", ["7"], True),
+    (r"\boxed{\boxed{3}}", [r"\boxed{3}", "3"], True),
+    (r"\boxed{\{1,2\}}", [r"\{1,2\}"], True),
+    (r"\boxed{\left\{ x \right.}", [r"\left\{ x \right."], True),
+    (r"guess \boxed{1}</think><answer>\boxed{2}</answer>", ["2"], True),
+    (r"<think>a</think> b <think>c</think> \boxed{4}", ["4"], True),
+    (r"\boxed{5}, which is in \boxed as asked.", ["5"], True),
+    (r"\boxed{5}. So $\boxed 5$", ["5"], True),
+    (r"\boxed{  }", [""], True),
+    (r"\boxed{5} no, \boxed{6", ["5", None], False),
+    (r"\boxed", [], False),
+    (r"\boxed 5", [], True),  # a box without a brace is none, and nothing was cut off
+    (r"I can't put it in a \boxed command.", [], True),
+    (r"\boxed{\}", [None], False),  # the brace that would close it is escaped
+    (r"\boxed{5\\", [None], False),
+    (r"<think>a</think> wait <think> \boxed{5}", [], False),
+    (rf"\boxed{{{'1' * MAX_ANSWER_LENGTH}}}", ["1" * MAX_ANSWER_LENGTH], True),
+    (rf"\boxed{{{'1' * (MAX_ANSWER_LENGTH + 1)}}}", [None], False),
+]
+
+
+@pytest.mark.parametrize(("response", "answers", "finished"), BOXES)
+def test_the_boxes_of_a_response(response, answers, finished):
+    assert extract_answers(response) == (answers, finished)
+
+
+def test_many_equal_boxes_are_not_an_answer_to_the_strict_reward():
+    assert score(r"\boxed{5}" * MAX_BOXES, function=compute_score_strict) == RIGHT_STRICT
+    assert score(r"\boxed{5}" * (MAX_BOXES + 1), function=compute_score_strict) == UNFORMATTED_STRICT
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, np.int64(1)])
@@ -126,80 +155,13 @@ def test_any_accepted_spelling_counts():
     assert score(r"\boxed{y}", ["9^{9^9}", "7"]) == UNDECIDED
 
 
-MEGABYTES = 10_000_000
-
-NASTY = {
-    "10 MB without a box": "a" * MEGABYTES,
-    "10 MB in a box": "\\boxed{" + "1" * MEGABYTES + "}",
-    "10 MB of boxes": "\\boxed{" * (MEGABYTES // 7),
-    "10 MB of closed boxes": "\\boxed{1}" * (MEGABYTES // 9),
-    "10 MB of thinking": "<think>" * (MEGABYTES // 7),
-    "10 MB of ended thinking": "</think>" * (MEGABYTES // 8),
-    "10 MB of backslashes": "\\boxed{" + "\\" * MEGABYTES,
-    "10 MB of spaces": "\\boxed{" + " " * MEGABYTES + "5}",
-    "nested parentheses": "\\boxed{" + "(" * 900 + "5" + ")" * 900 + "}",
-    "nested braces": "\\boxed{" + "{" * 900 + "5" + "}" * 900 + "}",
-    "nested roots": "\\boxed{" + "\\sqrt{" * 200 + "5" + "}" * 200 + "}",
-    "nested fractions": "\\boxed{" + "\\frac{1}{1+" * 100 + "5" + "}" * 100 + "}",
-    "exponent tower": r"\boxed{9^{9^{9^{9^{9}}}}}",
-    "flat tower": r"\boxed{9^9^9^9^9}",
-    "python tower": r"\boxed{9**9**9**9}",
-    "power of powers": r"\boxed{((((9^{999})^{999})^{999})^{999})^{999}}",
-    "factorials": r"\boxed{9!!!!!!}",
-    "large factorial": r"\boxed{999999999!}",
-    "factorial of a power": r"\boxed{(10^9)!}",
-    "deep roots": "\\boxed{" + "\\sqrt{2+" * 11 + "2" + "}" * 11 + "}",
-    "10,000 characters": "\\boxed{" + "x+" * 5000 + "1}",
-    "1,900 characters": "\\boxed{" + "x+" * 950 + "1}",
-    "large binomial": r"\boxed{\binom{999999999}{499999999}}",
-    "long sum": r"\boxed{\sum_{n=1}^{999999999} \frac{1}{n}}",
-    "integral": r"\boxed{\int_0^{\infty} e^{-x^2} \sin(x^3) dx}",
-    "import": r"\boxed{__import__('os').system('touch pwned')}",
-    "eval": r"\boxed{eval(exec(open('/etc/passwd').read()))}",
-    "lambda": r"\boxed{(lambda f: f(f))(lambda f: f(f))}",
-    "format string": r"\boxed{{0.__class__.__mro__}} %s%n %(x)s {} {0}",
-    "sympy names": r"\boxed{factorial(factorial(factorial(9)))}",
-    "latex macros": r"\boxed{\def\a{\a\a}\a}",
-    "latex input": r"\boxed{\input{/etc/passwd}}",
-    "full-width digit": r"\boxed{５}",
-    "arabic digit": r"\boxed{٥}",
-    "cyrillic": r"\boxed{х=5}",
-    "zero-width": "\\boxed{5\u200b}",
-    "bidirectional": "\\boxed{\u202e5\u202c}",
-    "null": "\\boxed{5\x00}",
-    "surrogate": "\\boxed{5\ud800}",
-    "newlines": "\\boxed{5\n\n\n}",
-    "combining": "\\boxed{5" + "\u0301" * 300 + "}",
-    "crossed tags": r"</think><think></think>\boxed{<think>5</think>}",
-    "worker protocol": '\\boxed{"]\n["5","5",false]}',
-    "many equals": r"\boxed{" + "=".join("x" * 150) + "}",
-    "many commas": r"\boxed{" + ",".join("1" * 150) + "}",
-    "nan": r"\boxed{\frac{0}{0}}",
-    "zoo": r"\boxed{\frac{1}{0}}",
-    "percent signs": r"\boxed{5%%%%%%%%}",
-    "dollars": r"\boxed{$$$$5$$$$$}",
-    "unclosed left": r"\boxed{\left(5}",
-    "regular expression": "\\boxed{" + "1," * 190 + "x}",
-    "thousands": "\\boxed{1" + ",000" * 90 + "}",
-    "matrix": r"\boxed{\begin{pmatrix}" + "1&" * 90 + r"1\end{pmatrix}}",
-}
-
-# Right in spite of its dress: typesetting that does not change what is meant.
-HARMLESS = {"dollars", "newlines"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NASTY)
-@pytest.mark.parametrize("function", [compute_score, compute_score_strict, compute_score_for_evaluation])
-def test_hostile_text_is_wrong_in_bounded_time(name, function, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    started = time.monotonic()
-    result = score(NASTY[name], "7", function=function)
-    assert time.monotonic() - started < 60
-    assert set(result) == KEYS
-    assert result["acc"] == 0.0
-    assert result["score"] == (-1.0 if function is compute_score_strict else 0.0)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    "answer", ["５", "٥", "х=5", "5\u200b", "\u202e5\u202c", "5\x00", "5\ud800", "5%%%", r"\left(5"]
+)
+def test_look_alikes_of_the_right_answer_do_not_pass(answer):
+    for function in (compute_score, compute_score_strict, compute_score_for_evaluation):
+        assert score(rf"\boxed{{{answer}}}", function=function)["acc"] == 0.0
+    assert score("\\boxed{$$$$5$$$$$\n\n}") == RIGHT  # mere typesetting
 
 
 # Passes the guards, and sympy simplifies its difference to f(x) for minutes.
@@ -208,23 +170,14 @@ ENDLESS = r"\boxed{f(x)+(x+1)^{999}-(x+2)^{998}}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [compute_score_strict, compute_score_for_evaluation])
-def test_a_verdict_in_a_thread_takes_five_seconds_at_most(function):
+def test_a_verdict_has_one_limit_however_many_answers_are_accepted(function):
     truths = [f"f(x)+{index}" for index in range(MAX_ALTERNATIVES)]
-    taken = []
-
-    def judge():
-        assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
-        started = time.monotonic()
-        result = score(ENDLESS, truths, function=function)
-        taken.append((time.monotonic() - started, result["acc"], result["undecided"]))
-
-    thread = threading.Thread(target=judge)
-    thread.start()
-    thread.join()
-    ((seconds, acc, undecided),) = taken
-    assert (acc, undecided) == (0.0, 1.0)
-    # The limit, and a moment to notice.
-    assert seconds < DEADLINE_SECONDS + 1 and DEADLINE_SECONDS == 5.0
+    assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
+    started = time.monotonic()
+    result = score(ENDLESS, truths, function=function)
+    assert (result["acc"], result["undecided"]) == (0.0, 1.0)
+    # The limit, and pebble's moments to notice and to end the process.
+    assert time.monotonic() - started < SECONDS + 3
 
 
 @pytest.mark.slow
@@ -237,50 +190,9 @@ def test_endless_comparisons_take_no_verdict_from_others():
     assert [future.result() for future in endless] == [UNDECIDED] * 2
 
 
-@pytest.mark.parametrize("name", sorted(set(NASTY) - HARMLESS))
-def test_look_alikes_of_the_right_answer_do_not_pass(name):
-    assert score(NASTY[name], "5")["acc"] == 0.0
-
-
-@pytest.mark.parametrize("name", sorted(HARMLESS))
-def test_typesetting_does_no_harm(name):
-    assert score(NASTY[name], "5")["acc"] == 1.0
-
-
-@pytest.mark.parametrize("response", [None, 5, b"\\boxed{5}", ["\\boxed{5}"], float("nan")])
-def test_what_is_not_text_is_no_answer(response):
-    assert score(response) == UNFORMATTED
-
-
-@pytest.mark.parametrize("truth", [NASTY["exponent tower"], "(" * 5000, "9" * 100_000, "\\boxed{", object(), {}])
-def test_hostile_ground_truths(truth):
-    assert score(r"\boxed{5}", truth)["score"] == 0.0
-
-
 PIECES = [
     *("\\boxed{", "}", "{", "<think>", "</think>", "<answer>", "</answer>", "\\frac", "\\sqrt", "\\left(", "\\right)"),
-    *(
-        "^",
-        "_",
-        "!",
-        "(",
-        ")",
-        "[",
-        "]",
-        ",",
-        "=",
-        "<",
-        "%",
-        "\\%",
-        "$",
-        "&",
-        "\\\\",
-        "\\",
-        " ",
-        "\n",
-        "\x00",
-        "\u200b",
-    ),
+    *("\\%", "\\\\", "\\", *"^_!()[],=<%$& \n\x00\u200b"),
     *("0", "5", "12", "3.5", "999999999", "1e400", "x", "\\pi", "i", "e", "\\infty", "\\cup", "\\text{cm}", "５", "−"),
     *("\\sum_{n=1}^{9}", "\\begin{pmatrix}", "\\end{pmatrix}", "{0}", "%s", "__import__('os')", "lambda:0", "é", "是"),
 ]
@@ -326,32 +238,5 @@ def test_ten_thousand_generated_responses():
 def test_threads_get_the_verdicts_that_one_gets():
     responses = list(generated_responses(300, seed=11))
     expected = [score(response) for response in responses]
-    results = {}
-    threads = [
-        threading.Thread(target=lambda key=key: results.update({key: [score(response) for response in responses]}))
-        for key in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert list(results.values()) == [expected] * 8
-
-
-@pytest.mark.parametrize("name", ["compute_score", "compute_score_strict"])
-def test_verl_loads_it_by_path_and_calls_it_from_its_event_loop(name):
-    from omegaconf import OmegaConf
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-
-    config = OmegaConf.create({"reward": {"custom_reward_function": {"path": reward.__file__, "name": name}}})
-    function = get_custom_reward_fn(config)
-
-    async def call():
-        return await asyncio.get_running_loop().run_in_executor(
-            None,
-            lambda: function(
-                data_source="math500", solution_str=r"\boxed{\sqrt{25}+\pi}", ground_truth=r"5+\pi", extra_info={}
-            ),
-        )
-
-    assert asyncio.run(call()) == RIGHT
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda _: [score(response) for response in responses], range(8))) == [expected] * 8

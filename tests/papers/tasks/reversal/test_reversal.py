@@ -1,6 +1,6 @@
 """Reversal's texts, rows and reward, by `clipx data build` and by the function that verl calls.
 
-Not covered: the warm start, which takes minutes, but for its demonstrations; tests/one_process trains on rows like
+Not covered: the warm start, which takes minutes, but for its demonstrations; tests/benchmarks trains on rows like
 these.
 """
 

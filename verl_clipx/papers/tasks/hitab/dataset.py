@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.common.files import MAX_BYTES, parse_json, read_bytes
+from verl_clipx.common.files import parse_json, read_bytes
 from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
 from verl_clipx.papers.tasks.ground_truth import encode_ground_truth
 from verl_clipx.papers.tasks.hitab.answers import LIST_SEPARATOR
@@ -18,6 +18,9 @@ from verl_clipx.papers.tasks.records import read_jsonl
 from verl_clipx.papers.tasks.templates import template_named
 
 DATA_SOURCE = "hitab"
+
+MAX_BYTES = 256 << 20
+"""Largest table that is unpacked."""
 
 PROMPTS = ("boxed_step_by_step", "r1_base")
 

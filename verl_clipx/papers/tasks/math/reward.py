@@ -4,15 +4,22 @@ They are for verl's `reward.custom_reward_function`, and any thread may call the
 training: they are never executed, raise no error, and cost no more than a fixed limit of time and memory.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl_clipx.common.responses import BOX, BOXED, braced, final_part
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
-from verl_clipx.papers.tasks.math.extraction import extract_answer
 
 # More accepted spellings than any data set has; Minerva has up to 3.
 MAX_ALTERNATIVES = 16
+
+# The longest answer among the papers' data sets has about 300 characters.
+MAX_ANSWER_LENGTH = 2000
+
+# A response with more boxes than this counts as inconsistent.
+MAX_BOXES = 64
 
 
 def compute_score(
@@ -31,7 +38,7 @@ def compute_score(
         undecided: 1.0 if there is no verdict, because the box cannot be read completely, or the comparison was refused
             or stopped. This counts as wrong.
     """
-    parts = _judge(solution_str, ground_truth, extra_info, strict=False)
+    parts = _judge(solution_str, ground_truth, extra_info, is_equivalent)
     return {"score": parts["acc"], **parts}
 
 
@@ -46,7 +53,7 @@ def compute_score_strict(
     Returns:
         The keys of `compute_score`; acc is 1.0 only if the format is right too.
     """
-    parts = _judge(solution_str, ground_truth, extra_info, strict=True)
+    parts = _judge(solution_str, ground_truth, extra_info, is_equivalent, one_answer=True)
     return {"score": 1.0 if parts["acc"] else -1.0, **parts}
 
 
@@ -60,7 +67,7 @@ def compute_score_for_evaluation(
     Returns:
         The keys of `compute_score`.
     """
-    parts = _judge(solution_str, ground_truth, extra_info, strict=False, equal=equal_answers)
+    parts = _judge(solution_str, ground_truth, extra_info, equal_answers)
     return {"score": parts["acc"], **parts}
 
 
@@ -98,20 +105,38 @@ def _as_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def extract_answers(response: Any) -> tuple[list[str | None], bool]:
+    r"""Return the contents of the boxes after the thinking, and whether neither the thinking nor the last box is open.
+
+    The content is stripped; None if no brace closes it within MAX_ANSWER_LENGTH. Of many boxes, the last MAX_BOXES + 1
+    are returned.
+    """
+    final = final_part(response) if isinstance(response, str) else ""
+    if final is None:
+        return [], False
+    boxes = (braced(final, box.end(), MAX_ANSWER_LENGTH) for box in deque(BOX.finditer(final), maxlen=MAX_BOXES + 1))
+    answers = [None if content is None else content.strip() for content in boxes]
+    # A name without a brace is a mention, unless the response was cut off there.
+    finished = answers[-1] is not None if answers else not final.rstrip().endswith(BOXED)
+    return answers, finished
+
+
 def _judge(
     response: Any,
     ground_truth: Any,
     extra_info: Any,
-    strict: bool,
-    equal: Callable[..., bool | None] = is_equivalent,
+    equal: Callable[..., bool | None],
+    one_answer: bool = False,
 ) -> dict[str, float]:
-    extraction = extract_answer(response if isinstance(response, str) else "")
+    answers, finished = extract_answers(response)
     cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
-    formatted = extraction.answer is not None and not cut_off and (extraction.consistent or not strict)
-    verdict = equal(extraction.answer, *accepted_answers(ground_truth)) if formatted else False
+    formatted = bool(answers and answers[-1]) and not cut_off
+    if one_answer:
+        formatted = formatted and len(answers) <= MAX_BOXES and set(answers) == {answers[-1]}
+    verdict = equal(answers[-1], *accepted_answers(ground_truth)) if formatted else False
     return {
         "acc": float(verdict is True),
         "format": float(formatted),
-        "truncated": float(cut_off or not extraction.finished),
+        "truncated": float(cut_off or not finished),
         "undecided": float(verdict is None),
     }

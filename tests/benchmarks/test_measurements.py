@@ -1,0 +1,47 @@
+"""The benchmarks that measure time, on inputs so small that they take seconds.
+
+Covers: that they still run as their pages say, and print a row for everything that they measure.
+Not covered: what they measure; the benchmarks of other pages, whose commands tests/claims parses.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ROW = re.compile(r"^\| ([^|]+?) \| ([\d.]+) \| [\d.]+-[\d.]+ \| ([\d.]+) \|")
+
+SMALL_MODEL = "--updates 2 --width 64 --layers 1 --sequences 4 --response 8"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "rows"),
+    [
+        ("loss.py", "--shape 4x32 grpo", ["clipx_grpo, eager", "clipx_grpo, compiled"]),
+        ("update_actor.py", SMALL_MODEL, ["acpo, lagged", "acpo, mini_batch"]),
+    ],
+)
+def test_a_benchmark_prints_its_table(script, arguments, rows):
+    found = {row[1]: float(row[3]) for row in map(ROW.match, output(script, *arguments.split()).splitlines()) if row}
+    assert found["vanilla"] == 1
+    assert [row for row in rows if found[row] > 0] == rows
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_traces_prints_its_rows():
+    rows = ["untraced", "25 % of the prompts", "clipx.metrics=all"]
+    printed = output("trace.py").splitlines()
+    assert [row for row in rows if any(line.startswith(row) for line in printed)] == rows
+
+
+def output(script: str, *arguments: str) -> str:
+    """What a benchmark prints of one measurement each."""
+    command = [sys.executable, ROOT / "benchmarks" / script, "--repeats", "1", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,132 @@
+"""benchmarks/table_fill.py makes what is missing, and `clipx table collect` reads it, if its settings are the preset's.
+
+The training itself is replaced by one that writes a log; tests/end_to_end/test_one_process.py compares the real one
+with verl's through Ray.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import table_fill
+import typer
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
+from verl_clipx.papers.tables.collect import collect as collect_table
+from verl_clipx.papers.tables.definition import load_table
+from verl_clipx.run.config import completed
+
+pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+ROWS = ["--row", "GRPO, 4 updates", "--row", "DAPO, 4 updates"]
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Makes `fill` write logs; returns the settings of the runs that it made."""
+    from one_process import only_rank, trainer
+
+    made = []
+
+    def train(config, log, trainer):
+        made.append((config.data.seed, completed(config.clipx)["clip_high"], config.actor_rollout_ref.rollout.seed))
+        log.write_text(
+            "".join(
+                json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "actor/ppo_kl": 0.001, "x": 1}})
+                + "\n"
+                for step in range(1, config.trainer.total_training_steps + 1)
+            )
+        )
+
+    monkeypatch.setattr(trainer, "train", train)
+    for name in ("reversal/test.parquet", "policies/reversal/config.json", "policies/reversal/model.safetensors"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("here")
+    monkeypatch.setenv("CLIPX_DATA", "")
+    monkeypatch.setattr(only_rank, "become_only_rank", lambda: None)
+    return made
+
+
+def collect(folder):
+    """The exit code, the output and the file that `clipx table collect` leaves."""
+    out = folder / "results.json"
+    done = CliRunner().invoke(app, ["table", "collect", "reversal", "--runs", str(folder), "--out", str(out)])
+    return done.exit_code, done.output, json.loads(out.read_text())
+
+
+def fill(folder, *arguments, table="reversal"):
+    script = typer.Typer()
+    script.command()(table_fill.main)
+    words = [table, "--runs", folder, "--data", folder / "data", *arguments]
+    done = CliRunner().invoke(script, list(map(str, words if table == "cpu_small" else [*words, *ROWS])))
+    return done.exit_code, done.output
+
+
+def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp_path):
+    seeds = ["--seed", 1, "--seed", 2, "--seed", 3]
+    assert fill(tmp_path, *seeds)[0] == 0
+    assert trained == [(seed, bound, seed) for seed in (1, 2, 3) for bound in (1.2, 1.28)]
+    assert f"nothing to do: every run that was asked for is in {tmp_path}" in fill(tmp_path, *seeds)[1]
+    lost = tmp_path / "reversal" / "dapo_4-seed2.jsonl.gz"
+    lost.unlink()
+    assert fill(tmp_path, *seeds)[0] == 0
+    assert trained[6:] == [(2, 1.28, 2)]
+
+    code, output, results = collect(tmp_path)
+    assert code == 0, output
+    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"] if "mean" in cell}
+    assert {row for row, _ in cells} == set(ROWS[1::2])
+    # The last three of sixteen steps.
+    assert cells["GRPO, 4 updates", "reward"]["mean"] == pytest.approx(0.15)
+    assert cells["GRPO, 4 updates", "KL a batch"]["by_seed"] == {"1": 0.001, "2": 0.001, "3": 0.001}
+    assert cells["DAPO, 4 updates", "collapsed"]["interval"] == "share of seeds"
+    assert [run["seed"] for run in results["runs"]] == [1, 2, 3, 1, 2, 3]
+    assert all(run["policy"] and run["commit"] is not None for run in results["runs"])
+
+
+def test_a_run_of_other_settings_is_refused(trained, tmp_path):
+    assert fill(tmp_path, "--seed", 1)[0] == 0
+    kept = tmp_path / "reversal" / CONFIGURATIONS
+    made = read_configurations(kept.parent)
+    changed = {hashed: values | {"actor_rollout_ref.actor.optim.lr": 1e-3} for hashed, values in made.items()}
+    kept.write_bytes(gzip.compress(json.dumps(changed).encode()))
+    (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").write_bytes(b"no gzip")
+    code, _, results = collect(tmp_path)
+    assert code == 1
+    found = {entry["folder"]: entry["reasons"] for entry in results["refused"]}
+    assert found["reversal/grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
+    assert "dapo_4-seed1.jsonl.gz, line 1" in found["reversal/dapo_4-seed1.jsonl.gz"][0]
+    kept.unlink()
+    found = {entry["folder"]: entry["reasons"] for entry in collect(tmp_path)[2]["refused"]}
+    assert found["reversal/grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
+
+
+def test_the_committed_runs_are_still_their_presets():
+    """Of each way to name a setting one row: the collector takes its runs, and finds the committed numbers."""
+    committed = json.loads((DOCS / "results" / "reversal.json").read_text())
+    rows = ["GRPO, 4 updates", "ACPO, 16 updates", "GRPO + AR, 4 updates, 3 versions old"]
+    found = collect_table(load_table("reversal"), DOCS / "results" / "runs", rows=rows)
+    assert found["refused"] == []
+    numbers, expected = (
+        {(cell["row"], cell["column"]): cell["by_seed"] for cell in of["cells"] if cell["row"] in rows}
+        for of in (found, committed)
+    )
+    assert numbers == expected
+
+
+def test_seeds_of_another_policy_are_refused(trained, tmp_path):
+    assert fill(tmp_path, "--seed", 1)[0] == 0
+    (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
+    code, output = fill(tmp_path, "--seed", 2)
+    assert code == 1 and "is not the policy of" in output and "--runs a folder of its own" in output
+    assert len(trained) == 2
+
+
+def test_another_tables_runs_are_the_recipes(tmp_path):
+    code, output = fill(tmp_path, table="cpu_small")
+    assert code == 1 and "clipx table plan cpu_small" in output

@@ -1,0 +1,204 @@
+"""The files of presets: how one is read and refused, Hydra's view of it through the plugin, and the whole of the
+committed ones: few files, and values that stay (configurations.json, written by `python -m
+tests.papers.tables.configurations`).
+
+Not covered: what the presets say and where their values come from (tests/papers/tables); an installed wheel
+(tests/end_to_end/test_wheel.py).
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import open_dict
+
+from tests.papers.tables.configurations import FILE, configurations
+from verl_clipx.common import presets
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.presets import Setting, entry_at, papers, read_presets
+
+TABLE = """# Made up.
+
+every_preset:
+
+  # [choice] the preset's name
+  trainer.experiment_name: <name>
+
+parts:
+
+  # How many.
+  # A second line.
+  method/few:
+
+    # [script] run.sh: few
+    clipx.n: 1e-1
+
+presets:
+
+  # Made up: one.
+  # A second line.
+  one: [task/this, /recipe/common/that, clipx=grpo, clipx/update=lopti, method/few]
+
+  # Made up: two.
+  two:
+    - task/this
+    # [paper] Table 9: prompts
+    # of a batch
+    - data.train_batch_size: 8
+    - data.files: [a, b]
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A configs folder with the paper `made`; writes its table."""
+    monkeypatch.setattr(presets, "configs_folder", lambda: tmp_path)
+    (tmp_path / "recipe" / "made").mkdir(parents=True)
+
+    def write(text: str):
+        presets._read.cache_clear()
+        (tmp_path / "recipe" / "made" / "presets.yaml").write_text(text)
+        return read_presets("made")
+
+    yield write
+    presets._read.cache_clear()
+
+
+def test_a_preset_is_a_list_of_parts(made):
+    one = made(TABLE).presets["one"]
+    assert one.title == "Made up: one."
+    assert one.defaults == (
+        "/recipe/made/task/this",
+        "/recipe/common/that",
+        {"/clipx": "grpo"},
+        {"/clipx/update": "lopti"},
+        "/recipe/made/method/few",
+        "_self_",
+    )
+    assert one.settings == (Setting("trainer.experiment_name", "one", "[choice] the preset's name"),)
+
+
+def test_values_of_a_preset_and_of_a_part_keep_their_comments(made):
+    table = made(TABLE)
+    assert table.presets["two"].settings[1:] == (
+        Setting("data.train_batch_size", 8, "[paper] Table 9: prompts of a batch"),
+        Setting("data.files", ["a", "b"], ""),
+    )
+    # A number, as Hydra reads it; text to plain YAML.
+    assert table.parts["method/few"].settings == (Setting("clipx.n", 0.1, "[script] run.sh: few"),)
+    assert table.parts["method/few"].title == "How many."
+
+
+def test_every_preset_and_parts_may_be_left_out(made):
+    table = made("presets:\n  one: [base]\n")
+    assert table.presets["one"].settings == () and table.parts == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("preset:\n  one: [base]\n", "preset: use every_preset, parts and presets"),
+        ("parts: {}\n", "it has no presets"),
+        ("presets:\n  one: base\n", r"presets: one: must be a list of parts"),
+        ("presets:\n  one: [base, 3]\n", r"presets: one: 3: must be a part or a value"),
+        ("parts:\n  a: [b]\npresets:\n  one: [a]\n", r"parts: a: must be values, one on each line"),
+        ("presets:\n  one:\n  - data.n: 1\n  - base\n", r"presets: one: base comes after a value"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(made, text, match):
+    with pytest.raises(ValueError, match=match):
+        made(text)
+
+
+def test_a_part_is_in_one_place(made, tmp_path):
+    (tmp_path / "recipe/made/method").mkdir()
+    (tmp_path / "recipe/made/method/few.yaml").touch()
+    with pytest.raises(ValueError, match="method/few: is also a file of this folder"):
+        made(TABLE)
+
+
+@pytest.mark.parametrize(
+    "path", ["recipe", "recipe/made", "recipe/made/none", "recipe/none/one", "clipx/made/one", "recipe//one"]
+)
+def test_there_is_nothing_elsewhere(made, path):
+    made(TABLE)
+    assert entry_at(path) is None and entry_at("recipe/made/one") is not None
+
+
+def test_every_way_into_hydra_finds_the_presets(tmp_path):
+    (tmp_path / "app.yaml").write_text("clipx: {clip_high: 9}\ntrainer: {device: cpu}\n")
+    with initialize(version_base=None):
+        plain = compose(None, ["+recipe=acpo/hitab_3b_cispo_off"])
+    # Hydra starts anew in one process, as an application that composes in another does.
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        onto = compose("app", ["+recipe=acpo/hitab_3b_cispo_off"])
+        changed = compose("app", ["clipx.alpha=2", "+recipe=acpo/hitab_3b_acpo_off"])
+    assert plain.trainer.experiment_name == onto.trainer.experiment_name == "hitab_3b_cispo_off"
+    assert plain.clipx.clip_high == onto.clipx.clip_high == 1.45 and onto.trainer.device == "cpu"
+    assert changed.clipx.alpha == 2
+
+
+def documented(start: str) -> str:
+    """The YAML block of docs/dev/presets.md that has this text."""
+    blocks = (Path(__file__).parents[2] / "docs" / "dev" / "presets.md").read_text().split("```")[1::2]
+    (block,) = [block.removeprefix("yaml\n") for block in blocks if block.startswith("yaml\n") and start in block]
+    return block
+
+
+def test_the_documented_preset_is_in_its_file():
+    row = documented("countdown_3b_cispo_off").removeprefix("presets:\n\n")
+    assert row in (configs_folder() / "recipe/acpo/presets.yaml").read_text()
+
+
+def test_a_preset_is_added_as_documented(tmp_path, monkeypatch):
+    table = (configs_folder() / "recipe/acpo/presets.yaml").read_text() + documented("countdown_3b_acpo_alpha_2_off")
+    (tmp_path / "recipe/acpo").mkdir(parents=True)
+    (tmp_path / "recipe/acpo/presets.yaml").write_text(table)
+    monkeypatch.setattr(presets, "configs_folder", lambda: tmp_path)
+    with initialize(version_base=None):
+        added, paper_s = (compose(None, [f"+recipe=acpo/countdown_3b_acpo{part}_off"]) for part in ("_alpha_2", ""))
+    assert added.clipx.alpha == 2 and "alpha" not in paper_s.clipx
+    assert added.trainer.experiment_name == "countdown_3b_acpo_alpha_2_off"
+    with open_dict(paper_s):
+        paper_s.clipx.alpha, paper_s.trainer.experiment_name = 2.0, added.trainer.experiment_name
+    assert added == paper_s
+
+
+def test_hydra_names_the_presets_where_one_is_unknown():
+    with initialize(version_base=None), pytest.raises(HydraException) as error:
+        compose(None, ["+recipe=acpo/hitab_3b_cispo_of"])
+    message = str(error.value)
+    assert "Did you mean +recipe=acpo/hitab_3b_cispo_off" in message
+    # The nearest, and not every row.
+    assert len(message) < 250
+
+
+def test_an_application_without_a_preset_reads_no_file(monkeypatch):
+    monkeypatch.setattr(presets, "_read", lambda path, paper: pytest.fail(f"{path} was read"))
+    with initialize(version_base=None):
+        assert compose(None, ["+clipx=grpo"]).clipx.method == "grpo"
+
+
+def test_the_source_needs_little():
+    heavy = ("torch", "verl", "numpy", "verl_clipx.papers")
+    code = f"import sys, hydra_plugins.verl_clipx.preset_source; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_every_preset_has_a_title_of_its_own(paper):
+    titles = [preset.title for preset in read_presets(paper).presets.values()]
+    assert all(titles) and len({*titles}) == len(titles)
+
+
+def test_there_are_few_files():
+    assert sum(path.is_file() for path in configs_folder().rglob("*")) <= 130
+
+
+def test_values_stay():
+    assert configurations() == json.loads(FILE.read_text())

@@ -1,0 +1,334 @@
+"""What every method keeps, at every door: one table of group x property x door.
+
+Covers, of every group: the contract that users run on a loss of their own (the formula's door). Of each formula once,
+through verl's registry and through the training worker's calls (plan, extra pass, verl's ppo_loss): finite for any
+log-ratio and dtype, garbage outside the mask, degenerate batches, no tokens, float32 against float64, the on-policy
+gradient. At the registry's door alone: the order of sequences and tokens, and padding. Of the formula alone: the sign
+under reweighted advantages, random splits, the working precision, the size of what is allocated. Not covered: the
+compiled losses (tests/loss/test_compiled.py), the contract's own power (tests/check/test_contract.py), the normaliser
+of each aggregation (tests/worker/test_policy_loss.py), engines and ranks (tests/end_to_end/test_invariance.py).
+"""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.claims.first_call import number_of, worker_s_call
+from tests.composition import built_once
+from tests.golden.runs import per_token, registered_loss
+from tests.jagged import jagged, micro_batch
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.check.contract import CHECKS, evaluate, example, gradient, inputs_of
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.loss.loss import token_loss, token_statistics
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import METHODS as CLASSES
+from verl_clipx.methods.bapo import Bapo
+from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.run.config import Settings, build
+from verl_clipx.run.listing import group_settings
+
+GROUPS = {path.stem: group_settings(path.stem) for path in sorted((configs_folder() / "clipx").glob("*.yaml"))}
+NODES = {group: build(**node) for group, node in GROUPS.items() if "method" in node}
+METHODS = {group: node.method for group, node in NODES.items() if isinstance(node, Settings)}
+METHODS["bapo_rollout"] = Bapo(weight="rollout", counted="gradient", contribution="net")
+# Settings that no group has.
+VARIANTS = {
+    "dcpo": ({"largest_ratio": None, "dual_clip": None}, {"epsilon_low": 0.0, "epsilon_high": 0.0}),
+    "dppo": ({"divergence": "kl"}, {"threshold_low": None, "threshold_high": None, "weight_high": None}),
+    "dro": ({"beta": 100, "log_ratio_clamp": None},),
+    "gmpo": ({"clip_low": None, "clip_high": None, "log_ratio_clamp": None},),
+    "gspo": ({"clip_low": None, "clip_high": None, "log_ratio_clamp": None},),
+    "m2po": ({"moment": "capped"}, {"behaviour": "old"}, {"log_ratio_clamp": None}),
+    "sapo": ({"tau_positive": 0.01, "tau_negative": 100, "log_ratio_clamp": None},),
+    "topr": (
+        {"level": "token"},
+        {"level": "token", "positive_low": 0.5, "positive_high": 2.0},
+        {"positive_low": 0.0, "positive_high": 2.0, "log_ratio_clamp": None},
+    ),
+}
+CONTRACT = METHODS | {f"{of}, {how}": CLASSES[of](**how) for of, every in VARIANTS.items() for how in every}
+ADAPTIVE = {name: method for name, method in METHODS.items() if method.statistics_size}
+# The groups that differ from these in numbers alone: dapo, cispo_minimax, ce_gppo_reference, dgpo_reference,
+# dcpo_reference, dppo_reference, m2po_reference.
+FORMULAS = {
+    group: (f"+clipx={group}",)
+    for group in (
+        *("grpo", "cispo", "cispo_acpo", "gppo", "ce_gppo", "aspo", "aspo_dgpo", "dgpo"),
+        *("acpo", "acpo_reference", "bapo", "bapo_reference", "dcpo", "dppo", "dppo_kl", "dro", "gmpo", "gspo", "sapo"),
+        "topr",
+    )
+}
+FORMULAS["bapo_gradient"] = ("+clipx=bapo", "clipx.counted=gradient")
+# Otherwise its ratio is to a policy that verl's signature leaves out.
+FORMULAS["m2po"] = ("+clipx=m2po", "clipx.behaviour=old")
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+every_formula = pytest.mark.parametrize("name", FORMULAS)
+
+
+def test_every_method_is_in_the_table():
+    assert {method.name for method in METHODS.values()} == set(BUILT_IN)
+    assert {METHODS[name].name for name in FORMULAS if name in METHODS} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    "method",
+    # Quick for the groups of VARIANTS and their neighbours alone.
+    [
+        pytest.param(method, id=name, marks=() if name.split(",")[0] in VARIANTS else pytest.mark.slow)
+        for name, method in CONTRACT.items()
+    ],
+)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_contract_passes(method, check):
+    check(method)
+
+
+# Two doors: what verl calls in the loss's registry, and what verl's engine calls in the training worker.
+
+
+def in_registry(name, batch, mode="token-mean"):
+    """The loss, its gradient on log_prob, and the metrics of a call outside a worker."""
+    return registered_loss(built_once(FORMULAS[name]), batch, loss_agg_mode=mode)
+
+
+def in_worker(name, batch, mode="token-mean"):
+    """The same of an update of one micro-batch in the training worker, with its extra pass."""
+    config = copy.deepcopy(built_once(FORMULAS[name]))
+    object.__setattr__(config, "loss_agg_mode", mode)
+    log_prob, mask = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"]
+    # Whole rows, whose mask has the holes.
+    given = {**batch, "log_prob": log_prob, "mask": torch.ones_like(mask)}
+    data, output = micro_batch(given, list(range(len(mask))), total=int(mask.sum()), sequences=len(mask))
+    data["response_mask"] = jagged(list(mask))
+    loss, metrics = worker_s_call(config, data, output)
+    loss.backward()
+    found = {key: number_of(metric) for key, metric in metrics.items() if key.startswith("clipx/")}
+    return loss.detach(), log_prob.grad, found
+
+
+def ragged(seed, *, sequences=4, length=12, spread=0.6, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    old_log_prob = -torch.rand(sequences, length, dtype=torch.float64, generator=generator) * 3
+    log_prob = old_log_prob + spread * torch.randn(sequences, length, dtype=torch.float64, generator=generator)
+    lengths = torch.randint(1, length + 1, (sequences, 1), generator=generator)
+    return {
+        "old_log_prob": old_log_prob.to(dtype),
+        "log_prob": log_prob.to(dtype),
+        "advantages": torch.randn(sequences, length, dtype=torch.float64, generator=generator).to(dtype),
+        "response_mask": torch.arange(length) < lengths,
+    }
+
+
+def assert_finite(loss, gradient, metrics):
+    assert loss.isfinite() and gradient.isfinite().all()
+    assert not [key for key, value in metrics.items() if not math.isfinite(value)]
+
+
+def finite_for_any_log_ratio(call, name):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        for spread in (1.0, 30.0, 300.0, 1e4):
+            steps = torch.linspace(-1.0, 1.0, 31, dtype=torch.float64) * spread
+            batch = {
+                "old_log_prob": torch.full((2, 31), -1.0, dtype=dtype),
+                "log_prob": (steps - 1.0).repeat(2, 1).to(dtype),
+                "advantages": torch.tensor([[1.0], [-1.0]]).expand(2, 31).to(dtype),
+                "response_mask": torch.ones(2, 31, dtype=torch.bool),
+            }
+            assert_finite(*call(name, batch))
+
+
+def nothing_outside_the_mask_is_read(call, name):
+    batch = ragged(0)
+    loss, gradient, metrics = call(name, batch)
+    outside = ~batch["response_mask"]
+    assert outside.any()
+    for garbage in (math.nan, math.inf, -math.inf, 1e30):
+        spoilt = {key: of if of.dtype == torch.bool else torch.where(outside, garbage, of) for key, of in batch.items()}
+        same_loss, same_gradient, same_metrics = call(name, spoilt)
+        assert torch.equal(same_loss, loss) and torch.equal(same_gradient, gradient) and same_metrics == metrics
+    assert (gradient[outside] == 0).all()
+
+
+def degenerate_batches_are_finite(call, name):
+    one, empty = (ragged(1) for _ in range(2))
+    one["response_mask"] = torch.zeros_like(one["response_mask"])
+    one["response_mask"][1, 3] = True
+    one["log_prob"][1, 3] = one["old_log_prob"][1, 3]
+    empty["response_mask"][2] = False
+    size = ragged(1)["advantages"].abs()
+    signs = [ragged(1) | {"advantages": advantages} for advantages in (-size, size, torch.zeros_like(size))]
+    for batch in (one, empty, *signs):
+        # Finite zeros everywhere would not do.
+        weight = per_token(built_once(FORMULAS[name]).policy_loss.clipx, batch).weight
+        signal = (weight * batch["advantages"] != 0) & batch["response_mask"]
+        if name == "dro" and not batch["advantages"].any():
+            # Its penalty pulls there, too.
+            signal = batch["response_mask"]
+        assert signal.any() or not batch["advantages"].any()
+        for mode in AGGREGATIONS:
+            loss, gradient, metrics = call(name, batch, mode)
+            assert_finite(loss, gradient, metrics)
+            assert torch.equal(gradient != 0, signal)
+
+
+def no_tokens_at_all_give_finite_metrics(call, name):
+    batch = ragged(2)
+    batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+    loss, gradient, metrics = call(name, batch, "token-sum")
+    assert_finite(loss, gradient, metrics)
+    assert loss == 0 and not gradient.any()
+    # verl wants the same keys of every micro-batch of every rank.
+    assert metrics.keys() == call(name, ragged(2))[2].keys()
+
+
+def float32_agrees_with_float64(call, name):
+    narrow = ragged(4, dtype=torch.float32)
+    wide = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in narrow.items()}
+    assert_close(call(name, narrow)[1].double(), call(name, wide)[1], rtol=2e-5, atol=0)
+
+
+def on_policy_the_gradient_is_the_plain_policy_gradient(call, name):
+    batch = ragged(5)
+    batch["log_prob"] = batch["old_log_prob"].clone()
+    mask = batch["response_mask"]
+    expected = torch.where(mask, -batch["advantages"] / mask.sum(), 0.0)
+    assert_close(call(name, batch)[1], expected, rtol=1e-12, atol=0)
+
+
+def micro_batches_of_whole_sequences_add_up(call, name):
+    if per_token(built_once(FORMULAS[name]).policy_loss.clipx, ragged(1)).statistics.any():
+        # In a bare call each part decides for itself; with given statistics the contract asks it of the formula.
+        return
+    batch = ragged(1, sequences=8)
+    whole, gradient, _ = call(name, batch, "token-sum")
+    for part_of in ([0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 0, 1]):
+        total, parts, part_of = 0.0, torch.zeros_like(gradient), torch.tensor(part_of)
+        for part in range(int(part_of.max()) + 1):
+            rows = part_of == part
+            loss, parts[rows], _ = call(name, {key: of[rows] for key, of in batch.items()}, "token-sum")
+            total = total + loss
+        assert_close(total, whole, rtol=1e-12, atol=1e-14)
+        # exp rounds differently in vectors of another length.
+        assert_close(parts, gradient, rtol=1e-12, atol=0)
+
+
+PROPERTIES = (
+    finite_for_any_log_ratio,
+    nothing_outside_the_mask_is_read,
+    degenerate_batches_are_finite,
+    no_tokens_at_all_give_finite_metrics,
+    float32_agrees_with_float64,
+    on_policy_the_gradient_is_the_plain_policy_gradient,
+    micro_batches_of_whole_sequences_add_up,
+)
+
+
+@every_formula
+@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
+@pytest.mark.parametrize("door", [in_registry, pytest.param(in_worker, marks=pytest.mark.slow)])
+def test_property(door, holds, name):
+    holds(door, name)
+
+
+@pytest.mark.slow
+@every_formula
+@given(seed=st.integers(0, 10_000), order=st.integers(0, 10_000), padding=st.integers(0, 9))
+@settings(max_examples=15, deadline=None)
+def test_order_and_padding_do_not_matter(name, seed, order, padding):
+    batch = ragged(seed, sequences=3, length=8)
+    generator = torch.Generator().manual_seed(order)
+    rows = torch.randperm(3, generator=generator)
+    # Padding goes anywhere, not only to the end.
+    columns = torch.randperm(8 + padding, generator=generator)
+    moved = {}
+    for key, tensor in batch.items():
+        fill = False if key == "response_mask" else torch.nan
+        padded = torch.cat([tensor, torch.full((3, padding), fill, dtype=tensor.dtype)], dim=1)
+        moved[key] = padded[rows][:, columns]
+    for mode in AGGREGATIONS:
+        loss, gradient, metrics = in_registry(name, batch, mode)
+        moved_loss, moved_gradient, moved_metrics = in_registry(name, moved, mode)
+        back = torch.empty_like(moved_gradient)
+        back[rows[:, None], columns] = moved_gradient
+        assert_close(moved_loss, loss, rtol=1e-10, atol=1e-14)
+        assert_close(back[:, :8], gradient, rtol=1e-10, atol=1e-15)
+        assert moved_metrics == pytest.approx(metrics, rel=1e-10, abs=1e-12)
+
+
+@every_method
+def test_the_weight_of_reweighted_advantages_is_positive_at_ratio_1_too(method):
+    # DRO's F depends on the size of A, and is 1 at ratio 1 all the same.
+    assert not method.unconstrained_weight or method.name == "dro"
+    tensors = example()
+    tensors["log_prob"] = tensors["rollout_log_prob"] = tensors["old_log_prob"]
+    for alpha, probability in ((0.3, "old"), (1.0, "old"), (0.3, "current"), (1.0, "current")):
+        shaping = AdvantageReweighting(alpha=alpha, probability=probability)
+        result = evaluate(method, shaping=shaping, **inputs_of(method, tensors))
+        # F times the reweighted advantage has the sign of the advantage itself.
+        signs = (result.weight * result.tokens.advantages).sign()
+        assert torch.equal(signs, torch.where(tensors["mask"], tensors["advantages"].sign(), 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ADAPTIVE.values(), ids=ADAPTIVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(seed=st.integers(0, 10_000), parts=st.integers(2, 6))
+@settings(max_examples=25, deadline=None)
+def test_statistics_add_up_over_any_split(method, dtype, seed, parts):
+    tensors = inputs_of(method, example(dtype, seed))
+    part_of = torch.randint(0, parts, tensors["mask"].shape, generator=torch.Generator().manual_seed(seed))
+    whole, by_token, by_row = token_statistics(method, None, Inputs(**tensors)), 0, 0
+    for part in range(parts):
+        by_token = by_token + token_statistics(method, None, Inputs(**tensors, counted=part_of == part))
+        rows = {name: tensor[part_of[:, 0] == part] for name, tensor in tensors.items()}
+        by_row = by_row + token_statistics(method, None, Inputs(**rows))
+    # BAPO adds whole numbers of a unit that differs between the parts, every other method floating-point numbers.
+    # Both are relative to the size of the terms, which is of order 1, and sums of both signs can be smaller.
+    tolerance = 1e-8 if isinstance(method, Bapo) else 1e-12
+    for split in (by_token, by_row):
+        assert_close(split, whole, rtol=tolerance, atol=tolerance)
+        assert_close(method.decide(split), method.decide(whole), rtol=100 * tolerance, atol=tolerance)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(method, dtype):
+    result, gradients = gradient(method, example(dtype))
+    assert result.loss.dtype == result.weight.dtype == torch.float32
+    for bound in result.bounds:
+        assert torch.as_tensor(bound).broadcast_to(result.loss.shape).dtype == torch.float32
+    assert gradients.dtype == dtype
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the size of every tensor that is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.sizes.extend(output.numel() for output in tree_leaves(result) if isinstance(output, torch.Tensor))
+        return result
+
+
+@every_method
+def test_nothing_of_size_tokens_times_candidates_is_allocated(method):
+    tensors = inputs_of(method, example())
+    tensors = {name: tensor.repeat(20, *(10,) * (tensor.ndim - 1)) for name, tensor in tensors.items()}
+    with Recorder() as recorder:
+        inputs = Inputs(**tensors)
+        token_loss(method, None, inputs, method.decide(token_statistics(method, None, inputs)))
+    # Two numbers a token at most: BAPO's weights and values are counted at once.
+    assert tensors["mask"].numel() <= max(recorder.sizes) <= 2 * tensors["mask"].numel()

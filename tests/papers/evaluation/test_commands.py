@@ -1,0 +1,294 @@
+"""`clipx eval run` and `score` from the command line, with a stand-in for verl: run, go on, add samples, score again.
+
+Not covered: verl itself (tests/end_to_end/evaluation_round.py), `compare` on more than two runs (test_compare.py).
+"""
+
+import json
+import shutil
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.papers.evaluation.tiny import REWARD, answer_as_verl, save_model, save_questions
+from verl_clipx.cli import app
+from verl_clipx.papers.evaluation import validation_run
+from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
+from verl_clipx.papers.evaluation.completions import read_completions
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.scores import load_function
+
+CHUNKS = "model/test/completions/seed-*/*/0.jsonl"
+
+
+def is_even(data_source, solution_str, ground_truth, extra_info):
+    """A reward that a stand-in sometimes gets: an even number of characters."""
+    return {"score": 1.0 if len(solution_str) % 2 == 0 else -1.0, "format": float(bool(solution_str))}
+
+
+EASY = f"{__name__}:is_even"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def verl():
+    """Launches that the stand-in answered, a folder each."""
+    launched = []
+
+    def answer(folder, platform):
+        launched.append(folder)
+        answer_as_verl(folder, platform)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation_run, "_launch", answer)
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    return save_model(folder / "model"), save_questions(folder / "data", 6)
+
+
+def options(inputs, out, *more: str, samples: int = 4) -> list[str]:
+    model, questions = map(str, inputs)
+    return [
+        *("eval", "run", model, "+hardware=cpu", "--benchmark", questions, "--out", str(out)),
+        *("--max-tokens", "6", "--samples", str(samples), "--reward", EASY, *more),
+    ]
+
+
+def invoke(*arguments: str) -> str:
+    """Run the command; its output. Long lines are not wrapped."""
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refuse(*arguments: str) -> str:
+    """Run a command that must end with an error message; its output."""
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, list(arguments))
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.output
+    return result.output
+
+
+def results_of(out) -> dict:
+    return json.loads((out / "results.json").read_text())
+
+
+def completions_of(out, questions: int = 6, samples: int = 4, seeds=(0,), names=("model", "test")):
+    completions = EvaluationFolder(out).completions(*names)
+    return read_completions(completions, questions=questions, samples=samples, seeds=seeds)
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory):
+    """A finished evaluation in chunks of two questions; its completions must stay."""
+    out = tmp_path_factory.mktemp("whole")
+    invoke(*options(inputs, out, "--chunk-size", "9"))
+    return out
+
+
+def test_a_run_reports_what_its_completions_say(inputs, whole):
+    results = results_of(whole)
+    found = results["benchmarks"]["test"]
+    samples = completions_of(whole)
+    right = samples["text"].map(len) % 2 == 0
+    assert 0 < right.mean() < 1
+    assert found["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
+    assert found["result"]["pass@4"]["mean"] == right.groupby(samples["question"]).any().mean()
+    assert found["result"]["reward/score"]["mean"] == pytest.approx(2 * right.mean() - 1)
+    assert found["result"]["length"]["mean"] == samples["length"].mean()
+    assert found["result"] == found["checkpoints"]["model"]
+    config = results["config"]
+    assert config["sampling"]["seeds"] == [0] and config["overrides"] == ["+hardware=cpu"]
+    assert config["versions"]["torch"] == version("torch")
+    assert config["benchmarks"]["test"]["path"] == str(inputs[1])
+    assert [path.parent.name for path in sorted(whole.glob(CHUNKS))] == ["000000", "000002", "000004"]
+
+
+def test_the_same_command_again_samples_nothing_and_shows_five_rows(inputs, whole, verl):
+    before = results_of(whole)["benchmarks"], len(verl)
+    # Also on another number of GPUs.
+    shown, all_of_it = invoke(*options(inputs, whole)), invoke(*options(inputs, whole, "trainer.nnodes=2", "--all"))
+    assert (results_of(whole)["benchmarks"], len(verl)) == before
+    for metric in ("avg@4", "pass@4", "maj@4", "length", "truncated"):
+        assert metric in shown and metric in all_of_it
+    for metric in ("pass@2", "best@4", "format", "reward/score"):
+        assert metric not in shown and metric in all_of_it
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(inputs, whole, tmp_path, verl, monkeypatch):
+    def die(folder, platform):
+        if "000002" in folder.name:
+            raise KeyboardInterrupt
+        answer_as_verl(folder, platform)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validation_run, "_launch", die)
+        result = CliRunner().invoke(app, options(inputs, tmp_path, "--chunk-size", "8"))
+    assert result.exit_code == 130 and "finished chunks are kept" in result.output
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob(CHUNKS)}
+    assert len(kept) == 1 and not (tmp_path / "results.json").exists()
+    assert list(tmp_path.glob("model/test/completions/seed-0/000002.unfinished"))
+    before = len(verl)
+    invoke(*options(inputs, tmp_path, "--chunk-size", "100"))
+    assert len(verl) == before + 1 and not list(tmp_path.rglob("*.unfinished"))
+    assert kept.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.glob(CHUNKS)}.items()
+    # However it was cut up, the completions and all that follows from them are those of a run in one go.
+    assert results_of(tmp_path)["benchmarks"] == results_of(whole)["benchmarks"]
+
+
+def test_another_seed_adds_samples_to_those_there(inputs, whole, tmp_path, verl):
+    out = shutil.copytree(whole, tmp_path / "out")
+    before = len(verl)
+    invoke(*options(inputs, out, "--seed", "0", "--seed", "3"))
+    assert len(verl) == before + 1
+    results = results_of(out)
+    assert "avg@8" in results["benchmarks"]["test"]["result"]
+    assert (results["config"]["sampling"]["samples"], results["config"]["sampling"]["seeds"]) == (8, [0, 3])
+    both = completions_of(out, seeds=(0, 3))
+    first = both[both["sample"] < 4].reset_index(drop=True)
+    assert first.equals(completions_of(whole)) and set(both["seed"]) > set(first["seed"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--temperature", "0.6"], "temperature was 1.0 and is now 0.6"),
+        (["--max-tokens", "7"], "max_tokens was 6 and is now 7"),
+        (["--template", "plain"], "template was 'chat' and is now 'plain'"),
+        (["--samples", "5"], "samples was 4 and is now 5"),
+        (["actor_rollout_ref.rollout.dtype=float32"], "overrides was"),
+    ],
+)
+def test_other_settings_do_not_mix_with_what_is_there(inputs, whole, change, named):
+    before = (whole / "results.json").read_bytes()
+    message = refuse(*options(inputs, whole, *change))
+    assert named in message and "Set another --out" in message
+    assert (whole / "results.json").read_bytes() == before
+
+
+def test_a_run_that_stored_nothing_binds_nobody(inputs, whole, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    shutil.rmtree(out / "model/test/completions")
+    invoke(*options(inputs, out, "--temperature", "0.5", samples=1))
+    assert results_of(out)["config"]["sampling"]["temperature"] == 0.5
+
+
+def test_another_model_or_benchmark_does_not_mix_with_what_is_there(inputs, whole, tmp_path):
+    model, questions = inputs
+    assert "model was" in refuse(*options((save_model(tmp_path / "model", seed=1), questions), whole))
+    assert "benchmark was" in refuse(*options((model, save_questions(tmp_path, 6, seed=1)), whole))
+
+
+def test_scoring_again_with_another_reward_samples_nothing(whole, tmp_path, verl):
+    out, before = shutil.copytree(whole, tmp_path / "out"), len(verl)
+    invoke("eval", "score", str(out), "--reward", REWARD)
+    results = results_of(out)
+    assert results["config"]["reward"] == REWARD
+    assert results["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 0.0
+    invoke("eval", "score", str(out), "--reward", EASY)
+    assert results_of(out)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
+
+
+def test_what_counts_as_right_can_be_changed_afterwards(whole, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    invoke("eval", "score", str(out), "--correct-from", "-1")
+    assert results_of(out)["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 1.0
+    message = refuse("eval", "compare", str(whole), str(out))
+    assert "correct_from is 1.0 in" in message and "and -1.0 in" in message and "clipx eval score" in message
+    before = (out / "config.json").read_bytes(), (out / "results.json").read_bytes()
+    assert "does not return this part, but only score, format" in refuse("eval", "score", str(out), "--correct", "acc")
+    assert before == ((out / "config.json").read_bytes(), (out / "results.json").read_bytes())
+
+
+def test_comparing_two_runs(inputs, whole, tmp_path):
+    _, questions = inputs
+    other = tmp_path / "other"
+    invoke(*options((save_model(tmp_path / "another", seed=1), questions), other, samples=2))
+    text = invoke("eval", "compare", str(whole), str(other), "--out", str(tmp_path / "comparison.json"))
+    assert "second minus first" in text and "reward/score" not in text
+    assert "reward/score" in invoke("eval", "compare", str(whole), str(other), "--all")
+    found = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]
+    ours, theirs = (results_of(out)["benchmarks"]["test"]["result"] for out in (whole, other))
+    assert (found["avg"]["first"], found["avg"]["second"]) == (ours["avg@4"]["mean"], theirs["avg@2"]["mean"])
+    assert found["avg"]["difference"] == pytest.approx(theirs["avg@2"]["mean"] - ours["avg@4"]["mean"])
+    assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
+
+    fewer = tmp_path / "fewer"
+    invoke(*options(inputs, fewer, "--limit", "5"))
+    assert "made on different questions" in refuse("eval", "compare", str(whole), str(fewer))
+    (fewer / "results.json").unlink()
+    assert "not scored yet" in refuse("eval", "compare", str(whole), str(fewer))
+
+
+def test_the_protocols_of_a_whole_run(inputs, tmp_path):
+    run, (_, questions) = tmp_path / "run", inputs
+    for step in (10, 20, 30, 40):
+        # As with checkpoint.save_contents=[hf_model]. The stand-in answers by the length of the folder's name.
+        saved = run / f"global_step_{step}" / "actor" / "huggingface"
+        save_model(saved, seed=step)
+    last = options((run, questions), tmp_path / "last", "--protocol", "mean-of-last-three", "--temperature", "1")
+    invoke(*last)
+    found = results_of(tmp_path / "last")["benchmarks"]["test"]
+    assert found["from_checkpoints"] == ["global_step_20", "global_step_30", "global_step_40"]
+    means = [one["avg@4"]["mean"] for one in found["checkpoints"].values()]
+    assert found["result"]["avg@4"]["mean"] == pytest.approx(sum(means) / 3)
+    text = invoke(*options((run, questions), tmp_path / "best", "--protocol", "best-validation"))
+    assert "optimistic" in text and len(results_of(tmp_path / "best")["config"]["checkpoints"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--protocol", "best"], "--protocol best: must be one of greedy, sampled"),
+        (["--protocol", "mean-of-last-three", "--samples", "1"], "needs 3 checkpoints"),
+        (["--reward", "no.such:function"], "--reward no.such:function: cannot import it"),
+        (["--max-tokens", "500"], "--max-tokens 500"),
+        (["--top-p", "0"], "--top-p 0.0"),
+        (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--protocol", "greedy", "--temperature", "0.6"], "--protocol greedy --temperature 0.6"),
+        (["--temperature", "0"], "--samples 4 --temperature 0"),
+        (["trainer.nodes=2"], "trainer.nodes"),
+        (["actor_rollout_ref.model.path=base"], "is a whole model, so it has no base"),
+        (["--correct", "nope"], "--correct nope: the reward does not return this part, but only score, format"),
+        (["--correct-from", "nan"], "--correct-from nan: must be a finite number"),
+        (["--reward", "verl_clipx.papers.tasks.hitab.reward:compute_score"], "row 0: ground_truth="),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_sampled(inputs, tmp_path, verl, change, message):
+    before = len(verl)
+    assert message in refuse(*options(inputs, tmp_path / "out", *change))
+    assert len(verl) == before and not (tmp_path / "out" / "config.json").exists()
+
+
+def test_several_benchmarks_have_samples_and_results_of_their_own(inputs, tmp_path):
+    _, questions = inputs
+    command = options(inputs, tmp_path)
+    command[command.index(str(questions))] = f"first={questions}"
+    twice = refuse(*command, "--benchmark", f"first={questions}")
+    assert "two benchmarks are called first" in twice
+    text = invoke(*command, "--benchmark", f"second={save_questions(tmp_path / 'data', 3, seed=1)}")
+    assert "first: 6 questions" in text and "second: 3 questions" in text
+    for name, count in (("first", 6), ("second", 3)):
+        right = completions_of(tmp_path, count, names=("model", name))["text"].map(len) % 2 == 0
+        assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
+
+
+def test_a_reward_that_fails_loses_no_completion(inputs, tmp_path, verl):
+    failing = f"{__name__}:fail_on_text"
+    message = refuse(*options(inputs, tmp_path, "--reward", failing))
+    assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
+    before = len(verl)
+    invoke("eval", "score", str(tmp_path), "--reward", EASY)
+    assert "avg@4" in results_of(tmp_path)["benchmarks"]["test"]["result"] and len(verl) == before
+
+
+def fail_on_text(data_source, solution_str, ground_truth, extra_info):
+    return 1 / (len(solution_str) == 0)
+
+
+def test_the_default_reward_is_the_conservative_one():
+    reward = load_function(DEFAULT_REWARD, "--reward")
+    assert reward("math500", r"\boxed{0.333333}", "1/3", {})["acc"] == 0.0
+    assert reward("math500", r"\boxed{2/6}", "1/3", {})["acc"] == 1.0

@@ -1,0 +1,205 @@
+"""The run of verl that `clipx eval run` composes, what its agent loop records, and how it fails.
+
+The configuration is read again as the launched process reads it. Not covered: that verl does what it says
+(tests/end_to_end/evaluation_round.py).
+"""
+
+import asyncio
+import re
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+from tests.papers.evaluation.tiny import answer_as_verl, save_questions, write_rows
+from verl_clipx.papers.evaluation import validation_run
+from verl_clipx.papers.evaluation.agent_loop import EvaluationAgentLoop
+from verl_clipx.papers.evaluation.benchmark import read_benchmark
+from verl_clipx.papers.evaluation.checkpoints import Weights
+from verl_clipx.papers.evaluation.prompts import PromptFormat
+from verl_clipx.papers.evaluation.settings import SamplingSettings
+from verl_clipx.papers.evaluation.validation_run import (
+    AGENT_LOOP,
+    AGENT_LOOP_CLASS,
+    ValidationRun,
+    compose_base,
+    ranks_of,
+)
+from verl_clipx.seeded.agent_loop import sampling_seed
+
+MODEL = Weights("/m", "/m", None, "f")
+SHARDS = Weights("/base", "/run/global_step_4/actor/huggingface", "/run/global_step_4", "f")
+# Quotes, braces and what looks like an interpolation.
+JINJA = "{% for m in messages %}{{ m['content'] }} \"${x}\" \\{% endfor %}\n"
+MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
+
+
+@pytest.fixture(scope="module")
+def base():
+    return compose_base(["+hardware=cpu", "trainer.n_gpus_per_node=2"])
+
+
+@pytest.fixture
+def a_run(base, tmp_path):
+    """A function from changed arguments to a run on questions 1 and 3 of four."""
+    benchmark = read_benchmark(save_questions(tmp_path / "data", 4), "sums")
+
+    def build(**changes) -> ValidationRun:
+        arguments = {
+            **{"base": base, "weights": MODEL, "benchmark": benchmark, "questions": [1, 3], "seed": 5},
+            "prompts": PromptFormat(None, 11, [7, 256]),
+            "sampling": SamplingSettings(samples=3, max_tokens=20, temperature=0.6, top_p=0.9),
+        }
+        return ValidationRun(**{**arguments, **changes})
+
+    return build
+
+
+def read_config(run: ValidationRun, folder):
+    """The configuration that the launched process composes."""
+    folder.mkdir(exist_ok=True)
+    run.write(folder)
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("run")
+
+
+def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
+    folder = tmp_path / "chunk"
+    config = read_config(a_run(), folder)
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    # Without val_before_train, verl would train.
+    assert trainer.val_before_train is True and trainer.val_only is True and trainer.validation_data_dir == str(folder)
+    # Seeded rollouts need both.
+    assert trainer.use_v1 is True and trainer.v1.trainer_mode == "sync"
+    assert trainer.v1.sampler.custom_sampler.path == "pkg://verl_clipx.seeded.sampler"
+    assert trainer.resume_mode == "disable" and config.actor_rollout_ref.model.path == "/m"
+    assert (rollout.seed, rollout.agent.default_agent_loop) == (5, AGENT_LOOP)
+    assert OmegaConf.to_container(rollout.val_kwargs) | {"top_k": -1, "top_p": 0.9, "temperature": 0.6, "n": 3} == (
+        OmegaConf.to_container(rollout.val_kwargs)
+    )
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (11, 20)
+    assert config.data.validation_shuffle is False and config.data.filter_overlong_prompts is False
+    (loop,) = OmegaConf.load(rollout.agent.agent_loop_config_path)
+    assert (loop.name, list(loop.stop_token_ids)) == (AGENT_LOOP, [7, 256])
+    assert loop._target_ == AGENT_LOOP_CLASS == f"{EvaluationAgentLoop.__module__}.{EvaluationAgentLoop.__name__}"
+    (file,) = config.data.val_files
+    rows = pandas.read_parquet(file)
+    assert [extra["index"] for extra in rows["extra_info"]] == [1, 3] and set(rows["data_source"]) == {"sums"}
+    assert [list(prompt) for prompt in rows["prompt"]] == [a_run().benchmark.questions[row].prompt for row in (1, 3)]
+
+
+def test_shards_are_loaded_on_their_base_model_and_nothing_but_the_weights(a_run, tmp_path):
+    config = read_config(a_run(weights=SHARDS), tmp_path / "chunk")
+    assert config.trainer.resume_mode == "resume_path" and config.trainer.resume_from_path == SHARDS.resume_from
+    assert config.actor_rollout_ref.actor.checkpoint.load_contents == ["model"]
+    assert config.actor_rollout_ref.model.path == "/base"
+    assert config.actor_rollout_ref.model.tokenizer_path == SHARDS.tokenizer
+
+
+def test_a_chat_template_reaches_verl_as_it_is(a_run, tmp_path):
+    config = read_config(a_run(prompts=PromptFormat(JINJA, 11, [7])), tmp_path / "chunk ${x} 'a'")
+    assert config.actor_rollout_ref.model.custom_chat_template == JINJA
+    assert config.trainer.validation_data_dir == str(tmp_path / "chunk ${x} 'a'")
+    assert list(config.data.val_files) == [str(tmp_path / "chunk ${x} 'a'" / "questions.parquet")]
+    assert read_config(a_run(), tmp_path / "other").actor_rollout_ref.model.custom_chat_template is None
+
+
+def test_verl_accepts_the_configuration(a_run, tmp_path, monkeypatch):
+    from verl.trainer.main_ppo import validate_config
+
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    # Two ranks, and one question a chunk: verl checks that a training's batches could be divided among them.
+    config = read_config(a_run(questions=[1]), tmp_path / "chunk")
+    validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+def test_greedy_and_top_k(a_run, tmp_path):
+    greedy = SamplingSettings(samples=1, max_tokens=20, temperature=0.0, top_k=40)
+    kwargs = read_config(a_run(sampling=greedy), tmp_path / "chunk").actor_rollout_ref.rollout.val_kwargs
+    assert (kwargs.do_sample, kwargs.temperature, kwargs.top_k) == (False, 0.0, 40)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "rollout"),
+    [
+        (["+hardware=cpu"], 1, "cpu"),
+        (["+hardware=cpu", "trainer.n_gpus_per_node=2"], 2, "cpu"),
+        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], 8, "vllm"),
+        (["+hardware=h100x8"], 8, "vllm"),
+        ([], 1, "vllm"),
+        (["+hardware=cpu", "actor_rollout_ref.rollout.name=vllm"], 1, "vllm"),
+    ],
+)
+def test_ranks_and_engine_follow_from_the_overrides(overrides, ranks, rollout):
+    base = compose_base(overrides)
+    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (ranks, rollout)
+
+
+@pytest.mark.parametrize("override", ["trainer.nodes=2", "actor_rollout_ref.rollout.name=sglang"])
+def test_overrides_that_cannot_be_are_named(override):
+    with pytest.raises(ValueError, match=re.escape(override.partition("=")[0])):
+        compose_base(["+hardware=cpu", override])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "truncated"), [([1, 2], False), ([1, 2, 9], False), ([1, 2, 3], True), ([9], False), ([], False)]
+)
+def test_the_agent_loop_records_what_verls_files_lack(monkeypatch, tokens, truncated):
+    sent = []
+
+    async def generate(self, sampling_params, priority=0, **kwargs):
+        sent.append(sampling_params)
+        fields = {"prompt_ids": [1], "response_mask": [1] * len(tokens), "metrics": AgentLoopMetrics()}
+        return AgentLoopOutput(response_ids=tokens, extra_fields={}, **fields)
+
+    monkeypatch.setattr(SingleTurnAgentLoop, "run", generate)
+    loop = object.__new__(EvaluationAgentLoop)
+    loop._stop_token_ids, loop.response_length = frozenset({9}), 3
+    loop.rollout_config = SimpleNamespace(seed=42)
+    fields = {"global_steps": 20, "index": np.int64(7), "session_id": 1, "raw_prompt": MESSAGES, "data_source": "sums"}
+    output = asyncio.run(loop.run({"temperature": 1.0}, **fields))
+    # The same for every checkpoint.
+    seed = sampling_seed(42, 0, 7, 1, MESSAGES)
+    assert sent == [{"temperature": 1.0, "seed": seed}] and output.reward_score == 0.0
+    origin = {"index": 7, "data_source": "sums", "sample": 1, "seed": seed}
+    recorded = output.extra_fields["reward_extra_info"]
+    assert recorded == {**origin, "length": len(tokens), "truncated": truncated}
+
+
+def test_a_folder_appears_when_its_responses_are_complete(a_run, tmp_path, monkeypatch):
+    folder = tmp_path / "seed-0" / "000001"
+
+    def answer_one(unfinished, platform):
+        answer_as_verl(unfinished, platform)
+        lines = (unfinished / "0.jsonl").read_text().splitlines(keepends=True)
+        (unfinished / "0.jsonl").write_text("".join(lines[:-1]))
+
+    monkeypatch.setattr(validation_run, "_launch", answer_one)
+    with pytest.raises(ValueError, match="5 responses, not 3 to each of 2 questions"):
+        a_run().run(folder)
+    assert not folder.exists()
+    # What a killed run left does not count.
+    write_rows(folder.with_name("000001.unfinished") / "7.jsonl", [])
+    monkeypatch.setattr(validation_run, "_launch", answer_as_verl)
+    a_run().run(folder)
+    assert sorted(path.name for path in folder.glob("*.jsonl")) == ["0.jsonl"]
+    assert [path.name for path in folder.parent.iterdir()] == ["000001"]
+
+
+def test_a_run_that_fails_shows_the_end_of_its_log(a_run, tmp_path, monkeypatch):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho $VERL_PLATFORM $*; echo out of memory >&2; exit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(RuntimeError) as failed:
+        a_run().run(tmp_path / "chunk")
+    unfinished = tmp_path / "chunk.unfinished"
+    command = f"cpu -m verl.trainer.main_ppo --config-path {unfinished} --config-name run"
+    for text in ("exit code 3", str(unfinished / "run.log"), command, "out of memory"):
+        assert text in str(failed.value)

@@ -1,0 +1,189 @@
+"""The comparison processes: verdicts, limits, deaths, threads, forks, and that none is left behind.
+
+Not covered: Ray itself; its workers are processes that run the reward in threads and may be killed, which is tested.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+
+from verl_clipx.papers.tasks.math import processes
+from verl_clipx.papers.tasks.math.processes import MEMORY_BYTES, SECONDS, compare
+
+# Passes the guards, and an unknown function leaves no value to refute it by: sympy simplifies it for minutes.
+ENDLESS = (("f(x)+1", "f(x)+(x+1)^{999}-(x+2)^{998}"),)
+EQUAL = ((r"\sqrt{4}", "2"),)
+
+
+def workers(parent=None):
+    """The processes that compare."""
+    alive = [child for child in psutil.Process(parent).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "spawn_main" in str(child.cmdline())]
+
+
+def wait_until_gone(found, seconds=60.0):
+    """Wait without reaping: pebble itself must see that its processes have ended."""
+    end = time.monotonic() + seconds
+    while [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+
+
+def test_math_verify_decides():
+    assert compare(((r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),), False) is True
+    assert compare(((r"\sqrt{2}", r"\sqrt{3}"),), False) is False
+    assert compare((("6", "2x=6"),), False) is True
+    assert compare((("6", "2x=6"),), True) is False  # math-verify is not symmetric
+    assert compare((("not math {{{", "\\"),), False) is None
+    assert compare(((r"\sqrt{2}", r"\sqrt{3}"), (r"\sqrt{3}", r"3^{1/2}")), False) is True
+    assert compare(((r"\sqrt{2}+", r"\sqrt{3}"), (r"\sqrt{2}", r"\sqrt{3}")), False) is None
+    assert 1 <= len(workers()) <= processes.PROCESSES
+
+
+@pytest.mark.slow
+def test_an_endless_comparison_ends_alone():
+    """Its process is killed; others go on meanwhile, and what they wait is not counted against them."""
+    assert compare(EQUAL, False) is True
+    before, verdicts = workers(), []
+    started = time.monotonic()
+    endless = threading.Thread(target=lambda: verdicts.append(compare(ENDLESS, False)))
+    endless.start()
+    assert [compare(((f"x+{index}", f"{index}+x"),), False) for index in range(20)] == [True] * 20
+    assert endless.is_alive()
+    endless.join()
+    assert verdicts == [None]
+    assert SECONDS == 5 and time.monotonic() - started < SECONDS + 3
+    assert compare(EQUAL, False) is True
+    assert set(workers()) != set(before)
+
+
+@pytest.mark.slow
+def test_a_busy_process_that_is_stopped_is_given_up():
+    """The kernel's timer cannot end it, pebble can."""
+    assert compare(EQUAL, False) is True
+    verdicts = []
+    busy = threading.Thread(target=lambda: verdicts.append(compare(ENDLESS, False)))
+    busy.start()
+    time.sleep(1)
+    for worker in workers():
+        worker.send_signal(signal.SIGSTOP)
+    busy.join(SECONDS + 20)
+    assert verdicts == [None]
+    for worker in workers():
+        worker.send_signal(signal.SIGCONT)
+    assert compare(EQUAL, False) is True
+
+
+@pytest.mark.slow
+def test_memory_is_bounded():
+    compare(EQUAL, False)
+    for worker in workers():
+        assert worker.rlimit(psutil.RLIMIT_AS)[0] < worker.memory_info().vms + 2 * MEMORY_BYTES
+    # Some 10**11 digits, past the guards: out of memory or out of time, never equal, and the next comparison works.
+    assert compare((("1", "(((9^{999})^{999})^{999})^{99}"),), False) in (None, False)
+    assert compare(EQUAL, False) is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_died_or_stopped_while_idle_holds_nothing_up(end):
+    assert compare(EQUAL, False) is True
+    stopped = workers()
+    for worker in stopped:
+        worker.send_signal(end)
+    if end == signal.SIGKILL:
+        wait_until_gone(stopped)
+        assert compare(EQUAL, False) is True  # it costs no verdict
+        return
+    for worker in stopped[1:]:
+        worker.send_signal(signal.SIGCONT)
+    assert [compare(EQUAL, False) for _ in range(5)] == [True] * 5
+    stopped[0].send_signal(signal.SIGCONT)
+
+
+def test_an_error_in_a_comparison_is_no_verdict(monkeypatch):
+    from verl_clipx.papers.tasks.math import comparison
+
+    monkeypatch.setattr(comparison, "verify", lambda *_, **__: 1 / 0)
+    assert comparison.judge((("x", "x+y"), ("x^2", "x^y")), False) is None
+
+
+def test_processes_that_cannot_start_are_reported(monkeypatch):
+    monkeypatch.setattr(processes, "_pools", {})
+    monkeypatch.setattr(processes, "_prepare", os.abort)
+    with pytest.raises(RuntimeError, match="math-verify"):
+        compare(EQUAL, False)
+
+
+@pytest.mark.slow
+def test_from_asyncio_the_way_verl_calls_it():
+    async def score_all():
+        loop = asyncio.get_running_loop()
+        pairs = [(("x", "x"),), (("x", "y"),), (("x+", "y"),)] * 8
+        return await asyncio.gather(*(loop.run_in_executor(None, compare, pair, False) for pair in pairs))
+
+    assert asyncio.run(score_all()) == [True, False, None] * 8
+
+
+def _compare_in_child(connection):
+    connection.send((compare(EQUAL, False), [worker.pid for worker in workers()]))
+    connection.recv()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_has_processes_of_its_own(method):
+    assert compare(EQUAL, False) is True
+    ours = {worker.pid for worker in workers()}
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context(method).Process(target=_compare_in_child, args=(there,))
+    child.start()
+    verdict, theirs = here.recv()
+    assert verdict is True
+    assert not ours & set(theirs)
+    child.kill()
+    child.join()
+    assert compare(EQUAL, False) is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["return", "sys.exit(3)", "os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_process_outlives_its_parent(end, busy):
+    code = f"""
+    import os, sys, threading, time
+    import psutil
+    from verl_clipx.papers.tasks.math.processes import compare
+
+    def main():
+        assert compare((("1", "1"),), False) is True
+        if {busy}:
+            threading.Thread(target=compare, args=({ENDLESS!r}, False), daemon=True).start()
+            time.sleep(0.5)
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+        {end}
+
+    if __name__ == "__main__":
+        main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) >= 2
+    parent.wait(60)
+    # The kernel's limit; the comparison itself would take a minute.
+    wait_until_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=SECONDS + 15)
+
+
+def test_loading_the_comparison_leaves_the_caller_its_logging():
+    assert logging.root.manager.disable == 0

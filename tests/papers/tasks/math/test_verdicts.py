@@ -1,0 +1,107 @@
+r"""What each box earns: verdicts.txt and the table of docs/tasks/math.md, through the three rewards.
+
+A block of verdicts.txt begins with `# training evaluation`, each 1, 0 or none (no verdict, which earns what a wrong
+answer earns). A line is `right answer @ box @ box …`.
+
+Not covered: how a box is found in a response (test_reward.py).
+"""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from verl_clipx.papers.tasks.math import equality
+from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
+from verl_clipx.papers.tasks.math.reward import compute_score, compute_score_for_evaluation, compute_score_strict
+
+PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "math.md"
+COLUMNS = ["right answer", "box", "training", "evaluation", "why"]
+
+# The score and whether there is no verdict.
+OUTCOMES = {"1": (1.0, 0.0), "0": (0.0, 0.0), "none": (0.0, 1.0)}
+VERDICTS = {"1": True, "0": False, "none": None}
+
+
+def stored():
+    for line in Path(__file__).with_name("verdicts.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            training, evaluation = line.split()[1:]
+            continue
+        gold, *boxes = line.split(" @ ")
+        yield from ((gold, box, training, evaluation) for box in boxes)
+
+
+def documented():
+    lines = PAGE.read_text(encoding="utf-8").split(f"\n| {' | '.join(COLUMNS)} |\n")[1].splitlines()[1:]
+    for line in itertools.takewhile(lambda line: line.startswith("| "), lines):
+        gold, box, training, evaluation, why = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+        assert why.strip()
+        gold, box = (cell.strip().strip("`").replace(r"\|", "|") for cell in (gold, box))
+        yield gold, box, training.strip(), evaluation.strip()
+
+
+STORED, DOCUMENTED = list(stored()), list(documented())
+
+
+def test_both_lists_have_rows_of_every_outcome():
+    assert len(STORED) >= 600 and len(DOCUMENTED) >= 20
+    for rows in (STORED, DOCUMENTED):
+        assert {row[2] for row in rows} == {row[3] for row in rows} == set(OUTCOMES)
+
+
+@pytest.mark.parametrize(("gold", "box", "training", "evaluation"), list(dict.fromkeys(STORED + DOCUMENTED)))
+def test_a_box_earns_what_is_stated(gold, box, training, evaluation):
+    def outcome(function):
+        result = function("math500", rf"So it is \boxed{{{box}}}.", gold, extra_info={"index": 0})
+        assert result["format"] == 1.0
+        return result["score"], result["undecided"]
+
+    score, undecided = OUTCOMES[training]
+    assert outcome(compute_score) == (score, undecided)
+    assert outcome(compute_score_strict) == (1.0 if score else -1.0, undecided)
+    assert outcome(compute_score_for_evaluation) == OUTCOMES[evaluation]
+
+
+def test_evaluation_is_symmetric():
+    unequal = [(gold, box) for gold, box, _, verdict in STORED if equal_answers(gold, box) is not VERDICTS[verdict]]
+    assert unequal == []
+
+
+UNITS = "c d g h l m o s t ab bc cm ft st th mm km kg lb pm am cc mt lt sq gm hr yr"
+
+
+@pytest.mark.parametrize("head", ["2", r"\frac{1}{3}", r"\sqrt{5}", "x+3", r"\pi r^{2}", "a+2", "(a+b)"])
+@pytest.mark.parametrize("unit", UNITS.split())
+def test_letters_after_an_answer_are_variables(head, unit):
+    for equal in (is_equivalent, equal_answers):
+        for gold, box in ((head, head + unit), (head + unit, head), (head, f"{head} {unit}")):
+            assert equal(box, gold) is not True
+        assert equal(f"2{unit[::-1]}", f"2{unit}") is True
+
+
+@pytest.mark.parametrize("answer", ["9^{9^9}", "５", "(" * 200 + "5" + ")" * 200, r"\sum_{n=1}^{9}n"])
+def test_a_refused_comparison_has_no_verdict(answer):
+    assert is_equivalent(answer, "5") is is_equivalent("5", answer) is equal_answers(answer, "5") is None
+
+
+def test_all_accepted_answers_are_one_question():
+    assert is_equivalent("x+1", "x", "1+x") is equal_answers("x+1", "x", "1+x") is True
+    assert is_equivalent("x+1", "x", "2+x") is is_equivalent("x+1") is is_equivalent("", "5") is False
+    assert is_equivalent("5", "") is is_equivalent("$", "$") is False
+    assert is_equivalent("x+1", "x", "x+") is None  # the second can't be read
+    assert is_equivalent("x+1", "x+", "1+x") is True
+
+
+def test_a_pair_is_compared_once_and_numbers_need_no_process(monkeypatch):
+    asked = []
+    monkeypatch.setattr(equality.processes, "compare", lambda *question: asked.append(question) or True)
+    equality._ask.cache_clear()
+    try:
+        assert [is_equivalent("a_1+b", "b+a_1") for _ in range(3)] == [True, True, True]
+        assert asked == [((("b+a_1", "a_1+b"),), False)]
+        assert is_equivalent("4", "5") is False
+        assert len(asked) == 1
+    finally:
+        equality._ask.cache_clear()

@@ -1,0 +1,69 @@
+"""Sums through the reward's doors, and their data: form and skill told apart, no sum in both splits.
+
+Not covered: training (tests/end_to_end).
+"""
+
+import pytest
+
+from verl_clipx.papers.tasks.reward import compute_score as common_score
+from verl_clipx.papers.tasks.sums.dataset import DATASETS
+from verl_clipx.papers.tasks.sums.reward import check_ground_truth, compute_score, compute_score_of_last_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "bare", "able"),
+    [
+        ("42", 1, 1, 1),
+        (" 42\n", 1, 1, 1),
+        ("+42", 1, 1, 1),
+        ("41", 0, 1, 0),
+        ("-42", 0, 1, 0),
+        ("142", 0, 1, 0),
+        ("40 + 2 = 42", 0, 0, 1),
+        ("The answer is 42.", 0, 0, 1),
+        ("42 is the sum of 40 and 2", 0, 0, 0),
+        ("I don't know", 0, 0, 0),
+        ("", 0, 0, 0),
+        ("<think>42", 0, 0, 0),
+        ("<think>40 and 2</think>42", 1, 1, 1),
+        ("42 " * 100, 0, 0, 0),
+        (None, 0, 0, 0),
+    ],
+)
+def test_form_and_skill_are_told_apart(text, right, bare, able):
+    assert compute_score("sums", text, "42") == {"score": right, "acc": right, "format": bare, "skill": able}
+    last = compute_score_of_last_answer("sums", text, "42")
+    assert last == {"score": able, "acc": able, "format": bare, "skill": able}
+    assert common_score("sums", text, "42") == {"score": right, "acc": right, "format": bare}
+
+
+def test_a_sum_is_in_one_split_whatever_the_order_and_the_seed():
+    (definition,) = DATASETS
+    seen = {}
+    for split in definition.splits:
+        for seed in (0, 1):
+            rows = list(definition.rows(None, split=split, prompt="sums_short", seed=seed))
+            assert len(rows) == {"train": 512, "test": 64}[split]
+            for index, row in enumerate(rows):
+                system, user = row["prompt"]
+                assert system == {"role": "system", "content": "Answer with the number only."}
+                first, plus, second, rest = user["content"].removeprefix("What is ").split(maxsplit=3)
+                assert (plus, rest) == ("+", "Answer with the number only.")
+                pair = tuple(sorted((int(first), int(second.removesuffix("?")))))
+                assert 0 <= pair[0] <= pair[1] < 100
+                assert row["reward_model"]["ground_truth"] == str(sum(pair))
+                assert row["extra_info"] == {"index": index, "split": split}
+                assert seen.setdefault(pair, split) == split
+
+
+@pytest.mark.parametrize("size", [0, -1, 5000])
+def test_too_many_or_too_few_sums(size):
+    with pytest.raises(ValueError, match=f"size={size}"):
+        list(DATASETS[0].rows(None, split="train", prompt="sums_short", size=size))
+
+
+@pytest.mark.parametrize("truth", [42, None, "", "-1", "forty", {"answer": "42"}])
+def test_a_truth_that_no_answer_matches_is_refused(truth):
+    with pytest.raises(ValueError, match="sums need"):
+        check_ground_truth("sums", truth)
+    check_ground_truth("sums", "42")

@@ -1,0 +1,269 @@
+"""What the rewards of all tasks have in common: hostile text, truths that no answer meets, threads, verl's own loader.
+
+Not covered: the rules; each task's tests hold them.
+"""
+
+import concurrent.futures
+import random
+import time
+import tracemalloc
+import warnings
+from decimal import Decimal
+from importlib import import_module
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+from verl_clipx.papers.tasks import reward as common
+from verl_clipx.papers.tasks.catalog import definitions
+from verl_clipx.papers.tasks.reward import (
+    PARTS,
+    check_ground_truth,
+    compute_score,
+    compute_score_for_evaluation,
+    reward_of,
+)
+
+COUNTDOWN = {"numbers": [3, 5, 2], "target": 16}
+HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
+PEOPLE = "(1) Zoey is a knight\n(2) Liam is a knave"
+
+# data source: ground truth, what surrounds an answer, a right answer
+TASKS = {
+    "countdown": (COUNTDOWN, "<answer>{}</answer>", "(3+5)*2"),
+    "countdown_boxed": (COUNTDOWN, r"\boxed{{{}}}", "(3+5)*2"),
+    "hitab": (HITAB, r"\boxed{{{}}}", "Ostholm"),
+    "knights_and_knaves": (PEOPLE, "</think><answer>{}</answer>", PEOPLE),
+    "math500": ("7", r"\boxed{{{}}}", "7"),
+    "reversal": ("cba", "<answer>{}</answer>", "cba"),
+    "sums": ("42", "{}", "42"),
+}
+BEST = {"knights_and_knaves": 3.0}
+WORST = {"knights_and_knaves": -3.0}
+
+MEGABYTES = 10_000_000
+HOSTILE = {
+    "nothing": "x" * MEGABYTES,
+    "digits": "1" * MEGABYTES,
+    "opening answers": "<answer>" * (MEGABYTES // 8),
+    "closing answers": "</answer>" * (MEGABYTES // 9),
+    "half tags": "<answer" * (MEGABYTES // 7),
+    "whole answers": "<answer>3</answer>" * (MEGABYTES // 18),
+    "angle brackets": "<" * MEGABYTES + "/answer>",
+    "boxes": "\\boxed{" * (MEGABYTES // 7),
+    "closed boxes": "\\boxed{1}" * (MEGABYTES // 9),
+    "thinking": "<think>" * (MEGABYTES // 7),
+    "ended thinking": "</think>" * (MEGABYTES // 8),
+    "prompt openings": "<|im_start|>" * (MEGABYTES // 12),
+    "backslashes": "\\boxed{" + "\\" * MEGABYTES,
+    "spaces": " " * MEGABYTES + "Assistant:",
+    "long sum": "3+" * (MEGABYTES // 2) + "3",
+    "names": "Zoey is a " * (MEGABYTES // 10),
+    "nested parentheses": "(" * 100 + "3" + ")" * 100,
+    "nested parentheses beyond Python's limit": "(" * 127 + "3" + ")" * 127,
+    "thousands of parentheses": "(" * 5000 + "3" + ")" * 5000,
+    "unclosed parentheses": "(" * 256,
+    "nested braces": "{" * 900 + "5" + "}" * 900,
+    "nested texts": "\\text{" * 300 + "x" + "}" * 300,
+    "nested roots": "\\sqrt{" * 200 + "5" + "}" * 200,
+    "nested fractions": "\\frac{1}{1+" * 100 + "5" + "}" * 100,
+    "signs": "-" * 1900 + "3",
+    "exponent tower": "9^{9^{9^{9^{9}}}}",
+    "python tower": "9**9**9**9**9",
+    "power of powers": "((((9^{999})^{999})^{999})^{999})^{999}",
+    "shift": "1<<99999999999",
+    "factorials": "9!!!!!!",
+    "large factorial": "999999999!",
+    "large binomial": r"\binom{999999999}{499999999}",
+    "long series": r"\sum_{n=1}^{999999999} \frac{1}{n}",
+    "integral": r"\int_0^{\infty} e^{-x^2} \sin(x^3) dx",
+    "huge integer": "9" * 256,
+    "longer integer than Python converts": "9" * 5000,
+    "large exponent": "1e99999999",
+    "product of large integers": "*".join(["99999999"] * 28),
+    "deep quotient": "/".join(["7"] * 128),
+    "division by zero": "3/0",
+    "zoo": r"\frac{1}{0}",
+    "arabic digits": "٣+٥",
+    "full-width digits": "（３＋５）＊２",
+    "superscript": "3²",
+    "kelvin": "Zoey is a \u212anight",
+    "grows in NFKD": "ﷺ" * 1900,
+    "combining marks": "5" + "\u0301" * 1900,
+    "right to left": "\u202e5\u202c",
+    "zero width": "5\u200b",
+    "NUL": "3+\x005",
+    "surrogate": "3+\ud8005",
+    "leading zeros": "03+05+02",
+    "underscores": "1_6",
+    "complex": "3j",
+    "hexadecimal": "0x10",
+    "comment": "(3+5)*2#",
+    "line end": "(3+5)\n*2",
+    "walrus": "(a:=16)",
+    "call": "__import__('os').system('touch pwned')",
+    "eval": "eval(exec(open('/etc/passwd').read()))",
+    "lambda": "(lambda f: f(f))(lambda f: f(f))",
+    "f-string": "f'{3+5}'",
+    "comprehension": "[0 for _ in (1,)]",
+    "call of a number": "3(5)(2)",
+    "format string": "{0.__class__.__mro__} %s%n %(x)s {}",
+    "regular expression": "(Zoey|Liam)* is a (knight|knave)+",
+    "sympy names": "factorial(factorial(factorial(9)))",
+    "macros": r"\def\a{\a\a}\a",
+    "input": r"\input{/etc/passwd}",
+    "entities": "&lt;answer&gt;",
+    "empty": "",
+    "spaces only": "   ",
+    "many bars": " | " * 600,
+    "many commas": "1," * 190 + "x",
+    "many equals": "=".join("x" * 150),
+    "thousands": "1" + ",000" * 400,
+    "gap": "1" + " " * 1900 + "x",
+    "many gaps": ("Zoey is" + " " * 50) * 136,
+    "matrix": r"\begin{pmatrix}" + "1&" * 90 + r"1\end{pmatrix}",
+    "percent signs": "5%%%%%%%%",
+    "dollars": "$" * 1900,
+    "unclosed left": r"\left(5",
+    "crossed tags": "</think><think></think><think>5</think>",
+    "code in a process": '"]\n["5","5",false]',
+}
+
+
+@pytest.mark.parametrize("source", TASKS)
+def test_a_right_answer_earns_the_most_and_none_the_least(source):
+    truth, around, right = TASKS[source]
+    best = {"score": BEST.get(source, 1.0), "acc": 1.0, "format": 1.0}
+    assert compute_score(source, around.format(right), truth, {"index": 1}, more=1) == best
+    assert compute_score_for_evaluation(source, around.format(right), truth) == best
+    assert compute_score(source, "no answer", truth) == {"score": WORST.get(source, 0.0), "acc": 0.0, "format": 0.0}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_wrong_quickly_and_silently(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for source, (truth, around, _) in TASKS.items():
+        started = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Python warns about "3(5)" when it compiles it
+            for text in (around.format(HOSTILE[name]), HOSTILE[name]):
+                assert compute_score(source, text, truth)["acc"] == 0.0, source
+        # Ample for one pass over that much text on a busy machine; comparing each piece with each other takes hours.
+        assert time.process_time() - started < 10, source
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_megabytes_are_not_kept():
+    texts = [HOSTILE[name] for name in ("nothing", "whole answers", "names")]
+    tracemalloc.start()
+    for source, (truth, around, _) in TASKS.items():
+        for text in texts:
+            compute_score(source, around.format(text), truth)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000 and peak < 5 * max(map(len, texts))
+
+
+@pytest.mark.parametrize("source", TASKS)
+@pytest.mark.parametrize("text", [None, 16, b"7", ["7"], float("nan"), object()], ids=lambda text: type(text).__name__)
+def test_what_is_not_text_is_no_answer(source, text):
+    assert compute_score(source, text, TASKS[source][0]) == compute_score(source, "", TASKS[source][0])
+
+
+UNMET = [None, 16.5, [], {}, b"5", object(), "", "x" * 9999, "[1, 2]", '{"numbers": [3', {"target": 16}, {"answers": 3}]
+UNMET += [{"numbers": numbers, "target": 16} for numbers in (None, 3, "352", ["3", "5", "2"], [[3], [5]], np.array(3))]
+UNMET += [{"numbers": range(10**12), "target": 16}, {"solution_text_format": None}]
+UNMET += [
+    {"numbers": [3, 5, 2], "target": target} for target in (None, "16", Decimal("1e999999999"), float("nan"), [16])
+]
+UNMET += [{"answers": answers} for answers in (None, "x", [1], [])]
+
+
+@pytest.mark.parametrize("truth", UNMET, ids=lambda truth: repr(truth).split(" at ")[0][:40])
+def test_a_truth_that_no_answer_meets_scores_zero_and_raises_nothing(truth):
+    for source, (_, around, right) in TASKS.items():
+        assert compute_score(source, around.format(right), truth)["acc"] == 0.0, source
+
+
+@pytest.mark.parametrize("name", [*definitions(), "countdown_boxed"])
+def test_every_data_set_has_a_reward_with_all_parts_that_refuses_such_a_truth(name):
+    assert compute_score(name, "", None).keys() == set(PARTS)
+    for truth in (None, {}, [], b"5", object()):
+        with pytest.raises(ValueError, match=r"ground_truth=.* needs? "):
+            check_ground_truth(name, truth)
+
+
+def test_truths_that_answers_can_meet_pass():
+    met = {source: [truth] for source, (truth, _, _) in TASKS.items()} | {"minerva": ['["7", "seven"]'], "math": [7]}
+    met["countdown"].append('{"numbers": [3, 5], "target": 8}')
+    met["knights_and_knaves"].append({"solution_text_format": PEOPLE})
+    for source, truths in met.items():
+        for truth in truths:
+            check_ground_truth(source, truth)
+
+
+@pytest.mark.parametrize("source", TASKS)
+def test_threads_agree(source):
+    truth, around, right = TASKS[source]
+    texts = [around.format(right if number % 2 else number) for number in range(100)]
+    expected = [compute_score(source, text, truth) for text in texts]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: compute_score(source, text, truth), texts * 5)) == expected * 5
+    assert {parts["acc"] for parts in expected} == {0.0, 1.0}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(set(TASKS) - {"math500"})), st.text(max_size=200), st.booleans())
+def test_any_text_is_scored(source, text, dressed):
+    truth, around, _ = TASKS[source]
+    parts = compute_score(source, around.format(text) if dressed else text, truth)
+    assert parts.keys() == set(PARTS)
+    assert parts["acc"] <= parts["format"] and WORST.get(source, 0.0) <= parts["score"] <= BEST.get(source, 1.0)
+
+
+def test_any_pieces_are_scored():
+    generator = random.Random(0)
+    pieces = [
+        "<answer>",
+        "</answer>",
+        "\\boxed{",
+        "}",
+        "7",
+        "(",
+        "\0",
+        "é",
+        "\ud800",
+        "knight",
+        "__import__",
+        "</think>",
+    ]
+    for _ in range(500):
+        text = "".join(generator.choices(pieces, k=generator.randrange(12)))
+        for source, (truth, _, _) in TASKS.items():
+            assert compute_score(source, text, truth).keys() == set(PARTS)
+
+
+def test_evaluation_is_conservative_where_training_is_lenient():
+    lenient = ("math500", r"\boxed{0.333333}", "1/3")
+    assert (compute_score(*lenient)["acc"], compute_score_for_evaluation(*lenient)["acc"]) == (1.0, 0.0)
+
+
+def test_unknown_source_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"^data_source='gsm8k' has no reward; known are aime24, .*countdown_boxed"):
+        compute_score("gsm8k", "42", "42")
+
+
+@pytest.mark.parametrize("source", TASKS)
+@pytest.mark.parametrize("common_one", [True, False])
+def test_verl_loads_it_by_module_name(source, common_one):
+    module = common if common_one else import_module(reward_of(source).__module__)
+    settings = {"path": f"pkg://{module.__name__}", "name": "compute_score", "reward_kwargs": {}}
+    loaded = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": settings}}))
+    truth, around, right = TASKS[source]
+    assert (
+        loaded(data_source=source, solution_str=around.format(right), ground_truth=truth, extra_info={})["acc"] == 1.0
+    )

@@ -1,0 +1,156 @@
+"""What does not divide in a run: by hand, and against verl's functions that stop a run which does not divide.
+
+Covers: each rule with its key and value; that what is accepted is what verl trains without padding; token budgets and
+micro-batches against verl's own functions; engines and trainers that the rules say nothing of. Not covered: attention
+heads, which depend on the model.
+"""
+
+import inspect
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils import tensordict_utils as tu
+from verl.utils.seqlen_balancing import rearrange_micro_batches
+from verl.workers.engine.utils import prepare_micro_batches
+from verl.workers.engine_workers import TrainingWorker
+
+from tests.composition import compose_once
+from verl_clipx.run.divisibility import what_does_not_divide
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+# Beneath the plugin's, which takes the name over.
+WORKER_OF_VERL = TrainingWorker.__bases__[-1]
+# DGPO's batches: 512 prompts, 32 of them a mini-batch, 8 responses each.
+BASE = (
+    *("algorithm.adv_estimator=grpo", "data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=32"),
+    *(f"{ROLLOUT}.n=8", "data.max_prompt_length=1024", "data.max_response_length=8192"),
+    *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=9216"),
+    *(f"{ROLLOUT}.tensor_model_parallel_size=1", "trainer.n_gpus_per_node=8", "trainer.nnodes=1"),
+)
+
+
+def broken_by(changes):
+    """The key that each message begins with."""
+    config = compose_once(BASE).copy()
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value)
+    return [message.partition(": ")[0] for message in what_does_not_divide(config)]
+
+
+def verl_trains(rows_per_rank, mini_batch_rows, data_parallel):
+    """Whether verl's worker accepts a mini-batch."""
+
+    class Reached(Exception):
+        pass
+
+    @contextmanager
+    def train_mode(**_):
+        raise Reached
+        yield
+
+    engine = SimpleNamespace(
+        get_data_parallel_size=lambda: data_parallel, get_data_parallel_rank=lambda: 0, train_mode=train_mode
+    )
+    data = TensorDict({"responses": torch.zeros(rows_per_rank, 1)}, batch_size=[rows_per_rank])
+    tu.assign_non_tensor(data, mini_batch_size=mini_batch_rows)
+    try:
+        inspect.unwrap(WORKER_OF_VERL.train_mini_batch)(SimpleNamespace(engine=engine), data)
+    except Reached:
+        return True
+    except AssertionError:
+        return False
+
+
+def verl_pads_nothing(prompts, mini_batch, samples, data_parallel):
+    """Whether verl's v1 trainer leaves a rollout batch without padding sequences."""
+    config = compose_once(BASE).copy()
+    OmegaConf.update(config, f"{ACTOR}.ppo_mini_batch_size", mini_batch)
+    OmegaConf.update(config, f"{ROLLOUT}.n", samples)
+    trainer = SimpleNamespace(config=config, use_critic=False, global_steps=1)
+    return prompts * samples % PPOTrainer._get_required_batch_multiple(trainer, data_parallel) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(nodes=st.integers(1, 4), prompts=st.integers(1, 64), mini_batch=st.integers(1, 64), samples=st.integers(1, 8))
+def test_what_is_accepted_is_what_verl_trains_without_padding(nodes, prompts, mini_batch, samples):
+    found = broken_by(
+        {
+            "trainer.nnodes": nodes,
+            "data.train_batch_size": prompts,
+            f"{ACTOR}.ppo_mini_batch_size": mini_batch,
+            f"{ROLLOUT}.n": samples,
+        }
+    )
+    ranks, rows = 8 * nodes, prompts * samples
+    trains = rows % ranks == 0 and verl_trains(rows // ranks, mini_batch * samples, ranks)
+    accepted = trains and verl_pads_nothing(prompts, mini_batch, samples, ranks)
+    assert found == ([] if accepted else [f"{ACTOR}.ppo_mini_batch_size={mini_batch}"])
+
+
+def test_a_token_budget_below_the_longest_sequence_is_refused_as_verl_refuses_such_a_sequence():
+    assert broken_by({}) == []
+    budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    assert f"{budget}=9215" in broken_by({budget: 9215})
+    # Two GPUs that share the sequence have the double budget.
+    assert broken_by({budget: 4608, f"{ACTOR}.ulysses_sequence_parallel_size": 2}) == []
+    batch = TensorDict({"input_ids": torch.ones(2, 9216), "attention_mask": torch.ones(2, 9216)}, batch_size=[2])
+    assert len(rearrange_micro_batches(batch, max_token_len=9216)[0]) == 2
+    with pytest.raises(AssertionError, match="max_token_len must be greater"):
+        rearrange_micro_batches(batch, max_token_len=9215)
+
+
+@pytest.mark.parametrize(("size", "divides"), [(8, True), (32, True), (5, False), (64, False)])
+def test_micro_batches_by_sequences_divide_a_ranks_mini_batch_as_verl_wants_it(size, divides):
+    data = TensorDict({"responses": torch.zeros(32, 1)}, batch_size=[32])
+    tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=size)
+    key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    found = broken_by({f"{ACTOR}.use_dynamic_bsz": False, key: size})
+    assert found == ([] if divides else [f"{key}={size}"])
+    if divides:
+        assert len(prepare_micro_batches(data)[0]) == 32 // size
+    else:
+        with pytest.raises(AssertionError, match="must be divisible"):
+            prepare_micro_batches(data)
+
+
+REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"trainer.nnodes": 0}, ["trainer.nnodes=0"]),
+        ({"trainer.n_gpus_per_node": True}, ["trainer.n_gpus_per_node=True"]),
+        ({"trainer.nnodes": 64}, [f"{ACTOR}.ppo_mini_batch_size=32"]),
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 3}, [f"{ACTOR}.ulysses_sequence_parallel_size=3"]),
+        ({f"{ACTOR}.fsdp_config.fsdp_size": 3}, [f"{ACTOR}.fsdp_config.fsdp_size=3"]),
+        ({f"{ACTOR}.fsdp_config.fsdp_size": 4}, []),
+        ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, [f"{ROLLOUT}.tensor_model_parallel_size=3"]),
+        ({"trainer.nnodes": 2, f"{ROLLOUT}.tensor_model_parallel_size": 16}, []),
+        ({"data.gen_batch_size": 100}, ["data.gen_batch_size=100"]),
+        # Only where there is a reference model.
+        ({REFERENCE: 100}, []),
+        ({REFERENCE: 100, f"{ACTOR}.use_kl_loss": True}, [f"{REFERENCE}=100"]),
+        # Several at once.
+        (
+            {"data.gen_batch_size": 100, f"{ACTOR}.fsdp_config.fsdp_size": 3},
+            [f"{ACTOR}.fsdp_config.fsdp_size=3", "data.gen_batch_size=100"],
+        ),
+        # Engines and trainers that divide a run in their own way.
+        ({f"{ACTOR}.strategy": "megatron", f"{ACTOR}.ppo_mini_batch_size": 30}, []),
+        ({"trainer.v1.trainer_mode": "separate_async", f"{ACTOR}.ppo_mini_batch_size": 30}, []),
+        (
+            {"trainer.v1.trainer_mode": "separate_async", "trainer.use_v1": False, f"{ACTOR}.ppo_mini_batch_size": 30},
+            [f"{ACTOR}.ppo_mini_batch_size=30"],
+        ),
+    ],
+)
+def test_each_rule_names_its_key_and_value(changes, broken):
+    assert broken_by(changes) == broken

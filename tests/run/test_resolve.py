@@ -1,0 +1,212 @@
+"""A run is resolved once, by one resolver, whoever reads its configuration first.
+
+Covers: the driver's hook, a main of the user's own under Hydra, a notebook and verl's Tinker worker, with what each can
+know; that verl's own resolution in place keeps the result; that nobody can set the facts; which facts there are for
+rollout batches and traces; misspelt keys of ours; that the plugin leaves a run without its node alone. Not covered:
+what becomes of verl's keys (test_verl_keys.py), the entry modules as a whole (test_start.py), the line
+(test_announcement.py).
+"""
+
+import inspect
+import pickle
+import sys
+
+import hydra
+import pytest
+import verl.utils.device
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
+
+from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s, merged, refusals_in, refused
+from verl_clipx.base.refusal import Refusal
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.resolve import resolve
+from verl_clipx.run.trace import Trace
+from verl_clipx.run.verl_keys import FACTS
+
+WIDER, LIKE_VERL = f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.clip_ratio_low=0.2"
+TAKEN = {"clip_high": {"key": "clip_ratio_high", "given": 0.28, "value": 1.28}}
+
+
+def is_resolved(config) -> bool:
+    return not OmegaConf.is_interpolation(config.actor_rollout_ref.actor.policy_loss, "run")
+
+
+@pytest.fixture
+def main(monkeypatch, tmp_path):
+    """A main under Hydra, as `python main.py` runs it: what a function makes of its configuration."""
+    yields = []
+
+    def run(function, *overrides):
+        monkeypatch.setattr(sys, "argv", ["main.py", f"hydra.run.dir={tmp_path}", *overrides])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        decorated = hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+        decorated(lambda config: yields.append(function(config)))()
+        return yields.pop()
+
+    yield run
+    HydraConfig.instance().cfg = None
+
+
+NEEDED = (f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", "clipx.log=false")
+
+
+def test_the_drivers_hook_forces_it_with_the_command_lines_names(main, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+
+    def of_verl(config):
+        verl.utils.device.auto_set_device(config)
+        assert is_resolved(config)
+        return built(config).policy_loss
+
+    policy_loss = main(of_verl, "+clipx=grpo", WIDER, *NEEDED)
+    assert (policy_loss.run.group, policy_loss.run.taken) == ("grpo", TAKEN)
+    assert policy_loss.clipx.method.clip_high == 1.28
+    # A key counts there even if it repeats verl's default.
+    with pytest.raises(Refusal) as raised:
+        main(of_verl, "+clipx=grpo", "clipx.clip_low=0.7", LIKE_VERL, *NEEDED)
+    assert raised.value.key == f"{ACTOR}.clip_ratio_low"
+
+
+def test_in_a_main_of_the_users_own_the_first_read_resolves_it_without_names(main):
+    def of_the_user(config):
+        assert not is_resolved(config)
+        # As verl's task runners do first.
+        OmegaConf.resolve(config)
+        assert is_resolved(config)
+        return built(config).policy_loss
+
+    policy_loss = main(of_the_user, "+clipx=grpo", WIDER, "clipx.clip_low=0.7", LIKE_VERL, *NEEDED)
+    assert (policy_loss.run.group, policy_loss.run.taken) == (None, TAKEN)
+    assert policy_loss.clipx.method.clip_high == 1.28 and policy_loss.clipx.method.clip_low == 0.7
+
+
+def test_in_a_notebook_the_first_read_resolves_it():
+    policy_loss = built(hydra_s("+clipx=grpo", WIDER)).policy_loss
+    assert policy_loss.run.taken == TAKEN and policy_loss.clipx.method.clip_high == 1.28
+    with pytest.raises(Exception) as raised:
+        built(hydra_s("+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.3"))
+    (refusal,) = refusals_in(raised.value)
+    assert (refusal.key, refusal.value) == (f"{ACTOR}.clip_ratio_high", 0.3)
+    # A configuration that has changed is resolved anew.
+    config, decision = decided("+clipx=grpo")
+    config.actor_rollout_ref.actor.ppo_epochs = 2
+    assert (decision.resolved.run.updates, resolve(config).run.updates) == (4, 8)
+
+
+def test_verls_tinker_worker_gets_it_by_its_first_read():
+    # It builds its actor as every worker of verl's does, from the part of the configuration that Ray pickles.
+    assert "init_model" not in vars(TinkerActorRolloutRefWorker)
+    assert "omega_conf_to_dataclass(self.config.actor)" in inspect.getsource(ActorRolloutRefWorker.init_model)
+    config = pickle.loads(pickle.dumps(hydra_s("+clipx=grpo", WIDER, f"{ACTOR}.ppo_epochs=3").actor_rollout_ref))
+    policy_loss = omega_conf_to_dataclass(config.actor).policy_loss
+    assert (policy_loss.run.taken, policy_loss.run.updates) == (TAKEN, 12)
+    assert policy_loss.clipx.method.clip_high == 1.28
+
+
+@pytest.mark.parametrize(
+    "override",
+    [f"+{FACTS}.group=dapo", f"++{FACTS}.options={{}}", f"{FACTS}=null", f"~{FACTS}", f"{FACTS}={{group:x}}"],
+)
+def test_facts_about_the_run_cannot_be_set(override):
+    key = override.lstrip("+~").partition("=")[0]
+    with pytest.raises(Refusal) as raised:
+        resolve(hydra_s("+clipx=acpo", override), named={key})
+    assert raised.value.key == key and "other keys" in raised.value.reason
+    # Nor where nobody knows the command line.
+    with pytest.raises(Exception) as raised:
+        built(hydra_s("+clipx=acpo", override))
+    assert [refusal.key for refusal in refusals_in(raised.value)] == [FACTS]
+
+
+def test_hydra_itself_refuses_to_change_a_fact():
+    with pytest.raises(hydra.errors.ConfigCompositionException, match=r"Could not override .*policy_loss\.run\.group"):
+        hydra_s("+clipx=acpo", f"{FACTS}.group=dapo")
+
+
+def test_the_facts_are_those_of_the_configuration_and_nothing_that_is_known_later():
+    run = decided("+clipx=acpo", f"{ACTOR}.optim.total_training_steps=7")[1].resolved.run
+    assert isinstance(run, RunFacts) and not any("optim" in key or "n_gpus" in key for key in run.options)
+    assert run.options[f"{ACTOR}.strategy"] == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batches"),
+    [
+        ((), 1),
+        (("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=4"), 4),
+        (("async_training.trigger_parameter_sync_step=3",), 3),
+    ],
+)
+def test_rollout_batches_that_verl_logs_as_one_step(overrides, batches):
+    run = decided("+clipx=grpo", *overrides, "trainer.critic_warmup=2")[1].resolved.run
+    assert run.batches_a_step == batches and run.critic_warmup == 2
+
+
+def test_without_the_node_a_run_is_verls_own():
+    config, decision = decided(WIDER)
+    assert decision is None and "run" not in config.actor_rollout_ref.actor.policy_loss
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "named"),
+    [
+        (("+clipx=acpo", "+clipx.aplha=2"), "clipx.aplha", "clipx.alpha"),
+        (("+clipx=acpo", "clipx.method=acop"), "clipx.method", "+clipx=acpo"),
+        (("+clipx/trace=prompts", "+clipx/update=lopti"), "clipx", "+clipx/update, +clipx/trace"),
+        (("clipex=acpo",), "+clipex", "+clipx=acpo"),
+        (("clipx/shapping=x",), "+clipx/shapping", "+clipx/shaping"),
+        (("clipx.alpha=2",), "clipx.alpha", "+clipx=grpo"),
+    ],
+)
+def test_a_misspelt_key_of_ours_names_the_nearest(overrides, key, named):
+    (refusal,) = refused(*overrides)
+    assert refusal.key == key and named in str(refusal) and str(refusal).count(",") < 4
+
+
+# --- Traces ----------------------------------------------------------------------------------------------------------
+
+TRACED = ["+clipx=grpo", "+clipx/trace=prompts"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"VERL_FILE_LOGGER_PATH": "{0}/run/metrics.jsonl"}, "{0}/run/traces"),
+        ({"VERL_FILE_LOGGER_PATH": "run/mine.jsonl"}, "{0}/run/mine.traces"),
+        ({"VERL_FILE_LOGGER_ROOT": "{0}/logs"}, "{0}/logs/P/E.traces"),
+        ({}, "{0}/P/E.traces"),
+    ],
+)
+def test_traces_go_where_the_report_looks(monkeypatch, tmp_path, variables, expected):
+    monkeypatch.chdir(tmp_path)
+    for name in ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    names = {"trainer.project_name": "P", "trainer.experiment_name": "E"}
+    config, _ = decided(*TRACED, *(f"{key}={value}" for key, value in names.items()))
+    folders = {config.clipx.trace.folder, actor_of(config).policy_loss.clipx.trace.folder}
+    # Where no driver has decided, too.
+    folders.add(actor_of(merged(TRACED, names)).policy_loss.clipx.trace.folder)
+    assert folders == {expected.format(tmp_path)}
+
+
+def test_a_folder_that_is_named_stays_and_the_group_has_the_defaults(tmp_path):
+    config, _ = decided(*TRACED, f"clipx.trace.folder={tmp_path}")
+    assert actor_of(config).policy_loss.clipx.trace == Trace(folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "value", ["fraction=0", "fraction=1.5", "every=0", "every=1.5", "seed=-1", "folder=''", "evry=3"]
+)
+def test_a_wrong_value_of_a_trace_is_named(value):
+    (refusal,) = refused(*TRACED, f"clipx.trace.{value}")
+    assert refusal.key == f"clipx.trace.{value.partition('=')[0]}"
+
+
+def test_the_first_rollout_batch_is_traced():
+    assert [step for step in range(1, 8) if Trace(every=3).includes(step)] == [1, 4, 7]

@@ -1,0 +1,86 @@
+"""The receipt in the trainer's process, through verl's Tracking: the first logged step must have one.
+
+Covers: another worker stops the run where tests ran its options, and is a warning where none did; steps without actor;
+runs in which none is due. The receipt itself is in tests/worker/test_receipt.py.
+"""
+
+import types
+from contextlib import nullcontext
+
+import pytest
+from omegaconf import OmegaConf
+from verl.utils.tracking import Tracking
+
+from tests.composition import compose_once
+from verl_clipx.trainer.receipt import ReceiptCheck
+
+OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
+OF_RUN |= {"algorithm.adv_estimator": "grpo"}
+
+
+def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
+    """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
+    policy_loss = {"clipx": node, "run": {"options": options}}
+    actor = {"actor": {"policy_loss": policy_loss}}
+    config = {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}
+    tracking, seen = Tracking("p", "e", [], config=config), []
+    of_verl = types.SimpleNamespace(log=lambda data, step: seen.append(step))
+    tracking.logger = {"of verl": of_verl, **tracking.logger}
+    for number, data in enumerate(metrics, 1):
+        tracking.log(data=data, step=number)
+    return seen
+
+
+VALIDATED, OF_SYNC, ACPO = {"val/score": 1.0}, {"timing_s/param_sync": 0.1}, {"method": "acpo"}
+
+
+def trained(step, **of_worker):
+    """What a trainer logs of a step, with what a worker gave it."""
+    return {"training/global_step": step, "training/epoch": 0} | of_worker
+
+
+@pytest.mark.parametrize("of_worker", [{}, {"actor/loss": 0.1}, {"actor/pg_loss": 0.1}], ids=str)
+def test_the_trainer_stops_at_the_first_step_without_a_receipt(of_worker):
+    with pytest.raises(RuntimeError, match=r"clipx/receipt.*clipx\.receipt=off"):
+        logged(metrics=[VALIDATED, OF_SYNC, trained(1, **of_worker)], node=ACPO)
+    with_receipt = trained(1, **{"actor/clipx/receipt": 1e-7})
+    assert logged(metrics=[VALIDATED, with_receipt, trained(2, **of_worker)], node=ACPO) == [1, 2, 3]
+
+
+def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():
+    before = [trained(1), trained(2)]
+    assert logged(metrics=before, node=ACPO, critic_warmup=3) == [1, 2]
+    with pytest.raises(RuntimeError, match="clipx/receipt"):
+        logged(metrics=[*before, trained(3)], node=ACPO, critic_warmup=3)
+
+
+@pytest.mark.parametrize(
+    ("receipt", "strategy", "stops"),
+    [
+        *(("auto", "fsdp2", True), ("auto", "fsdp", False), ("auto", "megatron", False)),
+        *(("stop", "megatron", True), ("warn", "fsdp2", False)),
+    ],
+)
+def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strategy, stops):
+    options = OF_RUN | {"actor_rollout_ref.actor.strategy": strategy}
+    train = lambda: logged(metrics=[trained(1)], node=ACPO | {"receipt": receipt}, options=options)  # noqa: E731
+    if stops:
+        with pytest.raises(RuntimeError, match="has no clipx/receipt"):
+            train()
+    else:
+        assert train() == [1] and "has no clipx/receipt" in caplog.text
+
+
+def test_it_reads_the_options_of_the_composed_run(caplog):
+    given = ("actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=grpo", "+clipx=acpo")
+    for strategy, stops in (("fsdp2", True), ("fsdp", False)):
+        config = compose_once((*given, f"actor_rollout_ref.actor.strategy={strategy}"))
+        check = ReceiptCheck(OmegaConf.to_container(config, resolve=True))
+        with pytest.raises(RuntimeError, match="has no clipx/receipt") if stops else nullcontext():
+            check.look(trained(1), 1)
+    assert "has no clipx/receipt" in caplog.text
+
+
+@pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])
+def test_the_trainer_expects_none_where_none_is_due(node):
+    assert logged(metrics=[trained(1)], node=node) == [1]

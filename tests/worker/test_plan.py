@@ -1,0 +1,261 @@
+"""Which statistics each scope decides from, what it costs, and what it remembers.
+
+Covers: all scopes over two rollout batches of two updates with hand-made statistics; statistics at ratio 1 where a
+rollout batch gets one update; skipped steps; the exponential average; what waits for the next step; one all-reduce a
+step whatever is combined; what is counted where rollout correction rejects. Not covered: real passes and ranks
+(tests/end_to_end/test_invariance.py).
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.check.contract import example
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.loss.loss import token_statistics
+from verl_clipx.modifiers import EntropySelection, Lopti
+from verl_clipx.modifiers.entropy_selection import entropy_statistics
+from verl_clipx.run.config import build
+from verl_clipx.run.verl_keys import ROLLOUT_RS
+from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.plan import finish_step, plan_step, token_passes
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import RolloutBatch
+
+RANKS = 3
+
+
+class Run:
+    """A run whose other ranks hold the same rows, and whose extra pass finds the batch's own log-probabilities."""
+
+    def __init__(self, method, *, rejects=False, one_update=False, **parameters):
+        self.settings = build(method, **parameters)
+        run = SimpleNamespace(makes_one_update=one_update, options={ROLLOUT_RS: "token_k1"} if rejects else {})
+        self.policy_loss = SimpleNamespace(clipx=self.settings, run=run)
+        self.state = ControllerState()
+        self.reductions = self.passes = 0
+
+    def all_reduce(self, vector):
+        self.reductions += 1
+        return vector * RANKS
+
+    def own(self, data):
+        inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
+        return token_statistics(self.settings.method, self.settings.shaping, inputs)
+
+    def extra_pass(self, data, step):
+        self.passes += 1
+        sums = {"statistics": self.own(data)} if step.decided_from is DecidedFrom.MINI_BATCH else {}
+        if self.settings.selects_over_mini_batch:
+            sums["entropies"] = entropy_statistics(data["entropy"], data["response_mask"])
+        return sums
+
+    def step(self, data, update=0, *, taken=True, token_pass=None):
+        at = RolloutBatch(token_pass=token_pass, update=update)
+        step = plan_step(self.policy_loss, self.state, at, data, extra_pass=self.extra_pass, all_reduce=self.all_reduce)
+        if step.collected is not None:
+            step.collected.append(self.own(data))
+        step.gradient_norm = 1.0 if taken else math.nan
+        finish_step(self.settings, self.state, step, at.position)
+        return step
+
+    def save(self):
+        """What a checkpoint does first."""
+        if self.state.waiting is not None:
+            self.state.remember(self.all_reduce(self.state.waiting[1]), average=self.settings.lagged_average)
+
+
+def test_a_step_says_which_tokens_its_bounds_were_decided_from():
+    first, moved = batch(), batch(seed=1)
+    run = Run("acpo")
+    assert run.step(first).decided_from is DecidedFrom.MINI_BATCH
+    assert run.step(moved, 1).decided_from is DecidedFrom.MINI_BATCH
+    assert Run("acpo", one_update=True).step(first).decided_from is DecidedFrom.RATIO_ONE
+    lagged = Run("acpo", scope="lagged")
+    assert [lagged.step(first).decided_from for _ in range(2)] == [DecidedFrom.RATIO_ONE, DecidedFrom.LAGGED]
+    for method, scope in (("acpo", "micro_batch"), ("grpo", "mini_batch")):
+        assert Run(method, scope=scope).step(first).decided_from is DecidedFrom.MICRO_BATCH
+
+
+def batch(drift=1.0, seed=0):
+    found = example(seed=seed)
+    moved = found["old_log_prob"] + drift * (found["log_prob"] - found["old_log_prob"])
+    return {
+        "old_log_probs": found["old_log_prob"],
+        "rollout_log_probs": found["old_log_prob"] - 1e-3,
+        "log_prob": moved,
+        "advantages": found["advantages"],
+        "response_mask": found["mask"],
+        "entropy": torch.rand(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)),
+    }
+
+
+def epsilons(step):
+    return step.decision[5:]
+
+
+def test_mini_batch_has_an_extra_pass_before_every_update():
+    run = Run("acpo")
+    first = run.step(batch(drift=0))
+    assert run.passes == 1 and (epsilons(first) == 0.2).all()
+    second = run.step(batch(), 1)
+    assert run.passes == 2
+    assert torch.equal(second.statistics, RANKS * run.own(batch()))
+    assert epsilons(second).max() > 0.3
+    assert run.reductions == 2
+
+
+def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
+    run = Run("acpo", one_update=True)
+    # Whatever the update will find: its ratio is 1 by the configuration.
+    step = run.step(batch())
+    assert run.passes == 0 and run.reductions == 1
+    assert (epsilons(step) == 0.2).all() and torch.equal(step.statistics, RANKS * run.own(batch(drift=0)))
+
+
+def test_an_update_more_than_the_configuration_gives_has_its_extra_pass():
+    # verl's v1 trainer fills up a rollout batch to whole mini-batches of the actor and the critic.
+    run = Run("acpo", one_update=True)
+    assert run.step(batch()).decided_from is DecidedFrom.RATIO_ONE
+    assert run.step(batch(), 1).decided_from is DecidedFrom.MINI_BATCH and run.passes == 1
+
+
+@pytest.mark.parametrize("further", [{"select": EntropySelection(over="mini_batch")}, {"update": Lopti(eta=0.25)}])
+def test_a_pass_that_is_made_anyway_or_moved_weights_give_the_statistics(further):
+    run = Run("acpo", one_update=True, **further)
+    token_pass = TokenPass("high", 0.25, True) if "update" in further else None
+    assert run.step(batch(), token_pass=token_pass).decided_from is DecidedFrom.MINI_BATCH
+    assert run.passes == 1
+
+
+def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_observation():
+    run = Run("acpo", scope="lagged")
+    old = [run.step(batch(drift=0), 0), run.step(batch(seed=1), 1)]
+    assert all((epsilons(step) == 0.2).all() for step in old)
+    new = [run.step(batch(drift=0, seed=2), 0), run.step(batch(seed=3), 1)]
+    assert (epsilons(new[0]) == 0.2).all()
+    assert torch.equal(new[1].statistics, RANKS * run.own(batch(seed=1)))
+    assert epsilons(new[1]).max() > 0.3
+    assert run.passes == 0 and run.reductions == 4
+
+
+def test_lagged_with_one_update_uses_the_previous_step():
+    run = Run("acpo", scope="lagged")
+    run.step(batch(seed=1))
+    step = run.step(batch(seed=2))
+    assert torch.equal(step.statistics, RANKS * run.own(batch(seed=1)))
+
+
+def test_lagged_averages_exponentially():
+    run = Run("acpo", scope="lagged", lagged_average=0.75)
+    for seed in (1, 2, 3):
+        run.step(batch(seed=seed))
+    step = run.step(batch(seed=4))
+    first, second, third = (RANKS * run.own(batch(seed=seed)) for seed in (1, 2, 3))
+    torch.testing.assert_close(step.statistics, 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third)
+
+
+def test_a_skipped_step_leaves_the_state_as_it_was():
+    run = Run("acpo", scope="lagged")
+    run.step(batch(seed=1))
+    run.save()
+    (before,) = [vector.clone() for vector in run.state.statistics.values()]
+    run.step(batch(seed=2), taken=False)
+    run.save()
+    assert run.state.step == 1
+    assert torch.equal(*run.state.statistics.values(), before)
+
+
+def test_only_lagged_bounds_remember_statistics():
+    run = Run("acpo", scope="mini_batch")
+    run.step(batch(seed=1))
+    run.save()
+    assert run.state.step == 1 and not run.state.statistics
+
+
+def test_flushing_before_a_checkpoint_changes_nothing_later():
+    through, saved = Run("acpo", scope="lagged"), Run("acpo", scope="lagged")
+    for seed in (1, 2):
+        through.step(batch(seed=seed))
+        saved.step(batch(seed=seed))
+        saved.save()
+    assert torch.equal(through.step(batch(seed=3)).statistics, saved.step(batch(seed=3)).statistics)
+
+
+def test_a_restored_state_is_not_mixed_with_what_waited():
+    run, kept = Run("acpo", scope="lagged"), Run("acpo", scope="lagged")
+    kept.step(batch(seed=1))
+    kept.save()
+    run.step(batch(seed=2))
+    # As after a checkpoint was loaded.
+    run.state = kept.state
+    assert torch.equal(run.step(batch(seed=3)).statistics, RANKS * run.own(batch(seed=1)))
+
+
+def test_micro_batch_and_fixed_bounds_cost_nothing():
+    for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
+        step = run.step(batch())
+        assert (run.passes, run.reductions) == (0, 0)
+        assert step.statistics is None and step.decision is None and step.collected is None
+
+
+@pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])
+@pytest.mark.parametrize("over", ["sequence", "mini_batch"])
+def test_everything_combined_needs_one_all_reduce_a_step(scope, over):
+    select, update = EntropySelection(over=over, ratio=0.3), Lopti(eta=0.25)
+    run = Run("bapo", scope=scope, select=select, update=update)
+    for rollout in range(2):
+        for group in ("low", "high"):
+            for update in range(2):
+                run.step(batch(seed=rollout), update, token_pass=TokenPass(group, 0.25, True))
+    assert run.reductions == 8
+    assert run.passes == (8 if scope == "mini_batch" or over == "mini_batch" else 0)
+
+
+def test_token_counts_are_over_all_ranks():
+    run = Run("grpo", select=EntropySelection(ratio=0.5), update=Lopti(eta=0.25))
+    data = batch()
+    step = run.step(data, token_pass=TokenPass("low", 0.25, True))
+    low = (data["old_log_probs"].exp() <= 0.25) & data["response_mask"]
+    assert step.counted_tokens == RANKS * int(low.sum())
+    # Half of 9, 7, 5, 3, 1 and no tokens.
+    assert float(step.selected_tokens) == RANKS * (4 + 3 + 2 + 1 + 1 + 0)
+
+
+def test_the_threshold_over_the_mini_batch_selects_the_share_asked_for():
+    run = Run("grpo", select=EntropySelection(over="mini_batch", ratio=0.4))
+    step = run.step(batch())
+    assert run.passes == 1
+    assert float(step.selected_tokens) == RANKS * 10
+    assert step.decision is None
+
+
+def test_loptis_threshold_at_a_quantile():
+    run = Run("grpo", update=Lopti(quantile=0.4))
+    low, high = token_passes(run.settings, batch(), run.all_reduce)
+    share = low.tokens(batch()).sum() / batch()["response_mask"].sum()
+    assert float(share) == pytest.approx(0.4, abs=1 / 25)
+    assert not (low.tokens(batch()) & high.tokens(batch())).any()
+
+
+def test_loptis_first_pass_alone_leaves_the_other_tokens_out():
+    run = Run("grpo", update=Lopti(eta=0.25, order="low_only"))
+    (low,) = token_passes(run.settings, batch(), run.all_reduce)
+    assert torch.equal(low.tokens(batch()), (batch()["old_log_probs"].exp() <= 0.25) & batch()["response_mask"])
+
+
+@pytest.mark.parametrize("method", ["grpo", "acpo"])
+def test_rejected_tokens_are_not_counted_and_counting_costs_no_reduction_more(method):
+    data = batch()
+    tokens = int(data["response_mask"].sum())
+    data["response_mask"] = data["response_mask"].clone()
+    data["response_mask"][0] = False
+    left = int(data["response_mask"].sum())
+    assert left < tokens
+    run = Run(method, rejects=True)
+    assert run.step(data).counted_tokens == RANKS * left
+    assert run.reductions == 1
+    assert Run(method).step(data).counted_tokens is None

@@ -1,0 +1,28 @@
+"""Methods that differ from one in a single number, which a check has to tell apart."""
+
+import dataclasses
+
+from verl_clipx.base.method import Method
+
+# How far a number is moved: some tokens lie between the bound and the moved one.
+MOVED = 0.025
+
+
+def neighbours(method: Method, share: float = MOVED) -> list[Method]:
+    """The method with each of its numbers in turn a little larger and a little smaller, a whole number by 1.
+
+    Args:
+        share: by which they are moved.
+    """
+    near = []
+    for name, value in method.parameters.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        for step in (share, -share):
+            changed = value + (1 if step > 0 else -1) if isinstance(value, int) else value * (1 + step)
+            try:
+                near += [dataclasses.replace(method, **{name: changed})] if changed != value else []
+            except ValueError:
+                # Outside the parameter's range, or at odds with another one.
+                continue
+    return near

@@ -1,0 +1,67 @@
+"""The one error of a setting that cannot be meant as it stands: key, value, reason and advice are fields."""
+
+from collections.abc import Iterable
+from typing import Any
+
+ABSENT = object()
+"""The value of a refusal that is about a key alone."""
+
+
+class Refusal(ValueError):
+    """A setting that is refused. As text it is `key=value: reason. advice`, a line for each refusal.
+
+    Args:
+        key: the full key, or the word of a command line, that has to change.
+        value: its value; `ABSENT` if the key alone is wrong.
+        reason: what is wrong, without a full stop; other keys in it stand with their values.
+        advice: what to do, in whole sentences; may be empty if the reason says it.
+        others: further refusals of the same configuration.
+    """
+
+    def __init__(self, key: str, value: Any, reason: str, advice: str = "", others: tuple["Refusal", ...] = ()):
+        # Positional, so that the error survives pickling on its way out of a Ray worker.
+        super().__init__(key, value is not ABSENT, value if value is not ABSENT else None, reason, advice, others)
+        self.key, self.value, self.reason, self.advice, self.others = key, value, reason, advice, others
+
+    def __reduce__(self) -> tuple:
+        _, has_value, value, reason, advice, others = self.args
+        return _restore, (self.key, has_value, value, reason, advice, others)
+
+    def __repr__(self) -> str:
+        # Hydra shows an error by its repr.
+        return f"Refusal({str(self)!r})"
+
+    def __str__(self) -> str:
+        return "\n".join([self._line(), *map(str, self.others)])
+
+    def _line(self) -> str:
+        setting = self.key if self.value is ABSENT else f"{self.key}={written(self.value)}"
+        return f"{setting}: {self.reason}. {self.advice}".rstrip()
+
+    @property
+    def all(self) -> tuple["Refusal", ...]:
+        """This refusal, without its others, and they."""
+        return (Refusal(self.key, self.value, self.reason, self.advice), *self.others)
+
+
+def _restore(key: str, has_value: bool, value: Any, *rest: Any) -> Refusal:
+    return Refusal(key, value if has_value else ABSENT, *rest)
+
+
+def refuse(refusals: Iterable[Refusal | None]) -> None:
+    """Raises the first refusal with all others, each once; returns if there is none.
+
+    Raises:
+        Refusal: there is one.
+    """
+    lines = {str(part): part for refusal in refusals if refusal is not None for part in refusal.all}
+    first, *others = [*lines.values()] or [None]
+    if first is not None:
+        raise Refusal(first.key, first.value, first.reason, first.advice, tuple(others))
+
+
+def written(value: Any) -> str:
+    """A value as it is written on the command line: null for None, quotes around text that would be something else."""
+    if isinstance(value, str) and not value.isidentifier() and (not value or value[0].isdigit()):
+        return repr(value)
+    return "null" if value is None else str(value)

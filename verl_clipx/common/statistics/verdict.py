@@ -1,0 +1,92 @@
+"""Do two runs, or two methods, differ? The verdict of a comparison, and the sentence that says it."""
+
+from typing import NamedTuple
+
+from verl_clipx.common.sentences import number
+from verl_clipx.common.statistics.comparison import (
+    ALIKE,
+    QUESTIONS,
+    SEEDS,
+    Comparison,
+    too_few_seeds,
+)
+from verl_clipx.common.statistics.estimate import MIN_SEEDS
+
+
+class Judgement(NamedTuple):
+    """What a comparison says.
+
+    Args:
+        verdict: `HIGHER`, `LOWER` or `ALIKE`, of the second against the first; None if it says nothing of methods.
+        head: the claim, one sentence.
+        text: the numbers that it rests on, or why there is no verdict.
+    """
+
+    verdict: str | None
+    head: str
+    text: str
+
+
+def judge(
+    comparison: Comparison,
+    measure: str,
+    basis: str,
+    methods: tuple[str, str],
+    runs: tuple[str, str],
+    *,
+    family: int = 1,
+    equal: bool = False,
+) -> Judgement:
+    """The verdict on the second of two methods against the first, and its sentence.
+
+    Args:
+        comparison: from `compare` or `compare_means`; its p-value is Holm's where it is one of several.
+        measure: what was compared, such as "training reward".
+        basis: what the means are over, such as "over 20 steps".
+        methods: the names of the two, of which a verdict speaks.
+        runs: the same as runs, of which a description without a verdict speaks.
+        family: how many comparisons the p-value was corrected for.
+        equal: whether all values are the same.
+    """
+    if equal:
+        head = f"The {measure}s of {runs[0]} and {runs[1]} are equal."
+        return Judgement(comparison.verdict, head, f"All of them are, {basis}.")
+    difference = signed(comparison.difference)
+    if comparison.verdict is None:
+        text = f"Means {basis}; the latter minus the former: {difference}"
+        if comparison.over == QUESTIONS:
+            text += f", {interval_of(comparison)} over problems, which speaks only of these runs"
+        head = (
+            f"The {measure} was {number(comparison.first)} in {runs[0]} and {number(comparison.second)} in {runs[1]}."
+        )
+        return Judgement(None, head, f"{text}. {_why_none(comparison)}")
+    first, second = methods
+    verdict = "cannot be told apart from that of" if comparison.verdict == ALIKE else f"is {comparison.verdict}"
+    over = "seeds" if comparison.over == SEEDS else "seeds and problems"
+    several = f", Holm’s over {family} comparisons, for which the interval is not corrected" * (family > 1)
+    return Judgement(
+        comparison.verdict,
+        f"The {measure} of {second} {verdict} {first}.",
+        f"The mean {basis} is {number(comparison.first)} with {first} and {number(comparison.second)} with {second}. "
+        f"{second} minus {first}: {difference}, {interval_of(comparison)} over {over}, {comparison.seeds[1]} and "
+        f"{comparison.seeds[0]} seeds ({comparison.p_text}{several}).",
+    )
+
+
+def _why_none(comparison: Comparison) -> str:
+    if too_few_seeds(comparison.seeds):
+        return (
+            f"That is no verdict on methods: runs of one setting differ too. It takes {MIN_SEEDS} seeds of each "
+            f"setting; here are {comparison.seeds[0]} and {comparison.seeds[1]}."
+        )
+    return "That is no verdict on methods: all seeds differ by the same, so nothing says how far chance goes."
+
+
+def signed(difference: float) -> str:
+    """A difference with its sign."""
+    return f"{'+' if difference > 0 else ''}{number(difference)}"
+
+
+def interval_of(comparison: Comparison) -> str:
+    """The interval of a comparison that has one."""
+    return f"95\u202f% interval {number(comparison.low)} to {number(comparison.high)}"

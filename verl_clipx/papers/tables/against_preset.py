@@ -1,0 +1,34 @@
+"""Whether a run is one of a preset, by the values that make up its setting."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+OPEN = "???"
+"""Hydra's marker for a mandatory value that is not yet set."""
+
+
+def as_written(config: DictConfig, key: str) -> str:
+    """Return a value as written; resolved, it would be a path on one particular machine."""
+    parent, _, name = key.rpartition(".")
+    return str(OmegaConf.select(config, parent)._get_node(name))
+
+
+def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run's values for the keys that the preset leaves open (`???`), such as measured clip bounds."""
+    return {key: run[key] for key, value in preset.items() if value == OPEN and run.get(key, OPEN) != OPEN}
+
+
+def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """Describe the differences between a preset and a run.
+
+    Args:
+        preset, run: from `runs.sameness.significant_values`; apply `filled_in` first.
+    """
+    nothing = "nothing"
+    return [
+        f"{key}: preset {preset.get(key, nothing)!r}, run {run.get(key, nothing)!r}"
+        for key in sorted(preset.keys() | run.keys())
+        if preset.get(key, nothing) != run.get(key, nothing)
+    ]

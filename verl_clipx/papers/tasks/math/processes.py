@@ -1,0 +1,88 @@
+"""Asks math-verify in processes of their own, which end at a limit of time and memory. Any thread may ask.
+
+They end when what asks them ends; one that is busy then, or deaf to pebble's signal, is ended by the kernel a second
+after the limit.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+from concurrent.futures import BrokenExecutor, TimeoutError
+from typing import Any
+
+import psutil
+
+# Number of processes for each process that asks. verl itself starts several reward workers.
+PROCESSES = 2
+
+# Wall time of one question, from when a process has taken it: no verdict is lost because of other questions.
+SECONDS = 5
+
+# What a process may allocate beyond what it has mapped when it starts.
+MEMORY_BYTES = 1 << 30
+
+# pebble's pools by process id: a fork cannot use its parent's.
+_pools: dict[int, Any] = {}
+
+
+def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
+    """Ask whether any of some pairs of a right and a given answer is equal; see `comparison.judge`.
+
+    Args:
+        pairs: in LaTeX that `guards.is_safe` accepts.
+        both_ways: whether they must be equal also with the roles exchanged, since math-verify is not symmetric.
+
+    Returns:
+        The verdict; None if there is none, or it took more than SECONDS or MEMORY_BYTES.
+
+    Raises:
+        RuntimeError: no process can be started.
+    """
+    # Imported here, so that `equality` can say how to install it.
+    from pebble import ProcessExpired
+
+    failure = None
+    for _ in range(2):
+        pool = _pools.get(os.getpid()) or _pools.setdefault(os.getpid(), _new_pool())
+        try:
+            return pool.schedule(_judge, args=(pairs, both_ways), timeout=SECONDS).result()
+        except (TimeoutError, ProcessExpired):
+            return None
+        except (BrokenExecutor, RuntimeError) as error:
+            failure = error
+            # Its processes died while they were idle. Whoever notices first takes a new pool, and reaps them.
+            if _pools.get(os.getpid()) is pool:
+                del _pools[os.getpid()]
+                multiprocessing.active_children()
+    raise RuntimeError("no process for math-verify stays alive; standard error says why they ended") from failure
+
+
+def _new_pool() -> Any:
+    from pebble import ProcessPool
+
+    # Forks of a process with threads may hang.
+    return ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn"))
+
+
+def _prepare() -> None:
+    # This takes seconds, which must not count for the first question.
+    import verl_clipx.papers.tasks.math.comparison  # noqa: F401
+
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    limit = psutil.Process().memory_info().vms + MEMORY_BYTES
+    with contextlib.suppress(ValueError, OSError):  # not every platform bounds the address space
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _judge(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
+    from verl_clipx.papers.tasks.math.comparison import judge
+
+    signal.alarm(SECONDS + 1)
+    try:
+        return judge(pairs, both_ways)
+    finally:
+        signal.alarm(0)

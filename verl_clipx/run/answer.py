@@ -1,0 +1,323 @@
+"""May this run be launched? What verl's driver answers under CLIPX_EXPLAIN, and then ends before Ray starts.
+
+Nothing of the model, the tokenizer, the critic or the data is loaded, and no accelerator is needed.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_clipx.base.method import NODE, Method, interval
+from verl_clipx.base.refusal import Refusal, written
+from verl_clipx.common.run_files import log_path, own_log_path, record_path
+from verl_clipx.run.announcement import averages, corrections, differences, shown, source_of_old_log_probs, updates
+from verl_clipx.run.config import Settings, clip_range
+from verl_clipx.run.divisibility import what_does_not_divide
+from verl_clipx.run.explain import EXPLAIN
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.groups import group_names
+from verl_clipx.run.resolve import NAMES
+from verl_clipx.run.start import Decision, decide
+from verl_clipx.run.support import untested
+from verl_clipx.run.unknown_keys import absent, near_another, refused_by_verl
+from verl_clipx.run.user_keys import keys_set_by_user
+from verl_clipx.run.verl_keys import ACTOR, distillation_term, mismatch_remark
+
+# Hydra's overrides under which it writes nothing here.
+NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+# Parameters that say nothing to a reader who wants to know what is trained: guards against extreme numbers.
+NO_SETTING = ("log_ratio_clamp", "min_tokens", "epsilon", "variance_epsilon")
+# Those that change how a loss is computed or watched, and not what is trained.
+NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "health_limits", "missing_state")
+NO_SUCH_KEY = re.compile(r"Could not override '(.+)'\.")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run would train, what it would cost and write, and what stops it.
+
+    Args:
+        loss: the loss with its settings, for a reader.
+        loss_mode: the loss's name in verl's registry; None if there is no policy loss.
+        of_the_plugin: whether the plugin has a part in the run.
+        line: the line that the run prints; None if the plugin has no part in it, or it stops.
+        bounds: the bounds that the loss starts with, or what they are computed from.
+        updates: how many updates a rollout batch gets, and whether clipping can act in them.
+        taken: from parameters of the method to verl's key and value that they take over.
+        unused: from clip keys of verl's that the method does not read to their values.
+        of_verl: what is left to verl and acts beside the loss, in words.
+        untested: options of the run that no test has run.
+        cost: what the loss costs beyond verl's own.
+        files: from what the run keeps (log, record, traces) to where.
+        receipt: what happens if the gradient of the first rollout batch is not the announced one.
+        notes: what may not be meant as it stands, in sentences.
+        stops: what stops the run, in sentences.
+    """
+
+    loss: str
+    loss_mode: str | None = None
+    of_the_plugin: bool = False
+    line: str | None = None
+    bounds: str | None = None
+    updates: str | None = None
+    taken: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, Any] = field(default_factory=dict)
+    of_verl: list[str] = field(default_factory=list)
+    untested: list[str] = field(default_factory=list)
+    cost: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    receipt: str | None = None
+    notes: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[str]:
+        """The answer in lines."""
+        taken = ", ".join(f"{source} as {NODE}.{parameter}" for parameter, source in self.taken.items())
+        rows = {
+            "bounds": self.bounds,
+            "updates": self.updates,
+            "taken over from verl": taken,
+            "not used of verl's": ", ".join(f"{key}={written(value)}" for key, value in self.unused.items()),
+            "left to verl": ", ".join(self.of_verl),
+            "no test has run": ", ".join(self.untested),
+            "costs": self.cost,
+            "keeps": ", ".join(f"{what} {where}" for what, where in self.files.items()),
+            "receipt": self.receipt,
+        }
+        lines = [self.loss, *(f"  {head}: {said}" for head, said in rows.items() if said)]
+        lines += [f"note: {note}" for note in self.notes]
+        return lines + ([f"stops: {why}" for why in self.stops] or ["Nothing in the configuration stops it."])
+
+
+def answer(
+    config: DictConfig, *, named: Collection[str] = (), group: str | None = None, overrides: Collection[str] = ()
+) -> Answer:
+    """What a run with this configuration would do.
+
+    Args:
+        config: verl's whole configuration. What a method takes over from verl's keys is written into it.
+        named: full keys that the command line or a file of the user's names.
+        group: the group that +clipx= names, or None if unknown.
+        overrides: of the command line.
+    """
+    if OmegaConf.select(config, "actor_rollout_ref.rollout") is None:
+        asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
+        return Answer("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
+    loss_mode, notes = OmegaConf.select(config, f"{ACTOR}.policy_loss.loss_mode"), near_another(overrides, config)
+    try:
+        decision = decide(config, named=named, group=group)
+    except ValueError as error:
+        stops = [str(one) for one in error.all] if isinstance(error, Refusal) else [str(error)]
+        return Answer(f"{loss_mode}, refused", loss_mode, NODE in config, notes=notes, stops=stops)
+    found = [*refused_by_verls_check(config), *what_does_not_divide(config)]
+    if decision is None:
+        return Answer(
+            f"{loss_mode}, verl's own loss; the plugin has no part in this run",
+            loss_mode,
+            bounds=bounds_of_verl(config.actor_rollout_ref.actor),
+            notes=notes,
+            stops=found,
+        )
+    return dataclasses.replace(of_decision(config, decision), notes=notes, stops=found)
+
+
+def of_decision(config: DictConfig, decision: Decision) -> Answer:
+    """The answer to a configuration in which the plugin has a part and that the driver does not refuse."""
+    loss_mode, settings, run = decision.resolved
+    trains = isinstance(settings, Settings)
+    missing = [option for option in untested(run.options) if not option.endswith("=None")]
+    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    beside = [averages(run, settings), *terms(config), *corrections(run, observed=not trains)]
+    common = {
+        "line": decision.line,
+        "of_verl": [term for term in (*beside, distillation_term(run.options), biased) if term],
+        "untested": missing,
+        "files": files(config, settings),
+    }
+    if not trains:
+        loss = f"{loss_mode}, verl's own loss, observed (+{NODE}=observe)"
+        bounds = bounds_of_verl(config.actor_rollout_ref.actor)
+        return Answer(loss, loss_mode, True, bounds=bounds, cost="metrics only", receipt="none", **common)
+    twice = settings.update is not None and len(settings.update.passes) == 2
+    acting = updates(run, settings.method.what_limits, twice=twice)
+    return Answer(
+        loss_with_settings(settings, run),
+        loss_mode,
+        True,
+        bounds=bounds_of(settings.method),
+        updates=f"{acting}; old_log_probs {source_of_old_log_probs(run)}",
+        taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
+        unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
+        cost=cost(settings, run, twice=twice),
+        receipt=of_receipt(settings, run),
+        **common,
+    )
+
+
+def loss_with_settings(settings: Settings, run: RunFacts) -> str:
+    """The loss, its parameters, and whose they are: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`."""
+    own = [
+        f"{shown(value)} bins" if name == "bins" else f"{name} {shown(value)}"
+        for name, value in settings.method.parameters.items()
+        if name not in NO_SETTING and not isinstance(value, bool | str) and value
+    ]
+    changed = [change for change in differences(settings, run) if change.partition("=")[0] not in NOT_TRAINED]
+    group = run.group
+    whose = "the released code's" if str(group).endswith("_reference") else "the paper's"
+    if group == "custom" or group not in group_names():
+        whose = "its group's" if group else "its defaults"
+    whose += f" but for {', '.join(changed)}" if changed else ""
+    scope = f", scope {settings.scope}" if settings.adaptive else ""
+    chosen = f" (+{NODE}={group})" if group else ""
+    return f"{NODE}_{settings.method.name}{chosen}{scope}: {', '.join(own) or 'no parameters'}: {whose}"
+
+
+def bounds_of(method: Method) -> str:
+    """A method's bounds and its other limits, in words."""
+    others = (f"{key} {value:g}" for key in method.other_limits if (value := getattr(method, key)) is not None)
+    return "; ".join([method.starting_bounds, *others])
+
+
+def bounds_of_verl(actor: DictConfig) -> str:
+    """The bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
+    loss_mode = actor.policy_loss.loss_mode
+    if loss_mode != "vanilla":
+        return f"those of verl's own loss {loss_mode}, which the plugin does not know"
+    return f"ratio {interval(*clip_range(actor))}; clip_ratio_c {actor.clip_ratio_c:g}"
+
+
+def terms(config: DictConfig) -> list[str]:
+    """What verl adds to the loss or to the rewards: entropy bonus and KL."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    return [
+        f"entropy bonus {actor.entropy_coeff:g}" if actor.entropy_coeff else "no entropy bonus",
+        f"KL loss {actor.kl_loss_type} {actor.kl_loss_coef:g}" if actor.use_kl_loss else "no KL loss",
+        *(["KL penalty in the rewards"] if algorithm.use_kl_in_reward else []),
+    ]
+
+
+def cost(settings: Settings, run: RunFacts, *, twice: bool) -> str:
+    """What the loss costs beyond verl's own.
+
+    Args:
+        twice: whether Lopti makes two passes.
+    """
+    extra = settings.needs_extra_pass and (settings.selects_over_mini_batch or not run.makes_one_update)
+    found = ["one extra forward pass before each update"] * extra + ["a second pass of each update (Lopti)"] * twice
+    return " and ".join(found) or "no extra pass"
+
+
+def of_receipt(settings: Settings, run: RunFacts) -> str:
+    """What happens if the gradient of the first rollout batch is not the announced one."""
+    if settings.receipt == "off":
+        return "off: nothing compares the gradient with the announced one"
+    if settings.receipt == "warn":
+        return "warns if the first rollout batch does not train the announced loss"
+    always = "stops the run if the first rollout batch does not train the announced loss"
+    if settings.receipt == "stop" or not untested(run.options):
+        return always
+    return f"{always}, and warns if the engine, which no test has run, passes on another gradient"
+
+
+def files(config: DictConfig, settings: Any) -> dict[str, str]:
+    """Where a run's log, record and traces go."""
+    log = own_log_path(config)
+    kept = {} if log is None else {"log": str(log), "record": str(record_path(log))}
+    loggers = config.trainer.get("logger") or ()
+    if log is None and "file" in ([loggers] if isinstance(loggers, str) else loggers):
+        kept = {"verl's log": str(log_path(*(config.trainer.get(name) for name in NAMES)))}
+    return kept | ({} if settings.trace is None else {"traces": str(settings.trace.folder)})
+
+
+def refused_by_verls_check(config: DictConfig) -> list[str]:
+    """What verl's own check of a configuration refuses, without those parts that need the critic's model or vLLM."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    if "async_training" in config:
+        # verl's fully asynchronous main does not call it.
+        return []
+    config = config.copy()
+    with open_dict(config):
+        # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
+        config.critic.model = None
+        config.actor_rollout_ref.model.lora_rank = 0
+        if OmegaConf.select(config, "actor_rollout_ref.model.lora.rank"):
+            config.actor_rollout_ref.model.lora.rank = 0
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            validate_config(config, need_reference_policy(config), need_critic(config))
+        except InstantiationException as error:
+            return [str(refused_by_verl(error, config))]
+        except Exception as error:
+            return [f"verl refuses it: {error}"]
+    return []
+
+
+def end_with(found: Answer) -> NoReturn:
+    """Hands an answer over and ends this process; the exit code says whether something stops the run."""
+    target = os.environ[EXPLAIN]
+    if target == "1":
+        print("\n".join(found.text), flush=True)
+    else:
+        with open(target, "a") as file:
+            file.write(json.dumps({**dataclasses.asdict(found), "text": found.text}) + "\n")
+    raise SystemExit(1 if found.stops else 0)
+
+
+# The overrides of keys that verl's configuration does not have, which Hydra has composed without.
+_unknown: list[str] = []
+
+
+def answer_and_end(config: DictConfig) -> NoReturn:
+    """Takes the place of a start of verl's: answers, and ends this process."""
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    group = hydra.runtime.choices.get(NODE) if hydra else None
+    unknown = [absent(word, config) for word in _unknown]
+    found = answer(config, named=keys_set_by_user(), group=group, overrides=hydra.overrides.task if hydra else ())
+    end_with(dataclasses.replace(found, stops=[*unknown, *found.stops]))
+
+
+def end_without_configuration() -> NoReturn:
+    """Takes the place of ray.init: a process that comes so far has shown no configuration."""
+    why = "Ray would start here, and verl's trainer has shown no configuration."
+    end_with(Answer("no configuration seen", stops=[why]))
+
+
+def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) -> None:
+    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose.
+
+    Args:
+        run: Hydra's own function for this, which gets all others.
+        args: the parsed command line.
+    """
+    # Otherwise Hydra would print its errors itself.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
+    _unknown.clear()
+    while True:
+        try:
+            return run(args=args, **named)
+        except (HydraException, OmegaConfBaseException) as error:
+            key = NO_SUCH_KEY.match(str(error))
+            words = [word for word in args.overrides if key and word.partition("=")[0] == key[1]]
+            if not words:
+                end_with(Answer("a configuration that does not compose", stops=[str(error).partition("\n\n")[0]]))
+            _unknown.extend(words)
+            args.overrides = [word for word in args.overrides if word not in words]

@@ -1,0 +1,135 @@
+"""What does not divide in a run: batches over optimizer steps and ranks, ranks over machines, rows over micro-batches.
+
+verl checks some of this in the driver, some in its workers minutes after the launch, and some only when the first long
+response arrives. What depends on the model (attention heads) is not looked at.
+"""
+
+import math
+
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.utils import need_reference_policy
+
+from verl_clipx.run.verl_keys import ACTOR, ROLLOUT
+
+# Under other engines, ranks share a sequence or the layers in ways of their own.
+FSDP = ("fsdp", "fsdp2")
+# There, generation has machines of its own.
+COLOCATED = ("sync", "colocate_async")
+
+
+def what_does_not_divide(config: DictConfig) -> list[str]:
+    """One message for each rule that a run breaks, with the key, its value and what to do; empty for other engines.
+
+    Args:
+        config: verl's whole configuration.
+    """
+    trainer, actor = config.trainer, config.actor_rollout_ref.actor
+    colocated = not trainer.use_v1 or trainer.v1.trainer_mode in COLOCATED
+    if actor.strategy not in FSDP or not colocated or "async_training" in config or "rollout" in config:
+        return []
+    numbers = {f"trainer.{key}": trainer[key] for key in ("nnodes", "n_gpus_per_node")}
+    wrong = [f"{key}={value}: must be a whole number above 0." for key, value in numbers.items() if not _counts(value)]
+    if wrong:
+        return wrong
+    gpus = math.prod(numbers.values())
+    sharing = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    if gpus % sharing:
+        key = f"{ACTOR}.ulysses_sequence_parallel_size"
+        return [f"{key}={sharing}: does not divide the {gpus} GPUs. Choose a divisor."]
+    ranks = gpus // sharing
+    found = [
+        *batches(config, ranks),
+        *micro_batches(config, ranks, sharing),
+        servers(config, gpus),
+        shards(config, gpus),
+    ]
+    return [message for message in [*found, fetched(config)] if message is not None]
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def batches(config: DictConfig, ranks: int) -> list[str]:
+    """Mini-batches that do not divide the rollout batch, or whose responses do not divide over data-parallel ranks."""
+    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    mini_batch, key = config.actor_rollout_ref.actor.ppo_mini_batch_size, f"{ACTOR}.ppo_mini_batch_size"
+    if prompts % mini_batch:
+        return [
+            f"{key}={mini_batch}: does not divide data.train_batch_size={prompts} (both in prompts): verl's v1 trainer "
+            f"would fill the last mini-batch with padding, the older one stops. Choose a divisor of {prompts}."
+        ]
+    if mini_batch * n % ranks:
+        multiple = ranks // math.gcd(ranks, n)
+        return [
+            f"{key}={mini_batch}: {mini_batch} prompts x {ROLLOUT}.n={n} = {mini_batch * n} responses do not divide "
+            f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change trainer.nnodes or "
+            f"{ACTOR}.ulysses_sequence_parallel_size."
+        ]
+    return []
+
+
+def micro_batches(config: DictConfig, ranks: int, sharing: int) -> list[str]:
+    """Micro-batches that do not divide a rank's responses, and token budgets below the longest sequence.
+
+    Args:
+        ranks: data-parallel ranks.
+        sharing: ranks that share each sequence.
+    """
+    actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
+    rows = config.data.train_batch_size * rollout.n // ranks
+    passes = [
+        (f"{ACTOR}.ppo", actor.use_dynamic_bsz, actor.ppo_mini_batch_size * rollout.n // ranks),
+        (f"{ROLLOUT}.log_prob", rollout.log_prob_use_dynamic_bsz, rows),
+    ]
+    if need_reference_policy(config):
+        passes.append(("actor_rollout_ref.ref.log_prob", ref.log_prob_use_dynamic_bsz, rows))
+    longest, found = config.data.max_prompt_length + config.data.max_response_length, []
+    for prefix, dynamic, rows in passes:
+        key = f"{prefix}_max_token_len_per_gpu" if dynamic else f"{prefix}_micro_batch_size_per_gpu"
+        value = OmegaConf.select(config, key)
+        if dynamic and value * sharing < longest:
+            found.append(
+                f"{key}={value}: times {sharing} GPUs that share a sequence is less than data.max_prompt_length + "
+                f"data.max_response_length = {longest}: verl stops when such a sequence comes. Set at least "
+                f"{math.ceil(longest / sharing)}, or share sequences over more GPUs "
+                f"({ACTOR}.ulysses_sequence_parallel_size)."
+            )
+        # Where it is not set, verl's own check says so.
+        elif not dynamic and value is not None and rows % value:
+            found.append(
+                f"{key}={value}: does not divide the {rows} responses of a data-parallel rank. Choose a divisor, or "
+                f"set {ACTOR}.use_dynamic_bsz=True."
+            )
+    return found
+
+
+def servers(config: DictConfig, gpus: int) -> str | None:
+    """A rollout server whose GPUs do not divide those of the run or of a machine."""
+    rollout, machine = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
+    size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    if gpus % size == 0 and (size % machine == 0 or machine % size == 0):
+        return None
+    return (
+        f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: a rollout server takes {size} "
+        f"GPUs, which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
+    )
+
+
+def shards(config: DictConfig, gpus: int) -> str | None:
+    """A group of GPUs that share the parameters but does not divide all of them."""
+    size = config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    if not 0 < size < gpus or gpus % size == 0:
+        return None
+    return (
+        f"{ACTOR}.fsdp_config.fsdp_size={size}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share the "
+        "parameters over all of them."
+    )
+
+
+def fetched(config: DictConfig) -> str | None:
+    """A number of prompts that the loader fetches and that does not divide a rollout batch."""
+    size, prompts = config.data.get("gen_batch_size"), config.data.train_batch_size
+    if not size or prompts % size == 0 or config.algorithm.get("filter_groups", {}).get("enable"):
+        return None
+    return f"data.gen_batch_size={size}: does not divide data.train_batch_size={prompts}. Leave it null."

@@ -1,0 +1,53 @@
+"""The files of configs/clipx: what each group sets in the clipx node. Importing this is cheap."""
+
+import functools
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from verl_clipx.common.configs_folder import configs_folder
+
+# The value of clipx.method that leaves verl's own loss as it is.
+OBSERVE = "observe"
+
+
+def group_settings(group: str) -> dict:
+    """The values that a Hydra group of the plugin sets in the clipx node, including those of its defaults.
+
+    Args:
+        group: the file's name under configs/clipx, without ending.
+
+    Returns:
+        From parameter name to value, including `method` if the group chooses one.
+
+    Raises:
+        FileNotFoundError: there is no such group.
+    """
+    return {key: value for key, value in node_of(group).items() if value != MISSING}
+
+
+def node_of(group: str) -> dict:
+    """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
+    content, below = content_of(group), {}
+    for default in content.get("defaults", []):
+        if isinstance(default, str) and default != "_self_":
+            below |= node_of(default)
+    node = content.get("clipx", {})
+    own = {key: MISSING if OmegaConf.is_missing(node, key) else node[key] for key in node if key != "_target_"}
+    return below | own
+
+
+@functools.cache
+def content_of(group: str) -> DictConfig:
+    """A group's file, which is read once. Callers must not change it."""
+    return OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml")
+
+
+def group_names(folder: str = "clipx") -> list[str]:
+    """The groups in a folder of the plugin's configurations, in alphabetical order."""
+    return sorted(path.stem for path in (configs_folder() / folder).glob("*.yaml"))
+
+
+def groups_of(method: str) -> list[str]:
+    """The groups that choose a method, beginning with the one of the method's name."""
+    names = [name for name in group_names() if group_settings(name).get("method") == method]
+    return sorted(names, key=lambda name: name != method)

@@ -1,0 +1,174 @@
+"""What a run is, resolved once from the composed configuration: its loss, what it takes over, or why it is refused.
+
+`run: ${clipx_run:}` in the actor's policy loss stands for the result. The driver's hooks force it, with the names that
+the command line has; in a main of the user's own, a notebook or verl's Tinker worker the first read does, without them.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.base.method import NODE
+from verl_clipx.base.refusal import ABSENT, Refusal, refuse
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.run_files import log_path, own_log_path, traces_path
+from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.methods import METHODS
+from verl_clipx.run.config import NODES, Observe, Settings
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.verl_keys import FACTS, LOSS_MODE, POLICY_LOSS, ClipKeys, clip_keys, misplaced, read, refusals
+
+NAMES = ("project_name", "experiment_name")
+
+
+class Resolved(NamedTuple):
+    """What a run trains; verl's policy-loss configuration has the same fields (`hydra_nodes.ClipxPolicyLossConfig`).
+
+    Attributes:
+        loss_mode: the loss's name in verl's registry.
+        clipx: the settings, with what they get from the run.
+        run: the other facts.
+    """
+
+    loss_mode: str
+    clipx: Settings | Observe
+    run: RunFacts
+
+
+def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Resolved | None:
+    """Resolves a run.
+
+    Args:
+        config: verl's whole configuration.
+        named: full keys that the command line or a file of the user's names.
+        group: the group that +clipx= names, or None if unknown.
+
+    Returns:
+        None if the plugin has no part in the run.
+
+    Raises:
+        Refusal: the run cannot be what its configuration says, or verl would stop later; names all reasons.
+    """
+    node = OmegaConf.select(config, POLICY_LOSS)
+    if node is None:
+        return None
+    refuse(misspelt(config))
+    if NODE not in node:
+        refuse([without_group(node.loss_mode)])
+        return None
+    refuse(missing_values(node[NODE]))
+    settings = instantiated(node[NODE])
+    if not isinstance(settings, Settings | Observe):
+        raise missing_method(settings)
+    values = read(config)
+    of_clip_keys = ClipKeys({}, {}, [])
+    if isinstance(settings, Settings):
+        of_clip_keys = clip_keys(settings.method, values, named)
+    refuse([*set_facts(named, node), *refusals(values, settings), *misplaced(config), *of_clip_keys.refused])
+    taken = {**taken_before(node), **of_clip_keys.taken}
+    folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
+    run = RunFacts(group, taken, of_clip_keys.unused, folder, values)
+    return Resolved(node.loss_mode, run.complete(settings), run)
+
+
+def as_node(run: RunFacts) -> DictConfig:
+    """The facts as a node of the configuration, which verl resolves in place and its workers build."""
+    return OmegaConf.create({"_target_": f"{RunFacts.__module__}.{RunFacts.__name__}", **dataclasses.asdict(run)})
+
+
+def facts_node(config: DictConfig) -> DictConfig | None:
+    """What `${clipx_run:}` stands for where no driver has forced it; raises as `resolve`.
+
+    Args:
+        config: the configuration that contains it.
+    """
+    resolved = resolve(config)
+    return None if resolved is None else as_node(resolved.run)
+
+
+def set_facts(named: Collection[str], node: DictConfig) -> Iterator[Refusal]:
+    """Facts about the run that the user has set."""
+    for key in sorted(named):
+        if f"{key}.".startswith(f"{FACTS}."):
+            value = OmegaConf.select(node, key.removeprefix(f"{POLICY_LOSS}."), throw_on_resolution_failure=False)
+            reason = "the plugin reads the facts about the run from the run's other keys"
+            yield Refusal(key, value, reason, "Remove it, and set the key that it comes from.")
+
+
+def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
+    """What an earlier start of the same configuration took over and wrote into its clipx node, unless changed."""
+    if OmegaConf.is_interpolation(node, "run") or not node.get("run"):
+        return {}
+    before = OmegaConf.to_container(node.run).get("taken") or {}
+    return {name: source for name, source in before.items() if node[NODE].get(name) == source["value"]}
+
+
+def traces_folder(config: DictConfig) -> str:
+    """The folder of a run's traces, beside its log."""
+    log = own_log_path(config)
+    if log is None:
+        log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in NAMES))
+    return str(traces_path(log).absolute())
+
+
+def instantiated(node: Any) -> Any:
+    """What a node's `_target_` builds. If the target raises a ValueError, that error is raised instead of Hydra's."""
+    try:
+        return instantiate(node, _convert_="partial")
+    except Exception as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
+
+
+def missing_values(node: DictConfig) -> Iterator[Refusal]:
+    """Keys of a clipx node that its group leaves open."""
+    for key in node:
+        if OmegaConf.is_missing(node, key):
+            yield Refusal(f"{NODE}.{key}", ABSENT, "its group leaves the value open", f"Set {NODE}.{key}=….")
+
+
+def missing_method(node: Any) -> Refusal:
+    """The refusal of a clipx node, or of a part of one, without a method."""
+    given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
+    what = f"without a method, {', '.join(given)} would be added to nothing" if given else "there is no method"
+    return Refusal(NODE, ABSENT, what, "Choose one by its group, for example +clipx=grpo.")
+
+
+def misspelt(config: DictConfig) -> Iterator[Refusal]:
+    """Keys that were meant for the plugin but that Hydra took for new keys, which nobody reads.
+
+    These are a key such as clipx/shapping, which is not a group; a key such as clipex whose value is a group of the
+    plugin's; and a node clipx without a method's group.
+    """
+    folder = configs_folder() / NODE
+    groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
+    for key, value in config.items_ex(resolve=False):
+        if key.startswith(f"{NODE}/"):
+            yield Refusal(f"+{key}", value, f"there is no group {key}", did_you_mean(key, groups, "+").strip())
+        near = key != NODE and did_you_mean(key, [NODE])
+        if near and isinstance(value, str) and (folder / f"{value}.yaml").is_file():
+            yield Refusal(f"+{key}", value, f"nobody reads a key {key}", f"Did you mean +{NODE}={value}?")
+    if config.get(NODE) is not None and NODE not in OmegaConf.select(config, POLICY_LOSS):
+        given = next(iter(config[NODE])) if isinstance(config[NODE], DictConfig) and config[NODE] else ""
+        reason = "without a method nothing would read it"
+        yield Refusal(f"{NODE}{given and '.'}{given}", ABSENT, reason, f"Choose one by its group, as +{NODE}=grpo.")
+
+
+def without_group(loss_mode: Any) -> Refusal | None:
+    """The refusal of a loss of the plugin's without its group, because its statistics would not be exact."""
+    name = str(loss_mode).removeprefix("clipx_")
+    if name == str(loss_mode):
+        return None
+    group = name if name in METHODS and METHODS[name].__module__.startswith("verl_clipx.") else "custom"
+    function = f" {NODE}.function=package.module:name" if group == "custom" else ""
+    return Refusal(
+        LOSS_MODE,
+        loss_mode,
+        "without its group it would train with default parameters and, if its bounds adapt, with statistics of a "
+        "micro-batch",
+        f"Replace it by the group: +{NODE}={group}{function}.",
+    )

@@ -1,0 +1,166 @@
+"""The files of a run: its log, record, configuration, validations and traces, each read when it is asked for."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.common.checkpoints import LATEST
+from verl_clipx.common.files import read_config, read_json_object, read_whole_number
+from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
+from verl_clipx.common.secrets import redacted
+from verl_clipx.runs import keys
+from verl_clipx.runs.held_out import held_out_rewards
+from verl_clipx.runs.other_logs import reader_of
+from verl_clipx.runs.run import Run, flat
+from verl_clipx.runs.run_log import Rows, not_finite_in, read_rows, table_of, with_entropy
+from verl_clipx.runs.sameness import significant_values
+
+KEPT = ".jsonl.gz"
+"""Ending of the name of a kept run: one file, its record in the first line, then its steps."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run left.
+
+    Args:
+        path: its folder, the file of its log, a kept run, or a log that `other_logs.reader_of` knows.
+    """
+
+    path: Path
+
+    @cached_property
+    def log(self) -> Path:
+        """The file of its log; the folder of another logger is itself a log."""
+        metrics = self.path / METRICS
+        return metrics if self.path.is_dir() and (metrics.exists() or reader_of(self.path) is None) else self.path
+
+    @cached_property
+    def _read(self) -> tuple[Rows, dict[str, Any]]:
+        reader = reader_of(self.log)
+        return read_rows(self.log) if reader is None else (reader(self.log), {})
+
+    @property
+    def rows(self) -> Rows:
+        """The numbers of its log by step; see `run_log.read_rows`."""
+        return self._read[0]
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether it has logged anything."""
+        return self.log.is_file() and self.log.stat().st_size > 0
+
+    @property
+    def metrics(self) -> Rows:
+        """As `rows`; empty for a run that has not logged a step."""
+        return self.rows if self.is_logged else {}
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What it wrote down of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
+        path = record_path(self.log)
+        if path.exists():
+            return read_json_object(path, {"versions": {str: str | None}})
+        return self._read[1] if self.is_logged else {}
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a training was started in the folder."""
+        return (self.path / ".hydra" / "config.yaml").exists()
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """The configuration as Hydra composed it, not resolved."""
+        path = self.path / ".hydra" / "config.yaml"
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: does not exist. Start the run with hydra.run.dir={self.path}")
+        return read_config(path)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values that define the run; see `sameness.significant_values`."""
+        return redacted(significant_values(self.config))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training; None if the configuration has none."""
+        return self.config.data.get("seed")
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged; 0 if there is none."""
+        return max(self.metrics, default=0)
+
+    @property
+    def last_checkpoint(self) -> int | None:
+        """The step of the last complete checkpoint; None if there is none."""
+        tracker = self.path / "checkpoints" / LATEST
+        return read_whole_number(tracker) if tracker.exists() else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of steps that was requested; None if it follows from the data."""
+        return self.config.trainer.total_training_steps
+
+
+def read_run(path: Path) -> Run:
+    """Reads what a run left.
+
+    Args:
+        path: as for `RunFolder`.
+
+    Raises:
+        FileNotFoundError: there is no log.
+        ValueError: the log is empty, damaged, or not that of a policy's training; or a file beside it can't be read.
+    """
+    files = RunFolder(path)
+    log, not_finite = with_entropy(table_of(files.rows)), not_finite_in(files.rows)
+    if not any(name.startswith("actor/") for name in log):
+        raise ValueError(f"{files.log}: no metric begins with actor/: not the log of a policy's training by verl.")
+    folder = path if path.is_dir() else files.log.parent
+    validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
+    if steps := [reward.step for reward in validations if reward.not_finite]:
+        not_finite[keys.HELD_OUT] = steps
+    configuration = files.record.get("configuration") or _composed_in(folder)
+    return Run(
+        _name_of(path),
+        log,
+        # An older record, or Hydra's own, has credentials as they were given.
+        flat(redacted(configuration)),
+        files.record,
+        held_out=[reward for reward in validations if reward.problems],
+        traces=traces_path(files.log),
+        not_finite=not_finite,
+    )
+
+
+def _composed_in(folder: Path) -> dict[str, Any]:
+    path = folder / ".hydra" / "config.yaml"
+    return OmegaConf.to_container(read_config(path), resolve=False) if path.exists() else {}
+
+
+def _name_of(path: Path) -> str:
+    if path.is_dir():
+        return path.resolve().name
+    return path.resolve().parent.name if path.name == METRICS else Path(path.name.removesuffix(".gz")).stem
+
+
+def run_path(runs: Path, source: str, seed: int) -> Path:
+    """The folder in which the recipes put a run.
+
+    Args:
+        source: the preset, or the result of `Table.folder_of`.
+    """
+    return runs / f"{source}-seed{seed}"
+
+
+def find_runs(runs: Path, source: str) -> list[Path]:
+    """A preset's runs, both folders and kept ones, in the order of their seeds."""
+    named = re.compile(rf"{re.escape(Path(source).name)}-seed(\d+)({re.escape(KEPT)})?")
+    folder = (runs / source).parent
+    seeds = {path: int(name[1]) for path in folder.glob("*") if (name := named.fullmatch(path.name))}
+    return sorted(seeds, key=seeds.get)

@@ -1,0 +1,155 @@
+"""Runs grouped by setting, and what sets the settings apart."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas
+
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run
+
+GRPO_METHOD = "grpo"
+
+
+_NONE = pandas.DataFrame(dtype=float)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs that differ only in seeds, names and places.
+
+    Args:
+        label: what the page calls it: the method and, where methods repeat, what else sets it apart.
+        runs: at least one.
+    """
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+
+    def table(self, key: str) -> pandas.DataFrame:
+        """A metric: a row a step that all its runs have, a column a run; without columns where no run logs it."""
+        found = [run.values(key) for run in self.runs]
+        return pandas.concat(found, axis=1, join="inner", keys=range(len(found))) if all(map(len, found)) else _NONE
+
+    def bins(self, name: str) -> list[str]:
+        """The keys of a metric of probability bins; none unless all its runs log a finite value of each."""
+        found = keys.of_bins(name, {column for run in self.runs for column in run.log})
+        return found if all(len(self.mean(key)) for key in found) else []
+
+    @property
+    def seeds(self) -> int:
+        """How many independent runs it has: runs of one seed count as one, and each run of unknown seed counts."""
+        return len(self.runs_by_seed)
+
+    def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
+        """A table with a column for each independent run: the mean over the runs of a seed.
+
+        Args:
+            table: a column a run, in their order.
+        """
+        return pandas.DataFrame({seed: table.iloc[:, runs].mean(axis=1) for seed, runs in self.runs_by_seed.items()})
+
+    @property
+    def runs_by_seed(self) -> dict[int | str, list[int]]:
+        """The indices of its runs by seed; one of unknown seed is by itself, under a name that no other setting has."""
+        found: dict[int | str, list[int]] = {}
+        for index, run in enumerate(self.runs):
+            found.setdefault(f"{self.label}, run {index}" if run.seed is None else run.seed, []).append(index)
+        return found
+
+    def mean(self, key: str) -> pandas.Series:
+        """A metric by step, its mean over runs; empty where no run logs it."""
+        return self.table(key).mean(axis=1)
+
+    def parameter(self, name: str, otherwise: Any = None) -> Any:
+        """A parameter of its method, from its configuration."""
+        return self.runs[0].configuration.get(f"clipx.{name}", otherwise)
+
+
+def significant_of(runs: list[Run]) -> list[dict[str, str]]:
+    """What makes up the setting of each run: dotted key to value in JSON.
+
+    What a method does not read counts for none of its runs, whether they were given a value or have verl's default.
+    """
+    unread: dict[str, set[str]] = {}
+    for run in runs:
+        unread.setdefault(run.method, set()).update(run.unread)
+    return [{key: value for key, value in run.significant.items() if key not in unread[run.method]} for run in runs]
+
+
+def unread_values(setting: Setting) -> dict[str, list[Any]]:
+    """verl's keys that the method does not read and in which the runs of a setting differ, to the value of each."""
+    keys = sorted({key for run in setting.runs for key in run.unread})
+    values = {key: [run.configuration.get(key) for run in setting.runs] for key in keys}
+    return {key: found for key, found in values.items() if len(set(map(str, found))) > 1}
+
+
+def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
+    """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
+
+    Args:
+        runs: one without a configuration decides nothing, and has None for each key.
+    """
+    values = significant_of(runs)
+    known = [of_run for run, of_run in zip(runs, values, strict=True) if run.configuration]
+    keys = sorted({key for of_run in known for key in of_run})
+    return {
+        key: [of_run.get(key) for of_run in values] for key in keys if len({of_run.get(key) for of_run in known}) > 1
+    }
+
+
+def settings_of(runs: list[Run]) -> list[Setting]:
+    """Groups runs by setting, in the order in which each setting was first named.
+
+    Args:
+        runs: at least one. One without a configuration or its hash is a setting of its own: nothing says what it
+            trained.
+    """
+    groups: dict[str, list[Run]] = {}
+    for index, (run, values) in enumerate(zip(runs, significant_of(runs), strict=True)):
+        # The configuration of a kept run is only a part of it, without the method.
+        known = json.dumps([run.method, values]) if run.configuration else run.record.get("config_hash")
+        groups.setdefault(known or f"run {index}", []).append(run)
+    firsts = [members[0] for members in groups.values()]
+    return [Setting(*parts) for parts in zip(_labels(firsts), groups.values(), strict=True)]
+
+
+def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
+    """The setting that the others are compared with.
+
+    Args:
+        settings: at least one.
+        name: of a run or a method, or a setting's label; None: GRPO if there is one, else the first setting.
+
+    Raises:
+        ValueError: nothing or more than one setting has that name; says which names there are.
+    """
+    if name is None:
+        return next((one for one in settings if one.runs[0].method == GRPO_METHOD), settings[0])
+    of_run = [one for one in settings if any(run.name == name for run in one.runs)]
+    method = name.lower().replace(" ", "_")
+    found = of_run or [one for one in settings if name == one.label or one.runs[0].method.lower() == method]
+    if len(found) == 1:
+        return found[0]
+    runs = ", ".join(run.name for one in settings for run in one.runs)
+    if found:
+        raise ValueError(f"--baseline {name}: {len(found)} settings have that name. Name a run of one of them: {runs}.")
+    methods = ", ".join(dict.fromkeys(one.runs[0].method for one in settings))
+    raise ValueError(f"--baseline {name}: no such run or method. The runs: {runs}. The methods: {methods}.")
+
+
+def _labels(runs: list[Run]) -> list[str]:
+    """The method of each; where methods repeat, with a value that sets it apart, or the run's name, or a number."""
+    methods = [run.loss for run in runs]
+    labels = []
+    for index, (run, method) in enumerate(zip(runs, methods, strict=True)):
+        rivals = [other for other, same in zip(runs, methods, strict=True) if same == method]
+        if len(rivals) > 1 and not run.configuration and [other.name for other in runs].count(run.name) == 1:
+            labels.append(run.name)
+            continue
+        apart = {} if len(rivals) == 1 else differing_values(rivals)
+        keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))[:2]
+        values = [f"{key.rpartition('.')[2]} {run.significant.get(key, 'unset')}" for key in keys]
+        labels.append(", ".join([method, *values]) if values else method if len(rivals) == 1 else f"{method} {index}")
+    return labels

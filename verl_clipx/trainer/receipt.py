@@ -1,0 +1,52 @@
+"""The receipt in the trainer's process: if a run's first logged step has no receipt, another worker trained it."""
+
+import logging
+from typing import Any
+
+from verl_clipx.base.method import NODE
+from verl_clipx.base.shared_metrics import RECEIPT
+from verl_clipx.run.groups import OBSERVE
+from verl_clipx.run.support import untested
+
+logger = logging.getLogger(__name__)
+
+# Every trainer of verl's logs this key for each training step, and no worker does.
+STEP = "training/global_step"
+
+
+class ReceiptCheck:
+    """Looks for the receipt in the first logged step that trains the actor.
+
+    Args:
+        config: verl's resolved configuration.
+    """
+
+    def __init__(self, config: dict[str, Any]):
+        policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
+        node = policy_loss.get(NODE) or {"receipt": "off"}
+        asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
+        self._due = asked != "off"
+        self._stops = asked == "stop" or (asked == "auto" and not untested(policy_loss["run"]["options"]))
+        # Before this step, verl trains only the critic.
+        self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
+
+    def look(self, data: dict[str, Any], step: int) -> None:
+        """Looks at a step's metrics.
+
+        Raises:
+            RuntimeError: the receipt is missing, and that stops the run.
+        """
+        if not self._due or data.get(STEP, -1) < self._first:
+            return
+        self._due = False
+        if any(str(key).endswith(RECEIPT.key) for key in data):
+            return
+        if self._stops:
+            raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
+        logger.warning("clipx: %s", MISSING)
+
+
+MISSING = (
+    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so "
+    "nothing shows which loss it trained."
+)
