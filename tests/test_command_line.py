@@ -13,6 +13,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import pandas
 import pytest
 from typer.testing import CliRunner
 
@@ -227,7 +228,13 @@ def without(monkeypatch, *modules: str) -> None:
 
 def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
     without(monkeypatch, "vllm", *FOR_CPU)
-    done = clipx("eval", "run", "model", "--benchmark", "aime24", "--out", tmp_path / "e", "--max-tokens", 1)
+    question = {
+        "prompt": [{"role": "user", "content": "1+1"}],
+        "data_source": "sums",
+        "reward_model": {"ground_truth": "2"},
+    }
+    pandas.DataFrame([question]).to_parquet(tmp_path / "b.parquet")
+    done = clipx("eval", "run", "m", "--benchmark", tmp_path / "b.parquet", "--out", tmp_path / "e", "--max-tokens", 1)
     assert "pip install 'verl-clipx[gpu]'" in done.output
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(Exception, match=re.escape("+hardware=cpu needs cachetools: pip install 'verl-clipx[cpu]'")):

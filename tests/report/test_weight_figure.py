@@ -45,7 +45,7 @@ def test_the_command_draws_a_group_with_parameters(tmp_path):
         (["acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be"),
         (["acpo", "alpha=1"], "alpha=1: write clipx.<parameter>=<value>"),
         (["observe"], "no gradient weight of its own"),
-        (["nonsense"], "must be one of"),
+        (["nonsense"], "clipx.method=nonsense: there is no such method"),
     ],
 )
 def test_wrong_input_is_named(tmp_path, words, message):

@@ -81,9 +81,16 @@ def sample_plan(
             process these questions.
     """
     from verl_clipx.papers.evaluation.prompts import read_prompt_format
-    from verl_clipx.papers.evaluation.validation_run import ValidationRun, base_model, compose_base, ranks_of
+    from verl_clipx.papers.evaluation.validation_run import (
+        ValidationRun,
+        base_model,
+        compose_base,
+        ranks_of,
+        require_engine,
+    )
 
     base, sampling = compose_base(plan.overrides), plan.sampling
+    require_engine(base)
     weights = {
         one.label: find_weights(one, ranks_of(base), base_model(base, plan.overrides), merged_models)
         for one in plan.chosen()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.common.extras import needs_tool
 from verl_clipx.common.files import replacing, write_json, write_text
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
@@ -62,6 +63,12 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
             f"actor_rollout_ref.rollout.name={engine}: must be {' or '.join(ENGINES)}, which take seeds with requests"
         )
     return base
+
+
+def require_engine(base: DictConfig) -> None:
+    """Raise a ValueError if the engine that samples is not installed."""
+    if base.actor_rollout_ref.rollout.name == "vllm" and find_spec("vllm") is None:
+        raise ValueError(f"{needs_tool('actor_rollout_ref.rollout.name=vllm', 'vllm')}. On a CPU, add {_ON_THE_CPU}")
 
 
 def ranks_of(base: DictConfig) -> int:
@@ -207,7 +214,7 @@ def _launch(folder: Path, platform: str | None) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=partial(end_with_parent, os.getpid()),
+            preexec_fn=end_with_parent,
         )
         try:
             code = process.wait()
