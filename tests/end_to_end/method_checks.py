@@ -80,6 +80,11 @@ def check_topr(trained: Trained) -> None:
     assert mean(trained, "actor/clipx/gradient_mass/HN") > 0
 
 
+def check_two_sided(trained: Trained) -> None:
+    check_masked(trained)
+    assert mean(trained, "actor/clipx/gradient_mass/LP") == mean(trained, "actor/clipx/gradient_mass/HN") == 0
+
+
 CHECKS = {
     "grpo": check_grpo,
     "cispo": check_soft,
@@ -97,4 +102,9 @@ CHECKS = {
     "m2po": check_m2po,
     "sapo": check_sapo,
     "topr": check_topr,
+    "two_sided": check_two_sided,
+    "ipo": check_two_sided,
+    "spo": check_sapo,
+    "vespo": check_sapo,
+    "ctpo": check_masked,
 }

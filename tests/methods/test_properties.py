@@ -48,6 +48,11 @@ VARIANTS = {
     "gspo": ({"clip_low": None, "clip_high": None, "log_ratio_clamp": None},),
     "m2po": ({"moment": "capped"}, {"behaviour": "old"}, {"log_ratio_clamp": None}),
     "sapo": ({"tau_positive": 0.01, "tau_negative": 100, "log_ratio_clamp": None},),
+    "two_sided": ({"clip_low": None, "clip_high": None},),
+    "ipo": ({"threshold": None}, {"kl_tau": 0.1}),
+    "spo": ({"epsilon": 12.5, "log_ratio_clamp": None},),
+    "vespo": ({"k_positive": 1.0, "lambda_negative": 5.0},),
+    "ctpo": ({"width_dual": None, "power": 0.0},),
     "topr": (
         {"level": "token"},
         {"level": "token", "positive_low": 0.5, "positive_high": 2.0},
@@ -63,7 +68,7 @@ FORMULAS = {
     for group in (
         *("grpo", "cispo", "cispo_acpo", "gppo", "ce_gppo", "aspo", "aspo_dgpo", "dgpo"),
         *("acpo", "acpo_reference", "bapo", "bapo_reference", "dcpo", "dppo", "dppo_kl", "dro", "gmpo", "gspo", "sapo"),
-        "topr",
+        *("topr", "two_sided", "ipo", "spo", "vespo", "ctpo"),
     )
 }
 FORMULAS["bapo_gradient"] = ("+clipx=bapo", "clipx.counted=gradient")

@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight of the whole sequence's ratio, the shape of a gamma density, with constants by sign."""
+"""VESPO (arXiv 2602.10693): a smooth weight of the sequence's ratio, like a gamma density, with constants by sign."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LOWEST, HIGHEST = math.log(1e-8), 20.0
 class Vespo(
     ConstantWeight,
     name="vespo",
-    source="VESPO (Variational Sequence-Level Soft Policy Optimization), as in TRL 1.16",
+    source="VESPO (arXiv 2602.10693), as in TRL 1.16",
 ):
     """A soft weight of the sequence's ratio instead of bounds.
 
