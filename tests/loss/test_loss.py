@@ -168,9 +168,9 @@ def test_not_finite_inside_the_mask_is_nan_in_what_is_bounded_with_it(method, na
     tensors["log_prob"].requires_grad_(True)
     result = evaluate(method, statistics=expected.statistics, **tensors)
     result.loss.sum().backward()
-    # The token, or its sequence where all of its tokens share a ratio, or their weights a mean.
+    # The token, or its sequence where tokens share a ratio, or the ratios before them, or their weights a mean.
     bounded = method.bounded(expected.tokens)
-    shared = method.name == "gmpo" or bool((bounded == bounded[:, :1]).all())
+    shared = method.name in ("gmpo", "ctpo") or bool((bounded == bounded[:, :1]).all())
     for actual, before in (
         (result.loss.detach(), expected.loss.detach()),
         (tensors["log_prob"].grad, expected_gradient),

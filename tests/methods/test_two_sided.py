@@ -1,6 +1,6 @@
 """Double-sided importance sampling by hand: inside, at and outside the bounds, for both signs and for A = 0.
 
-Covers the contract, each bound alone, and micro-batches of whole sequences; tests/worker/test_golden.py has SkyRL's own
+Covers each bound alone; test_properties.py has the contract and micro-batches, tests/worker/test_golden.py SkyRL's own
 numbers. Not covered: which policy the ratio is measured from.
 """
 
@@ -9,10 +9,8 @@ import math
 import pytest
 from torch.testing import assert_close
 
-from verl_clipx.check.contract import CHECKS
 from verl_clipx.methods.two_sided import TwoSided
 
-from .against_verl import assert_parts_add_up, ragged
 from .at import row, tokens_at, weight
 
 RATIO = row(0.5, 0.8, 1.0, 1.2, 1.5)
@@ -41,13 +39,3 @@ def test_the_value_is_the_weighted_log_probability():
     bounds = method.bounds(t, method.decide(method.statistics(t)))
     value = method.loss_value(t, bounds, method.gradient_weight(t, bounds))
     assert_close(value, row(-1.1 * 3 * math.log(0.55), 0.0))
-
-
-def test_micro_batches_of_whole_sequences_add_up():
-    assert_parts_add_up(("+clipx=two_sided",), ragged(1, spread=0.5))
-
-
-@pytest.mark.parametrize("method", [TwoSided(), TwoSided(clip_low=0.5, clip_high=5.0), TwoSided(clip_low=None)])
-def test_the_contract_passes(method):
-    for check in CHECKS:
-        check(method)

@@ -1,18 +1,15 @@
-"""VESPO's weight of a sequence's ratio by hand, its range, and the contract; test_golden.py has TRL's numbers.
+"""VESPO's weight of a sequence's ratio by hand, and its range; test_golden.py has TRL's numbers.
 
 Not covered: TRL's truncated correction inside the sequence's ratio, which this plugin leaves to verl's correction.
 """
 
 import math
 
-import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.check.contract import CHECKS
 from verl_clipx.methods.vespo import Vespo
 
-from .against_verl import assert_parts_add_up, ragged
 from .at import tokens_at
 
 
@@ -43,13 +40,3 @@ def test_the_sequences_log_ratio_has_a_range():
     assert_close(weight(Vespo(), rows([1e-6, 1e-6]), rows([1.0, 1.0]))[0, 0].item(), 1e-16 * math.exp(3 - 3e-8))
     # exp(20) inside the exponent: no weight is left, and none overflows.
     assert weight(Vespo(), rows([1e6, 1e6]), rows([-1.0, -1.0])).tolist() == [[0.0, 0.0]]
-
-
-def test_micro_batches_of_whole_sequences_add_up():
-    assert_parts_add_up(("+clipx=vespo",), ragged(1, spread=0.3))
-
-
-@pytest.mark.parametrize("method", [Vespo(), Vespo(k_positive=1.0, lambda_positive=1.0)])
-def test_the_contract_passes(method):
-    for check in CHECKS:
-        check(method)

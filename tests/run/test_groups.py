@@ -109,7 +109,7 @@ PUBLISHED = {
     "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
     "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
     "two_sided": dict(clip_low=0.8, clip_high=1.2),
-    "ipo": dict(threshold=0.3, kl_tau=0.0),
+    "ipo": dict(threshold=0.3),
     "spo": dict(epsilon=0.2),
     "vespo": dict(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0),
     "ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, power=0.5),

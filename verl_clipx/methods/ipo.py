@@ -13,8 +13,8 @@ from verl_clipx.base.tokens import Tokens
 class Ipo(Method, name="ipo", source="prime-rl's default loss since September 2026 (its pull request 3586)"):
     """Drops tokens whose probability moved by more than a threshold, in either direction.
 
-    With p the current and q the old probability, F = r where |p - q| <= threshold and F = 0 elsewhere. The objective
-    also has the term -kl_tau (log r)^2 of all tokens, whose gradient is -2 kl_tau log r and does not depend on A.
+    With p the current and q the old probability, F = r where |p - q| <= threshold and F = 0 elsewhere. prime-rl's term
+    kl_tau (log r)^2, which is 0 by its default, is not here.
 
     prime-rl measures from the policy that sampled.
     """
@@ -24,9 +24,6 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
         optional(number(at_least=0, at_most=1)),
         "tokens whose probability moved by more than this are dropped; null: no token",
         "release",
-    )
-    kl_tau: float = parameter(
-        0.0, number(at_least=0, at_most=100), "coefficient of the squared log-ratio, of all tokens", "release"
     )
 
     @property
@@ -54,10 +51,3 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
         moved = self.bounded(t)
         dropped = (moved < bounds.low) | (moved > bounds.high) | ~t.live
         return where(dropped, 0.0, t.free_ratio)
-
-    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
-        return weight * t.advantages - 2 * self.kl_tau * t.log_ratio
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-F A + kl_tau (log r)^2."""
-        return self.kl_tau * t.log_ratio.square() - weight * t.advantages

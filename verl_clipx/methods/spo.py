@@ -18,6 +18,7 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
     0 at the edge of PPO's clip and has the other sign beyond it. F = 0 beyond log_ratio_clamp.
     """
 
+    # It is 1 at ratio 1, and below 0 beyond the edge of PPO's clip.
     unconstrained_weight = True
 
     instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon",)
