@@ -25,7 +25,7 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
 
     epsilon: float = parameter(
         0.2,
-        number(above=0, at_most=100, usual=(0.05, 1)),
+        number(at_least=0.01, at_most=100, usual=(0.05, 1)),
         "distance from 1 at which the gradient turns back; at 12.5, which a framework uses, F is r to within 8 % of it "
         "for ratios of 0 to 2, which is hardly a limit",
         "paper",
