@@ -255,6 +255,9 @@ def test_order_and_padding_do_not_matter(name, seed, order, padding):
     rows = torch.randperm(3, generator=generator)
     # Padding goes anywhere, not only to the end.
     columns = torch.randperm(8 + padding, generator=generator)
+    if name == "ctpo":
+        # A token's prefix stays before it.
+        columns[columns < 8] = torch.arange(8)
     moved = {}
     for key, tensor in batch.items():
         fill = False if key == "response_mask" else torch.nan
