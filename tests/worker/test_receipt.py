@@ -739,7 +739,7 @@ SAME_LOSS = {
             f"{group}.log_ratio_clamp"
             for group in GROUPS
             if group.startswith(("aspo", "ce_gppo_reference", "cispo", "dapo", "dcpo", "dppo", "grpo", "sapo"))
-            or group in ("acpo_reference", "bapo_reference")
+            or group in ("acpo_reference", "bapo_reference", "two_sided")
         ],
         "beyond it the token is clipped already, or its ratio is e^-20",
     ),
