@@ -721,12 +721,7 @@ GROUPS = sorted(
 # Or a loss that differs only on tokens that the 25 of these tests and their probes don't have.
 SAME_LOSS = {
     "acpo.min_tokens": "a single ratio in a bin does not vary either",
-    "acpo_reference.min_tokens": "likewise",
     "acpo_reference.variance_epsilon": "1e-8 beside the variance, below what a gradient resolves",
-    **dict.fromkeys(
-        ("bapo.upper_step", "bapo.upper_stop", "bapo_reference.upper_step", "bapo_reference.upper_stop"),
-        "a search that ends at its last candidate, and a token between the two last ones",
-    ),
     **dict.fromkeys(
         ("dcpo.largest_ratio", "dcpo_reference.largest_ratio"),
         "a token whose old probability is below 0.3 %: above it, the bound on the divergence comes first",
