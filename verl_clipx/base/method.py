@@ -99,8 +99,6 @@ class Method:
     by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
-    # In a method without clip_low and clip_high: the parameters that decide how far the ratio may go.
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ()
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, cat, float32, float64, stack, where
 
@@ -21,8 +20,6 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     population standard deviation of the ratio in the token's probability bin. sigma is computed with a relative error
     of about 1e-16 (1 + (mean - 1)^2 / variance).
     """
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon_base", "alpha")
 
     logs = (
         of_decision("epsilon", "epsilon per probability bin", "ratio", numbered="bin", chart="bounds"),

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, float64, where
@@ -47,8 +46,6 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     Source: "net" is Eq. 8 as printed; "share" is the paper's prose and Fig. 4. "ratio", weight "none", first "lower"
     and last_step "clipped" are the authors' released code.
     """
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("lower_start", "lower_stop", "upper_start", "upper_stop")
 
     logs = (
         of_decision("c_low", "the lower bound found", "ratio", chart="bounds"),

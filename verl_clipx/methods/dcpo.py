@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +25,6 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
 
     Source: the paper's dynamic-adaptive clipping, without its advantages and its average over tokens.
     """
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon_low", "epsilon_high", "largest_ratio")
 
     dual_clip: float | None = dual_clip_parameter(10.0, "paper")
 

@@ -1,7 +1,6 @@
 """DRO (arXiv 2405.19107): the advantage and a pull back to the old policy, instead of a ratio and its bounds."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -20,8 +19,6 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
     """
 
     unconstrained_weight = True
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("beta",)
 
     # As in the example of verl's pull request 7245 and in Tinker's documentation; verl itself has no default.
     beta: float = parameter(

@@ -1,7 +1,6 @@
 """M2PO (arXiv 2510.01161): masks the tokens farthest from the policy that sampled until the rest are near enough."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, cat, float64, int64, where
@@ -36,8 +35,6 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     Source: moment "kept" is the paper's Algorithm 1. Moment "capped", the mean of min((log r)^2, tau^2) over all
     tokens that PPO's clip acts on, and behaviour "old" are the authors' released code.
     """
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("threshold",)
 
     logs = (
         of_decision(

@@ -1,7 +1,6 @@
 """SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, instead of the clip."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, full_like, sigmoid, where
 
@@ -18,8 +17,6 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     F = 4 p (1 - p) r, which is 1 at r = 1; the gate 4 p (1 - p) is smaller on both sides. tau is tau_positive where
     A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("tau_positive", "tau_negative")
 
     tau_positive: float = parameter(
         1.0,

@@ -1,7 +1,6 @@
 """SPO (arXiv 2401.16025): a quadratic penalty on the ratio, whose gradient turns back beyond the bounds."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -20,8 +19,6 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
 
     # It is 1 at ratio 1, and below 0 beyond the edge of PPO's clip.
     unconstrained_weight = True
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon",)
 
     epsilon: float = parameter(
         0.2,

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -23,8 +22,6 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
     """
 
     by_sequence = True
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("negative_high",)
 
     level: str = parameter(
         "sequence",

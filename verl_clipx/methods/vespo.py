@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, full_like, where
 
@@ -28,8 +27,6 @@ class Vespo(
     """
 
     by_sequence = True
-
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("lambda_positive", "lambda_negative")
 
     k_positive: float = parameter(
         2.0, number(above=0, at_most=20), "power of w where A >= 0; larger: less weight of small ratios", "release"

@@ -101,11 +101,6 @@ class RolloutBatch:
         """The name of the next update within the rollout batch."""
         return ("" if self.token_pass is None else f"{self.token_pass.name}/") + f"update_{self.update}"
 
-    @property
-    def at_start(self) -> bool:
-        """Whether no update has been made yet."""
-        return self.update == 0 and self.updates_before_pass == 0
-
 
 # Used if a worker gets no rollout batch: each of its updates then counts as the first.
 FIRST = RolloutBatch()
