@@ -42,7 +42,7 @@ NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_log
 # Parameters that say nothing to a reader who wants to know what is trained: guards against extreme numbers.
 NO_SETTING = ("log_ratio_clamp", "min_tokens", "epsilon", "variance_epsilon")
 # Those that change how a loss is computed or watched, and not what is trained.
-NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "health_limits", "missing_state")
+NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "missing_state")
 NO_SUCH_KEY = re.compile(r"Could not override '(.+)'\.")
 
 
