@@ -54,7 +54,7 @@ DOORS = {
     "score, configuration": ("eval score {}/evaluation", "evaluation/config.json"),
     "score, completions": ("eval score {}/evaluation", "evaluation/model/b/completions/seed-0/000000/0.jsonl"),
     "score, benchmark": ("eval score {}/evaluation", "data/test.parquet"),
-    "compare, scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/model/b/scores.parquet"),
+    "compare, results": ("eval compare {}/evaluation {}/evaluation", "evaluation/results.json"),
     "eval, benchmark": (
         "eval run {}/saved --benchmark {}/b.parquet --out {}/out --max-tokens 1 +hardware=cpu",
         "b.parquet",
@@ -89,11 +89,9 @@ def whole(tmp_path_factory):
     questions = save_questions(folder / "data", 2)
     sampling = {"samples": 1, "seeds": [0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
     config = {"protocol": "sampled", "sampling": sampling, "versions": {}, "model": "model"}
-    config |= {"reward": "tests.test_wrong_files:nothing", "answer": None, "correct": None, "correct_from": 1.0}
+    config |= {"reward": "tests.test_wrong_files:nothing", "correct": None, "correct_from": 1.0}
     config["checkpoints"] = {"model": {"source": "model", "step": None, "fingerprint": "f"}}
-    config["benchmarks"] = {
-        "b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 2, "limit": None}
-    }
+    config["benchmarks"] = {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 2}}
     evaluation.path.mkdir()
     evaluation.config.write_text(json.dumps(config))
     write_rows(evaluation.completions("model", "b") / "seed-0" / "000000" / "0.jsonl", validated_rows(range(2), 1))

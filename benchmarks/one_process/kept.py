@@ -12,8 +12,9 @@ from omegaconf import DictConfig
 
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_file, hash_of_json, replacing
-from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations, versions_here
+from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
 from verl_clipx.papers.tables.presets import compose_preset
+from verl_clipx.papers.versions import versions_here
 from verl_clipx.runs.folder import KEPT, run_path
 from verl_clipx.runs.run_log import read_rows
 

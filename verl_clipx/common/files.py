@@ -186,7 +186,7 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
     return content
 
 
-def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
+def check_shape(path: Path | str, content: Any, shape: Mapping[Any, Any]) -> None:
     """Refuse what is not of a shape; see `read_json_object`.
 
     Raises:

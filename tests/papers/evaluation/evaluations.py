@@ -38,15 +38,14 @@ def questions_file(folder: Path, count: int) -> Path:
     return path
 
 
-def evaluation_of(folder: Path, right: np.ndarray, questions: Path, protocol: str = "sampled", **changes) -> Path:
+def evaluation_of(folder: Path, right: np.ndarray, questions: Path, **changes) -> Path:
     """Write a scored evaluation.
 
     Args:
         folder: its folder.
         right: ``[questions, samples]`` whether each sample is right.
         questions: from `questions_file`.
-        protocol: as which it counts; there is one checkpoint.
-        changes: to its configuration.
+        changes: to its configuration, which has one checkpoint.
     """
     count, samples = right.shape
     config = {
@@ -54,12 +53,10 @@ def evaluation_of(folder: Path, right: np.ndarray, questions: Path, protocol: st
         "checkpoints": {
             "last": {"source": "m", "step": 1, "fingerprint": hashlib.sha256(str(folder).encode()).hexdigest()}
         },
-        "protocol": protocol,
+        "protocol": "sampled",
         "sampling": {"samples": samples, "seeds": [0]},
-        "benchmarks": {
-            "b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": count, "limit": None}
-        },
-        **{"reward": REWARD, "answer": None, "correct": None, "correct_from": 1.0},
+        "benchmarks": {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": count}},
+        **{"reward": REWARD, "correct": None, "correct_from": 1.0},
         **changes,
     }
     evaluation = EvaluationFolder(folder)

@@ -6,48 +6,33 @@ Not covered: that verl writes such files (test_validation_run.py, tests/end_to_e
 import pytest
 
 from tests.papers.evaluation.tiny import validated_rows, write_rows
-from verl_clipx.papers.evaluation.completions import (
-    chunk_folder,
-    pending_chunks,
-    read_completions,
-    read_dump,
-    remove_unfinished,
-)
+from verl_clipx.papers.evaluation.completions import chunk_folder, pending_chunks, read_completions, read_dump
 
 
-def write_chunk(folder, questions, samples=2, seed=0, text=lambda question, sample: f"{question}.{sample}"):
-    return write_rows(
-        chunk_folder(folder, seed, questions) / "20.jsonl", validated_rows(questions, samples, seed, text)
-    )
+def write_chunk(folder, questions, samples=2, seed=0):
+    rows = validated_rows(questions, samples, seed, lambda question, sample: f"{seed}:{question}.{sample}")
+    return write_rows(chunk_folder(folder, seed, questions) / "20.jsonl", rows)
 
 
-def test_responses_in_order_of_question_and_sample(tmp_path):
-    write_chunk(tmp_path, [3, 4])
-    write_chunk(tmp_path, [0, 1, 2])
+def test_responses_in_order_of_question_and_sample_and_each_seed_adds_some(tmp_path):
+    for questions, seed in (([3, 4], 0), ([0, 1, 2], 0), ([0, 1, 2, 3, 4], 5)):
+        write_chunk(tmp_path, questions, seed=seed)
     table = read_completions(tmp_path, questions=5, samples=2, seeds=[0])
     assert table["question"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and table["sample"].tolist() == [0, 1] * 5
-    assert table["text"].tolist() == [f"{question}.{sample}" for question in range(5) for sample in (0, 1)]
-    assert table["seed"].tolist()[:3] == [0, 1, 10] and table["length"].tolist() == [4] * 10
+    assert table["text"].tolist() == [f"0:{question}.{sample}" for question in range(5) for sample in (0, 1)]
+    assert table["seed"].tolist()[:3] == [0, 1, 10] and table["length"].tolist() == [6] * 10
     assert read_completions(tmp_path, questions=4, samples=2, seeds=[0]).equals(table[:8])
-
-
-def test_each_seed_adds_samples_in_the_order_of_the_seeds(tmp_path):
-    for seed in (0, 5):
-        write_chunk(tmp_path, [0, 1], seed=seed, text=lambda question, sample, seed=seed: f"{seed}:{question}.{sample}")
-    both = read_completions(tmp_path, questions=2, samples=2, seeds=[5, 0])
-    assert both["sample"].tolist() == [0, 1, 2, 3] * 2
+    both = read_completions(tmp_path, questions=5, samples=2, seeds=[5, 0])
+    assert both["sample"].tolist() == [0, 1, 2, 3] * 5
     assert both["text"].tolist()[:4] == ["5:0.0", "5:0.1", "0:0.0", "0:0.1"]
-    assert len(read_completions(tmp_path, questions=2, samples=2, seeds=[0])) == 4
 
 
 def test_what_is_left_is_cut_into_chunks_that_share_no_folder(tmp_path):
     assert pending_chunks(tmp_path, 0, 5, 2, 2) == [[0, 1], [2, 3], [4]]
     write_chunk(tmp_path, [1, 2])
-    (tmp_path / "seed-0" / "000003.unfinished").mkdir()
+    (tmp_path / "seed-0" / "unfinished").mkdir()
     assert pending_chunks(tmp_path, 0, 5, 2, 3) == [[0, 3, 4]]
     assert pending_chunks(tmp_path, 1, 5, 2, 9) == [[0, 1, 2, 3, 4]]
-    remove_unfinished(tmp_path)
-    assert [path.name for path in (tmp_path / "seed-0").iterdir()] == ["000001"]
     with pytest.raises(ValueError, match=r"4 of 10 responses exist. Repeat the same `clipx eval run`"):
         read_completions(tmp_path, questions=5, samples=2, seeds=[0])
 
@@ -55,11 +40,13 @@ def test_what_is_left_is_cut_into_chunks_that_share_no_folder(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda rows: rows[:-1], "7 responses, not 2 to each of 4 questions, the first without one is sample 1 of"),
-        (lambda rows: [*rows, rows[0]], "9 responses, not 2 to each of 4 questions"),
-        (lambda rows: [*rows[:-1], rows[0]], "8 responses, not 2"),
-        (lambda rows: [{**rows[0], "index": 9}, *rows[1:]], "8 responses, not 2"),
-        (lambda rows: [{**rows[0], "sample": 2}, *rows[1:]], "8 responses, not 2"),
+        (lambda rows: rows[:-1], "7 responses, not exactly 2 to each of 4 questions"),
+        (lambda rows: [*rows, rows[0]], "9 responses, not exactly 2 to each of 4 questions"),
+        (lambda rows: [*rows[:-1], rows[0]], "8 responses, not exactly 2"),
+        (lambda rows: [{**rows[0], "index": 9}, *rows[1:]], "8 responses, not exactly 2"),
+        (lambda rows: [{**rows[0], "sample": 2}, *rows[1:]], "8 responses, not exactly 2"),
+        # A question without any response.
+        (lambda rows: [row for row in rows if row["index"] != 3], "6 responses, not exactly 2 to each of 4 questions"),
         (lambda rows: [{**rows[0], "truncated": None}, *rows[1:]], "truncated"),
         (lambda rows: [{key: rows[0][key] for key in ("output", "score")}], "index"),
     ],
@@ -67,30 +54,18 @@ def test_what_is_left_is_cut_into_chunks_that_share_no_folder(tmp_path):
 def test_anything_but_n_responses_to_each_question_is_an_error(tmp_path, spoil, message):
     rows = validated_rows(range(4), 2)
     write_rows(tmp_path / "0.jsonl", rows)
-    assert len(read_dump(tmp_path, 2, range(4))) == 8
+    assert len(read_dump(tmp_path, 2, range(4))) == len(read_dump(tmp_path, 2)) == 8
     write_rows(tmp_path / "0.jsonl", spoil(rows))
     with pytest.raises(ValueError, match=message):
         read_dump(tmp_path, 2, range(4))
 
 
-def test_a_question_without_any_response_counts_where_it_was_asked(tmp_path):
-    write_rows(tmp_path / "0.jsonl", validated_rows(range(3), 2))
-    assert len(read_dump(tmp_path, 2)) == 6
-    with pytest.raises(ValueError, match="sample 0 of question 3"):
-        read_dump(tmp_path, 2, range(4))
-
-
-def test_a_folder_without_a_file_or_with_two_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="contains 0 files"):
-        read_dump(tmp_path, 2)
-    for name in ("0.jsonl", "1.jsonl"):
-        write_rows(tmp_path / name, [])
-    with pytest.raises(ValueError, match="contains 2 files"):
-        read_dump(tmp_path, 2)
-
-
-def test_a_file_that_was_cut_off_names_the_line(tmp_path):
+def test_no_file_two_files_and_one_that_was_cut_off_are_errors(tmp_path):
     path = write_chunk(tmp_path, [0, 1])
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"20\.jsonl, line 4"):
         read_completions(tmp_path, questions=2, samples=2, seeds=[0])
+    write_rows(path.with_name("1.jsonl"), [])
+    for folder, files in ((path.parent, 2), (tmp_path, 0)):
+        with pytest.raises(ValueError, match=f"contains {files} files"):
+            read_dump(folder, 2)

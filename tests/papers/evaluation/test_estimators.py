@@ -1,21 +1,36 @@
-"""avg@k, pass@k, maj@k: values by hand, enumeration of all subsets, properties.
+"""avg@k, pass@k, best@k, maj@k and every other metric: values by hand, enumeration of all subsets, properties.
 
-Not covered: how the values are gathered from files (test_run.py).
+Not covered: scores (test_scores.py); how the values are gathered from files (test_commands.py).
 """
 
 import itertools
 import math
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.papers.evaluation.estimators import best_at_k, majority_at_k, pass_at_k
+from verl_clipx.papers.evaluation.estimators import best_at_k, majority_at_k, pass_at_k, question_values
+from verl_clipx.papers.evaluation.results import combine
 
 TABLES = st.integers(1, 7).flatmap(
     lambda samples: st.lists(st.lists(st.booleans(), min_size=samples, max_size=samples), min_size=1, max_size=4)
+)
+
+# Of two questions four samples each, right is 4 and 7.
+SCORES = pandas.DataFrame(
+    {
+        "question": [0] * 4 + [1] * 4,
+        "answer": ["4", "5", "5", None, "7", "7", None, "7"],
+        "length": [0, 1, 2, 3, 10, 11, 12, 13],
+        "truncated": [False] * 6 + [True, False],
+        "reward/score": [3.0, -0.5, -0.5, -3.0, 3.0, 3.0, -3.0, 3.0],
+        "reward/correct": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0],
+        "reward/format": [1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0],
+    }
 )
 
 
@@ -24,26 +39,21 @@ def by_enumeration(row: list[bool], k: int) -> float:
     return sum(any(subset) for subset in subsets) / len(subsets)
 
 
-def test_pass_at_k_by_hand():
-    # 1 right of 4: 1 - C(3, k) / C(4, k).
-    assert [pass_at_k([[True, False, False, False]], k)[0] for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
-    # 2 right of 5, k = 2: 1 - 3 / 10; none right; all right.
-    table = [[True, True, False, False, False], [False] * 5, [True] * 5]
-    assert pass_at_k(table, 2) == pytest.approx([0.7, 0.0, 1.0], abs=1e-15)
-
-
 @given(TABLES)
 def test_pass_at_k_equals_the_enumeration_of_all_subsets(table):
     for k in range(1, len(table[0]) + 1):
         assert pass_at_k(table, k) == pytest.approx([by_enumeration(row, k) for row in table], abs=1e-12)
 
 
-def test_pass_at_k_of_many_samples_equals_exact_binomials():
+def test_pass_at_k_of_many_samples_equals_exact_binomials_and_too_many_draws_are_refused():
     samples, right = 1024, 3
     row = [True] * right + [False] * (samples - right)
     for k in (1, 2, 32, 512, 1024):
         exact = 1 - math.comb(samples - right, k) / math.comb(samples, k)
         assert pass_at_k([row], k)[0] == pytest.approx(exact, rel=1e-12)
+    for k in (0, 4, -1):
+        with pytest.raises(ValueError, match=f"k={k}"):
+            pass_at_k([[True, False, True]], k)
 
 
 @pytest.mark.parametrize("k", [2, 8])
@@ -54,22 +64,13 @@ def test_best_at_k_is_what_verls_validation_estimates(k):
     drawn = bootstrap_metric(right, subset_size=k, reduce_fns=[np.max], n_bootstrap=4000)[0][0]
     # The mean of 4,000 draws has a standard error of at most 0.008.
     assert best_at_k([right], k)[0] == pytest.approx(drawn, abs=0.03)
-    assert (
-        best_at_k([right], k)[0] == pytest.approx(1 - 0.75**k) and best_at_k([right], k)[0] < pass_at_k([right], k)[0]
-    )
-
-
-@pytest.mark.parametrize("k", [0, 4, -1])
-def test_pass_at_k_refuses_more_draws_than_samples(k):
-    with pytest.raises(ValueError, match=f"k={k}"):
-        pass_at_k([[True, False, True]], k)
+    assert pass_at_k([right], k)[0] > best_at_k([right], k)[0] == pytest.approx(1 - 0.75**k)
 
 
 def test_the_interval_is_over_questions_not_samples():
     # Copying every sample a hundred times adds no information about other questions.
     table = np.array([[True, False], [True, True], [False, False]])
-    few, many = estimate(table.mean(axis=1)), estimate(np.repeat(table, 100, 1).mean(axis=1))
-    assert few == many
+    assert estimate(table.mean(axis=1)) == estimate(np.repeat(table, 100, 1).mean(axis=1))
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,39 @@ def test_majority_at_k_is_the_correctness_of_the_sample_that_the_vote_picks(answ
     only = [[place == choice for place in range(len(answers))]]
     assert majority_at_k([answers], np.array(only)).tolist() == [float(choice is not None)]
     assert majority_at_k([answers], ~np.array(only, dtype=bool)).tolist() == [0.0]
+
+
+def test_every_metric_by_hand():
+    assert {metric: column.tolist() for metric, column in question_values(SCORES).items()} == {
+        **{"avg@4": [0.25, 0.75], "pass@1": [0.25, 0.75], "pass@2": [0.5, 1.0], "pass@4": [1.0, 1.0]},
+        **{"best@1": [0.25, 0.75], "best@2": [0.4375, 0.9375], "best@4": [0.68359375, 0.99609375]},
+        **{"maj@4": [0.0, 1.0], "length": [1.5, 11.5], "truncated": [0.0, 0.25], "format": [0.75, 0.75]},
+        **{"reward/score": [-0.25, 1.5], "reward/correct": [0.25, 0.75], "reward/format": [0.5, 0.5]},
+    }
+    # Knights and knaves: right is a reward of 3.
+    for least, expected in ((3.0, [0.25, 0.75]), (-0.5, [0.75, 0.75])):
+        chosen = question_values(SCORES, correct_part="score", correct_from=least)
+        assert chosen["avg@4"].tolist() == expected
+    with pytest.raises(ValueError, match=r"--correct verdict: .* only score, correct, format"):
+        question_values(SCORES, correct_part="verdict")
+    bare = SCORES.drop(columns=["reward/correct", "reward/format"])
+    assert question_values(bare)["avg@4"].tolist() == [0.25, 0.75] and "format" not in question_values(bare)
+
+
+def test_the_mean_of_checkpoints_and_the_best_one():
+    values = {
+        "global_step_20": {"avg@2": np.array([1.0, 0.5]), "length": np.array([4.0, 4.0])},
+        "global_step_40": {"avg@2": np.array([0.0, 1.0]), "length": np.array([8.0, 2.0])},
+    }
+    mean, used = combine("mean-of-last-three", values)
+    assert {metric: column.tolist() for metric, column in mean.items()} == {"avg@2": [0.5, 0.75], "length": [6.0, 3.0]}
+    assert used == ["global_step_20", "global_step_40"]
+    best, used = combine("best-validation", values)
+    assert (best["length"].tolist(), used) == ([4.0, 4.0], ["global_step_20"])
+
+
+def test_the_best_of_equal_checkpoints_is_too_high_by_what_the_docstring_says():
+    generator = np.random.default_rng(0)
+    for checkpoints, excess in ((3, 0.85), (10, 1.54)):
+        means = generator.standard_normal((20_000, checkpoints))
+        assert means.max(axis=1).mean() == pytest.approx(excess, abs=0.02)

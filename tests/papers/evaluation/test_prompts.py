@@ -3,70 +3,69 @@
 Not covered: that verl encodes prompts in the same way (test_validation_run.py has what it is told).
 """
 
+import shutil
+
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from tests.papers.evaluation.tiny import save_model
 from verl_clipx.papers.evaluation.benchmark import Benchmark, Question
-from verl_clipx.papers.evaluation.prompts import read_prompt_format
+from verl_clipx.papers.evaluation.prompts import TEMPLATES, read_prompt_format
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
+
+NAMED = "verl_clipx.papers.tasks.knights_and_knaves.prompt:QWEN_CHAT_TEMPLATE_WITH_THINK"
 
 
 @pytest.fixture
-def model(tmp_path):
-    return save_model(tmp_path / "model")
+def read(inputs):
+    """A function from prompts to their format."""
 
+    def read(*contents: str, template: str = "chat", max_tokens: int = 4, model=inputs[0]):
+        questions = [Question("s", [{"role": "user", "content": content}], "", {}) for content in contents]
+        return read_prompt_format(str(model), Benchmark("b", None, "", questions), template, max_tokens)
 
-def benchmark_of(*contents: str) -> Benchmark:
-    questions = [Question("s", [{"role": "user", "content": content}], "", {}) for content in contents]
-    return Benchmark("b", None, "", questions)
+    return read
 
 
 @pytest.mark.parametrize(
-    ("template", "text"),
+    ("template", "text", "jinja"),
     [
-        ("chat", "<|user|>2 3 = 5<|end|><|assistant|>"),
+        ("chat", "<|user|>2 3 = 5<|end|><|assistant|>", None),
         # As with a run's chat template that adds nothing.
-        ("plain", "2 3 = 5"),
+        ("plain", "2 3 = 5", TEMPLATES["plain"]),
+        # The prompts of the trained rows of knights and knaves end in <think>.
+        (NAMED, None, QWEN_CHAT_TEMPLATE_WITH_THINK),
     ],
 )
-def test_the_longest_prompt_under_a_template(model, template, text):
-    length = len(AutoTokenizer.from_pretrained(model)(text, add_special_tokens=False)["input_ids"])
-    assert read_prompt_format(str(model), benchmark_of("1", "2 3 = 5", "2"), template, 4).longest == length
+def test_template_and_longest_prompt(inputs, read, template, text, jinja):
+    found = read("1", "2 3 = 5", "2", template=template)
+    assert found.template == jinja
+    if text:
+        assert found.longest == len(AutoTokenizer.from_pretrained(inputs[0])(text, add_special_tokens=False).input_ids)
 
 
-def test_a_named_template_is_the_runs_own_chat_template(model):
-    # The prompts of the trained rows of knights and knaves end in <think>.
-    name = "verl_clipx.papers.tasks.knights_and_knaves.prompt:QWEN_CHAT_TEMPLATE_WITH_THINK"
-    assert read_prompt_format(str(model), benchmark_of("1"), name, 4).template == QWEN_CHAT_TEMPLATE_WITH_THINK
-    assert read_prompt_format(str(model), benchmark_of("1"), "chat", 4).template is None
-    with pytest.raises(ValueError, match="--template json:dumps: is not text"):
-        read_prompt_format(str(model), benchmark_of("1"), "json:dumps", 4)
-
-
-def test_prompts_that_cannot_be_encoded_are_refused(model):
+def test_what_cannot_be_encoded_is_refused(inputs, read, tmp_path):
+    longest = read("1", "12", template="plain").longest
+    read("1", "12", template="plain", max_tokens=128 - longest)
+    with pytest.raises(ValueError, match=f"to at most {128 - longest}"):
+        read("1", "12", template="plain", max_tokens=129 - longest)
     with pytest.raises(ValueError, match="question 1: its prompt has no tokens"):
-        read_prompt_format(str(model), benchmark_of("1", ""), "plain", 4)
+        read("1", "", template="plain")
+    with pytest.raises(ValueError, match="--template json:dumps: is of the type function"):
+        read("1", template="json:dumps")
+    model = shutil.copytree(inputs[0], tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = "{{ raise_exception('one turn only') }}"
     tokenizer.save_pretrained(model)
     with pytest.raises(ValueError, match="question 0: the chat template refuses its prompt"):
-        read_prompt_format(str(model), benchmark_of("1"), "chat", 4)
+        read("1", model=model)
     (model / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="--template plain"):
-        read_prompt_format(str(model), benchmark_of("1"), "chat", 4)
+        read("1", model=model)
 
 
-def test_stop_tokens_are_the_tokenizers_and_the_models(model):
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    assert read_prompt_format(str(model), benchmark_of("1"), "chat", 4).stop_token_ids == [tokenizer.eos_token_id]
+def test_stop_tokens_are_the_tokenizers_and_the_models(inputs, read, tmp_path):
+    end = AutoTokenizer.from_pretrained(inputs[0]).eos_token_id
+    assert read("1").stop_token_ids == [end]
+    model = shutil.copytree(inputs[0], tmp_path / "model")
     GenerationConfig(eos_token_id=[7, 8]).save_pretrained(model)
-    stops = read_prompt_format(str(model), benchmark_of("1"), "chat", 4).stop_token_ids
-    assert stops == sorted({7, 8, tokenizer.eos_token_id})
-
-
-def test_responses_must_fit_the_context(model):
-    longest = read_prompt_format(str(model), benchmark_of("1", "12"), "plain", 4).longest
-    read_prompt_format(str(model), benchmark_of("1", "12"), "plain", 128 - longest)
-    with pytest.raises(ValueError, match=f"to at most {128 - longest}"):
-        read_prompt_format(str(model), benchmark_of("1", "12"), "plain", 129 - longest)
+    assert read("1", model=model).stop_token_ids == sorted({7, 8, end})

@@ -1,26 +1,19 @@
-"""Sampling settings.
+"""Sampling settings, and which checkpoints a protocol takes.
 
-Not covered: what verl is told of them (test_validation_run.py).
+Not covered: what verl is told of them (test_validation_run.py); how checkpoints are combined (test_estimators.py).
 """
 
 import pytest
 
-from verl_clipx.papers.evaluation.settings import SamplingSettings
+from verl_clipx.papers.evaluation.checkpoints import Checkpoint
+from verl_clipx.papers.evaluation.settings import PROTOCOLS, SamplingSettings
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("samples", 0),
-        ("max_tokens", 0),
-        ("temperature", -0.1),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_k", -1),
-        ("seeds", (-1,)),
-        ("seeds", (2**31,)),
-        ("seeds", (1, 1)),
-        ("template", "alpaca"),
+        *(("samples", 0), ("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0)),
+        *(("top_p", 1.1), ("seeds", (-1,)), ("seeds", (2**31,)), ("seeds", (1, 1)), ("template", "alpaca")),
     ],
 )
 def test_a_value_out_of_range_names_the_option(option, value):
@@ -28,12 +21,21 @@ def test_a_value_out_of_range_names_the_option(option, value):
         SamplingSettings(**{"samples": 2, "max_tokens": 8, option: value})
 
 
-def test_equal_greedy_samples_are_refused():
+def test_each_seed_adds_its_samples_and_equal_greedy_samples_are_refused():
+    assert SamplingSettings(samples=8, max_tokens=8, seeds=(0, 5)).samples_per_question == 16
     SamplingSettings(samples=1, max_tokens=8, temperature=0)
     for samples, seeds in ((4, (0,)), (1, (0, 1))):
         with pytest.raises(ValueError, match=f"--samples {samples} --temperature 0"):
             SamplingSettings(samples=samples, max_tokens=8, temperature=0, seeds=seeds)
 
 
-def test_each_seed_adds_its_samples_to_a_question():
-    assert SamplingSettings(samples=8, max_tokens=8, seeds=(0, 5)).samples_per_question == 16
+@pytest.mark.parametrize(
+    ("protocol", "steps"),
+    [("greedy", [5]), ("sampled", [5]), ("mean-of-last-three", [3, 4, 5]), ("best-validation", [1, 2, 3, 4, 5])],
+)
+def test_the_checkpoints_that_count(protocol, steps):
+    saved = [Checkpoint(f"global_step_{step}", step, "") for step in range(1, 6)]
+    assert [one.step for one in PROTOCOLS[protocol].choose(saved)] == steps
+    if len(steps) == 3:
+        with pytest.raises(ValueError, match=f"--protocol {protocol} needs 3"):
+            PROTOCOLS[protocol].choose(saved[:2])

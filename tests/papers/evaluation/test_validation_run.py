@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-from tests.papers.evaluation.tiny import answer_as_verl, save_questions, write_rows
+from tests.papers.evaluation.tiny import answer_as_verl, write_rows
 from verl_clipx.papers.evaluation import validation_run
 from verl_clipx.papers.evaluation.agent_loop import EvaluationAgentLoop
 from verl_clipx.papers.evaluation.benchmark import read_benchmark
@@ -37,6 +37,8 @@ MODEL = Weights("/m", "/m", None, "f")
 SHARDS = Weights("/base", "/run/global_step_4/actor/huggingface", "/run/global_step_4", "f")
 # Quotes, braces and what looks like an interpolation.
 JINJA = "{% for m in messages %}{{ m['content'] }} \"${x}\" \\{% endfor %}\n"
+VLLM = "actor_rollout_ref.rollout.name=vllm"
+KWARGS = {"n": 3, "temperature": 0.6, "top_p": 0.9, "top_k": -1, "do_sample": True}
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
 
@@ -46,9 +48,9 @@ def base():
 
 
 @pytest.fixture
-def a_run(base, tmp_path):
-    """A function from changed arguments to a run on questions 1 and 3 of four."""
-    benchmark = read_benchmark(save_questions(tmp_path / "data", 4), "sums")
+def a_run(base, inputs):
+    """A function from changed arguments to a run on questions 1 and 3."""
+    benchmark = read_benchmark(inputs[1], "sums")
 
     def build(**changes) -> ValidationRun:
         arguments = {
@@ -72,20 +74,21 @@ def read_config(run: ValidationRun, folder):
 def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
     folder = tmp_path / "chunk"
     config = read_config(a_run(), folder)
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    # Without val_before_train, verl would train.
-    assert trainer.val_before_train is True and trainer.val_only is True and trainer.validation_data_dir == str(folder)
-    # Seeded rollouts need both.
-    assert trainer.use_v1 is True and trainer.v1.trainer_mode == "sync"
-    assert trainer.v1.sampler.custom_sampler.path == "pkg://verl_clipx.seeded.sampler"
-    assert trainer.resume_mode == "disable" and config.actor_rollout_ref.model.path == "/m"
-    assert (rollout.seed, rollout.agent.default_agent_loop) == (5, AGENT_LOOP)
-    assert OmegaConf.to_container(rollout.val_kwargs) | {"top_k": -1, "top_p": 0.9, "temperature": 0.6, "n": 3} == (
-        OmegaConf.to_container(rollout.val_kwargs)
-    )
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (11, 20)
-    assert config.data.validation_shuffle is False and config.data.filter_overlong_prompts is False
-    (loop,) = OmegaConf.load(rollout.agent.agent_loop_config_path)
+    (loop,) = OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+    expected = {
+        # Without val_before_train, verl would train.
+        **{"trainer.val_before_train": True, "trainer.val_only": True, "trainer.validation_data_dir": str(folder)},
+        # Seeded rollouts need these.
+        **{"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync", "actor_rollout_ref.rollout.seed": 5},
+        "trainer.v1.sampler.custom_sampler.path": "pkg://verl_clipx.seeded.sampler",
+        **{"trainer.resume_mode": "disable", "actor_rollout_ref.model.path": "/m"},
+        "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOP,
+        **{f"actor_rollout_ref.rollout.val_kwargs.{key}": value for key, value in KWARGS.items()},
+        **{"data.max_prompt_length": 11, "data.max_response_length": 20, "data.validation_shuffle": False},
+        "data.filter_overlong_prompts": False,
+        "actor_rollout_ref.model.custom_chat_template": None,
+    }
+    assert {key: OmegaConf.select(config, key) for key in expected} == expected
     assert (loop.name, list(loop.stop_token_ids)) == (AGENT_LOOP, [7, 256])
     assert loop._target_ == AGENT_LOOP_CLASS == f"{EvaluationAgentLoop.__module__}.{EvaluationAgentLoop.__name__}"
     (file,) = config.data.val_files
@@ -94,20 +97,21 @@ def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
     assert [list(prompt) for prompt in rows["prompt"]] == [a_run().benchmark.questions[row].prompt for row in (1, 3)]
 
 
-def test_shards_are_loaded_on_their_base_model_and_nothing_but_the_weights(a_run, tmp_path):
-    config = read_config(a_run(weights=SHARDS), tmp_path / "chunk")
-    assert config.trainer.resume_mode == "resume_path" and config.trainer.resume_from_path == SHARDS.resume_from
-    assert config.actor_rollout_ref.actor.checkpoint.load_contents == ["model"]
-    assert config.actor_rollout_ref.model.path == "/base"
-    assert config.actor_rollout_ref.model.tokenizer_path == SHARDS.tokenizer
-
-
-def test_a_chat_template_reaches_verl_as_it_is(a_run, tmp_path):
-    config = read_config(a_run(prompts=PromptFormat(JINJA, 11, [7])), tmp_path / "chunk ${x} 'a'")
-    assert config.actor_rollout_ref.model.custom_chat_template == JINJA
-    assert config.trainer.validation_data_dir == str(tmp_path / "chunk ${x} 'a'")
-    assert list(config.data.val_files) == [str(tmp_path / "chunk ${x} 'a'" / "questions.parquet")]
-    assert read_config(a_run(), tmp_path / "other").actor_rollout_ref.model.custom_chat_template is None
+def test_shards_greedy_samples_a_template_and_odd_folders_reach_verl_as_they_are(a_run, tmp_path):
+    """Shards are loaded on their base model, and nothing but the weights."""
+    greedy = SamplingSettings(samples=1, max_tokens=20, temperature=0.0)
+    folder = tmp_path / "chunk ${x} 'a'"
+    config = read_config(a_run(weights=SHARDS, sampling=greedy, prompts=PromptFormat(JINJA, 11, [7])), folder)
+    expected = {
+        **{"trainer.resume_mode": "resume_path", "trainer.resume_from_path": SHARDS.resume_from},
+        **{"actor_rollout_ref.actor.checkpoint.load_contents": ["model"], "actor_rollout_ref.model.path": "/base"},
+        "actor_rollout_ref.model.tokenizer_path": SHARDS.tokenizer,
+        "actor_rollout_ref.model.custom_chat_template": JINJA,
+        "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+        "trainer.validation_data_dir": str(folder),
+    }
+    assert {key: OmegaConf.select(config, key) for key in expected} == expected
+    assert list(config.data.val_files) == [str(folder / "questions.parquet")]
 
 
 def test_verl_accepts_the_configuration(a_run, tmp_path, monkeypatch):
@@ -119,30 +123,28 @@ def test_verl_accepts_the_configuration(a_run, tmp_path, monkeypatch):
     validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
-def test_greedy_and_top_k(a_run, tmp_path):
-    greedy = SamplingSettings(samples=1, max_tokens=20, temperature=0.0, top_k=40)
-    kwargs = read_config(a_run(sampling=greedy), tmp_path / "chunk").actor_rollout_ref.rollout.val_kwargs
-    assert (kwargs.do_sample, kwargs.temperature, kwargs.top_k) == (False, 0.0, 40)
-
-
 @pytest.mark.parametrize(
-    ("overrides", "ranks", "rollout"),
+    ("overrides", "ranks"),
     [
-        (["+hardware=cpu"], 1, "cpu"),
-        (["+hardware=cpu", "trainer.n_gpus_per_node=2"], 2, "cpu"),
-        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], 8, "vllm"),
-        (["+hardware=h100x8"], 8, "vllm"),
-        ([], 1, "vllm"),
-        (["+hardware=cpu", "actor_rollout_ref.rollout.name=vllm"], 1, "vllm"),
+        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], 8),
+        (["+hardware=h100x8"], 8),
+        ([], 1),
+        (["+hardware=cpu", "actor_rollout_ref.rollout.name=vllm"], 1),
     ],
 )
-def test_ranks_and_engine_follow_from_the_overrides(overrides, ranks, rollout):
+def test_ranks_follow_from_the_overrides_and_vllm_is_the_engine(overrides, ranks, monkeypatch):
+    monkeypatch.setattr(validation_run, "find_spec", lambda name: name)
     base = compose_base(overrides)
-    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (ranks, rollout)
+    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (ranks, "vllm")
 
 
-@pytest.mark.parametrize("override", ["trainer.nodes=2", "actor_rollout_ref.rollout.name=sglang"])
-def test_overrides_that_cannot_be_are_named(override):
+def test_the_cpus_engine_and_ranks(base):
+    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (2, "cpu")
+
+
+@pytest.mark.parametrize("override", ["trainer.nodes=2", "actor_rollout_ref.rollout.name=sglang", VLLM])
+def test_overrides_that_cannot_be_are_named(override, monkeypatch):
+    monkeypatch.setattr(validation_run, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=re.escape(override.partition("=")[0])):
         compose_base(["+hardware=cpu", override])
 
@@ -181,11 +183,11 @@ def test_a_folder_appears_when_its_responses_are_complete(a_run, tmp_path, monke
         (unfinished / "0.jsonl").write_text("".join(lines[:-1]))
 
     monkeypatch.setattr(validation_run, "_launch", answer_one)
-    with pytest.raises(ValueError, match="5 responses, not 3 to each of 2 questions"):
+    with pytest.raises(ValueError, match="5 responses, not exactly 3 to each of 2 questions"):
         a_run().run(folder)
     assert not folder.exists()
     # What a killed run left does not count.
-    write_rows(folder.with_name("000001.unfinished") / "7.jsonl", [])
+    write_rows(folder.with_name("unfinished") / "7.jsonl", [])
     monkeypatch.setattr(validation_run, "_launch", answer_as_verl)
     a_run().run(folder)
     assert sorted(path.name for path in folder.glob("*.jsonl")) == ["0.jsonl"]
@@ -199,7 +201,7 @@ def test_a_run_that_fails_shows_the_end_of_its_log(a_run, tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(RuntimeError) as failed:
         a_run().run(tmp_path / "chunk")
-    unfinished = tmp_path / "chunk.unfinished"
+    unfinished = tmp_path / "unfinished"
     command = f"cpu -m verl.trainer.main_ppo --config-path {unfinished} --config-name run"
     for text in ("exit code 3", str(unfinished / "run.log"), command, "out of memory"):
         assert text in str(failed.value)

@@ -30,16 +30,11 @@ def save_questions(folder: Path, count: int = 6, seed: int = 0) -> Path:
 
 def validated_rows(questions, samples: int, seed: int = 0, text=lambda question, sample: "x") -> list[dict]:
     """Rows as verl writes them with the evaluation's agent loop, in an order of its own."""
+    of_verl = {"input": "?", "gts": "", "score": 0.0, "step": 0, "reward": 0.0, "uid": "u_0", "data_source": "b"}
     return [
         {
-            "input": "?",
-            "output": text(question, sample),
-            "gts": "",
-            "score": 0.0,
-            "step": 0,
-            "reward": 0.0,
-            **{"index": question, "data_source": "b", "sample": sample, "seed": 1000 * seed + 10 * question + sample},
-            **{"length": len(text(question, sample)) + 1, "truncated": False, "uid": f"u_{sample}_0"},
+            **{**of_verl, "output": text(question, sample), "index": question, "sample": sample, "truncated": False},
+            **{"seed": 1000 * seed + 10 * question + sample, "length": len(text(question, sample)) + 1},
         }
         for sample in range(samples)
         for question in questions

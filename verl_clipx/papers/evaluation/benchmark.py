@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.common.files import hash_of_file, read_table
+from verl_clipx.common.files import check_shape, hash_of_file, read_table
 from verl_clipx.common.messages import fault_of_prompt
 
-COLUMNS = ("data_source", "prompt", "reward_model")
+ROW = {"data_source": str, "prompt": object, "reward_model": {"ground_truth": object}, "extra_info": dict | None}
 
 
 @dataclass(frozen=True)
@@ -36,51 +36,29 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
     Args:
         path: a Parquet file with the columns data_source, prompt (chat messages), reward_model (with ground_truth) and,
             optionally, extra_info.
-        name: the benchmark's name; by default the file's name without `.parquet`.
+        name: the benchmark's name, which becomes a folder's; by default the file's name without `.parquet`.
+        limit: read only so many questions, the first ones.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: a column is missing, there are no questions, a row does not follow verl's format, the name is not
-            a valid folder name, or `limit` is below 1.
+        OSError: the file cannot be read.
+        ValueError: there are no questions, a row does not follow verl's format, or the name cannot be a folder's.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"--limit {limit}: must be at least 1")
     name = path.stem if name is None else name
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(
             f"benchmark name {name!r}: it becomes a folder's name, so it must not contain a slash or begin with a dot"
         )
-    if not path.exists():
-        raise FileNotFoundError(f"--benchmark {path}: no such file; give a Parquet file in verl's format")
-    table = read_table(path)
-    missing = [column for column in COLUMNS if column not in table.column_names]
-    if missing:
-        raise ValueError(f"--benchmark {path}: lacks the column {', '.join(missing)} of verl's format")
-    rows = table.slice(0, None if limit is None else min(limit, len(table))).to_pylist()
-    for number, row in enumerate(rows):
-        fault = _fault(row)
-        if fault:
-            raise ValueError(f"--benchmark {path}, row {number}: {fault}")
-    if not rows:
+    questions = []
+    for number, row in enumerate(read_table(path).to_pylist()[:limit]):
+        where = f"--benchmark {path}, row {number}"
+        check_shape(where, {"extra_info": None} | row, ROW)
+        if fault := fault_of_prompt(row["prompt"]):
+            raise ValueError(f"{where}: {fault}")
+        truth, extra_info = row["reward_model"]["ground_truth"], row.get("extra_info") or {}
+        questions.append(Question(row["data_source"], row["prompt"], truth, extra_info))
+    if not questions:
         raise ValueError(f"--benchmark {path}: contains no question")
-    questions = [
-        Question(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"], row.get("extra_info") or {})
-        for row in rows
-    ]
     return Benchmark(name, path, hash_of_file(path), questions)
-
-
-def _fault(row: dict[str, Any]) -> str | None:
-    """Describe how a row deviates from verl's format."""
-    if not isinstance(row["data_source"], str):
-        return f"data_source is {row['data_source']!r:.60}, not text"
-    if fault := fault_of_prompt(row["prompt"]):
-        return fault
-    if "ground_truth" not in (row["reward_model"] if isinstance(row["reward_model"], dict) else {}):
-        return "reward_model has no ground_truth, which the reward needs"
-    if not isinstance(row.get("extra_info"), dict | None):
-        return f"extra_info is {row['extra_info']!r:.60}, not keys and values"
-    return None
 
 
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:

@@ -1,32 +1,38 @@
-"""The commands `clipx eval run` and `clipx eval score`, and the group `clipx eval`."""
+"""The commands `clipx eval run`, `score` and `compare`."""
 
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.common.command_line import progress_bar
+from verl_clipx.common.command_line import failing
 from verl_clipx.common.suggestions import did_you_mean
-from verl_clipx.papers.evaluation.comparison_commands import compare
-from verl_clipx.papers.evaluation.console import All, console, errors, messages, shown_metrics
+from verl_clipx.common.terminal import TerminalConsole
+
+if TYPE_CHECKING:
+    from verl_clipx.papers.evaluation.comparison import Compared
+    from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
 Correct = Annotated[
     str | None, typer.Option(help="Part of the reward that says what is right; by default correct, acc or score.")
-]
-Answer = Annotated[
-    str | None, typer.Option(help="Function from text to answer, for maj@k; by default <answer> or \\boxed{}.")
 ]
 Cluster = Annotated[
     str | None,
     typer.Option(help="Key of extra_info that is equal for questions of one source: intervals are then over sources."),
 ]
+All = Annotated[bool, typer.Option("--all", help="Show all metrics, not just the five that matter most.")]
+METHOD = "Folder of an evaluation, or a quoted pattern of a method's folders, one for each training seed"
 
 DEFAULT_REWARD = "verl_clipx.papers.tasks.reward:compute_score_for_evaluation"
+SHOWN = ("avg", "pass", "maj", "length", "truncated")
 
 app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
-app.command()(compare)
+console, messages = TerminalConsole(), TerminalConsole(stderr=True)
 
 
 @app.command()
@@ -58,62 +64,48 @@ def run(
         float | None, typer.Option(help="Sampling temperature, 0 for greedy; by default the protocol's.")
     ] = None,
     top_p: Annotated[float, typer.Option(help="Top-p of nucleus sampling; 1 keeps all tokens.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Top-k: sample from this many tokens; 0 keeps all.")] = 0,
     seed: Annotated[
         list[int] | None, typer.Option(help="Seed of the samples, 0 by default. Each further one adds samples.")
     ] = None,
     template: Annotated[
         str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
     ] = "chat",
-    limit: Annotated[int | None, typer.Option(help="Only the first questions of each benchmark.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of each benchmark.")] = None,
     reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
     correct: Correct = None,
     correct_from: Annotated[float, typer.Option(help="The smallest value of this part in a right response.")] = 1.0,
-    answer: Answer = None,
     cluster: Cluster = None,
     chunk_size: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Completions of one run of verl: what an interruption can lose.")
     ] = 4096,
-    merged_models: Annotated[
-        Path | None, typer.Option(help="Folder of merged FSDP checkpoints; by default inside the checkpoint.")
-    ] = None,
     all_metrics: All = False,
 ) -> None:
     """Let verl sample, then score and report. After an interruption, the same command continues where it stopped."""
-    with errors():
+    with failing(RuntimeError):
         from verl_clipx.papers.evaluation.benchmark import read_benchmark
         from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
-        from verl_clipx.papers.evaluation.protocols import PROTOCOLS
         from verl_clipx.papers.evaluation.results import check_scoring
         from verl_clipx.papers.evaluation.sampling import Plan, sample_plan
-        from verl_clipx.papers.evaluation.settings import SamplingSettings
+        from verl_clipx.papers.evaluation.settings import PROTOCOLS, SamplingSettings
 
         if protocol not in PROTOCOLS:
             raise ValueError(
                 f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}.{did_you_mean(protocol, PROTOCOLS)}"
             )
         chosen = PROTOCOLS[protocol]
-        named = [entry.partition("=") if "=" in entry else ("", "", entry) for entry in benchmark]
-        rules = {
-            "reward": reward,
-            "answer": answer,
-            "correct": correct,
-            "correct_from": correct_from,
-            "cluster": cluster,
-        }
+        named = [entry.rpartition("=") for entry in benchmark]
+        rules = {"reward": reward, "correct": correct, "correct_from": correct_from, "cluster": cluster}
         plan = Plan(
             model=model,
-            checkpoints=find_checkpoints(model),
+            checkpoints=chosen.choose(find_checkpoints(model)),
             protocol=chosen,
             benchmarks=[read_benchmark(Path(path), name or None, limit=limit) for name, _, path in named],
-            limit=limit,
             sampling=SamplingSettings(
                 samples=chosen.samples if samples is None else samples,
                 max_tokens=max_tokens,
                 temperature=chosen.temperature if temperature is None else temperature,
                 top_p=top_p,
-                top_k=top_k,
                 seeds=tuple(seed or (0,)),
                 template=template,
             ),
@@ -123,7 +115,7 @@ def run(
         check_scoring(rules, plan.benchmarks)
         # The processes of the run may have other working folders.
         folder = EvaluationFolder(out.resolve())
-        sample_plan(folder, plan, chunk_size, merged_models, messages.print_line)
+        sample_plan(folder, plan, chunk_size, messages.print_line)
         _score_and_print(folder, all_metrics)
 
 
@@ -131,7 +123,6 @@ def run(
 def score(
     folder: Annotated[Path, typer.Argument(help="The evaluation's folder.")],
     reward: Annotated[str | None, typer.Option(help="Another reward function, package.module:function.")] = None,
-    answer: Answer = None,
     correct: Correct = None,
     correct_from: Annotated[
         float | None, typer.Option(help="The smallest value of this part in a right response.")
@@ -140,48 +131,116 @@ def score(
     all_metrics: All = False,
 ) -> None:
     """Score the stored completions again, for instance after the reward was fixed."""
-    with errors():
+    with failing(RuntimeError):
         from verl_clipx.common.files import write_json
-        from verl_clipx.papers.evaluation.benchmark import sources_of
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
         from verl_clipx.papers.evaluation.results import benchmarks_of, check_scoring
 
         evaluation = EvaluationFolder(folder)
-        config = evaluation.read_config()
-        given = {"reward": reward, "answer": answer, "correct": correct, "correct_from": correct_from}
-        given["cluster"] = cluster
-        changed = {key: value for key, value in given.items() if value is not None}
-        benchmarks = benchmarks_of(config)
-        check_scoring(config | changed, benchmarks)
-        if cluster:
-            for benchmark in benchmarks:
-                config["benchmarks"][benchmark.name]["clusters"] = sources_of(benchmark, cluster)
-        if changed:
-            # Scores of the old reward must not be mistaken for those of the new one.
-            evaluation.results.unlink(missing_ok=True)
-            write_json(evaluation.config, config | changed)
+        given = {"reward": reward, "correct": correct, "correct_from": correct_from, "cluster": cluster}
+        config = evaluation.read_config() | {key: value for key, value in given.items() if value is not None}
+        check_scoring(config, benchmarks_of(config))
+        # Scores of the old rules must not be mistaken for those of the new ones.
+        evaluation.results.unlink(missing_ok=True)
+        write_json(evaluation.config, config)
         _score_and_print(evaluation, all_metrics)
 
 
-def _score_and_print(folder: Any, all_metrics: bool) -> None:
+def _score_and_print(folder: "EvaluationFolder", all_metrics: bool) -> None:
     from verl_clipx.common.statistics.estimate import Estimate
     from verl_clipx.papers.evaluation.results import score as score_all
+    from verl_clipx.papers.evaluation.settings import BEST_VALIDATION
 
-    with progress_bar() as progress:
-        task = progress.add_task("scoring", total=None)
-        results = score_all(folder, lambda done, total: progress.update(task, completed=done, total=total))
-    config = results["config"]
+    with messages.status("scoring"):
+        results = score_all(folder)
+    protocol = results["config"]["protocol"]
     for name, reported in results["benchmarks"].items():
-        table = Table(title=escape(f"{name}: {reported['questions']} questions, {config['protocol']}"))
+        table = Table(title=escape(f"{name}: {reported['questions']} questions, {protocol}"))
         table.add_column("metric")
         table.add_column(escape(", ".join(reported["from_checkpoints"])))
         for metric in shown_metrics(reported["result"], all_metrics):
             table.add_row(escape(metric), str(Estimate(**reported["result"][metric])))
         console.print(table)
         if reported["no_interval"]:
-            console.print(f"No intervals: {reported['no_interval']}.", markup=False, soft_wrap=True)
-    if config["protocol"] == "best-validation":
-        console.print(
-            "best-validation is optimistic, because the checkpoint was chosen on the questions that are reported."
+            console.print_line(f"No intervals: {reported['no_interval']}.")
+    if protocol == BEST_VALIDATION.name:
+        console.print_line(
+            f"{protocol} is optimistic, because the checkpoint was chosen on the questions that are reported."
         )
-    console.print(f"Intervals: {results['interval']}. All results: {folder.results}", markup=False, soft_wrap=True)
+    console.print_line(f"Intervals: {results['interval']}. All results: {folder.results}")
+
+
+def shown_metrics(metrics: Iterable[str], all_metrics: bool) -> list[str]:
+    """Return the metrics that a table shows: `avg`, `pass` and `maj` of the most samples, `length` and `truncated`."""
+    names = list(metrics)
+    # Of several pass@j the last has the most draws.
+    by_kind = {name.partition("@")[0]: name for name in names}
+    return names if all_metrics else [by_kind[kind] for kind in SHOWN if kind in by_kind]
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help=f"{METHOD}: 'runs/grpo-seed*/evaluation/aime24'.")],
+    second: Annotated[
+        str, typer.Argument(help="The same for another method; differences are this one minus the first.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Also write the comparison to this JSON file.")] = None,
+    all_metrics: All = False,
+) -> None:
+    """Say whether one method is better than another, or one checkpoint than another.
+
+    With at least 3 trainings of each, the interval covers seeds and questions together and is about the methods. With
+    one evaluation of each, it covers questions and is about these two checkpoints. Otherwise there is no interval.
+    """
+    with failing(RuntimeError):
+        from verl_clipx.common.files import write_json
+        from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations
+
+        folders = {"first": find_evaluations(first), "second": find_evaluations(second)}
+        compared = compare_evaluations(*folders.values())
+        for benchmark, one in compared.items():
+            _print_compared(benchmark, one, all_metrics)
+        for line in verdicts(compared):
+            console.print_line(line)
+        if out is not None:
+            written: dict[str, Any] = {side: list(map(str, paths)) for side, paths in folders.items()}
+            written["benchmarks"] = {
+                name: {metric: asdict(value) for metric, value in one.metrics.items()} for name, one in compared.items()
+            }
+            write_json(out, written)
+
+
+def _print_compared(benchmark: str, compared: "Compared", all_metrics: bool) -> None:
+    table = Table(title=escape(f"{benchmark}: second minus first"), box=SIMPLE, pad_edge=False)
+    for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
+        table.add_column(heading, no_wrap=True)
+    for metric in shown_metrics(compared.metrics, all_metrics):
+        one = compared.metrics[metric]
+        interval = "" if one.low is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
+        p_value = "" if one.p_value is None else f"{one.p_value:.4f}"
+        counts = f"{one.wins}/{one.losses}/{one.ties}"
+        means = f"{one.first:.3f}", f"{one.second:.3f}"
+        table.add_row(escape(metric), *means, f"{one.difference:+.3f}{interval}", p_value, counts)
+    console.print(table)
+    console.print_line("+/-/=: questions on which the second is higher, lower, equal.")
+
+
+def verdicts(compared: dict[str, "Compared"]) -> list[str]:
+    """Say what the accuracies on each benchmark mean, with Holm's p-values where there are several benchmarks."""
+    from verl_clipx.common.statistics.collapse import caution
+    from verl_clipx.common.statistics.comparison import corrected
+    from verl_clipx.common.statistics.verdict import judge
+    from verl_clipx.papers.evaluation.comparison import ACCURACY
+
+    sides = ("the first", "the second")
+    accuracies = corrected([one.metrics[ACCURACY] for one in compared.values()])
+    lines = []
+    for (benchmark, one), accuracy in zip(compared.items(), accuracies, strict=True):
+        basis = f"over {one.questions} questions"
+        said = judge(accuracy, "accuracy", basis, sides, sides, family=len(compared))
+        lines.append(f"{benchmark}: {said.head} {said.text}")
+        if accuracy.error:
+            parts = " and ".join(f"{share**0.5:.3f} from {part}s" for part, share in accuracy.error.items())
+            lines.append(f"Standard error of this difference: {parts}.")
+    doubts = dict.fromkeys(caution(min(one.seeds)) for one in accuracies if one.verdict)
+    return [*lines, *(f"{doubt}." for doubt in doubts if doubt)]

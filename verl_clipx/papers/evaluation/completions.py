@@ -1,7 +1,7 @@
 """Reads the responses that verl's validation wrote: one folder for each seed and chunk of questions."""
 
-import shutil
 from collections.abc import Collection, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas
@@ -38,13 +38,10 @@ def read_dump(folder: Path, samples: int, asked: Collection[int] | None = None) 
         rows.append([row[key] for key in ROW])
     table = pandas.DataFrame(rows, columns=COLUMNS)
     questions = sorted(set(table["question"]) if asked is None else asked)
-    pairs = list(zip(table["question"], table["sample"], strict=True))
-    expected = {(question, sample) for question in questions for sample in range(samples)}
-    if len(pairs) != len(expected) or set(pairs) != expected:
-        lacking = sorted(expected - set(pairs))
-        first = f", the first without one is sample {lacking[0][1]} of question {lacking[0][0]}" if lacking else ""
+    pairs = sorted(zip(table["question"], table["sample"], strict=True))
+    if pairs != list(product(questions, range(samples))):
         raise ValueError(
-            f"{paths[0]}: {len(pairs)} responses, not {samples} to each of {len(questions)} questions{first}. "
+            f"{paths[0]}: {len(pairs)} responses, not exactly {samples} to each of {len(questions)} questions. "
             "Remove its folder, and the same `clipx eval run` samples them again"
         )
     return table
@@ -91,11 +88,10 @@ def read_completions(folder: Path, *, questions: int, samples: int, seeds: Seque
     return table
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what interrupted runs left."""
-    for path in folder.glob("seed-*/*.unfinished"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _chunks(folder: Path, seed: int) -> list[Path]:
-    return [path for path in sorted((folder / f"seed-{seed}").glob("*")) if path.name.isdecimal()]
+    return sorted(filter(is_chunk, (folder / f"seed-{seed}").glob("*")))
+
+
+def is_chunk(path: Path) -> bool:
+    """Return whether a folder of a seed is that of a chunk, and not of a run that has not finished."""
+    return path.name.isdecimal()

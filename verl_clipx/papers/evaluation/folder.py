@@ -6,18 +6,19 @@ from typing import Any
 
 from verl_clipx.common.files import read_json_object, write_json
 
-# The parts of a configuration that scoring needs.
+# The parts of a configuration and of results that are read again.
 CONFIG = {
     "model": str,
     "protocol": str,
     "checkpoints": {str: {"step": int | None, "fingerprint": str}},
-    "benchmarks": {str: {"path": str, "sha256": str, "questions": int, "limit": int | None}},
+    "benchmarks": {str: {"path": str, "sha256": str, "questions": int}},
     "sampling": {"samples": int, "seeds": [int]},
     "reward": str,
-    "answer": str | None,
     "correct": str | None,
     "correct_from": int | float,
 }
+NUMBER = {"mean": int | float, "low": int | float | None, "high": int | float | None}
+RESULTS = {"config": CONFIG, "benchmarks": {str: {"result": {str: NUMBER}, "values": {str: [int | float]}}}}
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,13 @@ class EvaluationFolder:
             raise FileNotFoundError(
                 f"{self.path}: contains no evaluation (config.json); make one with `clipx eval run`"
             )
-        config = read_json_object(self.config, CONFIG)
-        empty = [key for key in ("checkpoints", "benchmarks") if not config[key]]
-        if empty:
-            raise ValueError(f"{self.config}: {empty[0]} is empty; make another evaluation with `clipx eval run`")
-        return config
+        return read_json_object(self.config, CONFIG)
+
+    def read_results(self) -> dict[str, Any]:
+        """The results. Without them, the scores may come from two rewards, because scoring was interrupted."""
+        if not self.results.exists():
+            raise FileNotFoundError(f"{self.path}: not scored yet; run `clipx eval score` on it")
+        return read_json_object(self.results, RESULTS)
 
 
 def claim(path: Path, origin: dict[str, Any]) -> None:

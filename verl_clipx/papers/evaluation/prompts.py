@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.evaluation.scores import load_text
+from verl_clipx.papers.evaluation.scores import load_member
 
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""Writes the messages' text and nothing else, as base models are trained on plain-text prompts."""
+TEMPLATES = {"chat": None, "plain": "{% for message in messages %}{{ message['content'] }}{% endfor %}"}
+"""By the value of --template: the tokenizer's own, and the messages' text alone, as base models are trained."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_prompt_format(folder: str, benchmark: Benchmark, template: str, max_tok
     from jinja2 import TemplateError
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    jinja = load_text(template, "--template") if ":" in template else PLAIN_TEMPLATE if template == "plain" else None
+    jinja = load_member(template, "--template", str) if ":" in template else TEMPLATES[template]
     if jinja is None and not tokenizer.chat_template:
         raise ValueError(
             "--template chat: the model's tokenizer has no chat template; use --template plain for a base model"

@@ -1,11 +1,53 @@
-"""How responses are sampled."""
+"""How a number is computed: which checkpoints are used, and how responses are sampled."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-MOST = {"samples": 1 << 14, "max_tokens": 1 << 20, "top_k": (1 << 31) - 1, "seed": (1 << 31) - 1}
-"""Largest values: more samples than any published pass@k uses, and few enough that all responses fit in memory; the
-longest context of any model; what every engine accepts."""
+from verl_clipx.papers.evaluation.checkpoints import Checkpoint
+
+RANGES = {
+    "samples": (1, 1 << 14),
+    "max_tokens": (1, 1 << 20),
+    "temperature": (0, 100),
+    "top_p": (1e-6, 1),
+    "seed": (0, (1 << 31) - 1),
+}
+"""Least and largest values: more samples than any published pass@k uses, and few enough that all responses fit in
+memory; the longest context of any model; what every engine accepts as a seed."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """An evaluation protocol. Users may override its sampling settings, except the temperature of "greedy"."""
+
+    name: str
+    temperature: float
+    samples: int
+    last: int | None
+    """How many of a run's latest checkpoints are used; None for all."""
+
+    def choose(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return those of a run's checkpoints, at least one and in training order, that are used.
+
+        Raises:
+            ValueError: there are fewer than the protocol asks for.
+        """
+        if self.last and len(checkpoints) < self.last:
+            raise ValueError(
+                f"--protocol {self.name} needs {self.last} checkpoints, found {[one.label for one in checkpoints]}: "
+                "save more often (trainer.save_freq, trainer.max_actor_ckpt_to_keep) or choose another protocol"
+            )
+        return list(checkpoints[-(self.last or 0) :])
+
+
+GREEDY = Protocol("greedy", 0.0, 1, 1)
+SAMPLED = Protocol("sampled", 1.0, 8, 1)
+# AR-Lopti: the mean over a run's last three checkpoints.
+MEAN_OF_LAST_THREE = Protocol("mean-of-last-three", 0.0, 1, 3)
+# ACPO's Table 1: the best checkpoint of a run, chosen on the questions that are reported, which is optimistic.
+BEST_VALIDATION = Protocol("best-validation", 1.0, 4, None)
+PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_LAST_THREE, BEST_VALIDATION)}
 
 
 @dataclass(frozen=True)
@@ -13,45 +55,35 @@ class SamplingSettings:
     """How responses are sampled.
 
     Args:
-        samples: samples per question and seed, at least 1.
-        max_tokens: longest response in tokens, at least 1. A response that has not ended by then counts as truncated.
+        samples: samples per question and seed.
+        max_tokens: longest response in tokens. A response that has not ended by then counts as truncated.
         temperature: divisor of the logits; 0 takes the most likely token.
-        top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
-        top_k: keep this many most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose probability reaches this.
         seeds: seeds of the samples. Each adds `samples` samples to every question.
         template: "chat": the tokenizer's chat template, as in verl's training; "plain": only the messages' text;
             `package.module:NAME`: the Jinja chat template of that name, as in a run's `custom_chat_template`.
 
     Raises:
-        ValueError: a value is outside its range, or samples would be equal; the message names the option.
+        ValueError: a value is outside its range in `RANGES`, or samples would be equal; the message names the option.
     """
 
     samples: int
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
     seeds: tuple[int, ...] = (0,)
     template: str = "chat"
 
     def __post_init__(self) -> None:
-        counts = [("samples", self.samples, 1), ("max_tokens", self.max_tokens, 1), ("top_k", self.top_k, 0)]
-        for key, value, least in (*counts, *(("seed", seed, 0) for seed in self.seeds)):
-            if not least <= value <= MOST[key]:
-                raise ValueError(f"--{key.replace('_', '-')} {value}: must be from {least} to {MOST[key]}")
-        for option, value, holds, range_ in (
-            ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number, at least 0"),
-            ("top-p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
-            ("seed", self.seeds, len(set(self.seeds)) == len(self.seeds), "different from the other seeds"),
-            (
-                "template",
-                self.template,
-                self.template in ("chat", "plain") or ":" in self.template,
-                "chat, plain or package.module:NAME",
-            ),
-        ):
-            if not holds:
-                raise ValueError(f"--{option} {value}: must be {range_}")
+        given: list[tuple[str, Any]] = [(key, getattr(self, key)) for key in RANGES if key != "seed"]
+        for key, value in given + [("seed", seed) for seed in self.seeds]:
+            least, most = RANGES[key]
+            if not least <= value <= most:
+                raise ValueError(f"--{key.replace('_', '-')} {value}: must be from {least} to {most}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"--seed {self.seeds}: must differ from each other")
+        if self.template not in ("chat", "plain") and ":" not in self.template:
+            raise ValueError(f"--template {self.template}: must be chat, plain or package.module:NAME")
         if self.temperature == 0 and self.samples_per_question > 1:
             raise ValueError(
                 f"--samples {self.samples} --temperature 0: greedy samples of a question are all the same; "

@@ -39,7 +39,7 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
     Without a hardware group or an override that says otherwise, it takes this machine's GPUs and vLLM.
 
     Raises:
-        ValueError: Hydra refuses an override, or the engine takes no seed for a request.
+        ValueError: Hydra refuses an override, the engine takes no seed for a request, or it is not installed.
     """
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
@@ -62,13 +62,9 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
         raise ValueError(
             f"actor_rollout_ref.rollout.name={engine}: must be {' or '.join(ENGINES)}, which take seeds with requests"
         )
-    return base
-
-
-def require_engine(base: DictConfig) -> None:
-    """Raise a ValueError if the engine that samples is not installed."""
-    if base.actor_rollout_ref.rollout.name == "vllm" and find_spec("vllm") is None:
+    if engine == "vllm" and find_spec("vllm") is None:
         raise ValueError(f"{needs_tool('actor_rollout_ref.rollout.name=vllm', 'vllm')}. On a CPU, add {_ON_THE_CPU}")
+    return base
 
 
 def ranks_of(base: DictConfig) -> int:
@@ -100,6 +96,26 @@ class ValidationRun:
     sampling: SamplingSettings
     seed: int
 
+    @staticmethod
+    def unfinished(folder: Path) -> Path:
+        """Where a run writes until its responses are complete; the next run of the same seed clears it."""
+        return folder.with_name("unfinished")
+
+    def run(self, folder: Path) -> None:
+        """Sample into a folder, which appears once its responses are complete.
+
+        Raises:
+            RuntimeError: verl failed; the message names its log and shows the end of it.
+            ValueError: verl did not write exactly the responses that it was asked for.
+        """
+        unfinished = self.unfinished(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self.write(unfinished)
+        _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
+        read_dump(unfinished, self.sampling.samples, self.questions)
+        unfinished.replace(folder)
+
     def write(self, folder: Path) -> None:
         """Write what verl reads: questions, agent loop and configuration."""
         rows = [self.benchmark.questions[index] for index in self.questions]
@@ -115,14 +131,10 @@ class ValidationRun:
         # JSON is YAML.
         loop = {"name": AGENT_LOOP, "_target_": AGENT_LOOP_CLASS, "stop_token_ids": self.prompts.stop_token_ids}
         write_json(folder / AGENT_LOOPS, [loop])
-        write_text(folder / CONFIG, OmegaConf.to_yaml(self.configuration(folder)))
-
-    def configuration(self, folder: Path) -> DictConfig:
-        """Return verl's configuration of the run, with its interpolations."""
         config = self.base.copy()
         for key, value in self._settings(folder).items():
             OmegaConf.update(config, key, _as_it_is(value), force_add=True)
-        return config
+        write_text(folder / CONFIG, OmegaConf.to_yaml(config))
 
     def _settings(self, folder: Path) -> dict[str, Any]:
         questions = [str(folder / QUESTIONS)]
@@ -160,8 +172,6 @@ class ValidationRun:
             f"{rollout}.val_kwargs.do_sample": sampling.temperature > 0,
             f"{rollout}.val_kwargs.temperature": sampling.temperature,
             f"{rollout}.val_kwargs.top_p": sampling.top_p,
-            # verl, like vLLM, keeps all tokens with -1.
-            f"{rollout}.val_kwargs.top_k": sampling.top_k or -1,
             f"{rollout}.agent.default_agent_loop": AGENT_LOOP,
             f"{rollout}.agent.agent_loop_config_path": str(folder / AGENT_LOOPS),
             "reward.num_workers": 1,
@@ -179,21 +189,6 @@ class ValidationRun:
             settings["actor_rollout_ref.model.custom_chat_template"] = self.prompts.template
         return settings
 
-    def run(self, folder: Path) -> None:
-        """Sample into a folder, which appears once its responses are complete.
-
-        Raises:
-            RuntimeError: verl failed; the message names its log and shows the end of it.
-            ValueError: verl did not write exactly the responses that it was asked for.
-        """
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        self.write(unfinished)
-        _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
-        read_dump(unfinished, self.sampling.samples, self.questions)
-        unfinished.replace(folder)
-
 
 def _as_it_is(value: Any) -> Any:
     """Protect a path or a chat template from being read as an interpolation."""
@@ -205,12 +200,11 @@ def _as_it_is(value: Any) -> Any:
 def _launch(folder: Path, platform: str | None) -> None:
     """Run verl's main program on the configuration in a folder, and wait for it."""
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(folder), "--config-name", "run"]
-    environment = {**os.environ, **({"VERL_PLATFORM": platform} if platform else {})}
     log = folder / LOG
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env=environment,
+            env={**os.environ, **({"VERL_PLATFORM": platform} if platform else {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -219,10 +213,9 @@ def _launch(folder: Path, platform: str | None) -> None:
         try:
             code = process.wait()
         finally:
-            # An interrupt ends the run too. Ray ends with it.
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+            # An interrupt ends the run too, and Ray ends with it. A run that has ended is left alone.
+            process.terminate()
+            process.wait()
     if code:
         end = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES_OF_A_FAILURE:])
         raise RuntimeError(f"verl's validation failed (exit code {code}); its log is {log}. The end of it:\n{end}")

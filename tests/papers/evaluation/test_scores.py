@@ -1,0 +1,100 @@
+r"""Scores of completions; the answer that votes, from tags and from `\boxed{}`, hostile text included.
+
+Not covered: rewards read answers in their own ways; this one only groups responses for maj@k.
+"""
+
+import time
+
+import pandas
+import pytest
+
+from verl_clipx.papers.evaluation.benchmark import Benchmark, Question
+from verl_clipx.papers.evaluation.scores import MAX_ANSWER_LENGTH, extract_answer, load_member, score_samples
+
+TEXTS = [["<answer>4</answer>", "what?"], ["", "<answer> 7</answer>"]]
+BENCHMARK = Benchmark("sums", None, "", [Question("s", [], truth, {"index": i}) for i, truth in enumerate("47")])
+SAMPLES = pandas.DataFrame(
+    [
+        {"question": q, "sample": s, "text": text, "length": 10 * q + s, "truncated": text == "", "seed": 7}
+        for q, row in enumerate(TEXTS)
+        for s, text in enumerate(row)
+    ]
+)
+
+
+def reward(data_source, solution_str, ground_truth, extra_info):
+    assert data_source == "s" and BENCHMARK.questions[extra_info["index"]].ground_truth == ground_truth
+    right = ground_truth in solution_str
+    uneven = {} if solution_str else {"empty": 1.0}
+    return {"score": 3.0 if right else -3.0, "correct": right, "comment": "not a number", **uneven}
+
+
+def test_scores_keep_every_numeric_part_that_all_have_and_the_answer():
+    scores = score_samples(SAMPLES, BENCHMARK, reward)
+    assert list(scores) == [
+        *("question", "sample", "seed", "length", "truncated", "answer"),
+        *("reward/score", "reward/correct"),
+    ]
+    assert [None if pandas.isna(answer) else answer for answer in scores["answer"]] == ["4", None, None, "7"]
+    assert scores["reward/score"].tolist() == [3.0, -3.0, -3.0, 3.0]
+    assert scores["reward/correct"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert score_samples(SAMPLES, BENCHMARK, lambda **row: 2)["reward/score"].tolist() == [2.0] * 4
+    # As in verl's validation, an answer that the reward returns has the vote.
+    named = score_samples(SAMPLES, BENCHMARK, lambda **row: {"score": 0.0, "pred": row["ground_truth"]})
+    assert named["answer"].tolist() == ["4", "4", "7", "7"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [lambda **_: 1 / 0, lambda **_: {"acc": 1.0}, lambda **_: "1.0", lambda **_: {"score": 1.0, "x": float("nan")}],
+)
+def test_a_broken_reward_names_the_completion(broken):
+    with pytest.raises(RuntimeError, match="benchmark sums, question 0, sample 0"):
+        score_samples(SAMPLES, BENCHMARK, broken)
+
+
+def test_members_by_name():
+    assert load_member("verl_clipx.papers.evaluation.scores:extract_answer", "--reward", object) is extract_answer
+    for name in ("verl_clipx.papers.evaluation.scores", ":f", "no.such.module:f", "math:no_such_function", "math:pi"):
+        with pytest.raises(ValueError, match=f"--reward {name}"):
+            load_member(name, "--reward", str)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so <answer> 3 + 5 </answer>", "3+5"),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("<answer><answer>2</answer>", "2"),
+        (r"thus \boxed{7}", "7"),
+        (r"\boxed{1} or \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
+        (r"<answer>It is \boxed{9}.</answer>", "9"),
+        (r"\boxed{8} <answer>9</answer>", "9"),
+        (r"\boxed{8", None),
+        ("<answer>8", None),
+        ("8</answer>", None),
+        ("</answer>8<answer>", None),
+        ("<answer> </answer>", None),
+        (r"\boxed{}", None),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{7}, in \boxed as asked", "7"),
+        (r"\boxed{\left\{1,2\right.}", r"\left\{1,2\right."),
+        (r"\boxed{7}</think> \boxed{8}", "8"),
+        ("<think>so <answer>7</answer></think> <answer>8</answer>", "8"),
+        (r"<think>\boxed{7}</think> none", None),
+        (r"<think>so \boxed{7}", None),
+        ("<answer>7</answer><think>", None),
+        ("", None),
+        ("<answer>" + "1" * (MAX_ANSWER_LENGTH + 1) + "</answer>", None),
+    ],
+)
+def test_the_last_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("piece", ["<think>", r"\boxed{", "<answer>", "{", "</answer>", "<answer></answer>"])
+def test_megabytes_take_no_time(piece):
+    start = time.process_time()
+    extract_answer(piece * (10_000_000 // len(piece)))
+    # Ample for one pass on a busy machine; comparing each piece with each other would take hours.
+    assert time.process_time() - start < 20
