@@ -124,7 +124,8 @@ def test_weights_that_verl_saved_in_hugging_face_format_are_used_as_they_are(inp
 
 
 @pytest.mark.parametrize(
-    ("files", "message"), [((), "--backend megatron"), (("fsdp_config.json", "lora_train_meta.json"), "LoRA adapters")]
+    ("files", "message"),
+    [((), "--backend megatron"), (("fsdp_config.json", "lora_train_meta.json"), "merge_and_unload")],
 )
 def test_checkpoints_that_cannot_be_merged_say_why(tmp_path, files, message):
     actor = make_steps(tmp_path, 1) / "global_step_1" / "actor"

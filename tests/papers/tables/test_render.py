@@ -4,10 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.papers.tables.tables import small_table
-from verl_clipx.cli import app
+from tests.papers.tables.tables import clipx, small_table
 from verl_clipx.papers.tables.collect import hash_of_definition
 from verl_clipx.papers.tables.definition import Footnote, load_table, table_names
 from verl_clipx.papers.tables.render import marks, render
@@ -117,9 +115,10 @@ def test_golden(markup, expected):
 
 def test_without_results_no_cell_has_a_measured_number():
     text = render(TABLE, None, "markdown")
-    assert "| x | 40.0 | 50.0 |\n| y\\|z |  |  |\n" in text
+    assert "| x | 40.0 | 50.0 |\n| y\\|z |  |  |\n" in text and "**" not in text
     assert "The paper's numbers; nothing has been measured." in text
-    assert "**" not in text
+    with pytest.raises(ValueError, match="--format pdf: must be one of markdown, html, latex"):
+        render(TABLE, RESULTS, "pdf")
 
 
 def test_each_mark_has_its_footnote_and_those_about_the_whole_table_have_none():
@@ -140,60 +139,34 @@ def test_every_footnote_of_every_table_is_marked_where_it_belongs(name):
         assert text.count(f"<sup>{mark}</sup>") - 1 == len(note.rows) + len(note.columns)
 
 
-def test_different_numbers_of_seeds_are_said_in_the_cells():
-    cells = [dict(cell) for cell in RESULTS["cells"]]
-    cells[2] |= {"low": 6.0, "high": 8.0, "interval": "questions"}
+OVER_QUESTIONS = {"low": 6.0, "high": 8.0, "interval": "questions"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "changes", "texts"),
+    [
+        # Different numbers of seeds are said in the cells.
+        (2, OVER_QUESTIONS, ["**38.8 [37.0, 40.5] (\u22121.2), 2 seeds**", "**7.0 [6.0, 8.0], 1 seed**"]),
+        # A model that is only evaluated has no seed.
+        (2, {**OVER_QUESTIONS, "seeds": []}, ["**7.0 [6.0, 8.0]**", "95 % intervals of 1 cell: Student's, over qu"]),
+        # What rounds to zero has no minus.
+        (0, {"mean": 39.99, "difference": -0.01}, ["(+0.0)"]),
+    ],
+)
+def test_the_texts_of_cells(cell, changes, texts):
+    cells = [dict(one) for one in RESULTS["cells"]]
+    cells[cell] |= changes
     text = render(TABLE, RESULTS | {"cells": cells}, "markdown")
-    assert "**38.8 [37.0, 40.5] (\u22121.2), 2 seeds**" in text
-    assert "**7.0 [6.0, 8.0], 1 seed**" in text
-    assert "95 % intervals of 1 cell: Student's, over questions." in text
+    assert all(one in text for one in texts) and "0 seeds" not in text
 
 
-def test_a_model_that_is_only_evaluated_has_no_seed():
-    cells = [dict(cell) for cell in RESULTS["cells"]]
-    cells[2] |= {"low": 6.0, "high": 8.0, "interval": "questions", "seeds": []}
-    text = render(TABLE, RESULTS | {"cells": cells}, "markdown")
-    assert "**7.0 [6.0, 8.0]**" in text
-    assert text.count("over questions.") == 1
-    assert "0 seeds" not in text
-
-
-def test_what_rounds_to_zero_has_no_minus():
-    cells = [dict(RESULTS["cells"][0], mean=39.99, difference=-0.01), *RESULTS["cells"][1:]]
-    assert "(+0.0)" in render(TABLE, RESULTS | {"cells": cells}, "markdown")
-
-
-def test_results_of_another_table_and_unknown_formats_are_refused():
-    with pytest.raises(ValueError, match="belong to table other, not to small"):
-        render(TABLE, RESULTS | {"table": "other"}, "markdown")
-    with pytest.raises(ValueError, match="--format pdf: must be one of markdown, html, latex"):
-        render(TABLE, RESULTS, "pdf")
-
-
-def test_the_command_renders_a_papers_table_and_writes_files(tmp_path):
-    out = tmp_path / "table.tex"
-    done = CliRunner().invoke(
-        app, ["table", "render", "dgpo_table4", "--runs", str(tmp_path), "--format", "latex", "--out", str(out)]
-    )
-    assert done.exit_code == 0
+def test_the_command_writes_files_and_refuses_results_of_an_older_definition(tmp_path):
+    path, out = tmp_path / "old.json", tmp_path / "table.tex"
+    clipx("table", "render", "dgpo_table4", "--runs", tmp_path, "--format", "latex", "--out", out)
     assert "DGPO & 52.7 & 73.0 & 62.0 & 77.9 & 56.7 & 70.4" in out.read_text()
-
-
-def test_the_command_refuses_results_of_an_older_definition(tmp_path):
-    path = tmp_path / "old.json"
+    words = ("table", "render", "dgpo_table4", "--results", path)
     path.write_text(json.dumps(RESULTS | {"table": "dgpo_table4"}))
-    done = CliRunner().invoke(app, ["table", "render", "dgpo_table4", "--results", str(path)])
-    assert done.exit_code == 1
-    assert "the table's definition has changed since" in " ".join(done.output.split())
-    path.write_text(json.dumps(RESULTS | {"table": "dgpo_table4", "definition": current_hash()}))
-    assert CliRunner().invoke(app, ["table", "render", "dgpo_table4", "--results", str(path)]).exit_code == 0
-
-
-def current_hash():
-    return hash_of_definition(load_table("dgpo_table4"))
-
-
-def test_the_command_names_the_tables_there_are():
-    done = CliRunner().invoke(app, ["table", "render", "nothing"])
-    assert done.exit_code == 1
-    assert "table 'nothing' is unknown. There are acpo_figure2" in " ".join(done.output.split())
+    assert "the table's definition has changed since" in clipx(*words, code=1)
+    path.write_text(json.dumps(RESULTS | {"definition": hash_of_definition(load_table("dgpo_table4"))}))
+    clipx(*words)
+    assert "table 'nothing' is unknown. There are acpo_figure2" in clipx("table", "render", "nothing", code=1)

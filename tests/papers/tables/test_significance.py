@@ -1,17 +1,17 @@
 """Comparing a table's rows with its baseline: what is compared with what, Holm's correction by column and baseline, and
 how it is printed.
 
-Not covered: the formulas (tests/statistics), reading runs (test_collect.py).
+Not covered: the formulas (tests/common/statistics), reading runs (test_collect.py).
 """
 
-import json
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 
+from tests.papers.tables.runs import write_results
 from tests.papers.tables.tables import small_table
-from verl_clipx.common.statistics.comparison import compare, compare_means, holm
+from verl_clipx.common.statistics.comparison import compare, compare_means
 from verl_clipx.papers.tables.measures import Value, mean_of, measure
 from verl_clipx.papers.tables.render import render
 from verl_clipx.papers.tables.significance import compare_rows
@@ -25,6 +25,7 @@ TABLE = small_table(
     columns:
       - {name: one, measure: {benchmark: b, metric: avg@8}}
       - {name: two, measure: {validation: b, samples: 8}}
+      - {name: fell, measure: {collapse: critic/score/mean}}
     rows:
       - {name: base, preset: cpu/countdown_grpo_near}
       - {name: x, preset: cpu/countdown_acpo_near}
@@ -46,49 +47,43 @@ def drawn(better: float, seeds: int = 3) -> np.ndarray:
     return 40 + 100 * better + np.array([0, 10, 20, 5, 8]) + generator.normal(0, 2, (seeds, 5))
 
 
+def compare_with_base(column: str, base: dict, ours: dict) -> dict:
+    (found,) = compare_rows(TABLE, {("base", column): base, ("x", column): ours})
+    return found
+
+
+def differences(comparisons: list[dict] | None, markup: str = "markdown") -> str:
+    """The table of differences that follows the table of numbers; empty without one."""
+    results = comparisons and {
+        **{"table": "small", "runs": [], "collected_with": {"commit": None}, "missing": [], "refused": []},
+        **{"cells": [], "comparisons": comparisons},
+    }
+    return render(TABLE, results, markup).partition("differences from the baseline")[2]
+
+
 def test_every_row_is_compared_with_its_own_baseline():
     values = {name: drawn(better) for name, better in (("base", 0.0), ("x", 0.1), ("y", 0.02), ("z", 0.05))}
     by_seed = {(name, "one"): with_questions(one) for name, one in values.items()}
     by_seed["model", "one"] = {-1: Value(10.0)}
     found = compare_rows(TABLE, by_seed)
-    assert [(one["row"], one["baseline"], one["column"]) for one in found] == [
-        ("x", "base", "one"),
-        ("y", "base", "one"),
-        ("z", "y", "one"),
-    ]
+    pairs = [("x", "base", "one"), ("y", "base", "one"), ("z", "y", "one")]
+    assert [(one["row"], one["baseline"], one["column"]) for one in found] == pairs
     for one in found:
-        expected = compare({"b": values[one["baseline"]]}, {"b": values[one["row"]]})
-        assert {key: one[key] for key in asdict(expected)} == asdict(expected)
+        expected = asdict(compare({"b": values[one["baseline"]]}, {"b": values[one["row"]]}))
+        assert {key: one[key] for key in expected} == expected
 
 
 def test_numbers_without_questions_are_compared_over_seeds():
     base, ours = [40.0, 42.0, 41.0], [50.0, 49.0, 52.0, 51.0]
-    by_seed = {
-        (name, "two"): {seed: Value(one) for seed, one in enumerate(values)}
-        for name, values in (("base", base), ("x", ours))
-    }
-    (found,) = compare_rows(TABLE, by_seed)
+    found = compare_with_base("two", *({n: Value(one) for n, one in enumerate(side)} for side in (base, ours)))
     assert found["p_value"] == compare_means(base, ours).p_value and found["over"] == "seeds"
 
 
-def test_clusters_reach_the_comparison():
-    labels = {"clusters": {"b": np.arange(5)}}
-    by_seed = {
-        ("base", "one"): with_questions(drawn(0.0), **labels),
-        ("x", "one"): with_questions(drawn(0.1), **labels),
-    }
-    (found,) = compare_rows(TABLE, by_seed)
-    assert found["p_value"] is not None
-    labels["clusters"]["b"] = np.array([0, 0, 0, 1, 1])
-    (found,) = compare_rows(TABLE, by_seed | {("base", "one"): with_questions(drawn(0.0), **labels)})
-    assert found["p_value"] is None and "an interval over clusters needs 5" in found["refused"]
-
-
-def results_of(comparisons: list[dict]) -> dict:
-    return {
-        **{"table": "small", "runs": [], "collected_with": {"commit": None}, "missing": [], "refused": []},
-        **{"cells": [], "comparisons": comparisons},
-    }
+@pytest.mark.parametrize(("labels", "refused"), [(np.arange(5), None), (np.array([0, 0, 0, 1, 1]), "clusters needs 5")])
+def test_clusters_reach_the_comparison(labels, refused):
+    sides = [with_questions(drawn(better), clusters={"b": labels}) for better in (0.0, 0.1)]
+    found = compare_with_base("one", *sides)
+    assert (found["p_value"] is None) == bool(refused) and (refused or "") in (found["refused"] or "")
 
 
 def comparison_of(row: str, p_value: float | None, baseline: str = "base", column: str = "one", **changes) -> dict:
@@ -100,104 +95,65 @@ def comparison_of(row: str, p_value: float | None, baseline: str = "base", colum
 
 def test_holm_is_over_the_methods_of_a_column_with_one_baseline():
     found = [comparison_of("x", 0.02), comparison_of("y", 0.0004), comparison_of("z", 0.04, baseline="y")]
-    found += [comparison_of("x", 0.03, column="two")]
-    text = render(TABLE, results_of(found), "markdown")
-    assert holm([0.02, 0.0004]) == [0.02, 0.0008]
-    assert "### t: differences from the baseline" in text
+    text = differences([*found, comparison_of("x", 0.03, column="two")])
     assert "| x | **−1.2 [−3.0, +0.5], p 0.020** | **−1.2 [−3.0, +0.5], p 0.030** |" in text
-    assert "| y | **−1.2 [−3.0, +0.5], p < 0.001** |" in text
-    assert "| z | **−1.2 [−3.0, +0.5], p 0.040** |" in text
+    assert "| y | **−1.2 [−3.0, +0.5], p < 0.001** |" in text and "| z | **−1.2 [−3.0, +0.5], p 0.040** |" in text
     assert "Each row minus base or y." in text and "95 % intervals over training seeds and questions together;" in text
     # Twice 0.03 is no longer below 0.05.
-    text = render(TABLE, results_of([comparison_of("x", 0.03), comparison_of("y", 0.9)]), "markdown")
-    assert "| x | −1.2 [−3.0, +0.5], p 0.060 |" in text
+    assert "| x | −1.2 [−3.0, +0.5], p 0.060 |" in differences([comparison_of("x", 0.03), comparison_of("y", 0.9)])
+    assert differences([]) == differences(None) == ""
 
 
 @pytest.mark.parametrize("markup", ["markdown", "html", "latex"])
 def test_what_is_refused_says_so(markup):
     reason = "1 and 1 training seeds; whether a method is better takes 3 of each"
-    text = render(TABLE, results_of([comparison_of("x", None, refused=reason)]), markup)
-    assert f"There is no interval and no p: {reason}." in text and "Holm" not in text
-    assert "[" not in text.partition("differences from the baseline")[2].partition("No interval")[0].replace(
-        "\\\\[", ""
-    )
+    text = differences([comparison_of("x", None, refused=reason)], markup)
+    assert f"There is no interval and no p: {reason}." in text and "Holm" not in text and "p 0" not in text
 
 
 def test_one_seed_of_each_gets_the_difference_without_a_verdict():
     """`compare` has an interval over questions then, of these two checkpoints."""
-    by_seed = {(name, "one"): with_questions(drawn(better, 1)) for name, better in (("base", 0.0), ("x", 0.5))}
-    (found,) = compare_rows(TABLE, by_seed)
+    found = compare_with_base("one", *(with_questions(drawn(better, 1)) for better in (0.0, 0.5)))
     assert found["p_value"] < 0.001 and found["over"] == "questions"
-    text = render(TABLE, results_of([found]), "markdown").partition("differences from the baseline")[2]
+    text = differences([found])
     assert "**" not in text and "p <" not in text.replace("p < 0.05", "") and "1 and 1 training seeds" in text
 
 
 def test_shares_of_collapses_are_compared_exactly():
-    table = small_table(
-        """
-        baseline: base
-        columns: [{name: one, measure: {collapse: critic/score/mean}}]
-        rows: [{name: base, preset: cpu/countdown_grpo_near}, {name: x, preset: cpu/countdown_acpo_near}]
-        """
-    )
-    by_seed = {
-        (name, "one"): {seed: Value(100.0 * fell) for seed, fell in enumerate(of)}
-        for name, of in (("base", (0, 0, 0, 0)), ("x", (1, 1, 1, 1)))
-    }
-    (found,) = compare_rows(table, by_seed)
+    found = compare_with_base("fell", *({seed: Value(fell) for seed in range(4)} for fell in (0.0, 100.0)))
     assert (found["first"], found["second"], found["difference"]) == (0.0, 100.0, 100.0) and found["over"] == "seeds"
     # Twice the chance of 4 of 4 and 0 of 4 where it is largest, at a half: 2 / 256.
     assert found["p_value"] == pytest.approx(2 / 256) and found["low"] is None
-    text = render(table, results_of([found]), "markdown")
+    text = differences([found])
     assert "| x | **+100.0, p 0.008** |" in text and "Shares of collapsed trainings: Boschloo's exact test." in text
-
-
-def test_nothing_compared_prints_no_second_table():
-    assert "differences from the baseline" not in render(TABLE, results_of([]), "markdown")
-    assert "differences from the baseline" not in render(TABLE, None, "markdown")
 
 
 def test_a_mean_of_columns_counts_a_question_once():
     one = Value(2.0, by_question={"b": np.array([1.0, 3.0])}, clusters={"b": np.array(["f", "g"])})
     other = Value(5.0, by_question={"b": np.array([4.0, 6.0]), "c": np.array([0.0])})
     found = mean_of([one, other])
-    assert found.mean == 3.5 and found.low is None
+    assert found.mean == 3.5 and found.low is None and found.clusters["b"].tolist() == ["f", "g"]
     assert found.by_question["b"].tolist() == [2.5, 4.5] and found.by_question["c"].tolist() == [0.0]
-    assert sum(values.mean() for values in found.by_question.values()) == 3.5
-    assert found.clusters["b"].tolist() == ["f", "g"]
     assert mean_of([one, Value(1.0)]).by_question is None and mean_of([one]) is one
     assert one.scaled(100.0).by_question["b"].tolist() == [100.0, 300.0]
-
-
-def test_a_baseline_that_is_no_row_is_refused():
-    with pytest.raises(ValueError, match="table small: baseline: no row is called nothing"):
-        small_table("{columns: [], rows: [], baseline: nothing}")
 
 
 def test_a_benchmarks_cluster_is_planned_and_demanded(tmp_path):
     table = small_table(
         """
         evaluation: {protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}
-        benchmarks:
-          b: {file: b.parquet, questions: 4, cluster: table}
+        benchmarks: {b: {file: b.parquet, questions: 4, cluster: table}}
         columns: [{name: one, measure: {benchmark: b, metric: avg@8}}]
         rows: [{name: model, model: hub/model}]
         """
     )
-    jobs = plan_table(table, Places(runs=tmp_path, data=tmp_path, hardware="cpu", nodes=1), (1,), ())
-    assert ["--cluster table" in job.command for job in jobs] == [True]
-    run = RunFolder(tmp_path / table.folder_of(table.source_of(table.rows[0], table.columns[0])))
-    file = run.path / "evaluation" / "b" / "results.json"
-    file.parent.mkdir(parents=True)
-    config = {
-        **{"model": "hub/model", "checkpoints": {"m": {"step": None}}, "protocol": "sampled", "cluster": "table"},
-        **{"sampling": {"samples": 8, "temperature": 1.0, "max_tokens": 16, "top_p": 1.0}, "versions": {}},
-        "benchmarks": {"b": {"questions": 4, "limit": None, "clusters": ["s", "s", "t", "t"]}},
-    }
-    scored = {"result": {"avg@8": {"mean": 0.5, "low": None, "high": None}}, "values": {"avg@8": [0.0, 1.0, 1.0, 0.0]}}
-    file.write_text(json.dumps({"config": config, "benchmarks": {"b": scored}}))
-    found = measure(table, table.rows[0], table.columns[0], run)
+    (job,) = plan_table(table, Places(runs=tmp_path, data=tmp_path, hardware="cpu", nodes=1), (1,), ())
+    assert "--cluster table" in job.command
+    (row,), (column,) = table.rows, table.columns
+    folder = tmp_path / table.folder_of(table.source_of(row, column))
+    write_results(folder, "b", [0.0, 1.0, 1.0, 0.0], "hub/model", None, cluster="table", clusters=["s", "s", "t", "t"])
+    found = measure(table, row, column, RunFolder(folder))
     assert found.clusters["b"].tolist() == ["s", "s", "t", "t"] and found.by_question["b"].tolist() == [0, 1, 1, 0]
-    file.write_text(json.dumps({"config": config | {"cluster": None}, "benchmarks": {"b": scored}}))
+    write_results(folder, "b", [0.0, 1.0, 1.0, 0.0], "hub/model", None)
     with pytest.raises(ValueError, match="cluster: table 'table', evaluation None"):
-        measure(table, table.rows[0], table.columns[0], RunFolder(run.path))
+        measure(table, row, column, RunFolder(folder))

@@ -63,10 +63,8 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
 
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:
     """Return the source of each question, for clustered standard errors."""
-    lacking = [row for row, question in enumerate(benchmark.questions) if question.extra_info.get(field) is None]
-    if lacking:
-        there = sorted(set.intersection(*(set(question.extra_info) for question in benchmark.questions)))
-        raise ValueError(
-            f"--cluster {field}: not in extra_info of {benchmark.path}, row {lacking[0]}; there are {', '.join(there)}"
-        )
+    for row, question in enumerate(benchmark.questions):
+        if question.extra_info.get(field) is None:
+            there = ", ".join(sorted(question.extra_info))
+            raise ValueError(f"--cluster {field}: not in extra_info of {benchmark.path}, row {row}; there are {there}")
     return [str(question.extra_info[field]) for question in benchmark.questions]

@@ -13,6 +13,7 @@ from verl_clipx.common.files import making_folder, read_json_object, read_text, 
 from verl_clipx.common.run_files import STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+OF_LORA = ("lora_adapter", "lora_train_meta.json")
 MERGED_FOLDER = "merged_huggingface"
 # Hidden, since it is not part of the model.
 SOURCE_FILE = ".merged_from"
@@ -117,11 +118,10 @@ def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weight
                 f"actor_rollout_ref.model.path={base}: {folder} is a whole model, so it has no base; leave this out"
             )
         return Weights(str(folder), str(folder), None, fingerprint)
-    if not (folder / "fsdp_config.json").is_file():
+    if not (folder / "fsdp_config.json").is_file() or any((folder / name).exists() for name in OF_LORA):
         raise ValueError(
-            f"{folder}: it contains no FSDP checkpoint (fsdp_config.json). Merge a Megatron checkpoint with "
-            f"`python -m verl.model_merger merge --backend megatron --local_dir {folder} --target_dir …` "
-            "and evaluate that folder"
+            f"{folder}: no FSDP checkpoint without LoRA adapters. Make a model of it with `python -m verl.model_merger "
+            "merge --backend megatron` or peft's merge_and_unload, and evaluate that folder"
         )
     if base is not None and read_json_object(folder / "fsdp_config.json").get("world_size") == ranks:
         return Weights(base, str(saved), str(folder.parent), fingerprint)
@@ -137,11 +137,6 @@ def merge(actor: Path, fingerprint: str) -> Path:
     target = actor / MERGED_FOLDER
     if (target / SOURCE_FILE).is_file() and read_text(target / SOURCE_FILE) == fingerprint:
         return target
-    if (actor / "lora_adapter").is_dir() or (actor / "lora_train_meta.json").is_file():
-        raise ValueError(
-            f"{actor}: it is a checkpoint of LoRA adapters. Merge them into the base model (peft's merge_and_unload) "
-            "and evaluate that folder"
-        )
     shutil.rmtree(target, ignore_errors=True)
     with making_folder(target) as partial:
         partial.mkdir()

@@ -12,10 +12,11 @@ CONFIG = {
     "protocol": str,
     "checkpoints": {str: {"step": int | None, "fingerprint": str}},
     "benchmarks": {str: {"path": str, "sha256": str, "questions": int}},
-    "sampling": {"samples": int, "seeds": [int]},
+    "sampling": {"samples": int, "seeds": [int], **dict.fromkeys(("max_tokens", "temperature", "top_p"), int | float)},
     "reward": str,
     "correct": str | None,
     "correct_from": int | float,
+    "versions": dict,
 }
 NUMBER = {"mean": int | float, "low": int | float | None, "high": int | float | None}
 RESULTS = {"config": CONFIG, "benchmarks": {str: {"result": {str: NUMBER}, "values": {str: [int | float]}}}}

@@ -11,18 +11,16 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import NotThere, Value, curve_of, mean_of, measure, read_evaluation
+from verl_clipx.papers.tables.measures import NotThere, Value, curve_of, evaluation_of, mean_of, measure
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
+from verl_clipx.papers.versions import versions_here
 from verl_clipx.runs.folder import KEPT, RunFolder, find_runs
 from verl_clipx.runs.sameness import is_left_out, significant_values
-
-PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
 
 # The parts of the results that rendering needs.
 RESULTS = {
@@ -73,66 +71,73 @@ class Collected:
         own = self.folder / self.table.folder_of(source)
         usable = 0
         for path in find_runs(self.folder, self.table.folder_of(source)) if source.preset else [own]:
+            name = path.relative_to(self.folder).as_posix()
             try:
-                add = self.add_kept if path.name.endswith(KEPT) else self.add
-                usable += add(RunFolder(path), source, cells)
+                usable += self.add(name, RunFolder(path), source, cells)
             except (OSError, ValueError, OmegaConfBaseException) as error:
                 # An unreadable file affects only its own run.
-                self.refuse(self.name_of(path), source.preset, [str(error)])
+                self.refuse(name, source.preset, [str(error)])
         if source.preset and usable < len(self.table.seeds):
             self.missing.append(f"{source.preset}: {usable} of {len(self.table.seeds)} seeds")
 
-    def add(self, run: RunFolder, source: Source, cells: Cells) -> bool:
+    def add(self, name: str, run: RunFolder, source: Source, cells: Cells) -> bool:
         """Adds a run; returns whether it is a finished run of the preset."""
-        name = self.name_of(run.path)
-        entry: dict[str, Any] = {"folder": name, "preset": source.preset, "model": source.model, "seed": None}
-        if source.preset:
-            if not run.is_trained:
-                self.missing.append(f"{name}: no .hydra/config.yaml")
-                return False
-            described = dict(self.preset_values(source.preset))
-            given = filled_in(described, run.values)
-            reasons = differences({**described, **given}, run.values)
-            if any(run.seed == other["seed"] for other in self.runs if other["preset"] == source.preset):
-                reasons.append(f"data.seed: {run.seed!r} like another run of {source.preset}")
-            if reasons:
-                return self.refuse(name, source.preset, reasons)
-            if run.total_steps is not None and run.last_step < run.total_steps:
-                self.missing.append(f"{name}: trained to step {run.last_step} of {run.total_steps}")
-                return False
-            entry |= {
-                "seed": run.seed,
-                "config_hash": hash_of_json(run.values, str),
-                "filled_in": given,
-                "steps": run.last_step,
-                "started_from": as_written(run.config, "actor_rollout_ref.model.path"),
-                "trained_on": as_written(run.config, "data.train_files"),
-            }
-        entry["commit"] = run.record.get("commit")
-        entry["seconds"] = run.record.get("seconds")
-        entry["versions"] = run.record.get("versions") or _versions_of_evaluation(self.table, cells, run)
-        if self.read_cells(run, cells, entry["seed"]) or source.preset:
-            self.runs.append(entry)
+        if not source.preset:
+            entry = {"seed": None, **_described(run)}
+        elif name.endswith(KEPT):
+            entry = self.check_kept(name, run, source.preset)
+        else:
+            entry = self.check_trained(name, run, source.preset)
+        if entry is None:
+            return False
+        entry["versions"] = entry["versions"] or _versions_of_evaluation(self.table, cells, run)
+        if self.read_cells(name, run, cells, entry["seed"]) or source.preset:
+            self.runs.append({"folder": name, "preset": source.preset, "model": source.model, **entry})
         return True
 
-    def add_kept(self, run: RunFolder, source: Source, cells: Cells) -> bool:
-        """Like `add`, for a kept run, whose configuration stands in a file beside it, by the hash in its record."""
-        name, hashed = self.name_of(run.path), run.record["config_hash"]
-        made = read_configurations(run.path.parent).get(hashed)
-        if made is None:
-            reason = f"config_hash: {hashed[:12]} is not in {CONFIGURATIONS} beside the run; make the run again"
-            return self.refuse(name, source.preset, [reason])
-        described = json.loads(json.dumps(self.preset_values(source.preset), default=str))
-        reasons = differences(described, {key: value for key, value in made.items() if not is_left_out(key)})
+    def check_trained(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
+        """Returns what is written down of a finished run of a preset; None if it is not finished or another's."""
+        if not run.is_trained:
+            self.missing.append(f"{name}: no .hydra/config.yaml")
+            return None
+        wanted = dict(self.preset_values(preset))
+        given = filled_in(wanted, run.values)
+        reasons = differences({**wanted, **given}, run.values)
+        if any(run.seed == other["seed"] for other in self.runs if other["preset"] == preset):
+            reasons.append(f"data.seed: {run.seed!r} like another run of {preset}")
         if reasons:
-            return self.refuse(name, source.preset, reasons)
-        self.runs.append({"folder": name, "preset": source.preset, "model": None, "filled_in": {}, **run.record})
-        self.read_cells(run, cells, run.record["seed"])
-        return True
+            self.refuse(name, preset, reasons)
+            return None
+        if run.total_steps is not None and run.last_step < run.total_steps:
+            self.missing.append(f"{name}: trained to step {run.last_step} of {run.total_steps}")
+            return None
+        return {
+            "seed": run.seed,
+            "config_hash": hash_of_json(run.values, str),
+            "filled_in": given,
+            "steps": run.last_step,
+            "started_from": as_written(run.config, "actor_rollout_ref.model.path"),
+            "trained_on": as_written(run.config, "data.train_files"),
+            **_described(run),
+        }
 
-    def read_cells(self, run: RunFolder, cells: Cells, seed: int | None) -> int:
+    def check_kept(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
+        """Like `check_trained`; the configuration stands in a file beside the run, by the hash in its record."""
+        made = read_configurations(run.path.parent).get(run.record["config_hash"])
+        if made is None:
+            short = run.record["config_hash"][:12]
+            reasons = [f"config_hash: {short} is not in {CONFIGURATIONS} beside the run; make the run again"]
+        else:
+            wanted = json.loads(json.dumps(self.preset_values(preset), default=str))
+            reasons = differences(wanted, {key: value for key, value in made.items() if not is_left_out(key)})
+        if reasons:
+            self.refuse(name, preset, reasons)
+            return None
+        return {"filled_in": {}, **run.record}
+
+    def read_cells(self, name: str, run: RunFolder, cells: Cells, seed: int | None) -> int:
         """Adds a run's numbers; returns how many were found."""
-        name, number = self.name_of(run.path), 0
+        number = 0
         lacking: dict[str, None] = {}
         wrong: dict[str, None] = {}
         for row, column in cells:
@@ -155,14 +160,13 @@ class Collected:
             self.refuse(name, None, list(wrong))
         return number
 
-    def refuse(self, name: str, preset: str | None, reasons: list[str]) -> bool:
-        """Records why a run does not count; always returns False."""
+    def refuse(self, name: str, preset: str | None, reasons: list[str]) -> None:
+        """Records why a run does not count."""
         self.refused.append({"folder": name, "preset": preset, "reasons": reasons})
-        return False
 
-    def name_of(self, path: Path) -> str:
-        """Returns the name that results use for a run's folder or file."""
-        return path.relative_to(self.folder).as_posix()
+
+def _described(run: RunFolder) -> dict[str, Any]:
+    return {key: run.record.get(key) for key in ("commit", "seconds", "versions")}
 
 
 def collect(
@@ -192,7 +196,7 @@ def collect(
         "definition": hash_of_definition(table),
         "collected_with": {"commit": commit_here(), "versions": versions_here()},
         "runs": found.runs,
-        "cells": [_cell(table, row, column, measured) for row in table.rows for column in table.columns],
+        "cells": [_cell(table, row, column, measured, by_seed) for row in table.rows for column in table.columns],
         "comparisons": compare_rows(table, by_seed),
         "curves": found.curves,
         "missing": found.missing,
@@ -213,17 +217,8 @@ def _values_of_preset(name: str) -> dict[str, Any]:
     return significant_values(compose_preset(name))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A cell's number."""
-
-    value: Value
-    interval: str | None
-    by_seed: dict[int, float]
-
-
 def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, dict[int, Value]]:
-    """Adds means over columns, seed by seed."""
+    """Add means over columns, seed by seed."""
     by_seed = dict(by_seed)
     for row in table.rows:
         for column in table.columns:
@@ -239,73 +234,69 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
     return by_seed
 
 
-def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
-    """Combine numbers over seeds, then compute gains and differences from the results."""
+def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, tuple[Value, str | None]]:
+    """Combine numbers over seeds, then compute gains and differences from the results.
+
+    Returns:
+        By cell its number, and what its interval is over, None without one.
+    """
     measured = {
         (row, column): _over_seeds(values, table, table.is_collapse(table.row(row), table.column(column)))
         for (row, column), values in by_seed.items()
     }
     for row in table.rows:
         for column in table.columns:
-            number = _derived(table, row, column, measured)
+            number = _derived(table, row, column, {cell: value.mean for cell, (value, _) in measured.items()})
             if number is not None:
-                measured[row.name, column.name] = Measured(Value(number), None, {})
+                measured[row.name, column.name] = Value(number), None
     return measured
 
 
-def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> Measured:
-    by_seed = {seed: values[seed].mean for seed in sorted(values) if seed != -1}
+def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> tuple[Value, str | None]:
     means = [value.mean for value in values.values()]
     if collapses and len(means) >= MIN_SEEDS:
-        found = share(sum(map(bool, means)), len(means))
-        return Measured(Value(**asdict(found)).scaled(table.of_one), SHARE, by_seed)
-    if len(means) > 1:
-        found = estimate_over_seeds(means)
-        return Measured(Value(**asdict(found)), None if found.low is None else "seeds", by_seed)
-    (only,) = values.values()
-    return Measured(only, None if only.low is None else "questions", by_seed)
+        return Value(**asdict(share(sum(map(bool, means)), len(means)))).scaled(table.of_one), SHARE
+    over = "seeds" if len(means) > 1 else "questions"
+    number = Value(**asdict(estimate_over_seeds(means))) if len(means) > 1 else next(iter(values.values()))
+    return number, None if number.low is None else over
 
 
-def _derived(table: Table, row: Row, column: Column, measured: dict[CellKey, Measured]) -> float | None:
+def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
     gain_of = table.measure_of(row, column).get(GAIN_OF)
     if gain_of and row.baseline:
-        ours, base = measured.get((row.name, gain_of)), measured.get((row.baseline, gain_of))
-        return 100 * (ours.value.mean / base.value.mean - 1) if ours and base and base.value.mean else None
+        ours, base = means.get((row.name, gain_of)), means.get((row.baseline, gain_of))
+        return 100 * (ours / base - 1) if ours is not None and base else None
     if row.minus:
-        first, second = (measured.get((name, column.name)) for name in row.minus)
-        return first.value.mean - second.value.mean if first and second else None
+        first, second = (means.get((name, column.name)) for name in row.minus)
+        return None if first is None or second is None else first - second
     return None
 
 
-def _cell(table: Table, row: Row, column: Column, measured: dict[CellKey, Measured]) -> dict[str, Any]:
-    expected = table.expected(row, column)
+def _cell(table: Table, row: Row, column: Column, measured: Mapping[CellKey, Any], by_seed: Mapping) -> dict[str, Any]:
+    expected, key = table.expected(row, column), (row.name, column.name)
     cell: dict[str, Any] = {"row": row.name, "column": column.name, "expected": expected}
-    found = measured.get((row.name, column.name))
-    if found is None:
+    if key not in measured:
         return cell
+    number, interval = measured[key]
+    of_seeds = {seed: value.mean for seed, value in sorted(by_seed.get(key, {}).items()) if seed != -1}
     return cell | {
-        "mean": found.value.mean,
-        "low": found.value.low,
-        "high": found.value.high,
-        "interval": found.interval,
-        "seeds": list(found.by_seed),
-        "by_seed": {str(seed): number for seed, number in found.by_seed.items()},
-        "difference": None if expected is None else found.value.mean - expected,
+        "mean": number.mean,
+        "low": number.low,
+        "high": number.high,
+        "interval": interval,
+        "seeds": list(of_seeds),
+        "by_seed": {str(seed): mean for seed, mean in of_seeds.items()},
+        "difference": None if expected is None else number.mean - expected,
     }
 
 
 def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[str, str | None]:
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
-            results = read_evaluation(run.path, benchmark)
-            if results:
-                return results["config"]["versions"]
+            evaluation = evaluation_of(run.path, benchmark)
+            if evaluation.results.exists():
+                return evaluation.read_results()["config"]["versions"]
     return {}
-
-
-def versions_here() -> dict[str, str | None]:
-    """Return the versions of the packages that a number depends on, None for those that are not installed."""
-    return {package: installed_version(package) for package in PACKAGES}
 
 
 def hash_of_definition(table: Table) -> str:

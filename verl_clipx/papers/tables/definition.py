@@ -1,8 +1,7 @@
 """Defines a table of a paper: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
@@ -11,7 +10,7 @@ import yaml
 
 from verl_clipx.common.suggestions import did_you_mean
 
-UNITS = ("percent", "fraction", "seconds", "number", "logged")
+DEFINITIONS = files("verl_clipx.papers.tables").joinpath("definitions")
 
 # Ways to get a number, by the key of a measure that selects each.
 BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
@@ -26,9 +25,6 @@ CORRELATION = "correlation"
 """With `benchmark`: the correlation of a metric with the score instead of its mean, "pearson" or "spearman"."""
 
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE, LEVEL, AVERAGE)
-FROM_COLUMNS = (MEAN_OF, GAIN_OF)
-
-_ORIGIN = re.compile(r"\[(paper|script|choice)\] (.+)")
 
 
 @dataclass(frozen=True)
@@ -104,13 +100,12 @@ class Table:
     """A table.
 
     Args:
-        unit: one of `UNITS`. For "percent", measured fractions are multiplied by 100; curves are "logged".
+        unit: percent, fraction, seconds, number or logged. For "percent", measured fractions are multiplied by 100;
+            curves are "logged".
         hardware: `+hardware` group of the training commands.
         data: folder of the data sets, unless `clipx table plan --data` names another.
-        seconds_per_run: wall-clock time of a run with its evaluation, if a CPU can do it.
         in_one_process: whether benchmarks/table_fill.py makes its runs, instead of the recipes.
-        prepare: what to prepare: `makes`, a file below the data folder; `command`, which makes it; and, in tables with
-            `seconds_per_run`, how many `seconds` that takes.
+        prepare: what to prepare: `makes`, a file below the data folder, and `command`, which makes it.
         benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx eval
             run`; their `origin`, unless the paper names the questions; and `cluster`, the field of extra_info that
             questions of one source share.
@@ -136,7 +131,6 @@ class Table:
     data: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    seconds_per_run: int | None = None
     in_one_process: bool = False
     prepare: tuple[Mapping[str, Any], ...] = ()
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -146,74 +140,37 @@ class Table:
     footnotes: tuple[Footnote, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            self._refuse(f"unit {self.unit!r}: must be one of {', '.join(UNITS)}")
-        for kind, names in (("column", [c.name for c in self.columns]), ("row", [r.name for r in self.rows])):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                self._refuse(f"two {kind}s are called {', '.join(twice)}")
-        for name, settings in self.benchmarks.items():
-            questions = settings.get("questions")
-            if not isinstance(questions, int) or questions < 1:
-                self._refuse(
-                    f"benchmark {name}: questions={questions!r}: give the number that its file has, at least 1"
-                )
-            self._check_origin(f"benchmark {name}", settings.get("origin", "[paper] x"))
-        if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
-            self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
-        for key, text in self.origins.items():
-            self._check_origin(f"origins.{key}", text)
-        for footnote in self.footnotes:
-            unknown = {*footnote.rows} - {*self._row_names} | {*footnote.columns} - {*self._column_names}
-            if unknown:
-                self._refuse(f"footnotes: no row or column {', '.join(sorted(unknown))}")
-        if self.baseline and self.baseline not in self._row_names:
-            self._refuse(f"baseline: no row is called {self.baseline}")
+        fault = next(self._faults(), None)
+        if fault:
+            raise ValueError(f"table {self.name}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what does not fit. Labels and counts of the committed definitions are the tests' to check."""
+        if any(self.is_curve(column) != self.is_figure for column in self.columns):
+            yield f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves"
+        yield from self._unknown("footnotes", *(name for note in self.footnotes for name in note.rows))
+        yield from self._unknown("baseline", *filter(None, [self.baseline]))
         for row in self.rows:
-            self._check_row(row)
+            origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
+            if sum(map(bool, origins)) + any(column.preset for column in self.columns) != 1:
+                ways = "preset, presets, model, models, minus, quoted, or columns with preset"
+                yield f"row {row.name}: needs exactly one of {ways}"
+            if row.expected and len(row.expected) != len(self.columns):
+                yield f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns"
+            yield from self._unknown(f"row {row.name}", *(row.minus or ()), *filter(None, [row.baseline]))
+            for column in (column for column in self.columns if self.source_of(row, column)):
+                measure = self.measure_of(row, column)
+                if sum(kind in measure for kind in READ_FROM_RUN) != 1:
+                    yield f"{row.name}, {column.name}: needs exactly one of {', '.join(READ_FROM_RUN)}"
+                asked = {*self.benchmarks_of(row, column), *filter(None, [measure.get(VALIDATION)])}
+                yield from (f"{row.name}, {column.name}: no benchmark {name}" for name in asked - {*self.benchmarks})
 
-    def _check_origin(self, what: str, text: str) -> None:
-        if not _ORIGIN.fullmatch(text):
-            self._refuse(f"{what}: {text!r} must start with [paper], [script] or [choice]")
-
-    def _check_row(self, row: Row) -> None:
-        origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
-        by_column = any(column.preset for column in self.columns)
-        if sum(map(bool, origins)) + by_column != 1:
-            ways = "preset, presets, model, models, minus, quoted, or columns with preset"
-            self._refuse(f"row {row.name}: needs exactly one of {ways}")
-        if row.expected and len(row.expected) != len(self.columns):
-            self._refuse(f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns")
-        for named in (*(row.minus or ()), *filter(None, [row.baseline])):
-            if named not in self._row_names:
-                self._refuse(f"row {row.name}: no row is called {named}")
-        for column in self.columns:
-            if self.source_of(row, column) is not None:
-                self._check_measure(row, column)
-
-    def _check_measure(self, row: Row, column: Column) -> None:
-        measure = self.measure_of(row, column)
-        kinds = [kind for kind in (*READ_FROM_RUN, *FROM_COLUMNS) if kind in measure]
-        if len(kinds) != 1:
-            ways = ", ".join((*READ_FROM_RUN, *FROM_COLUMNS))
-            self._refuse(f"{row.name}, {column.name}: needs exactly one of {ways}")
-        for benchmark in (*self.benchmarks_of(row, column), *filter(None, [measure.get(VALIDATION)])):
-            if benchmark not in self.benchmarks:
-                self._refuse(f"{row.name}, {column.name}: no benchmark {benchmark}")
-        for other in columns_used(measure):
-            if other not in self._column_names:
-                self._refuse(f"{row.name}, {column.name}: no column is called {other}")
-
-    def _refuse(self, reason: str) -> None:
-        raise ValueError(f"table {self.name}: {reason}")
+    def _unknown(self, where: str, *rows: str) -> Iterator[str]:
+        return (f"{where}: no row is called {name}" for name in rows if name not in self._row_names)
 
     @cached_property
     def _row_names(self) -> dict[str, Row]:
         return {row.name: row for row in self.rows}
-
-    @cached_property
-    def _column_names(self) -> dict[str, Column]:
-        return {column.name: column for column in self.columns}
 
     def row(self, name: str) -> Row:
         """Return the row of that name."""
@@ -221,7 +178,7 @@ class Table:
 
     def column(self, name: str) -> Column:
         """Return the column of that name."""
-        return self._column_names[name]
+        return next(column for column in self.columns if column.name == name)
 
     def baseline_of(self, row: Row) -> str | None:
         """Return the name of the row with which a row is compared; None if there is none or the row is the baseline."""
@@ -268,8 +225,7 @@ class Table:
 
     def source_of(self, row: Row, column: Column) -> Source | None:
         """Return what a cell's number is read from; None for a quoted row, a difference or a mean."""
-        measure = self.measure_of(row, column)
-        if any(kind in measure for kind in FROM_COLUMNS):
+        if columns_used(self.measure_of(row, column)):
             return None
         preset = column.preset or row.preset or row.presets.get(column.variant)
         model = row.model or row.models.get(column.variant)
@@ -282,11 +238,11 @@ class Table:
             return False
         if row.minus:
             return all(self.is_measurable(self.row(name), column) for name in row.minus)
-        if any(kind in measure for kind in FROM_COLUMNS):
-            compared = [row] + ([self.row(row.baseline)] if row.baseline and GAIN_OF in measure else [])
+        if used := columns_used(measure):
             if GAIN_OF in measure and not row.baseline:
                 return False
-            return all(self.is_measurable(r, self.column(name)) for r in compared for name in columns_used(measure))
+            compared = [row, self.row(row.baseline)] if GAIN_OF in measure else [row]
+            return all(self.is_measurable(one, self.column(name)) for one in compared for name in used)
         return self.source_of(row, column) is not None
 
     def folder_of(self, source: Source) -> str:
@@ -325,8 +281,7 @@ def columns_used(measure: Mapping[str, Any]) -> list[str]:
 
 def table_names() -> list[str]:
     """Return the names of all tables."""
-    folder = files("verl_clipx.papers.tables").joinpath("definitions")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.name.removesuffix(".yaml") for path in DEFINITIONS.iterdir() if path.name.endswith(".yaml"))
 
 
 def load_table(name: str) -> Table:
@@ -338,8 +293,7 @@ def load_table(name: str) -> Table:
     if name not in table_names():
         hint = did_you_mean(name, table_names())
         raise ValueError(f"table {name!r} is unknown.{hint} There are {', '.join(table_names())}.")
-    text = files("verl_clipx.papers.tables").joinpath("definitions", f"{name}.yaml").read_text(encoding="utf-8")
-    return build_table(name, yaml.safe_load(text))
+    return build_table(name, yaml.safe_load(DEFINITIONS.joinpath(f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def build_table(name: str, entries: Mapping[str, Any]) -> Table:
@@ -351,19 +305,14 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
     entries = dict(entries)
     common = entries.pop("evaluation", {})
     entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}
-    entries["columns"] = tuple(_build(Column, name, entry) for entry in entries.get("columns", []))
-    entries["rows"] = tuple(_build(Row, name, entry) for entry in entries.get("rows", []))
-    entries["footnotes"] = tuple(_build(Footnote, name, entry) for entry in entries.get("footnotes", []))
-    return _build(Table, name, {"name": name, **entries})
-
-
-def _build(kind: type, table: str, entries: Mapping[str, Any]) -> Any:
-    known = {one.name for one in fields(kind)}
-    unknown = sorted(set(entries) - known)
-    if unknown:
-        what = kind.__name__.lower()
-        raise ValueError(f"table {table}: a {what} has no {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     try:
-        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()})
+        for key, kind in (("columns", Column), ("rows", Row), ("footnotes", Footnote)):
+            entries[key] = [kind(**_as_tuples(entry)) for entry in entries.get(key, [])]
+        return Table(name=name, **_as_tuples(entries))
     except TypeError as error:
-        raise ValueError(f"table {table}: {error}") from error
+        # A field that there is not, or that is missing.
+        raise ValueError(f"table {name}: {error}") from error
+
+
+def _as_tuples(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}

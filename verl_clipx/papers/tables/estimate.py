@@ -19,20 +19,6 @@ from verl_clipx.run.config import AROUND
 PEAK = {"a100": 312e12, "h100": 989e12}
 """Dense bfloat16 operations a second by the data sheet, by the first part of the name of a hardware group."""
 
-PARAMETERS = {
-    "deepseek-r1-distill-qwen-1.5b": 1.777e9,
-    "qwen2.5-1.5b": 1.544e9,
-    "qwen2.5-3b": 3.086e9,
-    "qwen-7b": 7.616e9,
-    "qwen2.5-7b": 7.616e9,
-    "bp-math-7b": 7.616e9,
-    "qwen-14b": 14.770e9,
-    "qwen-32b": 32.764e9,
-    "bp-math-32b": 32.764e9,
-    "octothinker-3b": 3.213e9,
-}
-"""Parameters of the papers' models, by a part of the model's name. BP-Math is derived from Qwen2.5-Math."""
-
 TRAINING_ROWS = {
     "countdown_3to4": 327_680,
     "dapo_17k": 17_000,
@@ -66,7 +52,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Forecast:
     """What a run takes.
 
     Args:
@@ -89,13 +75,8 @@ class Estimate:
     hours: dict[str, float]
     steps: int | None
 
-    @property
-    def gpu_hours(self) -> float | None:
-        """GPU-hours of the run; None if its number of steps is unknown."""
-        return None if self.steps is None else self.steps * sum(self.hours.values())
 
-
-def estimate(config: DictConfig, peak: float, assumptions: Assumptions | None = None) -> Estimate:
+def estimate(config: DictConfig, peak: float, assumed: Assumptions) -> Forecast:
     """Estimate a run from its composed configuration.
 
     A token takes 2 operations a parameter in a forward pass and 4 in a backward pass; gradient checkpointing adds a
@@ -107,16 +88,18 @@ def estimate(config: DictConfig, peak: float, assumptions: Assumptions | None = 
     Raises:
         ValueError: the model's size is unknown.
     """
-    assumed = assumptions or Assumptions()
     model, actor, rollout = (config.actor_rollout_ref[name] for name in ("model", "actor", "rollout"))
     parameters = parameters_of(model.path)
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     size = actor.fsdp_config.fsdp_size
     share = parameters * BYTES.get(actor.fsdp_config.model_dtype, 4) / (size if 0 < size < gpus else gpus)
-    rows = config.data.train_batch_size * rollout.n
-    tokens = rows * (
-        config.data.max_prompt_length * assumed.mean_prompt_share
-        + config.data.max_response_length * assumed.mean_response_share
+    tokens = (
+        config.data.train_batch_size
+        * rollout.n
+        * (
+            config.data.max_prompt_length * assumed.mean_prompt_share
+            + config.data.max_response_length * assumed.mean_response_share
+        )
     )
     bypass = bool(OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"))
     updates = updates_per_rollout(config)
@@ -138,7 +121,7 @@ def estimate(config: DictConfig, peak: float, assumptions: Assumptions | None = 
         "Adam's states": 2 * share,
         "the rollout's weights": 2 * parameters / rollout.tensor_model_parallel_size,
     }
-    return Estimate(parameters, gpus, memory, tokens, updates, observations, hours, steps_of(config))
+    return Forecast(parameters, gpus, memory, tokens, updates, observations, hours, steps_of(config))
 
 
 def observed_updates(config: DictConfig, updates: int, bypass: bool) -> int:
@@ -151,9 +134,8 @@ def observed_updates(config: DictConfig, updates: int, bypass: bool) -> int:
     method = METHODS.get(OmegaConf.select(config, "clipx.method"))
     scope = OmegaConf.select(config, "clipx.scope", default=AROUND["scope"].default)
     adapts = method is not None and method().statistics_size and scope == "mini_batch"
-    if adapts and updates == 1 and not bypass:
-        # The ratio is 1, so that clipping cannot act.
-        adapts = False
+    # Of one update the ratio is 1, so that clipping cannot act.
+    adapts = adapts and (updates > 1 or bypass)
     return updates if adapts or OmegaConf.select(config, "clipx.select.over") == "mini_batch" else 0
 
 
@@ -161,8 +143,7 @@ def parameters_of(model: str) -> float:
     """Return a model's number of parameters. Nothing is downloaded.
 
     Args:
-        model: a folder, whose config.json is read, or a name: one of the papers' models, or one with its size in it,
-            such as Qwen3-8B.
+        model: a folder, whose config.json is read, or a name with the size in it. Names round: Qwen2.5-7B has 7.6B.
 
     Raises:
         ValueError: neither says the size.
@@ -175,11 +156,7 @@ def parameters_of(model: str) -> float:
         with torch.device("meta"):
             built = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
         return float(sum(parameter.numel() for parameter in built.parameters()))
-    name = model.rstrip("/").rpartition("/")[2].lower()
-    for part, number in PARAMETERS.items():
-        if part in name:
-            return number
-    size = re.search(r"(\d+(?:\.\d+)?)b(?![a-z])", name)
+    size = re.search(r"(\d+(?:\.\d+)?)b(?![a-z])", model.rstrip("/").rpartition("/")[2].lower())
     if size is None:
         raise ValueError(
             f"actor_rollout_ref.model.path={model}: its size is unknown. Name a folder with a config.json."

@@ -1,6 +1,5 @@
 """Checks whether a run's reward can use the ground truths of its data, before a training starts."""
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -23,19 +22,12 @@ def unusable_ground_truth(config: DictConfig) -> str | None:
     if not module.startswith(PACKAGE):
         return None
     check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
-    for path in _files(config) if check else ():
-        table = read_table(path, ["data_source", "reward_model"])
-        for number, row in enumerate(table.to_pylist()):
+    named = [OmegaConf.select(config, key) for key in ("data.train_files", "data.val_files")]
+    files = [Path(file) for one in named for file in ([one] if isinstance(one, str) else one or [])]
+    for path in filter(Path.is_file, files if check else ()):
+        for number, row in enumerate(read_table(path, ["data_source", "reward_model"]).to_pylist()):
             try:
                 check(row["data_source"], (row["reward_model"] or {}).get("ground_truth"))
             except ValueError as error:
                 return f"{path}, row {number}: {error}"
     return None
-
-
-def _files(config: DictConfig) -> Iterator[Path]:
-    for key in ("data.train_files", "data.val_files"):
-        named = OmegaConf.select(config, key)
-        for path in [named] if isinstance(named, str) else named or []:
-            if Path(path).is_file():
-                yield Path(path)

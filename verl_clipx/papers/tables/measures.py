@@ -10,8 +10,9 @@ import numpy as np
 import pandas
 from omegaconf import OmegaConf
 
-from verl_clipx.common.files import read_json_object, read_table
+from verl_clipx.common.files import read_table
 from verl_clipx.common.statistics.collapse import collapse, last_level
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.tables.definition import (
     AVERAGE,
     BENCHMARK,
@@ -26,21 +27,6 @@ from verl_clipx.papers.tables.definition import (
     Table,
 )
 from verl_clipx.runs.folder import RunFolder
-
-# The parts of an evaluation's results that a table needs.
-RESULTS = {
-    "config": {
-        "model": str,
-        "protocol": str,
-        "checkpoints": {str: {"step": int | None}},
-        "benchmarks": {str: dict},
-        "sampling": {"samples": int, "temperature": int | float, "max_tokens": int, "top_p": int | float},
-        "versions": dict,
-    },
-    "benchmarks": {
-        str: {"result": {str: {"mean": int | float, "low": int | float | None, "high": int | float | None}}}
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -138,10 +124,9 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     return mean_of(found)
 
 
-def read_evaluation(folder: Path, benchmark: str) -> dict[str, Any] | None:
-    """The results of `clipx eval run` on a benchmark in a run's folder; None if there are none."""
-    path = folder / "evaluation" / benchmark / "results.json"
-    return read_json_object(path, RESULTS) if path.exists() else None
+def evaluation_of(folder: Path, benchmark: str) -> EvaluationFolder:
+    """The evaluation on a benchmark in a run's folder."""
+    return EvaluationFolder(folder / "evaluation" / benchmark)
 
 
 def read_scores(folder: Path, benchmark: str) -> pandas.DataFrame:
@@ -150,10 +135,10 @@ def read_scores(folder: Path, benchmark: str) -> pandas.DataFrame:
     Raises:
         ValueError: there are no scores, or they can't be read.
     """
-    evaluation = folder / "evaluation" / benchmark
-    paths = sorted(evaluation.glob(f"*/{benchmark}/scores.parquet"))
+    evaluation = evaluation_of(folder, benchmark)
+    paths = sorted(evaluation.path.glob(f"*/{benchmark}/scores.parquet"))
     if not paths:
-        raise ValueError(f"{evaluation}: contains no scores.parquet; score it with `clipx eval score {evaluation}`")
+        raise ValueError(f"{evaluation.path}: contains no scores; use `clipx eval score {evaluation.path}`")
     return pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
 
 
@@ -229,12 +214,10 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
     found = there.get("result", {})
     if metric not in found:
         raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
-    # An evaluation scored before these were kept has none; `clipx eval score` adds them.
-    values = there.get("values", {}).get(metric)
     labels = results["config"]["benchmarks"][benchmark].get("clusters")
     return Value(
         **found[metric],
-        by_question=None if values is None else {benchmark: np.asarray(values, dtype=np.float64)},
+        by_question={benchmark: np.asarray(there["values"][metric], dtype=np.float64)},
         clusters={} if labels is None else {benchmark: np.asarray(labels)},
     )
 
@@ -258,9 +241,10 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
 
 def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
     """Return an evaluation's results after checking that they match the table."""
-    results = read_evaluation(run.path, benchmark)
-    if results is None:
+    evaluation = evaluation_of(run.path, benchmark)
+    if not evaluation.results.exists():
         raise NotThere(f"no evaluation/{benchmark}/results.json")
+    results = evaluation.read_results()
     config = results["config"]
     wrong = wrong_settings(table, row, benchmark, config)
     steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
@@ -281,11 +265,10 @@ def protocol_of(row: Row, settings: dict[str, Any]) -> str:
 def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any]) -> list[str]:
     """Describe how an evaluation differs from what the table says, one line per difference."""
     settings = table.benchmarks[benchmark]
-    wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0), "limit": None}
+    wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0)}
     wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}
-    sampling, entry = config["sampling"], config["benchmarks"].get(benchmark, {})
-    found = {"protocol": config["protocol"], "limit": entry.get("limit"), "questions": entry.get("questions")}
-    found |= {key: sampling[key] for key in ("samples", "temperature", "max_tokens", "top_p")}
+    questions = config["benchmarks"].get(benchmark, {}).get("questions")
+    found = {**config["sampling"], "protocol": config["protocol"], "questions": questions}
     wanted["cluster"], found["cluster"] = settings.get("cluster"), config.get("cluster")
     if row.model and "{data}" not in row.model:
         wanted["model"], found["model"] = row.model, config["model"]

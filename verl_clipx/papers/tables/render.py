@@ -13,9 +13,6 @@ from verl_clipx.papers.tables.definition import Column, Row, Table
 from verl_clipx.papers.tables.page import MINUS, Cell, Page, printed
 from verl_clipx.papers.tables.significance import significance_page
 
-NOT_INSTALLED = "not installed"
-"""What an evaluation records as the version of a package that is missing."""
-
 
 def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
     """Write a table.
@@ -29,23 +26,12 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
         their differences follows.
 
     Raises:
-        ValueError: the format is unknown, or the results belong to another table.
+        ValueError: the format is unknown.
     """
     if markup not in FORMATS:
         raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
-    refuse_another_table(table, results)
     pages = [build_page(table, results), significance_page(table, results) if results else None]
     return "\n".join(_written(page, markup) for page in pages if page)
-
-
-def refuse_another_table(table: Table, results: Mapping[str, Any] | None) -> None:
-    """Refuse results of another table.
-
-    Raises:
-        ValueError: the results belong to another table.
-    """
-    if results is not None and results["table"] != table.name:
-        raise ValueError(f"the results belong to table {results['table']}, not to {table.name}. Collect them again")
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
@@ -79,11 +65,7 @@ def marks() -> Iterator[str]:
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return every cell with a number as JSON values: row, column, expected, and what was measured, or None.
-
-    Raises:
-        ValueError: the results belong to another table.
     """
-    refuse_another_table(table, results)
     measured = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     found = []
     for row in table.rows:
@@ -144,9 +126,8 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
     if trained:
         seeds = sorted({run["seed"] for run in trained if run["seed"] is not None})
         lines.append(f"Runs: {len(trained)}, seeds {', '.join(map(str, seeds)) or 'not recorded'}.")
-    pairs = (pair for run in results["runs"] for pair in run["versions"].items())
-    named = {pair for pair in pairs if pair[1] not in (None, NOT_INSTALLED)}
-    versions = sorted(f"{package} {number}" for package, number in named)
+    pairs = {pair for run in results["runs"] for pair in run["versions"].items()}
+    versions = sorted(f"{package} {number}" for package, number in pairs if number is not None)
     if versions:
         lines.append(f"Versions: {', '.join(versions)}.")
     commits = Counter(run["commit"] or "not recorded" for run in results["runs"])

@@ -8,13 +8,12 @@ import typer
 from rich.markup import escape
 
 from verl_clipx.common.command_line import AsJson, fail, failing, print_json
-from verl_clipx.common.files import check_shape, read_json_object, replacing, write_json
+from verl_clipx.common.files import check_shape, read_json_object, write_json, write_text
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, warnings_on
 
 if TYPE_CHECKING:
     from verl_clipx.papers.tables.definition import Table
-    from verl_clipx.papers.tables.table_plan import Job
 
 table_app = typer.Typer(
     no_args_is_help=True, help="The papers' tables: plan the runs that fill them, collect and render the results."
@@ -28,8 +27,8 @@ Runs = Annotated[
 ]
 DEFAULT_RUNS = Path("runs")
 
-CURVE_FORMATS = ("svg", "png", "csv")
-"""Formats in which `render` writes a figure's curves."""
+CSV = "csv"
+"""The format in which `render` writes a figure's curves."""
 
 
 @table_app.command("list")
@@ -73,7 +72,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Print the commands that fill a table, without those that are done: lines for bash, or for a launcher."""
-    from verl_clipx.papers.tables.table_plan import Places, plan_table
+    from verl_clipx.papers.tables.table_plan import TRAIN, Places, plan_table
 
     table = _load(name)
     if table.in_one_process:
@@ -92,54 +91,12 @@ def plan(
     waiting = [job for job in jobs if not job.done]
     if as_json:
         commands = [{"kind": job.kind, "label": job.label, "command": job.command, "done": job.done} for job in jobs]
-        print_json(table=name, commands=commands, cost=_cost(table, places, waiting))
+        print_json(table=name, commands=commands)
         return
-    _say(f"# {name}: {len(waiting)} of {len(jobs)} commands left. {_cost(table, places, waiting)}")
+    trainings = sum(job.kind == TRAIN for job in waiting)
+    console.print_line(f"# {name}: {len(waiting)} of {len(jobs)} commands left, of which {trainings} train.")
     for job in waiting:
-        _say(f"\n# {job.kind}: {job.label}\n{job.command}")
-
-
-def _say(text: str) -> None:
-    # Without markup or line breaks, because these lines are for a shell.
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _cost(table: "Table", places, waiting: list["Job"]) -> str:
-    from verl_clipx.papers.tables.table_plan import PREPARE, TRAIN
-
-    trainings = [job for job in waiting if job.kind == TRAIN]
-    if not trainings:
-        return "Nothing to train."
-    if table.seconds_per_run:
-        makes = {job.label for job in waiting if job.kind == PREPARE}
-        before = sum(entry.get("seconds", 0) for entry in table.prepare if entry["makes"] in makes)
-        hours = (before + len(trainings) * table.seconds_per_run) / 3600
-        each = f"{table.seconds_per_run} s each with evaluation"
-        return f"{len(trainings)} trainings, about {hours:.1f} h: {before} s of preparation, then {each}."
-    from verl_clipx.papers.tables.estimate import PEAK, estimate
-    from verl_clipx.papers.tables.presets import compose_preset
-
-    peak = PEAK.get(places.hardware.partition("x")[0])
-    if peak is None:
-        return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
-    presets = [job.label.split(",")[0] for job in trainings]
-    total = 0.0
-    unknown: dict[str, list[str]] = {}
-    with progress_console.status("estimating the cost"):
-        for preset in dict.fromkeys(presets):
-            overrides = [f"+hardware={places.hardware}", f"trainer.nnodes={places.nodes}"]
-            try:
-                hours = estimate(compose_preset(preset, overrides), peak).gpu_hours
-            except ValueError as error:
-                unknown.setdefault(str(error), []).append(preset)
-                continue
-            if hours is None:
-                unknown.setdefault("the training data are not here", []).append(preset)
-            else:
-                total += hours * presets.count(preset)
-    lines = [f"{len(trainings)} trainings" + (f", about {total:.0f} GPU-hours without evaluation." if total else ".")]
-    lines += [f"no estimate for {', '.join(names)}: {reason}" for reason, names in unknown.items()]
-    return "\n# ".join(lines)
+        console.print_line(f"\n# {job.kind}: {job.label}\n{job.command}")
 
 
 @table_app.command()
@@ -171,17 +128,17 @@ def collect(
     measured = sum("mean" in cell for cell in results["cells"])
     rows = [one for one in table.rows if not row or one.name in row]
     possible = sum(table.is_measurable(one, column) for one in rows for column in table.columns)
-    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
+    console.print_line(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
         for reason in entry["reasons"]:
-            _say(f"  {reason}")
+            console.print_line(f"  {reason}")
     if results["missing"]:
         number = len(results["missing"])
         console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
     if not results["runs"] and not results["refused"]:
         example = min(table.folder_of(source) for source, _ in table.sources(row or ()))
-        _say(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
+        console.print_line(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
     if results["refused"]:
         raise typer.Exit(1)
 
@@ -194,16 +151,17 @@ def render(
         Path | None, typer.Option(help="Results from `collect`; by default RUNS/tables/<name>.json.")
     ] = None,
     markup: Annotated[
-        str, typer.Option("--format", help="markdown, html or latex; curves: svg, png or csv.")
+        str, typer.Option("--format", help="markdown, html or latex; of a figure's curves csv.")
     ] = "markdown",
     out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty.
 
-    Of a figure the table has the curves' last numbers; svg, png and csv are the curves.
+    Of a figure the table has the curves' last numbers; csv has the curves.
     """
     from verl_clipx.papers.tables.collect import RESULTS, hash_of_definition
+    from verl_clipx.papers.tables.curves import curves_as_csv
     from verl_clipx.papers.tables.render import cells_of
     from verl_clipx.papers.tables.render import render as render_table
 
@@ -225,21 +183,11 @@ def render(
                 fail("--json prints to standard output: leave out --out and --format.", 2)
             print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
             return
-        if markup in CURVE_FORMATS:
-            if found is None:
-                raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {name}` first")
-            from verl_clipx.papers.tables.curves import write_curves
-
-            content = write_curves(table, found, markup)
-        else:
-            content = render_table(table, found, markup).encode()
-        if out is not None:
-            with replacing(out) as partial:
-                partial.write_bytes(content)
-        elif markup == "png":
-            raise ValueError("--format png: name a file with --out")
-        else:
+        content = curves_as_csv(table, found) if markup == CSV else render_table(table, found, markup)
+        if out is None:
             typer.echo(content, nl=False)
+        else:
+            write_text(out, content)
 
 
 def default_results(runs: Path, name: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.papers.tables.definition import Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import protocol_of, read_evaluation
+from verl_clipx.papers.tables.measures import evaluation_of, protocol_of
 from verl_clipx.runs.folder import RunFolder, run_path
 
 PREPARE, TRAIN, EVALUATE = "prepare", "train", "evaluate"
@@ -164,6 +164,6 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
                 EVALUATE,
                 f"{folder.name} on {benchmark}",
                 shlex.join(arguments),
-                read_evaluation(folder, benchmark) is not None,
+                evaluation_of(folder, benchmark).results.exists(),
             )
     return list(jobs.values())

@@ -1,0 +1,89 @@
+"""Runs of two made-up presets as they are on disk: a configuration, what verl's file logger writes, evaluations."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from omegaconf import OmegaConf
+
+from verl_clipx.papers.tables.collect import collect
+from verl_clipx.papers.tables.definition import Table
+from verl_clipx.runs.sameness import significant_values
+
+GRPO, ACPO = "made/grpo", "made/acpo"
+VERSIONS = {"verl": "0.9.1", "torch": "2.13.0", "vllm": None}
+
+
+def config_of(preset: str, **changes: Any):
+    config = OmegaConf.create(
+        {
+            "data": {"seed": 1, "train_files": "${oc.env:CLIPX_DATA,data}/x", "val_files": "v", "train_batch_size": 32},
+            "trainer": {"total_training_steps": 20, "nnodes": 1},
+            "actor_rollout_ref": {"model": {"path": "${oc.env:CLIPX_DATA,data}/m"}, "actor": {"optim": {"lr": 3e-4}}},
+            "algorithm": {"preset": preset},
+        }
+    )
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+def collected(table: Table, runs: Path) -> dict[str, Any]:
+    """What `collect` gives, and its cells by row and column under `at`."""
+    results = collect(table, runs, lambda preset: significant_values(config_of(preset)))
+    return results | {"at": {(cell["row"], cell["column"]): cell for cell in results["cells"]}}
+
+
+def write_run(runs: Path, preset: str, seed: int, metrics: Mapping[int, Any] | None = None, config=None, **changes):
+    """Write a finished run.
+
+    Args:
+        metrics: by step; the last one's checkpoint is there.
+        config: in place of the preset's.
+        changes: to the configuration.
+    """
+    folder = runs / f"{preset}-seed{seed}"
+    config = config_of(preset, **{"data.seed": seed, "trainer.nnodes": 2, **changes}) if config is None else config
+    metrics = metrics or {step: {"timing_s/step": float(step)} for step in range(1, 21)}
+    for name in (".hydra", "checkpoints"):
+        (folder / name).mkdir(parents=True)
+    OmegaConf.save(config, folder / ".hydra" / "config.yaml")
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(max(metrics)))
+    write_metrics(folder, metrics)
+    return folder
+
+
+def write_metrics(folder: Path, steps: Mapping[int, Any]) -> None:
+    from verl.utils.tracking import FileLogger
+
+    with patch.dict(os.environ, VERL_FILE_LOGGER_PATH=str(folder / "metrics.jsonl")):
+        logger = FileLogger("project", "experiment")
+    for step, data in steps.items():
+        logger.log(data, step)
+    logger.finish()
+
+
+def write_results(
+    folder: Path, benchmark: str, values: list[float], model: str = "m", step: int | None = 20, questions=4, **changes
+) -> None:
+    """Write the results of an evaluation: avg@8 of these values, a question each.
+
+    Args:
+        changes: to its sampling settings, or `clusters`.
+    """
+    out = folder / "evaluation" / benchmark
+    out.mkdir(parents=True, exist_ok=True)
+    of_benchmark = {"path": "b", "sha256": "", "questions": questions, "clusters": changes.pop("clusters", None)}
+    config = {
+        **{"model": model, "protocol": "sampled", "reward": "r", "correct": None, "correct_from": 1.0},
+        **{"versions": VERSIONS, "cluster": changes.pop("cluster", None)},
+        "checkpoints": {"last": {"source": model, "step": step, "fingerprint": ""}},
+        "sampling": {"samples": 8, "seeds": [0], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0} | changes,
+        "benchmarks": {benchmark: of_benchmark},
+    }
+    mean, metric = sum(values) / len(values), f"avg@{config['sampling']['samples']}"
+    found = {"result": {metric: {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}, "values": {metric: values}}
+    (out / "results.json").write_text(json.dumps({"config": config, "benchmarks": {benchmark: found}}))
