@@ -89,7 +89,7 @@ def whole(tmp_path_factory):
     questions = save_questions(folder / "data", 2)
     sampling = {"samples": 1, "seeds": [0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
     config = {"protocol": "sampled", "sampling": sampling, "versions": {}, "model": "model"}
-    config |= {"reward": "tests.test_wrong_files:nothing", "correct": None, "correct_from": 1.0}
+    config |= {"reward": "tests.test_wrong_files:nothing"}
     config["checkpoints"] = {"model": {"source": "model", "step": None, "fingerprint": "f"}}
     config["benchmarks"] = {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 2}}
     evaluation.path.mkdir()

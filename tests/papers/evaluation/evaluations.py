@@ -54,9 +54,9 @@ def evaluation_of(folder: Path, right: np.ndarray, questions: Path, **changes) -
             "last": {"source": "m", "step": 1, "fingerprint": hashlib.sha256(str(folder).encode()).hexdigest()}
         },
         "protocol": "sampled",
-        "sampling": {"samples": samples, "seeds": [0]},
+        "sampling": {"samples": samples, "seeds": [0], "max_tokens": 8, "temperature": 1.0, "top_p": 1.0},
         "benchmarks": {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": count}},
-        **{"reward": REWARD, "correct": None, "correct_from": 1.0},
+        **{"reward": REWARD, "versions": {}},
         **changes,
     }
     evaluation = EvaluationFolder(folder)

@@ -98,14 +98,10 @@ def test_every_metric_by_hand():
         **{"maj@4": [0.0, 1.0], "length": [1.5, 11.5], "truncated": [0.0, 0.25], "format": [0.75, 0.75]},
         **{"reward/score": [-0.25, 1.5], "reward/correct": [0.25, 0.75], "reward/format": [0.5, 0.5]},
     }
-    # Knights and knaves: right is a reward of 3.
-    for least, expected in ((3.0, [0.25, 0.75]), (-0.5, [0.75, 0.75])):
-        chosen = question_values(SCORES, correct_part="score", correct_from=least)
-        assert chosen["avg@4"].tolist() == expected
-    with pytest.raises(ValueError, match=r"--correct verdict: .* only score, correct, format"):
-        question_values(SCORES, correct_part="verdict")
+    # Without a part `correct`, `acc` decides, and without that `score`.
     bare = SCORES.drop(columns=["reward/correct", "reward/format"])
     assert question_values(bare)["avg@4"].tolist() == [0.25, 0.75] and "format" not in question_values(bare)
+    assert question_values(bare.assign(**{"reward/acc": 1.0}))["avg@4"].tolist() == [1.0, 1.0]
 
 
 def test_the_mean_of_checkpoints_and_the_best_one():

@@ -78,7 +78,7 @@ def write_results(
     out.mkdir(parents=True, exist_ok=True)
     of_benchmark = {"path": "b", "sha256": "", "questions": questions, "clusters": changes.pop("clusters", None)}
     config = {
-        **{"model": model, "protocol": "sampled", "reward": "r", "correct": None, "correct_from": 1.0},
+        **{"model": model, "protocol": "sampled", "reward": "r"},
         **{"versions": VERSIONS, "cluster": changes.pop("cluster", None)},
         "checkpoints": {"last": {"source": model, "step": step, "fingerprint": ""}},
         "sampling": {"samples": 8, "seeds": [0], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0} | changes,

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from verl_clipx.papers.evaluation.comparison import Compared
     from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
-Correct = Annotated[
-    str | None, typer.Option(help="Part of the reward that says what is right; by default correct, acc or score.")
-]
 Cluster = Annotated[
     str | None,
     typer.Option(help="Key of extra_info that is equal for questions of one source: intervals are then over sources."),
@@ -72,8 +69,6 @@ def run(
     ] = "chat",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of each benchmark.")] = None,
     reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
-    correct: Correct = None,
-    correct_from: Annotated[float, typer.Option(help="The smallest value of this part in a right response.")] = 1.0,
     cluster: Cluster = None,
     chunk_size: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Completions of one run of verl: what an interruption can lose.")
@@ -95,7 +90,7 @@ def run(
             )
         chosen = PROTOCOLS[protocol]
         named = [entry.rpartition("=") for entry in benchmark]
-        rules = {"reward": reward, "correct": correct, "correct_from": correct_from, "cluster": cluster}
+        rules = {"reward": reward, "cluster": cluster}
         plan = Plan(
             model=model,
             checkpoints=chosen.choose(find_checkpoints(model)),
@@ -123,10 +118,6 @@ def run(
 def score(
     folder: Annotated[Path, typer.Argument(help="The evaluation's folder.")],
     reward: Annotated[str | None, typer.Option(help="Another reward function, package.module:function.")] = None,
-    correct: Correct = None,
-    correct_from: Annotated[
-        float | None, typer.Option(help="The smallest value of this part in a right response.")
-    ] = None,
     cluster: Cluster = None,
     all_metrics: All = False,
 ) -> None:
@@ -137,7 +128,7 @@ def score(
         from verl_clipx.papers.evaluation.results import benchmarks_of, check_scoring
 
         evaluation = EvaluationFolder(folder)
-        given = {"reward": reward, "correct": correct, "correct_from": correct_from, "cluster": cluster}
+        given = {"reward": reward, "cluster": cluster}
         config = evaluation.read_config() | {key: value for key, value in given.items() if value is not None}
         check_scoring(config, benchmarks_of(config))
         # Scores of the old rules must not be mistaken for those of the new ones.

@@ -11,7 +11,7 @@ import numpy as np
 from verl_clipx.common.statistics.comparison import Comparison, compare
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
-RULES = ("reward", "correct", "correct_from", "cluster")
+RULES = ("reward", "cluster")
 """Settings on which two evaluations must agree to be compared."""
 
 ACCURACY = "avg"

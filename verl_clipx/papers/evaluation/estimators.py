@@ -13,7 +13,7 @@ import pandas
 from verl_clipx.papers.evaluation.scores import PART
 
 CORRECT_PARTS = ("correct", "acc", "score")
-"""Parts of a reward that may say whether a response is correct. The first that exists is the default."""
+"""Parts of a reward that may say whether a response is correct. The first that exists decides."""
 
 
 def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
@@ -69,28 +69,12 @@ def majority_at_k(answers: Sequence[Sequence[str | None]], correct: np.ndarray) 
     return picked
 
 
-def is_correct(scores: pandas.DataFrame, part: str | None, threshold: float) -> pandas.Series:
-    """Return whether each completion is correct.
-
-    Args:
-        part: part of the reward that decides; None for the first of `CORRECT_PARTS` that exists.
-        threshold: smallest value of a correct response.
-    """
-    parts = [column.removeprefix(PART) for column in scores if column.startswith(PART)]
-    chosen = part if part is not None else next(name for name in CORRECT_PARTS if name in parts)
-    if chosen not in parts:
-        raise ValueError(f"--correct {part}: the reward does not return this part, but only {', '.join(parts)}")
-    return scores[PART + chosen] >= threshold
-
-
-def question_values(
-    scores: pandas.DataFrame, *, correct_part: str | None = None, correct_from: float = 1.0
-) -> dict[str, np.ndarray]:
+def question_values(scores: pandas.DataFrame) -> dict[str, np.ndarray]:
     """Return every metric's value on every question.
 
     Args:
-        scores: from `score_samples`: k rows per question, in order.
-        correct_part, correct_from: see `is_correct`.
+        scores: from `score_samples`: k rows per question, in order. A sample is correct if the first of `CORRECT_PARTS`
+            that its reward has is at least 1.
 
     Returns:
         Arrays ``[questions]`` float64 by metric:
@@ -105,7 +89,8 @@ def question_values(
     def by_question(column: pandas.Series) -> np.ndarray:
         return column.to_numpy().reshape(questions, k)
 
-    correct = by_question(is_correct(scores, correct_part, correct_from))
+    deciding = next(PART + part for part in CORRECT_PARTS if PART + part in scores)
+    correct = by_question(scores[deciding] >= 1)
     answers = [[None if pandas.isna(one) else one for one in row] for row in by_question(scores["answer"])]
     powers_of_two = [1 << exponent for exponent in range(k.bit_length())]
     values = {f"avg@{k}": correct.mean(axis=1)}

@@ -1,10 +1,12 @@
-"""The layout of an evaluation's folder, and the check that a resumed evaluation samples the same thing."""
+"""The files of an evaluation, and the check that one that is resumed samples the same thing."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import read_json_object, write_json
+from verl_clipx.papers.evaluation.completions import is_chunk
+from verl_clipx.papers.versions import PACKAGES
 
 # The parts of a configuration and of results that are read again.
 CONFIG = {
@@ -14,8 +16,6 @@ CONFIG = {
     "benchmarks": {str: {"path": str, "sha256": str, "questions": int}},
     "sampling": {"samples": int, "seeds": [int], **dict.fromkeys(("max_tokens", "temperature", "top_p"), int | float)},
     "reward": str,
-    "correct": str | None,
-    "correct_from": int | float,
     "versions": dict,
 }
 NUMBER = {"mean": int | float, "low": int | float | None, "high": int | float | None}
@@ -46,9 +46,22 @@ class EvaluationFolder:
         """Scores of these completions."""
         return self.path / checkpoint / benchmark / "scores.parquet"
 
-    def origin(self, checkpoint: str, benchmark: str) -> Path:
-        """What the completions depend on, as JSON."""
-        return self.path / checkpoint / benchmark / "origin.json"
+    def claim(self, config: dict[str, Any]) -> None:
+        """Record a configuration; results of an earlier one do not belong to it, and go.
+
+        Raises:
+            ValueError: there are completions that depend on something else; the message names each difference.
+        """
+        if any(map(is_chunk, self.path.glob("*/*/completions/seed-*/*"))):
+            was, now = _origin(self.read_config()), _origin(config)
+            different = [f"{key} was {was[key]!r} and is now {now[key]!r}" for key in now if was[key] != now[key]]
+            if different:
+                raise ValueError(
+                    f"{self.path} contains completions of another evaluation ({'; '.join(different)}). "
+                    "Set another --out"
+                )
+        self.results.unlink(missing_ok=True)
+        write_json(self.config, config)
 
     def read_config(self) -> dict[str, Any]:
         """The configuration of the evaluation."""
@@ -65,23 +78,16 @@ class EvaluationFolder:
         return read_json_object(self.results, RESULTS)
 
 
-def claim(path: Path, origin: dict[str, Any]) -> None:
-    """Record what completions depend on, or check that it has not changed.
-
-    Raises:
-        ValueError: existing completions depend on something else (the message names each difference), or the file
-            cannot be read.
-    """
-    if not path.exists():
-        write_json(path, origin)
-        return
-    found = read_json_object(path)
-    different = [
-        f"{key} was {found.get(key)!r} and is now {origin.get(key)!r}"
-        for key in sorted(found.keys() | origin.keys())
-        if found.get(key) != origin.get(key)
-    ]
-    if different:
-        raise ValueError(
-            f"{path.parent} contains completions of another evaluation ({'; '.join(different)}). Set another --out"
-        )
+def _origin(config: dict[str, Any]) -> dict[str, Any]:
+    """What completions depend on. Seeds are left out, because more can be added, and so is what scores depend on."""
+    sampling, models, benchmarks = config["sampling"], config["checkpoints"], config["benchmarks"]
+    return {
+        **sampling,
+        "seeds": None,
+        "samples": sampling["samples"] // len(sampling["seeds"]),
+        "model": {label: [one["fingerprint"], one.get("loaded")] for label, one in models.items()},
+        "benchmark": {name: one["sha256"] for name, one in benchmarks.items()},
+        # Nodes, GPUs and the like may differ when an evaluation goes on.
+        "overrides": [override for override in config.get("overrides", []) if not override.startswith("trainer.")],
+        "versions": {package: config["versions"].get(package) for package in PACKAGES},
+    }

@@ -1,22 +1,20 @@
 """Scores an evaluation's completions and writes the results file."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 
 from verl_clipx.common.files import replacing, write_json
 from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
 from verl_clipx.papers.evaluation.completions import read_completions
-from verl_clipx.papers.evaluation.estimators import is_correct, question_values
+from verl_clipx.papers.evaluation.estimators import question_values
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
-from verl_clipx.papers.evaluation.scores import COPIED, check_ground_truths, load_member, score_samples
+from verl_clipx.papers.evaluation.scores import check_ground_truths, load_member, score_samples
 from verl_clipx.papers.evaluation.settings import BEST_VALIDATION
 
 QuestionValues = dict[str, np.ndarray]
@@ -45,18 +43,13 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
     """Raise errors that would otherwise surface only after all completions have been sampled.
 
     Args:
-        config: the evaluation's configuration, or its keys reward, correct, correct_from and cluster.
+        config: the evaluation's configuration, or its keys reward and cluster.
     """
     reward = load_member(config["reward"], "--reward", Callable)
-    if not math.isfinite(config["correct_from"]):
-        raise ValueError(f"--correct-from {config['correct_from']}: must be a finite number")
     for benchmark in benchmarks:
         if config.get("cluster"):
             sources_of(benchmark, config["cluster"])
         check_ground_truths(benchmark, reward)
-        if config["correct"] is not None:
-            nothing = pandas.DataFrame([dict.fromkeys(COPIED, 0) | {"text": ""}])
-            is_correct(score_samples(nothing, benchmark, reward), config["correct"], config["correct_from"])
 
 
 def score(folder: EvaluationFolder) -> dict[str, Any]:
@@ -85,7 +78,7 @@ def score(folder: EvaluationFolder) -> dict[str, Any]:
             scores = score_samples(completions, benchmark, reward)
             with replacing(folder.scores(label, name)) as partial:
                 scores.to_parquet(partial, index=False)
-            values[label] = question_values(scores, correct_part=config["correct"], correct_from=config["correct_from"])
+            values[label] = question_values(scores)
         combined, used = combine(config["protocol"], values)
         results["benchmarks"][name] = {
             "questions": questions,

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from verl_clipx.common.command_line import installed_version
-from verl_clipx.common.files import write_json
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Checkpoint, Weights, find_weights
-from verl_clipx.papers.evaluation.completions import chunk_folder, is_chunk, pending_chunks
-from verl_clipx.papers.evaluation.folder import EvaluationFolder, claim
+from verl_clipx.papers.evaluation.completions import chunk_folder, pending_chunks
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.settings import GREEDY, Protocol, SamplingSettings
 from verl_clipx.papers.versions import versions_here
 
@@ -49,15 +48,14 @@ class Plan:
 
 
 def sample_plan(folder: EvaluationFolder, plan: Plan, chunk_size: int, say: Callable[[str], None]) -> None:
-    """Find or merge the models, sample what is missing, and record the configuration.
+    """Find or merge the models, record the configuration, and sample what is missing.
 
     Args:
         chunk_size: responses of one run of verl, and so what an interruption can lose.
         say: takes a line about what happens now.
 
     Raises:
-        ValueError: the folder holds completions of another model, benchmark, setting or version, or the model cannot
-            process these questions.
+        ValueError: the folder holds completions of another configuration, or the model cannot process these questions.
     """
     from verl_clipx.papers.evaluation.prompts import read_prompt_format
     from verl_clipx.papers.evaluation.validation_run import LOG, ValidationRun, base_model, compose_base, ranks_of
@@ -65,39 +63,25 @@ def sample_plan(folder: EvaluationFolder, plan: Plan, chunk_size: int, say: Call
     base, sampling = compose_base(plan.overrides), plan.sampling
     model = base_model(base, plan.overrides)
     weights = {one.label: find_weights(one, ranks_of(base), model) for one in plan.checkpoints}
+    prompts = {
+        (label, benchmark.name): read_prompt_format(one.tokenizer, benchmark, sampling.template, sampling.max_tokens)
+        for label, one in weights.items()
+        for benchmark in plan.benchmarks
+    }
+    folder.claim(describe(plan, weights))
     for label, benchmark in [(label, benchmark) for label in weights for benchmark in plan.benchmarks]:
-        prompts = read_prompt_format(weights[label].tokenizer, benchmark, sampling.template, sampling.max_tokens)
-        completions, claimed = folder.completions(label, benchmark.name), folder.origin(label, benchmark.name)
-        if not any(map(is_chunk, completions.glob("seed-*/*"))):
-            # An evaluation that stopped before its first chunk does not commit later ones to its settings.
-            claimed.unlink(missing_ok=True)
-        claim(claimed, origin(weights[label], benchmark, plan))
+        completions = folder.completions(label, benchmark.name)
         questions, size = len(benchmark.questions), max(1, chunk_size // sampling.samples)
         for seed in sampling.seeds:
             for chunk in pending_chunks(completions, seed, questions, sampling.samples, size):
-                run = ValidationRun(base, weights[label], benchmark, chunk, prompts, sampling, seed)
+                of_prompts = prompts[label, benchmark.name]
+                run = ValidationRun(base, weights[label], benchmark, chunk, of_prompts, sampling, seed)
                 path = chunk_folder(completions, seed, chunk)
                 say(
                     f"{label} on {benchmark.name}, seed {seed}: {len(chunk)} of {questions} questions, from number "
                     f"{chunk[0]} on; verl's log is {run.unfinished(path) / LOG}"
                 )
                 run.run(path)
-    # Results of an earlier configuration do not belong to this one.
-    folder.results.unlink(missing_ok=True)
-    write_json(folder.config, describe(plan, weights))
-
-
-def origin(weights: Weights, benchmark: Benchmark, plan: Plan) -> dict[str, Any]:
-    """Return what a benchmark's completions depend on. Seeds are excluded: more can be added later."""
-    return {
-        "model": weights.fingerprint,
-        "loaded": "as saved" if weights.resume_from else "in Hugging Face format",
-        "benchmark": benchmark.sha256,
-        **{key: value for key, value in asdict(plan.sampling).items() if key != "seeds"},
-        # Nodes, GPUs and the like may differ when an evaluation goes on.
-        "overrides": [override for override in plan.overrides if not override.startswith("trainer.")],
-        "versions": versions_here(),
-    }
 
 
 def describe(plan: Plan, weights: dict[str, Weights]) -> dict[str, Any]:
@@ -106,7 +90,12 @@ def describe(plan: Plan, weights: dict[str, Weights]) -> dict[str, Any]:
     return {
         "model": plan.model,
         "checkpoints": {
-            one.label: {"source": one.source, "step": one.step, "fingerprint": weights[one.label].fingerprint}
+            one.label: {
+                "source": one.source,
+                "step": one.step,
+                "fingerprint": weights[one.label].fingerprint,
+                "loaded": "as saved" if weights[one.label].resume_from else "in Hugging Face format",
+            }
             for one in plan.checkpoints
         },
         "protocol": plan.protocol.name,

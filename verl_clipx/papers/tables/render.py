@@ -64,8 +64,7 @@ def marks() -> Iterator[str]:
 
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return every cell with a number as JSON values: row, column, expected, and what was measured, or None.
-    """
+    """Return every cell with a number as JSON values: row, column, expected, and what was measured, or None."""
     measured = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     found = []
     for row in table.rows:
