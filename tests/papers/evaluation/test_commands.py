@@ -1,6 +1,6 @@
 """`clipx eval run` and `score` from the command line, with a stand-in for verl: run, go on, add samples, score again.
 
-Not covered: verl itself (tests/end_to_end/evaluation_round.py), `compare` on more than two runs (test_compare.py).
+Not covered: verl itself (tests/end_to_end/evaluation_round.py), `compare` on more than two runs (test_comparison.py).
 """
 
 import json
@@ -43,24 +43,22 @@ def verl():
         yield launched
 
 
-def options(inputs, out, *more: str, samples: int = 4) -> list[str]:
-    model, questions = map(str, inputs)
-    return [
-        *("eval", "run", model, "+hardware=cpu", "--benchmark", questions, "--out", str(out)),
-        *("--max-tokens", "6", "--samples", str(samples), "--reward", EASY, *more),
-    ]
-
-
-def invoke(*arguments: str, code: int = 0) -> str:
-    """Run the command, which must end with this exit code; its output. Long lines are not wrapped."""
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, list(arguments))
+def clipx(*words: object, code: int = 0) -> str:
+    """Run `clipx eval`, which must end with this exit code; its output. Long lines are not wrapped."""
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["eval", *map(str, words)])
     assert result.exit_code == code and isinstance(result.exception, SystemExit | None), result.output
     return result.output
 
 
-def refuse(*arguments: str) -> str:
-    """Run a command that must end with an error message; its output."""
-    return invoke(*arguments, code=1)
+@pytest.fixture(scope="module")
+def run(inputs):
+    """A function from an evaluation's folder and further options to what `clipx eval run` prints."""
+
+    def run(out, *more, samples=4, code=0, model=inputs[0], questions=inputs[1]):
+        words = ("run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
+        return clipx(*words, "--samples", samples, "--reward", EASY, *more, code=code)
+
+    return run
 
 
 def results_of(out) -> dict:
@@ -73,11 +71,16 @@ def completions_of(out, questions: int = 6, samples: int = 4, seeds=(0,), names=
 
 
 @pytest.fixture(scope="module")
-def whole(inputs, tmp_path_factory):
+def whole(run, tmp_path_factory):
     """A finished evaluation in chunks of two questions; its completions must stay."""
     out = tmp_path_factory.mktemp("whole")
-    invoke(*options(inputs, out, "--chunk-size", "9"))
+    run(out, "--chunk-size", 9)
     return out
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "out")
 
 
 def test_a_run_reports_what_its_completions_say(inputs, whole):
@@ -86,10 +89,12 @@ def test_a_run_reports_what_its_completions_say(inputs, whole):
     samples = completions_of(whole)
     right = samples["text"].map(len) % 2 == 0
     assert 0 < right.mean() < 1
-    assert found["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
-    assert found["result"]["pass@4"]["mean"] == right.groupby(samples["question"]).any().mean()
-    assert found["result"]["reward/score"]["mean"] == pytest.approx(2 * right.mean() - 1)
-    assert found["result"]["length"]["mean"] == samples["length"].mean()
+    assert {metric: found["result"][metric]["mean"] for metric in ("avg@4", "pass@4", "reward/score", "length")} == {
+        "avg@4": pytest.approx(right.mean()),
+        "pass@4": right.groupby(samples["question"]).any().mean(),
+        "reward/score": pytest.approx(2 * right.mean() - 1),
+        "length": samples["length"].mean(),
+    }
     assert found["result"] == found["checkpoints"]["model"]
     config = results["config"]
     assert config["sampling"]["seeds"] == [0] and config["overrides"] == ["+hardware=cpu"]
@@ -98,10 +103,10 @@ def test_a_run_reports_what_its_completions_say(inputs, whole):
     assert [path.parent.name for path in sorted(whole.glob(CHUNKS))] == ["000000", "000002", "000004"]
 
 
-def test_the_same_command_again_samples_nothing_and_shows_five_rows(inputs, whole, verl):
+def test_the_same_command_again_samples_nothing_and_shows_five_rows(run, whole, verl):
     before = results_of(whole)["benchmarks"], len(verl)
     # Also on another number of GPUs.
-    shown, all_of_it = invoke(*options(inputs, whole)), invoke(*options(inputs, whole, "trainer.nnodes=2", "--all"))
+    shown, all_of_it = run(whole), run(whole, "trainer.nnodes=2", "--all")
     assert (results_of(whole)["benchmarks"], len(verl)) == before
     for metric in ("avg@4", "pass@4", "maj@4", "length", "truncated"):
         assert metric in shown and metric in all_of_it
@@ -109,35 +114,34 @@ def test_the_same_command_again_samples_nothing_and_shows_five_rows(inputs, whol
         assert metric not in shown and metric in all_of_it
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(inputs, whole, tmp_path, verl, monkeypatch):
+def test_an_interrupted_run_goes_on_where_it_stopped(run, whole, tmp_path, verl, monkeypatch):
     def die(folder, platform):
         if folder.with_name("000000").is_dir():
             raise KeyboardInterrupt
         answer_as_verl(folder, platform)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(AssertionError):
         patch.setattr(validation_run, "_launch", die)
-        CliRunner().invoke(app, options(inputs, tmp_path, "--chunk-size", "8"))
+        run(tmp_path, "--chunk-size", 8)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob(CHUNKS)}
     assert len(kept) == 1 and not (tmp_path / "results.json").exists()
     assert list(tmp_path.glob("model/test/completions/seed-0/unfinished"))
     before = len(verl)
-    invoke(*options(inputs, tmp_path, "--chunk-size", "100"))
+    run(tmp_path, "--chunk-size", 100)
     assert len(verl) == before + 1 and not list(tmp_path.rglob("unfinished"))
     assert kept.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.glob(CHUNKS)}.items()
     # However it was cut up, the completions and all that follows from them are those of a run in one go.
     assert results_of(tmp_path)["benchmarks"] == results_of(whole)["benchmarks"]
 
 
-def test_another_seed_adds_samples_to_those_there(inputs, whole, tmp_path, verl):
-    out = shutil.copytree(whole, tmp_path / "out")
+def test_another_seed_adds_samples_to_those_there(run, whole, copy, verl):
     before = len(verl)
-    invoke(*options(inputs, out, "--seed", "0", "--seed", "3"))
+    run(copy, "--seed", 0, "--seed", 3)
     assert len(verl) == before + 1
-    results = results_of(out)
+    results = results_of(copy)
     assert "avg@8" in results["benchmarks"]["test"]["result"]
     assert (results["config"]["sampling"]["samples"], results["config"]["sampling"]["seeds"]) == (8, [0, 3])
-    both = completions_of(out, seeds=(0, 3))
+    both = completions_of(copy, seeds=(0, 3))
     first = both[both["sample"] < 4].reset_index(drop=True)
     assert first.equals(completions_of(whole)) and set(both["seed"]) > set(first["seed"])
 
@@ -150,74 +154,68 @@ def test_another_seed_adds_samples_to_those_there(inputs, whole, tmp_path, verl)
         (["--template", "plain"], "template was 'chat' and is now 'plain'"),
         (["--samples", "5"], "samples was 4 and is now 5"),
         (["actor_rollout_ref.rollout.dtype=float32"], "overrides was"),
+        ([], "model was"),
+        ([], "benchmark was"),
     ],
 )
-def test_other_settings_do_not_mix_with_what_is_there(inputs, whole, change, named):
+def test_other_settings_do_not_mix_with_what_is_there(run, whole, tmp_path, change, named):
     before = (whole / "results.json").read_bytes()
-    message = refuse(*options(inputs, whole, *change))
+    others = {
+        "model was": lambda: {"model": save_model(tmp_path / "model", seed=1)},
+        "benchmark was": lambda: {"questions": save_questions(tmp_path, 6, seed=1)},
+    }
+    message = run(whole, code=1, **others[named]()) if named in others else run(whole, *change, code=1)
     assert named in message and "Set another --out" in message
     assert (whole / "results.json").read_bytes() == before
 
 
-def test_a_run_that_stored_nothing_binds_nobody(inputs, whole, tmp_path):
-    out = shutil.copytree(whole, tmp_path / "out")
-    shutil.rmtree(out / "model/test/completions")
-    invoke(*options(inputs, out, "--temperature", "0.5", samples=1))
-    assert results_of(out)["config"]["sampling"]["temperature"] == 0.5
+def test_a_run_that_stored_nothing_binds_nobody(run, copy):
+    shutil.rmtree(copy / "model/test/completions")
+    run(copy, "--temperature", 0.5, samples=1)
+    assert results_of(copy)["config"]["sampling"]["temperature"] == 0.5
 
 
-def test_another_model_or_benchmark_does_not_mix_with_what_is_there(inputs, whole, tmp_path):
-    model, questions = inputs
-    assert "model was" in refuse(*options((save_model(tmp_path / "model", seed=1), questions), whole))
-    assert "benchmark was" in refuse(*options((model, save_questions(tmp_path, 6, seed=1)), whole))
-
-
-def test_scoring_again_with_another_reward_samples_nothing(whole, tmp_path, verl):
-    out, before = shutil.copytree(whole, tmp_path / "out"), len(verl)
-    invoke("eval", "score", str(out), "--reward", REWARD)
-    results = results_of(out)
+def test_scoring_again_with_another_reward_samples_nothing(whole, copy, verl):
+    before = len(verl)
+    clipx("score", copy, "--reward", REWARD)
+    results = results_of(copy)
     assert results["config"]["reward"] == REWARD
     assert results["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 0.0
-    message = refuse("eval", "compare", str(whole), str(out))
+    message = clipx("compare", whole, copy, code=1)
     assert f"reward is {EASY!r} in" in message and f"and {REWARD!r} in" in message and "clipx eval score" in message
-    invoke("eval", "score", str(out), "--reward", EASY)
-    assert results_of(out)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
+    clipx("score", copy, "--reward", EASY)
+    assert results_of(copy)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
 
 
-def test_comparing_two_runs(inputs, whole, tmp_path):
-    _, questions = inputs
-    other = tmp_path / "other"
-    invoke(*options((save_model(tmp_path / "another", seed=1), questions), other, samples=2))
-    text = invoke("eval", "compare", str(whole), str(other), "--out", str(tmp_path / "comparison.json"))
+def test_comparing_two_runs(run, whole, tmp_path):
+    other, fewer, out = (tmp_path / name for name in ("other", "fewer", "comparison.json"))
+    run(other, samples=2, model=save_model(tmp_path / "another", seed=1))
+    text = clipx("compare", whole, other, "--out", out)
     assert "second minus first" in text and "reward/score" not in text
-    assert "reward/score" in invoke("eval", "compare", str(whole), str(other), "--all")
-    found = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]
-    ours, theirs = (results_of(out)["benchmarks"]["test"]["result"] for out in (whole, other))
+    assert "reward/score" in clipx("compare", whole, other, "--all")
+    found = json.loads(out.read_text())["benchmarks"]["test"]
+    ours, theirs = (results_of(one)["benchmarks"]["test"]["result"] for one in (whole, other))
     assert (found["avg"]["first"], found["avg"]["second"]) == (ours["avg@4"]["mean"], theirs["avg@2"]["mean"])
     assert found["avg"]["difference"] == pytest.approx(theirs["avg@2"]["mean"] - ours["avg@4"]["mean"])
     assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
-
-    fewer = tmp_path / "fewer"
-    invoke(*options(inputs, fewer, "--limit", "5"))
-    assert "made on different questions" in refuse("eval", "compare", str(whole), str(fewer))
+    run(fewer, "--limit", 5)
+    assert "made on different questions" in clipx("compare", whole, fewer, code=1)
     (fewer / "results.json").unlink()
-    assert "not scored yet" in refuse("eval", "compare", str(whole), str(fewer))
+    assert "not scored yet" in clipx("compare", whole, fewer, code=1)
 
 
-def test_the_protocols_of_a_whole_run(inputs, tmp_path):
-    run, (_, questions) = tmp_path / "run", inputs
+def test_the_protocols_of_a_whole_run(run, tmp_path):
+    saved, last, best = (tmp_path / name for name in ("run", "last", "best"))
     for step in (10, 20, 30, 40):
         # As with checkpoint.save_contents=[hf_model]. The stand-in answers by the length of the folder's name.
-        saved = run / f"global_step_{step}" / "actor" / "huggingface"
-        save_model(saved, seed=step)
-    last = options((run, questions), tmp_path / "last", "--protocol", "mean-of-last-three", "--temperature", "1")
-    invoke(*last)
-    found = results_of(tmp_path / "last")["benchmarks"]["test"]
+        save_model(saved / f"global_step_{step}" / "actor" / "huggingface", seed=step)
+    run(last, "--protocol", "mean-of-last-three", "--temperature", 1, model=saved)
+    found = results_of(last)["benchmarks"]["test"]
     assert found["from_checkpoints"] == ["global_step_20", "global_step_30", "global_step_40"]
     means = [one["avg@4"]["mean"] for one in found["checkpoints"].values()]
     assert found["result"]["avg@4"]["mean"] == pytest.approx(sum(means) / 3)
-    text = invoke(*options((run, questions), tmp_path / "best", "--protocol", "best-validation"))
-    assert "optimistic" in text and len(results_of(tmp_path / "best")["config"]["checkpoints"]) == 4
+    assert "optimistic" in run(best, "--protocol", "best-validation", model=saved)
+    assert len(results_of(best)["config"]["checkpoints"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -235,31 +233,27 @@ def test_the_protocols_of_a_whole_run(inputs, tmp_path):
         (["--reward", "verl_clipx.papers.tasks.hitab.reward:compute_score"], "row 0: ground_truth="),
     ],
 )
-def test_mistakes_are_named_before_anything_is_sampled(inputs, tmp_path, verl, change, message):
+def test_mistakes_are_named_before_anything_is_sampled(run, tmp_path, verl, change, message):
     before = len(verl)
-    assert message in refuse(*options(inputs, tmp_path / "out", *change))
+    assert message in run(tmp_path / "out", *change, code=1)
     assert len(verl) == before and not (tmp_path / "out" / "config.json").exists()
 
 
-def test_several_benchmarks_have_samples_and_results_of_their_own(inputs, tmp_path):
-    _, questions = inputs
-    command = options(inputs, tmp_path)
-    command[command.index(str(questions))] = f"first={questions}"
-    twice = refuse(*command, "--benchmark", f"first={questions}")
-    assert "--benchmark first, first" in twice
-    text = invoke(*command, "--benchmark", f"second={save_questions(tmp_path / 'data', 3, seed=1)}")
+def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, tmp_path):
+    first, second = f"first={inputs[1]}", f"second={save_questions(tmp_path / 'data', 3, seed=1)}"
+    assert "--benchmark first, first" in run(tmp_path, "--benchmark", first, questions=first, code=1)
+    text = run(tmp_path, "--benchmark", second, questions=first)
     assert "first: 6 questions" in text and "second: 3 questions" in text
     for name, count in (("first", 6), ("second", 3)):
         right = completions_of(tmp_path, count, names=("model", name))["text"].map(len) % 2 == 0
         assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
 
 
-def test_a_reward_that_fails_loses_no_completion(inputs, tmp_path, verl):
-    failing = f"{__name__}:fail_on_text"
-    message = refuse(*options(inputs, tmp_path, "--reward", failing))
+def test_a_reward_that_fails_loses_no_completion(run, tmp_path, verl):
+    message = run(tmp_path, "--reward", f"{__name__}:fail_on_text", code=1)
     assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
     before = len(verl)
-    invoke("eval", "score", str(tmp_path), "--reward", EASY)
+    clipx("score", tmp_path, "--reward", EASY)
     assert "avg@4" in results_of(tmp_path)["benchmarks"]["test"]["result"] and len(verl) == before
 
 

@@ -258,7 +258,6 @@ def test_summaries_by_hand(monkeypatch):
 
 
 def test_presets_of_a_paper_and_rows_of_a_table_share_one_dual_clip():
-    """By preset, the dual clip of those whose method has one."""
     clips = {name: origin.value for name in NAMES if (origin := read_origins(name).get("clipx.dual_clip"))}
     released = {"ar_lopti": 10.0}
     for name, value in clips.items():
