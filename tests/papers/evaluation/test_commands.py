@@ -225,7 +225,6 @@ def test_the_protocols_of_a_whole_run(run, tmp_path):
         (["--protocol", "mean-of-last-three", "--samples", "1"], "needs 3 checkpoints"),
         (["--reward", "no.such:function"], "--reward no.such:function: cannot import it"),
         (["--max-tokens", "500"], "--max-tokens 500"),
-        (["--top-p", "0"], "--top-p 0.0"),
         (["--protocol", "greedy", "--temperature", "0.6"], "--protocol greedy --temperature 0.6"),
         (["--temperature", "0"], "--samples 4 --temperature 0"),
         (["trainer.nodes=2"], "trainer.nodes"),
@@ -237,6 +236,17 @@ def test_mistakes_are_named_before_anything_is_sampled(run, tmp_path, verl, chan
     before = len(verl)
     assert message in run(tmp_path / "out", *change, code=1)
     assert len(verl) == before and not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--samples 0", "--samples 16385", "--max-tokens 0", "--temperature -0.1", "--top-p 0", "--top-p 1.1"),
+        *("--seed -1", "--seed 2147483648", "--limit 0", "--chunk-size 0"),
+    ],
+)
+def test_values_out_of_their_range_are_named(run, tmp_path, words):
+    assert f"'{words.split()[0]}'" in run(tmp_path / "out", *words.split(), code=2)
 
 
 def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, tmp_path):

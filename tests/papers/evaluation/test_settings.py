@@ -9,15 +9,9 @@ from verl_clipx.papers.evaluation.checkpoints import Checkpoint
 from verl_clipx.papers.evaluation.settings import PROTOCOLS, SamplingSettings
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *(("samples", 0), ("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0)),
-        *(("top_p", 1.1), ("seeds", (-1,)), ("seeds", (2**31,)), ("seeds", (1, 1)), ("template", "alpaca")),
-    ],
-)
-def test_a_value_out_of_range_names_the_option(option, value):
-    with pytest.raises(ValueError, match=f"--{option.replace('_', '-').removesuffix('s')}"):
+@pytest.mark.parametrize(("option", "value"), [("seeds", (1, 1)), ("template", "alpaca")])
+def test_equal_seeds_and_an_unknown_template_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"--{option.removesuffix('s')}"):
         SamplingSettings(**{"samples": 2, "max_tokens": 8, option: value})
 
 

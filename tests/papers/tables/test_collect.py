@@ -190,7 +190,7 @@ def test_another_evaluation_is_refused_alone(tmp_path, changes, reason):
 def test_correlations_with_the_score_are_over_all_responses(tmp_path):
     folder = write_evaluated(tmp_path, GRPO, 1, 0.4)
     scores = pandas.DataFrame({"reward/words": [0.0, 1.0, 2.0, 9.0], "reward/score": [0.0, 1.0, 0.0, 1.0]})
-    path = folder / "evaluation" / "b" / "step_20" / "b" / "scores.parquet"
+    path = folder / "evaluation" / "b" / "last" / "b" / "scores.parquet"
     path.parent.mkdir(parents=True)
     scores.to_parquet(path)
     rows = [{"name": how, "preset": GRPO, "measure": {"correlation": how}} for how in ("pearson", "spearman")]

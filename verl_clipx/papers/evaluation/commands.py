@@ -46,7 +46,7 @@ def run(
     out: Annotated[
         Path, typer.Option(help="Folder of the evaluation; the same command continues an evaluation that is in it.")
     ],
-    max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Hydra overrides of verl's configuration: +hardware=cpu, trainer.n_gpus_per_node=4, …"),
@@ -55,14 +55,17 @@ def run(
         str, typer.Option(help="greedy, sampled, mean-of-last-three or best-validation (optimistic).")
     ] = "sampled",
     samples: Annotated[
-        int | None, typer.Option(help="Samples for each question and seed; by default the protocol's.")
+        int | None,
+        # More than any published pass@k uses, and few enough that all responses fit in memory.
+        typer.Option(min=1, max=1 << 14, help="Samples for each question and seed; by default the protocol's."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature, 0 for greedy; by default the protocol's.")
+        float | None, typer.Option(min=0, help="Sampling temperature, 0 for greedy; by default the protocol's.")
     ] = None,
-    top_p: Annotated[float, typer.Option(help="Top-p of nucleus sampling; 1 keeps all tokens.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Top-p; 1 keeps all tokens.")] = 1.0,
     seed: Annotated[
-        list[int] | None, typer.Option(help="Seed of the samples, 0 by default. Each further one adds samples.")
+        list[int] | None,
+        typer.Option(min=0, max=(1 << 31) - 1, help="Seed of the samples, 0 by default; each further one adds some."),
     ] = None,
     template: Annotated[
         str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")

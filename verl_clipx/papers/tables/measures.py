@@ -77,10 +77,14 @@ class Curve:
     smooth: list[float]
     """Exponential moving average; the same as `values` where the definition smooths nothing."""
 
-    @property
-    def end(self) -> float:
-        """The last value of the curve that is drawn."""
-        return self.smooth[-1]
+
+def has_collapsed(values: Sequence[float]) -> bool:
+    """Return whether a training collapsed by a logged metric, of which only finite values count."""
+    return collapse([value for value in values if np.isfinite(value)]) is not None
+
+
+OF_LOGGED = {COLLAPSE: has_collapsed, LEVEL: last_level, AVERAGE: np.mean}
+"""What a measure makes of the logged values of a metric."""
 
 
 class NotThere(Exception):
@@ -106,14 +110,10 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     if TIMING in how:
         return mean_time(run, how[TIMING], *how["steps"])
     if CURVE in how:
-        return Value(curve_of(run, how).end)
-    if COLLAPSE in how:
-        values = curve_of(run, {CURVE: how[COLLAPSE]}).values
-        return Value(float(collapse([value for value in values if np.isfinite(value)]) is not None))
-    if LEVEL in how:
-        return Value(last_level(curve_of(run, {CURVE: how[LEVEL]}).values))
-    if AVERAGE in how:
-        return Value(float(np.mean(curve_of(run, {CURVE: how[AVERAGE]}).values)))
+        return Value(curve_of(run, how).smooth[-1])
+    for kind, reduce in OF_LOGGED.items():
+        if kind in how:
+            return Value(float(reduce(curve_of(run, {CURVE: how[kind]}).values)))
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
@@ -129,31 +129,13 @@ def evaluation_of(folder: Path, benchmark: str) -> EvaluationFolder:
     return EvaluationFolder(folder / "evaluation" / benchmark)
 
 
-def read_scores(folder: Path, benchmark: str) -> pandas.DataFrame:
-    """The parts of the reward for each response of an evaluation in a run's folder, over all checkpoints.
-
-    Raises:
-        ValueError: there are no scores, or they can't be read.
-    """
-    evaluation = evaluation_of(folder, benchmark)
-    paths = sorted(evaluation.path.glob(f"*/{benchmark}/scores.parquet"))
-    if not paths:
-        raise ValueError(f"{evaluation.path}: contains no scores; use `clipx eval score {evaluation.path}`")
-    return pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
-
-
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     """Return the highest accuracy among all validations of a training."""
-    name = f"{data_source}/acc/mean@{samples}"
-    found = [
-        step[f"{section}/{name}"]
-        for step in run.metrics.values()
-        for section in ("val-core", "val-aux")
-        if f"{section}/{name}" in step
-    ]
+    names = [f"{section}/{data_source}/acc/mean@{samples}" for section in ("val-core", "val-aux")]
+    found = [step[name] for step in run.metrics.values() for name in names if name in step]
     if not found:
         raise NotThere(
-            f"no val-core/{name} in metrics.jsonl; check that actor_rollout_ref.rollout.val_kwargs.n is {samples}"
+            f"no {names[0]} in metrics.jsonl; check that actor_rollout_ref.rollout.val_kwargs.n is {samples}"
         )
     return max(found)
 
@@ -229,7 +211,9 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
         how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
     """
     _checked(table, row, run, how[BENCHMARK])
-    scores = read_scores(run.path, how[BENCHMARK])
+    folder = evaluation_of(run.path, how[BENCHMARK])
+    paths = [folder.scores(checkpoint, how[BENCHMARK]) for checkpoint in folder.read_results()["config"]["checkpoints"]]
+    scores = pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
     lacking = [name for name in (how["metric"], "reward/score") if name not in scores]
     if lacking:
         raise NotThere(f"evaluation/{how[BENCHMARK]} has no {', '.join(lacking)}")
