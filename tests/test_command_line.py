@@ -142,7 +142,7 @@ def test_tables_as_json(tmp_path):
 @pytest.mark.slow
 def test_a_plan_and_a_collection_as_json(tmp_path):
     plan = as_json("table", "plan", "cpu_small", "--runs", tmp_path)
-    assert {one["done"] for one in plan["commands"]} == {False} and "trainings" in plan["cost"]
+    assert {one["done"] for one in plan["commands"]} == {False}
     assert plan["commands"][0].keys() == {"kind", "label", "command", "done"}
     found = as_json("table", "collect", "cpu_small", "--runs", tmp_path, code=1)
     assert found["runs"] == [] and found["missing"] and found["file"].startswith(str(tmp_path))

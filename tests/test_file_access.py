@@ -32,7 +32,6 @@ EXCEPTIONS = {
     "run/explain.py:put_stand_ins:write_text": OWN,
     "run/explain.py:run_session:open": OWN,
     "run/stand_in.py:main:open": OWN,
-    "papers/tables/curves.py:write_curves:savefig": IN_MEMORY,
     "papers/evaluation/checkpoints.py:fingerprint_of_folder:open": "read in parts of a fixed size",
 }
 

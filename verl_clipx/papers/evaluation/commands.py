@@ -93,7 +93,6 @@ def run(
             )
         chosen = PROTOCOLS[protocol]
         named = [entry.rpartition("=") for entry in benchmark]
-        rules = {"reward": reward, "cluster": cluster}
         plan = Plan(
             model=model,
             checkpoints=chosen.choose(find_checkpoints(model)),
@@ -108,9 +107,10 @@ def run(
                 template=template,
             ),
             overrides=overrides or [],
-            rules=rules,
+            reward=reward,
+            cluster=cluster,
         )
-        check_scoring(rules, plan.benchmarks)
+        check_scoring(plan.benchmarks, reward, cluster)
         # The processes of the run may have other working folders.
         folder = EvaluationFolder(out.resolve())
         sample_plan(folder, plan, chunk_size, messages.print_line)
@@ -131,9 +131,9 @@ def score(
         from verl_clipx.papers.evaluation.results import benchmarks_of, check_scoring
 
         evaluation = EvaluationFolder(folder)
-        given = {"reward": reward, "cluster": cluster}
-        config = evaluation.read_config() | {key: value for key, value in given.items() if value is not None}
-        check_scoring(config, benchmarks_of(config))
+        config = evaluation.read_config()
+        config |= {"reward": reward or config["reward"], "cluster": cluster or config.get("cluster")}
+        check_scoring(benchmarks_of(config), config["reward"], config["cluster"])
         # Scores of the old rules must not be mistaken for those of the new ones.
         evaluation.results.unlink(missing_ok=True)
         write_json(evaluation.config, config)

@@ -39,17 +39,13 @@ def benchmarks_of(config: dict[str, Any]) -> list[Benchmark]:
     return benchmarks
 
 
-def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
-    """Raise errors that would otherwise surface only after all completions have been sampled.
-
-    Args:
-        config: the evaluation's configuration, or its keys reward and cluster.
-    """
-    reward = load_member(config["reward"], "--reward", Callable)
+def check_scoring(benchmarks: list[Benchmark], reward: str, cluster: str | None) -> None:
+    """Raise errors that would otherwise surface only after all completions have been sampled."""
+    function = load_member(reward, "--reward", Callable)
     for benchmark in benchmarks:
-        if config.get("cluster"):
-            sources_of(benchmark, config["cluster"])
-        check_ground_truths(benchmark, reward)
+        if cluster:
+            sources_of(benchmark, cluster)
+        check_ground_truths(benchmark, function)
 
 
 def score(folder: EvaluationFolder) -> dict[str, Any]:

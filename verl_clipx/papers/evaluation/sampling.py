@@ -20,9 +20,8 @@ class Plan:
     Args:
         checkpoints: those that the protocol chose.
         overrides: Hydra overrides of verl's configuration.
-        rules: how completions are scored: the name of `reward`; `correct`, the part of the reward that decides
-            correctness, or None for the first that exists; `correct_from`, its smallest value in a correct response;
-            `cluster`, the key of extra_info that questions of one source share, or None.
+        reward: the name of the function that scores completions.
+        cluster: the key of extra_info that questions of one source share, or None.
 
     Raises:
         ValueError: two benchmarks have the same name, or the protocol "greedy" does not sample greedily.
@@ -34,7 +33,8 @@ class Plan:
     benchmarks: list[Benchmark]
     sampling: SamplingSettings
     overrides: list[str]
-    rules: dict[str, Any]
+    reward: str
+    cluster: str | None
 
     def __post_init__(self) -> None:
         names = [benchmark.name for benchmark in self.benchmarks]
@@ -105,6 +105,7 @@ def describe(plan: Plan, weights: dict[str, Weights]) -> dict[str, Any]:
             one.name: {"path": str(one.path.resolve()), "sha256": one.sha256, "questions": len(one.questions)}
             for one in plan.benchmarks
         },
-        **plan.rules,
+        "reward": plan.reward,
+        "cluster": plan.cluster,
         "versions": versions_here() | {"math-verify": installed_version("math-verify")},
     }

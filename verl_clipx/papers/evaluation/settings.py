@@ -27,7 +27,7 @@ class Protocol:
                 f"--protocol {self.name} needs {self.last} checkpoints, found {[one.label for one in checkpoints]}: "
                 "save more often (trainer.save_freq, trainer.max_actor_ckpt_to_keep) or choose another protocol"
             )
-        return list(checkpoints[-(self.last or 0) :])
+        return list(checkpoints[-self.last :] if self.last else checkpoints)
 
 
 GREEDY = Protocol("greedy", 0.0, 1, 1)
