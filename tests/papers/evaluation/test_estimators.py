@@ -101,7 +101,8 @@ def test_every_metric_by_hand():
     # Without a part `correct`, `acc` decides, and without that `score`.
     bare = SCORES.drop(columns=["reward/correct", "reward/format"])
     assert question_values(bare)["avg@4"].tolist() == [0.25, 0.75] and "format" not in question_values(bare)
-    assert question_values(bare.assign(**{"reward/acc": 1.0}))["avg@4"].tolist() == [1.0, 1.0]
+    for least, right in ((1.0, 1.0), (0.5, 0.0)):
+        assert question_values(bare.assign(**{"reward/acc": least}))["avg@4"].tolist() == [right, right]
 
 
 def test_the_mean_of_checkpoints_and_the_best_one():

@@ -6,95 +6,58 @@ Not covered: means over benchmarks, which test_definition.py computes from the p
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
-from verl_clipx.papers.tables.definition import (
-    BENCHMARK,
-    GAIN_OF,
-    MEAN_OF,
-    VALIDATION,
-    Column,
-    Row,
-    Table,
-    load_table,
-    table_names,
-)
+from verl_clipx.papers.tables.definition import BENCHMARK, GAIN_OF, MEAN_OF, VALIDATION, Table, load_table, table_names
 
 OFF_BY_A_DIGIT = 0.1
 """Percentage points that a printed gain may differ from the recomputed one: one in its last digit."""
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A number that a paper prints for one benchmark.
+class Printed(NamedTuple):
+    """A number that a paper prints for one benchmark, as printed and as a fraction of 1."""
 
-    Args:
-        text: as printed.
-        share: the same as a fraction of 1.
-        digit: one in its last digit, as a fraction of 1.
-        metric: avg@k, best@k or pass@k.
-        checkpoints: over which the number is a mean.
-    """
-
-    row: Row
-    column: Column
+    column: str
     text: str
     share: Fraction
-    digit: Fraction
     metric: str
-    samples: int
     questions: int
-    checkpoints: int
+    is_reachable: bool
+    """Whether some counts of right answers give the number, rounded."""
 
-    @property
-    def is_reachable(self) -> bool:
-        """Whether some counts of right answers give the number, rounded."""
-        name, draws = self.metric.split("@")
-        if name == "best":
-            return _best_reaches(int(draws), self.samples, self.questions, self.share, self.digit / 2)
-        return abs(Fraction(round(self.share * self._parts), self._parts) - self.share) <= self.digit / 2
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether some counts of right answers give the number, its further digits cut off."""
-        if self.metric.startswith("best"):
-            return False
-        above = Fraction(-(-self.share * self._parts // 1), self._parts)
-        return above - self.share < self.digit
-
-    @property
-    def _parts(self) -> int:
-        """In how many parts the number divides 1."""
-        # pass@k of k samples is 0 or 1 for every question.
-        return self.questions * self.checkpoints * (1 if self.metric.startswith("pass") else self.samples)
+    is_cut_off: bool
+    """Whether some give it with its further digits cut off."""
 
 
 def printed_numbers(table: Table) -> Iterator[Printed]:
     """Every printed number of one benchmark that this project could measure."""
-    digit = Fraction(1, 10**table.digits * (100 if table.unit == "percent" else 1))
-    for row in table.rows:
-        for column in table.columns:
-            number, how = table.expected(row, column), table.measure_of(row, column)
-            benchmark = how.get(BENCHMARK) or how.get(VALIDATION)
-            if row.quoted or number is None or not isinstance(benchmark, str):
-                continue
-            settings: Mapping[str, Any] = {"samples": how.get("samples"), **table.benchmarks[benchmark]}
-            yield Printed(
-                row,
-                column,
-                text=f"{number:.{table.digits}f}",
-                share=Fraction(str(number)) / (100 if table.unit == "percent" else 1),
-                digit=digit,
-                metric=how.get("metric") or f"avg@{settings['samples']}",
-                samples=settings["samples"],
-                questions=settings["questions"],
-                checkpoints=3 if settings.get("protocol") == "mean-of-last-three" and not row.model else 1,
-            )
+    of_one = 100 if table.unit == "percent" else 1
+    digit = Fraction(1, 10**table.digits * of_one)
+    for row, column in ((row, column) for row in table.rows for column in table.columns):
+        number, how = table.expected(row, column), table.measure_of(row, column)
+        benchmark = how.get(BENCHMARK) or how.get(VALIDATION)
+        if row.quoted or number is None or not isinstance(benchmark, str):
+            continue
+        settings = {"samples": how.get("samples"), **table.benchmarks[benchmark]}
+        checkpoints = 3 if settings.get("protocol") == "mean-of-last-three" and not row.model else 1
+        share, metric = Fraction(str(number)) / of_one, how.get("metric") or f"avg@{settings['samples']}"
+        reach = reached(share, digit, metric, settings["samples"], settings["questions"], checkpoints)
+        yield Printed(column.name, f"{number:.{table.digits}f}", share, metric, settings["questions"], *reach)
+
+
+def reached(share: Fraction, digit: Fraction, metric: str, samples: int, questions: int, checkpoints: int):
+    """Whether some counts of right answers give a share, rounded to a digit, and cut off after it."""
+    name, draws = metric.split("@")
+    if name == "best":
+        return _best_reaches(int(draws), samples, questions, share, digit / 2), False
+    # pass@k of k samples is 0 or 1 for every question.
+    parts = questions * checkpoints * (1 if name == "pass" else samples)
+    nearest, above = Fraction(round(share * parts), parts), Fraction(-(-share * parts // 1), parts)
+    return abs(nearest - share) <= digit / 2, above - share < digit
 
 
 def _best_reaches(draws: int, samples: int, questions: int, share: Fraction, tolerance: Fraction) -> bool:
@@ -140,7 +103,7 @@ def test_footnotes_say_which_numbers_are_in_doubt_and_which_are_cut_off(name):
             re.findall(r"\d+\.\d+", note.text.split(" cut off")[0].split(", ", 1)[1]) if "cut off" in note.text else []
         )
         said |= {(column, text): text in cut for column in note.columns for text in numbers}
-    assert {(number.column.name, number.text) for number in doubtful} <= {*said}
+    assert {(number.column, number.text) for number in doubtful} <= {*said}
     assert {number.text: number.is_cut_off for number in doubtful} == {text: cut for (_, text), cut in said.items()}
 
 
@@ -188,9 +151,8 @@ def test_dgpo_draws_with_replacement():
         number.share
         for one in table
         for number in printed_numbers(one)
-        if number.metric == "best@32" and number.column.name.startswith("AIME")
+        if number.metric == "best@32" and number.column.startswith("AIME")
     ]
     multiples = [share for share in on_aime if abs(Fraction(round(share * 30), 30) - share) <= Fraction(1, 2000)]
     assert len(on_aime) == 28 and len(multiples) == 1
-    how = {"metric": "pass@32", "samples": 32, "questions": 30, "checkpoints": 1}
-    assert not Printed(None, None, "71.8", Fraction("0.718"), Fraction(1, 1000), **how).is_reachable
+    assert not reached(Fraction("0.718"), Fraction(1, 1000), "pass@32", 32, 30, 1)[0]
