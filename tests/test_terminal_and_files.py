@@ -109,7 +109,7 @@ def test_a_number_of_samples_that_no_machine_holds_is_refused(tmp_path, checkpoi
     path = save_questions(tmp_path / "data", 1)
     words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "+hardware=cpu")
     found = clipx("eval", "run", checkpoint, *words, "--samples", 100_000_000_000)
-    assert found.exit_code != 0 and "100000000000" in found.output and "16384" in found.output
+    assert found.exit_code != 0 and "--samples" in found.output and "16384" in found.output
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
