@@ -212,9 +212,15 @@ def test_definitions_that_do_not_fit_are_refused(changes, message):
     assert message in str(caught.value)
 
 
-def test_means_are_measurable_only_if_their_parts_are():
-    columns = [NEAR, {"name": "mean", "measure": {"mean_of": ["near"]}}]
-    table = small(columns=columns, rows=[X, {"name": "q", "quoted": "because"}])
-    mean, row = table.column("mean"), table.row("x")
+def test_means_and_gains_are_measurable_only_if_their_parts_are():
+    columns = [
+        NEAR,
+        {"name": "mean", "measure": {"mean_of": ["near"]}},
+        {"name": "gain", "measure": {"gain_of": "mean"}},
+    ]
+    y = {"name": "y", "preset": "p/y", "baseline": "x"}
+    table = small(columns=columns, rows=[X, y, {"name": "q", "quoted": "because"}])
+    mean, gain, row = table.column("mean"), table.column("gain"), table.row("x")
+    assert table.is_measurable(table.row("y"), gain) and not table.is_measurable(row, gain)
     assert table.is_measurable(row, mean) and table.source_of(row, mean) is None
     assert not table.is_measurable(table.row("q"), mean)
