@@ -257,6 +257,8 @@ def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, t
     for name, count in (("first", 6), ("second", 3)):
         right = completions_of(tmp_path, count, names=("model", name))["text"].map(len) % 2 == 0
         assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
+    shutil.copy(save_questions(tmp_path / "other", 3, seed=2), tmp_path / "data" / "test.parquet")
+    assert "has changed since benchmark second was evaluated" in clipx("score", tmp_path, code=1)
 
 
 def test_a_reward_that_fails_loses_no_completion(run, tmp_path, verl):

@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -227,10 +227,7 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
             seeds = set.intersection(*map(set, parts)) if parts else set()
             if seeds:
                 of_parts = {seed: mean_of([part[seed] for part in parts]) for seed in sorted(seeds)}
-                # One seed gets no interval, since the columns may share their questions.
-                by_seed[row.name, column.name] = {
-                    seed: replace(value, low=None, high=None) for seed, value in of_parts.items()
-                }
+                by_seed[row.name, column.name] = of_parts
     return by_seed
 
 

@@ -51,7 +51,7 @@ class Value:
 
 
 def mean_of(values: Sequence[Value]) -> Value:
-    """Return the mean of values, without an interval; benchmark questions that several values share count once."""
+    """Return the mean of values, without an interval: several may share questions, which count once."""
     if len(values) == 1:
         return values[0]
     mean = float(np.mean([value.mean for value in values]))
