@@ -9,6 +9,8 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 
 from wrapt import when_imported
@@ -40,25 +42,11 @@ def _install_worker(engine_workers: ModuleType) -> None:
 
 def _register_agent_loop(_: ModuleType) -> None:
     # Importing the agent loop's module registers it with verl.
-    import verl_clipx.seeded.agent_loop  # noqa: F401
+    import_module("verl_clipx.seeded.agent_loop")
 
 
-def _open_logs(tracking: ModuleType) -> None:
-    from verl_clipx.trainer.hooks import install_logs
-
-    install_logs(tracking)
-
-
-def _add_health(metric_utils: ModuleType) -> None:
-    from verl_clipx.trainer.hooks import install_metrics
-
-    install_metrics(metric_utils)
-
-
-def _add_verdicts(trainers: ModuleType) -> None:
-    from verl_clipx.trainer.hooks import install_verdicts
-
-    install_verdicts(trainers)
+def _trainer_hook(name: str) -> Callable[[ModuleType], None]:
+    return lambda module: getattr(import_module("verl_clipx.trainer.hooks"), name)(module)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -68,10 +56,7 @@ def _decide_at_the_start(device: ModuleType) -> None:
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
         detect(config)
-        if EXPLAIN in os.environ:
-            from verl_clipx.run.answer import answer_and_end
-
-            answer_and_end(config)
+        _answer_if_explained(config)
         from verl_clipx.run.start import start
 
         start(config)
@@ -84,10 +69,7 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
-        if EXPLAIN in os.environ:
-            from verl_clipx.run.answer import answer_and_end
-
-            answer_and_end(config)
+        _answer_if_explained(config)
         from verl_clipx.common.run_lock import release
         from verl_clipx.run.start import start_unless_started
 
@@ -98,6 +80,13 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
             release()
 
     main_ppo.run_ppo = run_ppo
+
+
+def _answer_if_explained(config) -> None:
+    if EXPLAIN in os.environ:
+        from verl_clipx.run.answer import answer_and_end
+
+        answer_and_end(config)
 
 
 def _write_nothing(hydra_main: ModuleType) -> None:
@@ -146,9 +135,9 @@ HOOKS = (
     ("verl.utils.device", _decide_at_the_start),
     ("verl.trainer.main_ppo", _decide_before_ray),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
-    ("verl.utils.tracking", _open_logs),
-    ("verl.trainer.ppo.metric_utils", _add_health),
-    ("verl.trainer.ppo.v1.trainer_base", _add_verdicts),
+    ("verl.utils.tracking", _trainer_hook("install_logs")),
+    ("verl.trainer.ppo.metric_utils", _trainer_hook("install_metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", _trainer_hook("install_verdicts")),
 )
 
 # Beside them, while a command is explained: nothing is written, and Ray does not start.
@@ -171,7 +160,7 @@ def install() -> None:
     cpu.register()
 
 
-def _loud(hook):
+def _loud(hook: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def run(module: ModuleType) -> None:
         try:
             hook(module)
@@ -187,16 +176,15 @@ def _report() -> None:
     traceback.print_exc()
 
 
-def _raise_when_losses_are_needed(error: Exception) -> None:
-    def raise_again(_: ModuleType) -> None:
-        raise RuntimeError("verl_clipx failed while verl was imported; its traceback is above.") from error
-
-    when_imported(CORE_ALGOS)(raise_again)
-
-
 try:
     install()
 except Exception as error:
     _report()
-    _raise_when_losses_are_needed(error)
+    # The block's own name of it is gone when verl needs the losses.
+    cause = error
+
+    @when_imported(CORE_ALGOS)
+    def _raise_again(_: ModuleType) -> None:
+        raise RuntimeError("verl_clipx failed while verl was imported; its traceback is above.") from cause
+
     raise

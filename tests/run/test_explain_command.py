@@ -160,7 +160,9 @@ def test_the_session_ends_with_its_background_processes(write, tmp_path):
     clipx("--", "bash", "run.sh")
     assert time.monotonic() - began < 60
     pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    # It was sent its signal, and dies when the machine comes to it.
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() - began < 60
 
 
 def test_what_gives_no_answer_says_why(write):

@@ -6,19 +6,20 @@ notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
+from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import lock_path, own_log_path
 from verl_clipx.common.run_lock import hold
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.resolve import Resolved, as_node, resolve
-from verl_clipx.run.user_keys import keys_set_by_user
+from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 from verl_clipx.run.verl_keys import NOT_IN_VERL, POLICY_LOSS
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
@@ -47,9 +48,7 @@ def start(config: DictConfig) -> None:
         RuntimeError: as `require_accelerator` and `hold_log`.
         OSError: as `hold_log`.
     """
-    hydra = HydraConfig.get() if HydraConfig.initialized() else None
-    group = hydra.runtime.choices.get(NODE) if hydra else None
-    decision = decide(config, named=keys_set_by_user(), group=group)
+    decision = decide(config, named=keys_set_by_user(), group=chosen_group())
     if decision is None:
         return
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
@@ -67,7 +66,7 @@ def start_unless_started(config: DictConfig) -> None:
         start(config)
 
 
-def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
+def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Decision | None:
     """Resolves a run and writes the result into its configuration, in place of `${clipx_run:}`.
 
     Args:
