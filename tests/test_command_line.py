@@ -55,15 +55,16 @@ def test_the_version_is_the_installed_one():
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["methods", "--help"]])
-def test_what_a_user_asks_first_imports_no_torch(words):
+def test_what_a_user_asks_first_imports_nothing_heavy(words):
     program = """
 import sys
 from typer.testing import CliRunner
 from verl_clipx.cli import app
-print(CliRunner().invoke(app, sys.argv[1:]).exit_code, sorted({"torch", "pandas", "hydra", "verl"} & {*sys.modules}))
+heavy = {"torch", "pandas", "hydra", "verl", "rich.markdown"}
+print(CliRunner().invoke(app, sys.argv[1:]).exit_code, sorted(heavy & {*sys.modules}))
 """
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{int(words[-1] == 'acpp')} []\n"
+    assert done.stdout == "0 []\n"
 
 
 def test_a_methods_own_parameters_come_first():
@@ -106,16 +107,10 @@ def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
 def test_doctor_as_json(monkeypatch):
     from verl_clipx.check.doctor import Finding
 
-    found = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
-    monkeypatch.setattr("verl_clipx.check.doctor.examine", lambda ray: [("versions", found)])
-    assert as_json("doctor", "--no-ray", code=1)["findings"][1] == {
-        "group": "versions",
-        "level": "error",
-        "subject": "verl",
-        "found": "not installed",
-        "advice": "install it",
-    }
-    assert "Leave one of them out" in as_json("doctor", "--keys", code=2)["error"]
+    findings = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
+    monkeypatch.setattr("verl_clipx.check.doctor.examine", lambda ray: [("versions", findings)])
+    (_, wrong) = as_json("doctor", "--no-ray", code=1)["findings"]
+    assert wrong == {"group": "versions", **vars(findings[1])}
 
 
 def test_diagnose_as_json(run, tmp_path):
@@ -152,7 +147,6 @@ def test_a_plan_and_a_collection_as_json(tmp_path):
     ("words", "hint"),
     [
         (["methods", "acpp"], "Did you mean acpo"),
-        (["methods", "clipx_bapoo"], "Did you mean bapo"),
         (["methods", "acpo_referense"], "Did you mean acpo_reference"),
         (["metrics", "observed"], "Did you mean observe?"),
         (["data", "build", "countdwn", "--out", "x"], "Did you mean countdown"),
@@ -173,14 +167,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest(words, hint):
     [
         (["+clipx=acp0"], "+clipx=acp0: there is no such group. Did you mean +clipx=acpo"),
         (["+clipx=acpo", "clipx.alhpa=2"], "Did you mean clipx.alpha?"),
-        (["+clipx=acpo", "+clipx.alhpa=2"], "Did you mean clipx.alpha?"),
-        (
-            ["+clipx=acpo", "+clipx/shapping=advantage_reweighting"],
-            "+clipx/shapping=advantage_reweighting: there is no group clipx/shapping. Did you mean +clipx/shaping",
-        ),
         (["+clipx=acpo", "+clipx/select=high_entrop"], "Did you mean +clipx/select=high_entropy"),
-        (["+clipex=acpo"], "+clipex=acpo: nobody reads a key clipex. Did you mean +clipx=acpo?"),
-        (["+clipx.alpha=2"], "clipx.alpha: "),
         (["+hardware=cpuu"], "Did you mean +hardware=cpu?"),
         (["+clipx=something"], "Could not find 'clipx/something'"),
     ],
@@ -206,18 +193,6 @@ def test_a_group_of_the_users_own_with_a_similar_name_composes(tmp_path):
     assert answer["stops"] == [] and "alpha 2.5" in answer["loss"]
 
 
-@pytest.mark.slow
-def test_a_group_that_an_application_keeps_in_memory_composes(tmp_path):
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(group="clipx", name="acpoo", node={"defaults": ["acpo"]}, package="_global_")
-    try:
-        answer = explained(tmp_path, *NEEDED, "+clipx=acpoo")
-    finally:
-        ConfigStore.instance().repo["clipx"].pop("acpoo.yaml")
-    assert answer["loss_mode"] == "clipx_acpo"
-
-
 def without(monkeypatch, *modules: str) -> None:
     """As if modules were not installed."""
     find = importlib.util.find_spec
@@ -239,12 +214,3 @@ def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(Exception, match=re.escape("+hardware=cpu needs cachetools: pip install 'verl-clipx[cpu]'")):
         _ = compose_once(("+clipx=acpo", "+hardware=cpu")).trainer.device
-
-
-def test_the_doctor_names_the_extra_of_cpu_runs(monkeypatch):
-    from verl_clipx.check import doctor
-
-    assert doctor.check_cpu_packages().level == "ok"
-    without(monkeypatch, "uvicorn")
-    found = doctor.check_cpu_packages()
-    assert (found.level, found.found, found.advice) == ("error", "no uvicorn", "pip install 'verl-clipx[cpu]'")
