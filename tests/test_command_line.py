@@ -37,10 +37,10 @@ def as_json(*words: object, code: int = 0) -> dict:
     """What standard output by itself holds."""
     done = clipx(*words, "--json")
     assert done.exit_code == code, done.output
-    found = json.loads(done.stdout)
-    assert list(found)[:2] == ["command", "version"] and found["version"] == version("verl-clipx")
-    assert f"{found['command']} " in f"{' '.join(map(str, words))} "
-    return found
+    result = json.loads(done.stdout)
+    assert list(result)[:2] == ["command", "version"] and result["version"] == version("verl-clipx")
+    assert f"{result['command']} " in f"{' '.join(map(str, words))} "
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ print(CliRunner().invoke(app, sys.argv[1:]).exit_code, sorted(heavy & {*sys.modu
 
 def test_a_methods_own_parameters_come_first():
     (method,) = as_json("methods", "acpo")["methods"]
-    names = [one["name"] for one in method["parameters"]]
+    names = [part["name"] for part in method["parameters"]]
     assert names[:2] == ["alpha", "epsilon_base"]
     assert names.index("min_tokens") < names.index("dual_clip") < names.index("log_ratio_clamp") < names.index("scope")
     shown = clipx("methods", "acpo").output
@@ -77,10 +77,10 @@ def test_a_methods_own_parameters_come_first():
 
 
 def test_methods_as_json():
-    found = {one["name"]: one for one in as_json("methods")["methods"]}
-    assert (found["acpo"]["loss_mode"], found["observe"]["loss_mode"]) == ("clipx_acpo", None)
-    assert found["acpo"]["groups"] == ["acpo", "acpo_reference"]
-    cap = next(one for one in found["acpo"]["parameters"] if one["name"] == "epsilon_max")
+    result = {part["name"]: part for part in as_json("methods")["methods"]}
+    assert (result["acpo"]["loss_mode"], result["observe"]["loss_mode"]) == ("clipx_acpo", None)
+    assert result["acpo"]["groups"] == ["acpo", "acpo_reference"]
+    cap = next(part for part in result["acpo"]["parameters"] if part["name"] == "epsilon_max")
     assert (cap["in_groups"], cap["default"]) == ({"acpo": None, "acpo_reference": 3.0}, None)
     assert cap["allowed"].startswith("a number") and not cap["of_every_method"]
 
@@ -119,28 +119,28 @@ def test_diagnose_as_json(run, tmp_path):
 
 
 def test_replay_as_json(run):
-    found = as_json("replay", run, "+clipx=acpo", "clipx.alpha=1,2")
-    assert [one["setting"] for one in found["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
+    result = as_json("replay", run, "+clipx=acpo", "clipx.alpha=1,2")
+    assert [part["setting"] for part in result["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
     # ASPO's upper bound is infinite, for which JSON has null.
     assert "Infinity" not in clipx("replay", run, "+clipx=cispo_minimax", "--json").stdout
     assert "Did you mean +clipx=acpo" in as_json("replay", run, "+clipx=acp0", code=1)["error"]
 
 
 def test_tables_as_json(tmp_path):
-    assert "cpu_small" in [one["name"] for one in as_json("table", "list")["tables"]]
-    found = as_json("table", "render", "acpo_table1a", "--runs", tmp_path)
-    assert found["cells"][0].keys() == {"row", "column", "expected", "measured"}
-    assert found["cells"][0]["expected"] > 0 and found["cells"][0]["measured"] is None
+    assert "cpu_small" in [part["name"] for part in as_json("table", "list")["tables"]]
+    result = as_json("table", "render", "acpo_table1a", "--runs", tmp_path)
+    assert result["cells"][0].keys() == {"row", "column", "expected", "measured"}
+    assert result["cells"][0]["expected"] > 0 and result["cells"][0]["measured"] is None
     assert "Did you mean acpo_table1" in as_json("table", "render", "acpo_table1", code=1)["error"]
 
 
 @pytest.mark.slow
 def test_a_plan_and_a_collection_as_json(tmp_path):
     plan = as_json("table", "plan", "cpu_small", "--runs", tmp_path)
-    assert {one["done"] for one in plan["commands"]} == {False} and "trainings" in plan["cost"]
+    assert {part["done"] for part in plan["commands"]} == {False} and "trainings" in plan["cost"]
     assert plan["commands"][0].keys() == {"kind", "label", "command", "done"}
-    found = as_json("table", "collect", "cpu_small", "--runs", tmp_path, code=1)
-    assert found["runs"] == [] and found["missing"] and found["file"].startswith(str(tmp_path))
+    result = as_json("table", "collect", "cpu_small", "--runs", tmp_path, code=1)
+    assert result["runs"] == [] and result["missing"] and result["file"].startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class WithoutTools(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTools
 """
 
-OF_VERL = {one.name for one in map(Requirement, requires("verl")) if one.marker is None}
+OF_VERL = {part.name for part in map(Requirement, requires("verl")) if part.marker is None}
 NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution not in OF_VERL}
 
 SHOW = {
@@ -153,8 +153,8 @@ print(all(callable(get_policy_loss_fn(f"clipx_{name}")) for name in METHODS), le
 """
     done = python_without(set(TOOLS), tmp_path, "-c", program)
     assert done.returncode == 0, done.stderr
-    found, number = done.stdout.splitlines()[-1].split()
-    assert found == "True" and int(number) >= 8
+    result, number = done.stdout.splitlines()[-1].split()
+    assert result == "True" and int(number) >= 8
 
 
 def test_a_reward_of_mathematics_names_the_extra(tmp_path):

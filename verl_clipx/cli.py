@@ -165,13 +165,7 @@ def metrics(
 
 
 def draw_method(name: str, parameters: list[str], path: Path) -> None:
-    """Draws the gradient weight of a method.
-
-    Args:
-        name: the name of a group, or of a user's own loss as package.module:name.
-        parameters: Hydra overrides of the node clipx, such as clipx.alpha=2.
-        path: file to write the figure to.
-    """
+    """Draws the gradient weight of a group's or a user's method, with overrides of the node clipx, into a file."""
     from verl_clipx.report.weight_figure import draw_weights
     from verl_clipx.run.candidates import candidates_of
 

@@ -33,9 +33,9 @@ def arguments(name):
 def required(name, extra=""):
     """The versions of a distribution that the project accepts."""
     (requirement,) = [
-        one
-        for one in map(Requirement, requires("verl-clipx"))
-        if one.name == name and (one.marker is None or one.marker.evaluate({"extra": extra}))
+        part
+        for part in map(Requirement, requires("verl-clipx"))
+        if part.name == name and (part.marker is None or part.marker.evaluate({"extra": extra}))
     ]
     return requirement.specifier
 

@@ -243,6 +243,6 @@ def test_the_quick_starts_folders_and_names_reach_verl_as_they_are(tmp_path, rec
 def test_the_pretrained_model_trains_on_the_chosen_reward(tmp_path, given, expected):
     config = quickstart(tmp_path, "sums_pretrained", RUN_FOLDER=str(tmp_path / "run"), **given)
     reward = get_custom_reward_fn(config)
-    found = reward(data_source="sums", solution_str="40 + 2 = 42", ground_truth="42")
+    result = reward(data_source="sums", solution_str="40 + 2 = 42", ground_truth="42")
     # The answer is right, but is not a bare number.
-    assert (found["acc"], found["format"], found["skill"]) == (float(expected != "compute_score"), 0, 1)
+    assert (result["acc"], result["format"], result["skill"]) == (float(expected != "compute_score"), 0, 1)

@@ -96,7 +96,9 @@ def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("group", MEASURED)
 def test_a_group_with_measured_bounds_needs_its_numbers(actor, group):
-    assert [refusal.key for refusal in refused(f"+clipx={group}")] == [one.partition("=")[0] for one in MEASURED[group]]
+    assert [refusal.key for refusal in refused(f"+clipx={group}")] == [
+        part.partition("=")[0] for part in MEASURED[group]
+    ]
     built = actor(f"+clipx={group}", *MEASURED[group]).policy_loss.clipx.method
     assert built.name == "grpo" and built.dual_clip == 3.0
     assert [f"clipx.clip_low={built.clip_low:g}", f"clipx.clip_high={built.clip_high:g}"][-len(MEASURED[group]) :] == [

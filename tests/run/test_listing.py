@@ -36,8 +36,8 @@ def test_every_group_with_a_method_has_its_place():
 
 @pytest.mark.parametrize(("group", "method"), [("dapo", "grpo"), ("acpo_reference", "acpo"), ("clipx_acpo", "acpo")])
 def test_a_group_is_described_by_its_method(group, method):
-    (found,) = describe_methods(group)
-    assert found["name"] == method
+    (result,) = describe_methods(group)
+    assert result["name"] == method
 
 
 @pytest.mark.parametrize("name", ["base", "custom", "../clipx/dapo", ""])

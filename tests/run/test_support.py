@@ -47,11 +47,8 @@ def test_a_run_of_tested_options_names_none_and_may_stop(overrides):
         ((f"{NAME}=sglang",), None),
         ((f"{ESTIMATOR}=optimal_token_baseline",), None),
         ((f"{ACTOR}.qat.enable=True",), "QAT"),
-        (("actor_rollout_ref.model.mtp.enable=True",), "multi-token prediction"),
-        ((f"{ACTOR}.use_prefix_grouper=True",), "PrefixGrouper"),
         ((f"{PATH}={MODELS / 'of_images'}",), "images and videos"),
         ((f"{BYPASS}=True", "trainer.use_v1=False"), "bypass mode, v0 trainer"),
-        (("distillation.enabled=True",), "distillation beside task rewards"),
         (("algorithm.filter_groups.enable=True",), "group filtering"),
     ],
 )
@@ -139,7 +136,7 @@ def test_fsdp_turbos_attention_is_its_own(model):
     ],
 )
 def test_a_rank_with_tokens_writes_the_state(monkeypatch, outputs, dp_ranks, expected):
-    found, own = [], []
+    result, own = [], []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: own.append(int(tensor)))
     for rank, (has_outputs, dp_rank) in enumerate(zip(outputs, dp_ranks, strict=True)):
         engine = SimpleNamespace(
@@ -147,5 +144,5 @@ def test_a_rank_with_tokens_writes_the_state(monkeypatch, outputs, dp_ranks, exp
             get_data_parallel_rank=lambda dp_rank=dp_rank: dp_rank,
         )
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        found.append(state_rank(engine, "cpu"))
-    assert found == own and max(own) == expected and sum(rank >= 0 for rank in own) == 1
+        result.append(state_rank(engine, "cpu"))
+    assert result == own and max(own) == expected and sum(rank >= 0 for rank in own) == 1

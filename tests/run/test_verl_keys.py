@@ -415,8 +415,8 @@ OFF_THE_PATH = {
 def test_every_key_that_verl_composes_is_known(engine):
     keys = paths(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
     known = {row.key for row in ROWS} | OFF_THE_PATH
-    inside = {key for key in keys if any(f"{key}.".startswith(f"{one}.") for one in known)}
-    nodes = {key for key in keys if any(one.startswith(f"{key}.") for one in known)}
+    inside = {key for key in keys if any(f"{key}.".startswith(f"{part}.") for part in known)}
+    nodes = {key for key in keys if any(part.startswith(f"{key}.") for part in known)}
     new = [key for key in keys if key not in inside | nodes]
     assert new == [], "read on the way to the loss? give it a row in verl_clipx/run/verl_keys.py"
 

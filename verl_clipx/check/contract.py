@@ -185,14 +185,7 @@ def finite_for_every_finite_input(method: Method) -> None:
 
 
 def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, log_ratios: Tensor, t: Tokens) -> str:
-    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do.
-
-    Args:
-        what: the values' name.
-        values: (sequences, length).
-        wrong: which values are not finite, bool, (sequences, length).
-        log_ratios: the log-ratio at each position, before any clamp, (length,).
-    """
+    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do."""
     distance, position = log_ratios.abs().where(wrong.any(0), torch.inf).min(0)
     row = int(wrong[:, position].nonzero()[0])
     value, A, ratio, free = (float(of[row, position]) for of in (values, t.advantages, t.ratio, t.free_ratio))
@@ -323,15 +316,11 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
 
 
 class NotCompiled(Exception):
-    """The compiled loss was not checked."""
+    """The compiled loss was not checked, because the compiler is missing or failed; the log says which."""
 
 
 def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
-    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read.
-
-    Raises:
-        NotCompiled: the compiler is missing or failed; the log says which.
-    """
+    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read."""
     functions = token_functions(method, shaping, compiled=True)
 
     def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:

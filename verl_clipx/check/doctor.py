@@ -77,13 +77,10 @@ print("COMPOSED", config.actor_rollout_ref.actor.policy_loss.loss_mode, config.c
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report: what was checked, what was found, and what to do about it.
 
     Args:
         level: "ok", "warning" (may matter) or "error" (runs will fail).
-        subject: what was checked.
-        found: what was found.
-        advice: what to do about it; empty if nothing is wrong.
     """
 
     level: Level
@@ -93,11 +90,7 @@ class Finding:
 
 
 def lines_of(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
-    """The report's lines of a group: one for all that is fine, and one for each other finding, with its advice.
-
-    Args:
-        verbose: whether each finding that is fine has a line, too, with all that was found.
-    """
+    """The report's lines of a group: one for all that is fine (each, if `verbose`), and one for each other finding."""
     fine = [f"{part.subject}: {part.found}" for part in findings if part.level == "ok"]
     if fine and not verbose:
         fine = [f"{group}: {textwrap.shorten(', '.join(line.replace(': ', ' ', 1) for line in fine), WIDTH)}"]
@@ -128,12 +121,7 @@ def check_versions(has_gpu: bool) -> list[Finding]:
 
 
 def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
-    """Checks whether a distribution is installed in a tested version.
-
-    Args:
-        tested: the tested versions; empty for any version.
-        level, advice: of the finding if the distribution is missing or has another version; by default pip's command.
-    """
+    """Checks whether a distribution is installed in a tested version; without `advice` it is pip's command."""
     version = verl_version() if distribution == "verl" else installed_version(distribution)
     if version is not None and tested.contains(Version(version).public, prereleases=True):
         return Finding("ok", distribution, version)
@@ -142,9 +130,6 @@ def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str 
 
 def run_python(code: str, seconds: int) -> tuple[str, str]:
     """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
-
-    Args:
-        seconds: the time after which the interpreter is stopped.
 
     Returns:
         Standard output, and the last lines of standard error if the code failed (empty if it did not).
@@ -161,12 +146,7 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
 
 
 def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str) -> Finding:
-    """Checks whether modules can be imported.
-
-    Args:
-        needed: from modules to the distributions that have them.
-        level, advice: of the finding if one is missing.
-    """
+    """Checks whether modules can be imported, by a mapping from each to the distribution that has it."""
     missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         return Finding(level, subject, f"no {', '.join(missing)}", advice)
@@ -183,13 +163,7 @@ def check_extras(has_gpu: bool) -> list[Finding]:
 
 
 def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
-    """Checks whether the losses and the training worker are registered where some code runs.
-
-    Args:
-        where: the place, for the report.
-        code: Python source that prints the LOSSES and WORKER lines.
-        seconds: the time after which the code is stopped.
-    """
+    """Checks whether losses and training worker are registered where code prints the LOSSES and WORKER lines."""
     output, error = run_python(code, seconds)
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
@@ -234,11 +208,7 @@ def check_accelerators() -> list[Finding]:
 
 
 def check_resources(folder: Path) -> list[Finding]:
-    """Checks the free memory, disk space and shared memory.
-
-    Args:
-        folder: where runs will be written.
-    """
+    """Checks the free memory, disk space (where runs will be written, too) and shared memory."""
     import psutil
 
     of_ray = "Ray writes its logs and spilled objects there: set +ray_kwargs.ray_init._temp_dir"
@@ -260,14 +230,7 @@ def check_resources(folder: Path) -> list[Finding]:
 
 
 def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
-    """Runs all checks, one group at a time so that progress can be shown.
-
-    Args:
-        ray: whether to start a small Ray cluster for the check inside a worker.
-
-    Yields:
-        The name of the group, and its findings.
-    """
+    """Runs all checks; yields each group's name and findings at once, so that progress can be shown."""
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
     yield "versions", [*check_versions(has_gpu), *check_extras(has_gpu)]

@@ -27,11 +27,7 @@ from verl_clipx.run.verl_keys import (
 
 
 def announcement(policy_loss: Any) -> str:
-    """One line that says what a run trains.
-
-    Args:
-        policy_loss: a `resolve.Resolved`, or verl's policy-loss configuration as the workers build it.
-    """
+    """One line that says what a run trains, of a `resolve.Resolved` or of what the workers build in its place."""
     settings, run = policy_loss.clipx, policy_loss.run
     observed = isinstance(settings, Observe)
     if observed:
@@ -192,11 +188,7 @@ def source_of_old_log_probs(run: RunFacts) -> str:
 
 
 def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
-    """The number of updates per rollout batch, and whether the loss's limits can act in them.
-
-    Args:
-        twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
-    """
+    """The number of updates per rollout batch, and whether limits can act; `twice`: in two passes of Lopti."""
     if run.updates is None:
         return "an unknown number of updates per rollout batch"
     number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"

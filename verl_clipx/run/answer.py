@@ -111,12 +111,7 @@ class Answer:
 
 
 def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Answer:
-    """What a run with this configuration would do.
-
-    Args:
-        config: verl's whole configuration. What a method takes over from verl's keys is written into it.
-        named, group: as for `resolve.resolve`.
-    """
+    """What a run with this configuration would do; `named` and `group` are as for `resolve.resolve`."""
     if OmegaConf.select(config, ROLLOUT) is None:
         asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
         return Answer("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
@@ -294,12 +289,7 @@ def end_without_configuration() -> NoReturn:
 
 
 def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) -> None:
-    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose.
-
-    Args:
-        run: Hydra's own function for this, which gets all others.
-        args: the parsed command line.
-    """
+    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose."""
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]

@@ -59,7 +59,7 @@ class Candidate:
         return built
 
     def label(self, chosen: Mapping[str, Any]) -> str:
-        """The group followed by what is added to it; `chosen` is from swept key to value."""
+        """The group followed by what is added to it."""
         of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
         return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
 
@@ -74,8 +74,7 @@ class Candidate:
 def candidates_of(words: list[str]) -> list[Candidate]:
     """The candidates of a command line. Each `+clipx=<group>` begins one, to which the following words add settings.
 
-    Args:
-        words: Hydra overrides. Several values of a key, separated by commas, are swept.
+    Several values of a key, separated by commas, are swept.
 
     Raises:
         ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an

@@ -229,11 +229,7 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
 
 
 def with_node(key: str, node: Any) -> Any:
-    """What a key's own class builds of its node, if it has one in `NODES`; any other value unchanged.
-
-    Raises:
-        ValueError: an unknown key in the node, or a bad value; the message names it.
-    """
+    """What a key's own class builds of its node, if it has one in `NODES`; any other value as it is."""
     kind = NODES.get(key)
     if kind is None or node is None or isinstance(node, kind):
         return node

@@ -100,10 +100,7 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
 
 
 def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command whose script has no carriage returns any more, and a message if it had some.
-
-    The text then runs by `bash -c`, so that $0 is still the script.
-    """
+    """A command whose script has no carriage returns any more, and a message if it had some; $0 is still the script."""
     place = 1
     while place < len(words) and words[place].startswith("-"):
         place += 1
@@ -116,12 +113,7 @@ def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str
 
 
 def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[str, str]:
-    """Creates a folder of stand-ins for programs; returns the environment variables with which they are used.
-
-    Args:
-        folder: for the stand-ins; it must not exist.
-        record: the file to which they append what they replaced.
-    """
+    """Creates a folder of stand-ins, which append to `record`; returns the environment variables that use them."""
     folder.mkdir()
     python = shlex.join([sys.executable, "-IS", stand_in.__file__, str(record)])
     for program in programs:
@@ -137,11 +129,7 @@ def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[s
 
 
 def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool]) -> int:
-    """Runs a command in a session of its own, and kills all of it at the end; returns its exit code.
-
-    Args:
-        output: the file for what it prints.
-        until: a function that says whether to end it; asked again and again.
+    """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
     Raises:
         ValueError: there is no such program.

@@ -35,13 +35,7 @@ NAMES = ("project_name", "experiment_name")
 
 
 class Resolved(NamedTuple):
-    """What a run trains; verl's policy-loss configuration has the same fields (`hydra_nodes.ClipxPolicyLossConfig`).
-
-    Attributes:
-        loss_mode: the loss's name in verl's registry.
-        clipx: the settings, with what they get from the run.
-        run: the other facts.
-    """
+    """What a run trains; verl's policy-loss configuration has the same fields (`hydra_nodes.ClipxPolicyLossConfig`)."""
 
     loss_mode: str
     clipx: Settings | Observe
@@ -91,11 +85,7 @@ def as_node(run: RunFacts) -> DictConfig:
 
 
 def facts_node(config: DictConfig) -> DictConfig | None:
-    """What `${clipx_run:}` stands for where no driver has forced it; raises as `resolve`.
-
-    Args:
-        config: the configuration that contains it.
-    """
+    """What `${clipx_run:}` in a configuration stands for where no driver has forced it; raises as `resolve`."""
     resolved = resolve(config)
     return None if resolved is None else as_node(resolved.run)
 
@@ -152,11 +142,7 @@ def missing_method(node: Any) -> Refusal:
 
 
 def misspelt(config: DictConfig) -> Iterator[Refusal]:
-    """Keys that were meant for the plugin but that Hydra took for new keys, which nobody reads.
-
-    These are a key such as clipx/shapping, which is not a group; a key such as clipex whose value is a group of the
-    plugin's; and a node clipx without a method's group.
-    """
+    """Keys that were meant for the plugin but that Hydra took for new ones, such as clipx/shapping or clipex=acpo."""
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
     for key, value in config.items_ex(resolve=False):

@@ -44,12 +44,7 @@ def named_keys(overrides: Collection[str]) -> dict[str, str]:
 
 
 def keys_in_files(config_name: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The full keys in those files of a composed configuration that are neither verl's, Hydra's nor the plugin's.
-
-    Args:
-        config_name: the primary configuration's name.
-        overrides: all overrides, Hydra's own too.
-    """
+    """The keys in those files of a composed configuration that are neither verl's, Hydra's nor the plugin's."""
     if not GlobalHydra.instance().is_initialized():
         return {}
     loader = GlobalHydra.instance().config_loader()
@@ -68,12 +63,7 @@ def keys_in_files(config_name: str | None, overrides: Sequence[str]) -> dict[str
 
 
 def is_users(provider: str, location: str) -> bool:
-    """Whether a source of configuration files belongs to the user.
-
-    Args:
-        provider: who has added it to Hydra's search path.
-        location: the folder or the package, such as file:///home/me/configs or pkg://verl.trainer.config.
-    """
+    """Whether a source of configuration files is the user's, by who added it to Hydra's search path, and where."""
     scheme, _, path = location.partition("://")
     if provider in PROVIDERS or not path:
         return False

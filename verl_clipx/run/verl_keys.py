@@ -112,7 +112,12 @@ REFUSALS: dict[str, Test] = {}
 
 def refuses(key: str) -> Callable[[Test], Test]:
     """Puts a test on a key's row."""
-    return lambda test: REFUSALS.setdefault(key, test)
+
+    def put(test: Test) -> Test:
+        REFUSALS[key] = test
+        return test
+
+    return put
 
 
 def chosen(node: Settings | Observe) -> str:
