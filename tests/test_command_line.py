@@ -67,22 +67,16 @@ print(CliRunner().invoke(app, sys.argv[1:]).exit_code, sorted(heavy & {*sys.modu
     assert done.stdout == "0 []\n"
 
 
-def test_a_methods_own_parameters_come_first():
+def test_a_methods_parameters_its_own_first():
     (method,) = as_json("methods", "acpo")["methods"]
-    names = [part["name"] for part in method["parameters"]]
+    parameters = {part["name"]: part for part in method["parameters"]}
+    names, cap = list(parameters), parameters["epsilon_max"]
     assert names[:2] == ["alpha", "epsilon_base"]
     assert names.index("min_tokens") < names.index("dual_clip") < names.index("log_ratio_clamp") < names.index("scope")
-    shown = clipx("methods", "acpo").output
-    assert shown.index("alpha") < shown.index("log_ratio_clamp") < shown.index("of every method") < shown.index("scope")
-
-
-def test_methods_as_json():
-    result = {part["name"]: part for part in as_json("methods")["methods"]}
-    assert (result["acpo"]["loss_mode"], result["observe"]["loss_mode"]) == ("clipx_acpo", None)
-    assert result["acpo"]["groups"] == ["acpo", "acpo_reference"]
-    cap = next(part for part in result["acpo"]["parameters"] if part["name"] == "epsilon_max")
     assert (cap["in_groups"], cap["default"]) == ({"acpo": None, "acpo_reference": 3.0}, None)
     assert cap["allowed"].startswith("a number") and not cap["of_every_method"]
+    shown = clipx("methods", "acpo").output
+    assert shown.index("alpha") < shown.index("log_ratio_clamp") < shown.index("of every method") < shown.index("scope")
 
 
 def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
@@ -113,34 +107,37 @@ def test_doctor_as_json(monkeypatch):
     assert wrong == {"group": "versions", **vars(findings[1])}
 
 
-def test_diagnose_as_json(run, tmp_path):
-    assert as_json("diagnose", run)["findings"] == []
-    assert "no such log" in as_json("diagnose", tmp_path, code=1)["error"]
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ("diagnose {run}", "findings", []),
+        ("replay {run} +clipx=acpo clipx.alpha=1,2", "settings", ["acpo alpha=1", "acpo alpha=2"]),
+        ("methods", "methods", "acpo"),
+        ("table list", "tables", "cpu_small"),
+        pytest.param("table plan cpu_small --runs {folder}", "commands", None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_command_that_works_prints_one_object(run, tmp_path, words, key, value):
+    content = as_json(*words.format(run=run, folder=tmp_path).split())[key]
+    names = [part.get("name", part.get("setting")) for part in content]
+    assert value is None or value == names or value in names
 
 
-def test_replay_as_json(run):
-    result = as_json("replay", run, "+clipx=acpo", "clipx.alpha=1,2")
-    assert [part["setting"] for part in result["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
-    # ASPO's upper bound is infinite, for which JSON has null.
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("diagnose {folder}", "no such log"),
+        ("replay {run} +clipx=acp0", "Did you mean +clipx=acpo"),
+        ("table render acpo_table1", "Did you mean acpo_table1"),
+    ],
+)
+def test_so_does_one_that_fails(run, tmp_path, words, error):
+    assert error in as_json(*words.format(run=run, folder=tmp_path).split(), code=1)["error"]
+
+
+def test_numbers_that_json_does_not_have_are_null(run):
+    # ASPO's upper bound is infinite.
     assert "Infinity" not in clipx("replay", run, "+clipx=cispo_minimax", "--json").stdout
-    assert "Did you mean +clipx=acpo" in as_json("replay", run, "+clipx=acp0", code=1)["error"]
-
-
-def test_tables_as_json(tmp_path):
-    assert "cpu_small" in [part["name"] for part in as_json("table", "list")["tables"]]
-    result = as_json("table", "render", "acpo_table1a", "--runs", tmp_path)
-    assert result["cells"][0].keys() == {"row", "column", "expected", "measured"}
-    assert result["cells"][0]["expected"] > 0 and result["cells"][0]["measured"] is None
-    assert "Did you mean acpo_table1" in as_json("table", "render", "acpo_table1", code=1)["error"]
-
-
-@pytest.mark.slow
-def test_a_plan_and_a_collection_as_json(tmp_path):
-    plan = as_json("table", "plan", "cpu_small", "--runs", tmp_path)
-    assert {part["done"] for part in plan["commands"]} == {False} and "trainings" in plan["cost"]
-    assert plan["commands"][0].keys() == {"kind", "label", "command", "done"}
-    result = as_json("table", "collect", "cpu_small", "--runs", tmp_path, code=1)
-    assert result["runs"] == [] and result["missing"] and result["file"].startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -151,28 +151,6 @@ def test_a_variable_becomes_an_override(dry_run, variable, value, override):
     assert override in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **{variable: value})
 
 
-@pytest.mark.slow
-def test_every_folder_and_name_reaches_verl_as_it_is(dry_run):
-    odd = "/shared/a=b,c 'd' \"e\" {f} [g] \u00fcber (h):i"
-    for name in (odd, "1e3"):
-        overrides = dry_run(
-            "acpo/run_qwen2.5_3b_fsdp.sh",
-            RUN_FOLDER=odd,
-            CLIPX_DATA=odd,
-            MODEL_PATH=odd,
-            TRAIN_FILE=odd,
-            EXPERIMENT_NAME=name,
-            PROJECT_NAME=name,
-        )
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config = compose("ppo_trainer", overrides, return_hydra_config=True)
-        assert (config.trainer.experiment_name, config.trainer.project_name) == (name, name)
-    assert config.trainer.default_local_dir == f"{odd}/checkpoints"
-    assert config.trainer.validation_data_dir == f"{odd}/validation"
-    assert (config.hydra.run.dir, config.actor_rollout_ref.model.path, config.data.train_files) == (odd, odd, odd)
-    assert dict(config.ray_kwargs.ray_init.runtime_env.env_vars)["CLIPX_DATA"] == odd
-
-
 def test_a_cluster_that_is_there_is_not_told_what_it_has_and_the_users_overrides_come_last(dry_run):
     number, own = "ray_kwargs.ray_init.num_gpus=null", ["clipx.m=3", "data.train_files=[a b,c]"]
     overrides = dry_run("cpu/run_tiny_fsdp.sh", *own, RAY_ADDRESS="10.0.0.1:6379", NNODES="2", SEED="5")

@@ -111,11 +111,6 @@ BIASED = (
     [
         ("+clipx=acpo", SAMPLED, f"; ratios to the rollout policy, which only metrics use, {BIASED}"),
         ("+clipx=observe", {**SAMPLED, BYPASS: True}, f"; ratios to the rollout policy {BIASED}"),
-        (
-            "+clipx=grpo",
-            {f"{ROLLOUT}.name": "cpu", f"{ROLLOUT}.logprobs_mode": "raw_logprobs", f"{ROLLOUT}.temperature": 0.9},
-            f"=0.9: cpu's log-probabilities are at temperature 1, the trainer's at 0.9; {NO_TEST}; old_log_probs",
-        ),
         ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.calculate_log_probs": False}, None),
         ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.temperature": 0.9}, None),
     ],
@@ -271,16 +266,7 @@ def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
 def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
     monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
-    config = merged(
-        ["+clipx=sapo"],
-        {
-            f"{CORRECTION}.rollout_is": "sequence",
-            "actor_rollout_ref.rollout.temperature": 0.7,
-            f"{ACTOR}.use_torch_compile": False,
-            "trainer.use_v1": False,
-            V1: "separate_async",
-        },
-    )
+    config = merged(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
     line = decide(config, group="sapo").line
     given = []
     of_verl = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
