@@ -51,7 +51,7 @@ WITHOUT_WHAT_VERL_LACKS = (
     | {
         "metrics": "clipx/ratio_mean",
         "doctor --no-ray": "pip install 'verl-clipx[tools]'",
-        "explain -- python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
+        f"explain -- {sys.executable} -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
         "actor_rollout_ref.actor.use_dynamic_bsz=True +clipx=grpo": "clipx_grpo",
         "data list": "clipx data build NAME",
         "data build countdown --out countdown --split test --limit 2": "2 rows",

@@ -4,7 +4,7 @@ Covers: composed as verl's entry modules are, in this process: loss, settings an
 left to verl; untested options, cost, files, receipt; refusals of the plugin, of verl and of Hydra; what does not divide
 (test_divisibility.py has the rules); critics, LoRA, supervised training, other entries, files of the user's.
 Not covered: the command around it, stand-ins and sessions (test_explain_command.py), that the run prints the same line
-(test_start.py), the line's parts (test_announcement.py), each refusal (test_clip_keys.py, test_runnable.py).
+(test_start.py), the line's parts (test_announcement.py), each refusal (test_verl_keys.py).
 """
 
 import itertools

@@ -2,8 +2,8 @@
 
 Covers: the driver's hook, a main of the user's own under Hydra, a notebook and verl's Tinker worker, with what each can
 know; that verl's own resolution in place keeps the result; that nobody can set the facts; which facts there are for
-rollout batches and traces; misspelt keys of ours; that the plugin leaves a run without its node alone. Not covered:
-what becomes of verl's keys (test_verl_keys.py), the entry modules as a whole (test_start.py), the line
+rollout batches and traces; misspelt keys of ours. Not covered: what a file of the user's says (test_explain.py), what
+becomes of verl's keys (test_verl_keys.py), the entry modules as a whole (test_start.py), the line
 (test_announcement.py).
 """
 

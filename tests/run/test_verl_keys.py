@@ -2,9 +2,9 @@
 
 Covers: by overrides on verl's configuration, as the driver decides and as the workers then build it: what each clip key
 becomes under each method and when it counts, what is named as not used, every refusal with the nearest run that is
-served, by the fields of the error; GRPO and SAPO with verl's keys against verl's own losses; every leaf that verl
-composes, under each of its engines, has a row. Not covered: that no key is missing which verl's losses read
-(tests/worker/test_verl_contract.py), what the rows say of drawn configurations (tests/worker/test_drawn.py).
+served, by the fields of the error; every key that verl composes, under each of its engines, has a row or is known to be
+off the loss's path. Not covered: that no key is missing which verl's losses read (tests/worker/test_verl_contract.py),
+what drawn configurations train, also against verl's own losses (tests/worker/test_drawn.py).
 """
 
 import inspect
