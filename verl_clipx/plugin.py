@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -43,14 +42,16 @@ def _install_worker(engine_workers: ModuleType) -> None:
 
 def _register_agent_loop(_: ModuleType) -> None:
     # Importing the agent loop's module registers it with verl.
-    import_module("verl_clipx.seeded.agent_loop")
+    import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
 def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
     def run(*, _root_):
-        return import_module("verl_clipx.run.resolve").facts_node(_root_)
+        from verl_clipx.run.resolve import facts_node
+
+        return facts_node(_root_)
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
     omegaconf.OmegaConf.register_new_resolver("clipx_run", run, replace=True)
@@ -60,38 +61,54 @@ def _wrap(name: str, wrapper: Callable) -> Callable[[ModuleType], None]:
     return lambda module: wrap_function_wrapper(module, name, wrapper)
 
 
-def _call(module: str, name: str) -> Callable[[ModuleType], None]:
-    return lambda imported: getattr(import_module(module), name)(imported)
+def _trainer_hook(name: str) -> Callable[[ModuleType], None]:
+    def install(module: ModuleType) -> None:
+        from verl_clipx.trainer import hooks
+
+        getattr(hooks, name)(module)
+
+    return install
 
 
 def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
     detect(*positional, **named)
     _answer_if_explained(*positional, **named)
-    import_module("verl_clipx.run.start").start(*positional, **named)
+    from verl_clipx.run.start import start
+
+    start(*positional, **named)
 
 
 def _start_before_ray(run: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
     config = positional[0] if positional else named["config"]
     _answer_if_explained(config)
-    import_module("verl_clipx.run.start").start_unless_started(config)
+    from verl_clipx.common.run_lock import release
+    from verl_clipx.run.start import start_unless_started
+
+    start_unless_started(config)
     try:
         run(*positional, **named)
     finally:
-        import_module("verl_clipx.common.run_lock").release()
+        release()
 
 
 def _answer_if_explained(config: Any) -> None:
     if EXPLAIN in os.environ:
-        import_module("verl_clipx.run.answer").answer_and_end(config)
+        from verl_clipx.run.answer import answer_and_end
+
+        answer_and_end(config)
 
 
 def _write_nothing(run: Callable, _: None, __: tuple, named: dict[str, Any]) -> None:
     # hydra.main calls it with everything by name.
-    import_module("verl_clipx.run.answer").run_hydra(run, **named)
+    from verl_clipx.run.answer import run_hydra
+
+    run_hydra(run, **named)
 
 
 def _refuse_ray(*_: Any) -> None:
-    import_module("verl_clipx.run.answer").end_without_configuration()
+    from verl_clipx.run.answer import end_without_configuration
+
+    end_without_configuration()
 
 
 # By the module of verl's whose import installs it.
@@ -108,9 +125,9 @@ HOOKS = (
     ("verl.utils.device", _wrap("auto_set_device", _start)),
     ("verl.trainer.main_ppo", _wrap("run_ppo", _start_before_ray)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
-    ("verl.utils.tracking", _call("verl_clipx.trainer.hooks", "install_logs")),
-    ("verl.trainer.ppo.metric_utils", _call("verl_clipx.trainer.hooks", "install_metrics")),
-    ("verl.trainer.ppo.v1.trainer_base", _call("verl_clipx.trainer.hooks", "install_verdicts")),
+    ("verl.utils.tracking", _trainer_hook("install_logs")),
+    ("verl.trainer.ppo.metric_utils", _trainer_hook("install_metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", _trainer_hook("install_verdicts")),
 )
 
 # Beside them, while a command is explained: nothing is written, and Ray does not start.

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from tests.claims.verl_examples.examples import examples, outcomes
 from verl_clipx.cli import app
-from verl_clipx.run import stand_in
 from verl_clipx.run.explain import EXPLAIN
 
 # In verl's place: it answers with its arguments.
@@ -175,16 +174,3 @@ def test_what_gives_no_answer_says_why(write):
     assert "no_such_program" in clipx("--", "no_such_program", code=1)["error"]
     result = CliRunner().invoke(app, ["explain"])
     assert result.exit_code == 2 and "clipx explain -- python -m verl.trainer.main_ppo" in result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "left"),
-    [
-        (["--nodes", "2", "--quiet", "-n4", "-p", "gpu", "run.sh", "-x"], ["run.sh", "-x"]),
-        (["--", "python", "--version"], ["python", "--version"]),
-        (["-N"], []),
-        ([], []),
-    ],
-)
-def test_a_launchers_options_end_where_its_command_begins(words, left):
-    assert stand_in.after_options(words) == left

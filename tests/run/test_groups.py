@@ -16,8 +16,7 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.groups import content_of, group_settings, groups_of, node_of
-from verl_clipx.run.listing import describe_methods, parameter_row
+from verl_clipx.run.groups import content_of, group_settings, node_of
 
 # Their numbers come from a run.
 MEASURED = {
@@ -181,10 +180,3 @@ def test_a_loss_of_ones_own_that_cannot_be_loaded_stops_in_the_driver(value):
 def test_every_parameter_of_a_method_is_overridden_and_swept_without_a_plus(composed):
     for name in ("alpha", "scope", "dual_clip", "log_ratio_clamp", "lagged_average"):
         assert composed("+clipx=acpo", f"clipx.{name}=null").clipx[name] is None
-
-
-def test_listing_shows_each_parameter_with_its_value_in_each_group():
-    rows = {row[0]: row for row in map(parameter_row, describe_methods("acpo")[0]["parameters"])}
-    assert groups_of("acpo") == ["acpo", "acpo_reference"]
-    assert rows["bin_on"][1:4] == ("old", "current", "one of old, current")
-    assert rows["epsilon_max"][1:3] == ("null", "3.0")
