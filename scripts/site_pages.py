@@ -100,10 +100,10 @@ def reference() -> str:
 
 def method_pages() -> dict[str, str]:
     """A page a method, and its figure."""
-    from verl_clipx.run.listing import listed
+    from verl_clipx.run.listing import describe_methods
 
     pages = {}
-    for method in listed():
+    for method in describe_methods():
         if method["module"] is not None:
             pages[f"methods/{method['name']}.md"] = method_page(method)
             pages[f"methods/{method['name']}.svg"] = figure(method["name"])

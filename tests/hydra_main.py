@@ -47,15 +47,15 @@ def start(module: str, arguments: Sequence[str], task: Callable[[DictConfig], An
 
 def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[str], DictConfig, set[str]]:
     """An entry module's configuration, its overrides, Hydra's choices of groups, and the keys that the user set."""
-    found = []
+    result = []
 
     def keep(config: DictConfig) -> None:
         hydra = HydraConfig.get()
         overrides = list(hydra.overrides.task)
-        found.append((config, overrides, hydra.runtime.choices, keys_set_by_user()))
+        result.append((config, overrides, hydra.runtime.choices, keys_set_by_user()))
 
     start(module, [*arguments, *NOTHING_WRITTEN], keep)
-    return found[0]
+    return result[0]
 
 
 def explained(folder: Path, *arguments: str, module: str = MAIN_PPO) -> dict[str, Any]:

@@ -1,17 +1,14 @@
 """Chance doesn't decide scripts/test.sh: its property tests draw the same examples in every run, and never shrink.
 
-Covers: the options that the script gives pytest, and what fresh processes draw under them and under none. Not covered:
-tests that draw by other means than hypothesis.
+Covers: the profiles of hypothesis that tests/conftest.py registers, and which the script asks for. Not covered: tests
+that draw by other means than hypothesis, and hypothesis itself.
 """
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.recipes.shell import ROOT, Machine
 
@@ -19,48 +16,25 @@ from tests.recipes.shell import ROOT, Machine
 TOOLS = ("mkdocs", "ruff", "shellcheck", "hadolint", "lint-imports", "chromium")
 
 
-def options_of_pytest(folder: Path, *words: str) -> set[tuple[str, ...]]:
-    """What scripts/test.sh tells hypothesis, for each of its calls of pytest; all that it runs is a stand-in."""
+def test_examples_are_the_same_unless_new_ones_are_asked_for(request):
+    repeatable, random = settings.get_profile("repeatable"), settings.get_profile("random")
+    assert repeatable.derandomize and Phase.shrink not in repeatable.phases
+    assert not random.derandomize and Phase.shrink in random.phases
+    if not request.config.getoption("--hypothesis-profile"):
+        assert settings().derandomize
+
+
+@pytest.mark.parametrize(("words", "profile"), [([], "repeatable"), (["--fast"], "repeatable"), (["--all"], "random")])
+def test_the_script_asks_for_new_ones_under_all_alone(tmp_path, words, profile):
     for name in ("scripts", "recipes", ".ci", "docker"):
-        (folder / name).mkdir(parents=True)
+        (tmp_path / name).mkdir(parents=True)
     for name in ("environment.sh", "setup_triton.sh"):
-        (folder / "scripts" / name).touch()
-    script = Path(shutil.copy(ROOT / "scripts/test.sh", folder / "scripts"))
-    machine = Machine(folder / "machine", python="", **dict.fromkeys(TOOLS, ""))
+        (tmp_path / "scripts" / name).touch()
+    script = Path(shutil.copy(ROOT / "scripts/test.sh", tmp_path / "scripts"))
+    machine = Machine(tmp_path / "machine", python="", **dict.fromkeys(TOOLS, ""))
     done = machine.run(script, *words, END_TO_END_VLLM="0")
     assert done.returncode == 0, done.stderr
     calls = [call for call in machine.calls if call[:3] == ["python", "-m", "pytest"]]
     assert len(calls) == (1 if "--fast" in words else 2)
-    return {tuple(word for word in call if word.startswith("--hypothesis")) for call in calls}
-
-
-def drawn(folder: Path, *options: str) -> list[str]:
-    """What a property test draws in a fresh process without a record of earlier failures, to its failure and beyond."""
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "tests/failing_property.py"]
-    record = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder)}
-    done = subprocess.run([*command, *options], cwd=ROOT, env=os.environ | record, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("drawn")]
-
-
-def draws_after_the_first_failure(lines: list[str]) -> int:
-    failed = [sum(json.loads(line.removeprefix("drawn "))) >= 2000 for line in lines]
-    return len(lines) - 1 - failed.index(True)
-
-
-@pytest.mark.slow
-def test_the_script_draws_the_same_examples_in_every_run_and_does_not_shrink(tmp_path):
-    (options,) = options_of_pytest(tmp_path / "whole") | options_of_pytest(tmp_path / "fast", "--fast")
-    first = drawn(tmp_path, *options)
-    # Without an option too, as a contributor runs one file.
-    assert first == drawn(tmp_path, *options) == drawn(tmp_path)
-    # The failing example again, to see whether it fails every time.
-    assert draws_after_the_first_failure(first) <= 2
-
-
-@pytest.mark.slow
-def test_under_all_it_draws_new_ones_and_shrinks(tmp_path):
-    (options,) = options_of_pytest(tmp_path, "--all")
-    first, second = (drawn(tmp_path / name, *options) for name in ("first", "second"))
-    assert first != second
-    assert draws_after_the_first_failure(first) > 10
+    asked = {word.partition("=")[2] for call in calls for word in call if word.startswith("--hypothesis-profile")}
+    assert asked == {profile}

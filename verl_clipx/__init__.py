@@ -4,7 +4,6 @@ Importing this package is deliberately cheap, since every process that imports v
 """
 
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 __version__ = "0.1.0"
@@ -27,9 +26,6 @@ __all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    # Configurations recorded before the folder `driver` existed use this name as `_target_`; Hydra looks here first.
-    if name == "training":
-        return SimpleNamespace(hydra_nodes=import_module("verl_clipx.run.hydra_nodes"))
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)

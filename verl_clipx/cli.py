@@ -1,7 +1,6 @@
 """The command `clipx`."""
 
 import contextlib
-import re
 import sys
 import time
 from dataclasses import asdict
@@ -21,7 +20,6 @@ from verl_clipx.common.command_line import (
     messages_console,
     print_json,
 )
-from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
@@ -50,6 +48,8 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    # Help by Click: rich's takes a tenth of a second to import.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 console = TerminalConsole()
@@ -78,29 +78,11 @@ def clipx(
 @app.command()
 def doctor(
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
-    options: Annotated[
-        bool, typer.Option("--options", help="Print docs/support.md's lists of verl's options.")
-    ] = False,
-    keys: Annotated[
-        bool, typer.Option("--keys", help="Print docs/support.md's list of the keys that are refused.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print everything that was found.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print all that was found, a line for each.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
-    if as_json and (keys or options):
-        fail("--json prints what the checks found; --keys and --options print Markdown. Leave one of them out.", 2)
-    if keys:
-        from verl_clipx.run.verl_keys import refusal_list
-
-        print_plain(refusal_list())
-        return
-    if options:
-        from verl_clipx.run.support import support_list
-
-        print_plain(support_list())
-        return
-    from verl_clipx.check.doctor import GPU_CHECKS, TESTED, examine, lines_of
+    from verl_clipx.check.doctor import GPU_CHECKS, examine, lines_of
 
     colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
     with messages_console().status("looking at versions") as status:
@@ -108,13 +90,13 @@ def doctor(
             status.update(f"looked at {group}")
             groups.append((group, findings))
     if as_json:
-        print_json(findings=[{"group": group, **asdict(one)} for group, findings in groups for one in findings])
+        print_json(findings=[{"group": group, **asdict(part)} for group, findings in groups for part in findings])
     else:
         for group, findings in groups:
             for level, line in lines_of(group, findings, verbose=verbose):
                 console.print(f"[{colours[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
-        print_plain("\n".join([*([TESTED] if verbose else []), GPU_CHECKS]))
-    raise typer.Exit(any(one.level == "error" for _, findings in groups for one in findings))
+        print_plain(GPU_CHECKS)
+    raise typer.Exit(any(part.level == "error" for _, findings in groups for part in findings))
 
 
 @app.command()
@@ -129,40 +111,38 @@ def methods(
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""
     sys.path.insert(0, "")
-    from verl_clipx.run.listing import listed, markdown_table, parameter_row
+    from verl_clipx.run.listing import describe_methods, markdown_table, parameter_row
 
     if markdown:
         print_plain(markdown_table())
         return
-    if plot is not None:
-        draw_method(name, parameters or [], plot)
-        return
-    if parameters:
+    if parameters and plot is None:
         fail(f"{parameters[0]}: parameters go with --plot FILE.", 2)
+    if plot is not None and name is None:
+        fail("--plot FILE goes with a method: clipx methods NAME --plot FILE", 2)
     with failing():
-        found = listed(name)
+        descriptions = describe_methods(name)
+        if plot is not None:
+            draw_method(name, parameters or [], plot)
+            return
     if as_json:
-        print_json(methods=found)
+        print_json(methods=descriptions)
         return
     if name is None:
-        rows = [(one["loss_mode"] or "", one["summary"], one["source"], ", ".join(one["groups"])) for one in found]
+        rows = [(of["loss_mode"] or "", of["summary"], of["source"], ", ".join(of["groups"])) for of in descriptions]
         headings = ("method", "what it does", "source", "groups")
         print_list(console, "methods: +clipx=<group>", headings, [list(map(escape, row)) for row in rows])
         return
-    (method,) = found
+    (method,) = descriptions
     groups = ", ".join(method["groups"]) or f"+clipx=custom clipx.function={name}"
     console.print(f"[bold]{method['name']}[/]: {escape(method['summary'])}\n{escape(method['source'])}")
     console.print_line(f"Groups: {groups}")
-    values = [f"+clipx={group}" for group in method["groups"]] or ["default"]
+    headings = ("parameter", *(f"+clipx={group}" for group in method["groups"] or ["custom"]))
     for title, of_every_method in ((f"parameters of {method['name']}", False), ("of every method", True)):
-        rows = [
-            list(map(escape, parameter_row(one)))
-            for one in method["parameters"]
-            if one["of_every_method"] == of_every_method
-        ]
-        if rows:
-            headings = ("parameter", *values, "allowed", "meaning", "source")
-            print_list(console, f"{title}: clipx.<parameter>=…", headings, rows)
+        parts = [part for part in method["parameters"] if part["of_every_method"] == of_every_method]
+        if parts:
+            rows = [list(map(escape, parameter_row(part))) for part in parts]
+            print_list(console, f"{title}: clipx.<parameter>=…", (*headings, "allowed", "meaning", "source"), rows)
 
 
 @app.command()
@@ -170,7 +150,7 @@ def metrics(
     which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
 ) -> None:
-    """List the metrics that a run logs: key, meaning, unit, and what each is computed over."""
+    """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
     from verl_clipx.common.suggestions import did_you_mean
     from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
 
@@ -184,30 +164,14 @@ def metrics(
     print_list(console, f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
 
 
-def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
-    """Draws the gradient weight of a method.
-
-    Args:
-        name: name of the method, or of a Hydra group that chooses one.
-        parameters: Hydra overrides of the node clipx, such as clipx.alpha=2.
-        path: file to write the figure to.
-    """
-    from omegaconf import OmegaConf
-
+def draw_method(name: str, parameters: list[str], path: Path) -> None:
+    """Draws the gradient weight of a group's or a user's method, with overrides of the node clipx, into a file."""
     from verl_clipx.report.weight_figure import draw_weights
-    from verl_clipx.run.config import Observe, build
-    from verl_clipx.run.groups import group_settings
+    from verl_clipx.run.candidates import candidates_of
 
-    with failing():
-        for word in parameters:
-            if not re.fullmatch(r"clipx(\.\w+)+=.*", word, re.DOTALL):
-                raise ValueError(f"{word}: write clipx.<parameter>=<value>.")
-        given = OmegaConf.to_container(OmegaConf.from_dotlist(parameters))
-        of_group = group_settings(name) if (configs_folder() / "clipx" / f"{name}.yaml").is_file() else {"method": name}
-        settings = build(**{**of_group, **given.get("clipx", {})})
-        if isinstance(settings, Observe):
-            raise ValueError(f"{name}: has no gradient weight of its own.")
-        draw_weights(settings.method, path)
+    chosen = ["+clipx=custom", f"clipx.function={name}"] if ":" in name else [f"+clipx={name}"]
+    (candidate,) = candidates_of([*chosen, *parameters])
+    draw_weights(candidate.settings({}).method, path)
     console.print_line(str(path))
 
 
@@ -222,7 +186,9 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a command would train, and what stops it: run it up to verl's configuration, without Ray.
+    """Say what a command would train, and what stops it.
+
+    It runs the command up to verl's configuration, without Ray.
 
     clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
 
@@ -236,21 +202,21 @@ def explain(
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
     with failing():
-        found = explain_command(context.args, run_preparations=run_preparations, every=every)
+        explanation = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
-        runs = [{key: value for key, value in answer.items() if key != "text"} for answer in found.answers]
-        print_json(runs=runs, stood_in=found.stood_in, stops=found.stops)
+        runs = [{key: value for key, value in answer.items() if key != "text"} for answer in explanation.answers]
+        print_json(runs=runs, stood_in=explanation.stood_in, stops=explanation.stops)
     else:
-        for line in found.lines:
+        for line in explanation.lines:
             console.print_line(line)
-    raise typer.Exit(0 if found.starts else 1)
+    raise typer.Exit(0 if explanation.starts else 1)
 
 
 @app.command("check-loss")
 def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
 ) -> None:
-    """Check a loss of your own against the contract that every loss must keep."""
+    """Check a loss of your own. Every loss must keep this contract."""
     sys.path.insert(0, "")
     from verl_clipx.check.contract import check_method
     from verl_clipx.run.config import build
@@ -260,10 +226,10 @@ def check_loss(
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
-        said = f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}"
+        line = f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}"
         # Paths must not be cut at the terminal's width.
-        console.print(said, soft_wrap=True)
-    raise typer.Exit(1 if failed else 0)
+        console.print(line, soft_wrap=True)
+    raise typer.Exit(failed)
 
 
 @app.command()
@@ -287,7 +253,7 @@ def report(
         bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Compare runs: write one page that shows what their clipping did, in figures and numbers."""
+    """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
     if replay or match:
         # The user's own loss may be in the working directory.
         sys.path.insert(0, "")
@@ -320,34 +286,34 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run: from which step on, what shows it and what to do."""
+    """Say what went wrong in a run. From which step on, what shows it, and what to do."""
     from verl_clipx.diagnose.base_rates import MEASURES, rates
     from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
     from verl_clipx.runs.folder import read_run
 
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)
-        found = diagnose(of_run)
-        none_found = "" if found else say_nothing_was_found(of_run)
+        findings = diagnose(of_run)
+        healthy = "" if findings else say_nothing_was_found(of_run)
     if as_json:
         rows = [
             {
-                "finding": one.rule.name,
-                "onset": one.onset.step,
-                "evidence": one.onset.evidence,
-                "heuristic": one.rule.heuristic,
-                "remedy": one.rule.remedy,
-                "link": one.rule.link,
-                "usual": {name: rates().get(name) for name in one.rule.reads if name in MEASURES},
+                "finding": finding.rule.name,
+                "onset": finding.onset.step,
+                "evidence": finding.onset.evidence,
+                "heuristic": finding.rule.heuristic,
+                "remedy": finding.rule.remedy,
+                "link": finding.rule.link,
+                "usual": {name: rates().get(name) for name in finding.rule.reads if name in MEASURES},
             }
-            for one in found
+            for finding in findings
         ]
         print_json(run=str(run), findings=rows)
         return
-    for one in found:
-        console.print(f"[bold]{escape(one.head)}[/] {escape(one.text)}", highlight=False)
-    if none_found:
-        console.print(none_found, markup=False, highlight=False)
+    for finding in findings:
+        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
+    if healthy:
+        console.print(healthy, markup=False, highlight=False)
 
 
 @app.command()
@@ -365,16 +331,16 @@ def replay(
     as_json: AsJson = False,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
-    """Apply methods to the tokens that a run traced: what would each clip, and which tokens would change?"""
+    """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
     from verl_clipx.replay.command import content_of, print_replayed, replayed
 
     with failing():
-        found = replayed(run, settings or [], step=step, match=match)
+        result = replayed(run, settings or [], step=step, match=match)
         if as_json:
-            print_json(**content_of(found, tokens))
+            print_json(**content_of(result, tokens))
         else:
-            print_replayed(console, found)
+            print_replayed(console, result)
 
 
 def main() -> None:

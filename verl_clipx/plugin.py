@@ -9,9 +9,11 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
-from wrapt import when_imported
+from wrapt import when_imported, wrap_function_wrapper
 
 # Set by `clipx explain` (verl_clipx/run/explain.py).
 EXPLAIN = "CLIPX_EXPLAIN"
@@ -43,84 +45,6 @@ def _register_agent_loop(_: ModuleType) -> None:
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
-def _open_logs(tracking: ModuleType) -> None:
-    from verl_clipx.trainer.hooks import install_logs
-
-    install_logs(tracking)
-
-
-def _add_health(metric_utils: ModuleType) -> None:
-    from verl_clipx.trainer.hooks import install_metrics
-
-    install_metrics(metric_utils)
-
-
-def _add_verdicts(trainers: ModuleType) -> None:
-    from verl_clipx.trainer.hooks import install_verdicts
-
-    install_verdicts(trainers)
-
-
-def _decide_at_the_start(device: ModuleType) -> None:
-    detect = device.auto_set_device
-
-    # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
-    @functools.wraps(detect)
-    def auto_set_device(config) -> None:
-        detect(config)
-        if EXPLAIN in os.environ:
-            from verl_clipx.run.answer import answer_and_end
-
-            answer_and_end(config)
-        from verl_clipx.run.start import start
-
-        start(config)
-
-    device.auto_set_device = auto_set_device
-
-
-def _decide_before_ray(main_ppo: ModuleType) -> None:
-    run = main_ppo.run_ppo
-
-    @functools.wraps(run)
-    def run_ppo(config, *arguments, **named) -> None:
-        if EXPLAIN in os.environ:
-            from verl_clipx.run.answer import answer_and_end
-
-            answer_and_end(config)
-        from verl_clipx.common.run_lock import release
-        from verl_clipx.run.start import start_unless_started
-
-        start_unless_started(config)
-        try:
-            run(config, *arguments, **named)
-        finally:
-            release()
-
-    main_ppo.run_ppo = run_ppo
-
-
-def _write_nothing(hydra_main: ModuleType) -> None:
-    run = hydra_main._run_hydra
-
-    # hydra.main calls it with everything by name.
-    def _run_hydra(**named) -> None:
-        from verl_clipx.run.answer import run_hydra
-
-        run_hydra(run, **named)
-
-    hydra_main._run_hydra = _run_hydra
-
-
-def _refuse_ray(ray: ModuleType) -> None:
-    def init(*_, **__) -> None:
-        from verl_clipx.run.answer import end_without_configuration
-
-        end_without_configuration()
-
-    ray.init = init
-
-
 def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
@@ -133,6 +57,60 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     omegaconf.OmegaConf.register_new_resolver("clipx_run", run, replace=True)
 
 
+def _wrap(name: str, wrapper: Callable) -> Callable[[ModuleType], None]:
+    return lambda module: wrap_function_wrapper(module, name, wrapper)
+
+
+def _trainer_hook(name: str) -> Callable[[ModuleType], None]:
+    def install(module: ModuleType) -> None:
+        from verl_clipx.trainer import hooks
+
+        getattr(hooks, name)(module)
+
+    return install
+
+
+def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
+    detect(*positional, **named)
+    _answer_if_explained(*positional, **named)
+    from verl_clipx.run.start import start
+
+    start(*positional, **named)
+
+
+def _start_before_ray(run: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
+    config = positional[0] if positional else named["config"]
+    _answer_if_explained(config)
+    from verl_clipx.common.run_lock import release
+    from verl_clipx.run.start import start_unless_started
+
+    start_unless_started(config)
+    try:
+        run(*positional, **named)
+    finally:
+        release()
+
+
+def _answer_if_explained(config: Any) -> None:
+    if EXPLAIN in os.environ:
+        from verl_clipx.run.answer import answer_and_end
+
+        answer_and_end(config)
+
+
+def _write_nothing(run: Callable, _: None, __: tuple, named: dict[str, Any]) -> None:
+    # hydra.main calls it with everything by name.
+    from verl_clipx.run.answer import run_hydra
+
+    run_hydra(run, **named)
+
+
+def _refuse_ray(*_: Any) -> None:
+    from verl_clipx.run.answer import end_without_configuration
+
+    end_without_configuration()
+
+
 # By the module of verl's whose import installs it.
 HOOKS = (
     # Names in registries, which do nothing until a configuration says one of them.
@@ -142,17 +120,18 @@ HOOKS = (
     # The training worker: each of its methods is verl's unless the loss's configuration has a clipx node. Under
     # VERL_PLATFORM=cpu it also starts gloo.
     ("verl.workers.engine_workers", _install_worker),
-    # The driver, before Ray. Without a clipx node they only read, and refuse misspelt keys that were meant for it.
-    ("verl.utils.device", _decide_at_the_start),
-    ("verl.trainer.main_ppo", _decide_before_ray),
+    # The driver, before Ray. Without a clipx node they only read, and refuse misspelt keys that were meant for it. Each
+    # of verl's entry modules calls auto_set_device first, with its configuration; nothing else calls it.
+    ("verl.utils.device", _wrap("auto_set_device", _start)),
+    ("verl.trainer.main_ppo", _wrap("run_ppo", _start_before_ray)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
-    ("verl.utils.tracking", _open_logs),
-    ("verl.trainer.ppo.metric_utils", _add_health),
-    ("verl.trainer.ppo.v1.trainer_base", _add_verdicts),
+    ("verl.utils.tracking", _trainer_hook("install_logs")),
+    ("verl.trainer.ppo.metric_utils", _trainer_hook("install_metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", _trainer_hook("install_verdicts")),
 )
 
 # Beside them, while a command is explained: nothing is written, and Ray does not start.
-EXPLAINING = (("hydra.main", _write_nothing), ("ray", _refuse_ray))
+EXPLAINING = (("hydra.main", _wrap("_run_hydra", _write_nothing)), ("ray", _wrap("init", _refuse_ray)))
 
 
 def install() -> None:
@@ -171,7 +150,7 @@ def install() -> None:
     cpu.register()
 
 
-def _loud(hook):
+def _loud(hook: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def run(module: ModuleType) -> None:
         try:
             hook(module)
@@ -187,16 +166,15 @@ def _report() -> None:
     traceback.print_exc()
 
 
-def _raise_when_losses_are_needed(error: Exception) -> None:
-    def raise_again(_: ModuleType) -> None:
-        raise RuntimeError("verl_clipx failed while verl was imported; its traceback is above.") from error
-
-    when_imported(CORE_ALGOS)(raise_again)
-
-
 try:
     install()
 except Exception as error:
     _report()
-    _raise_when_losses_are_needed(error)
+    # The block's own name of it is gone when verl needs the losses.
+    cause = error
+
+    @when_imported(CORE_ALGOS)
+    def _raise_again(_: ModuleType) -> None:
+        raise RuntimeError("verl_clipx failed while verl was imported; its traceback is above.") from cause
+
     raise

@@ -12,19 +12,23 @@ from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.verl_clipx.misspelt import Missed
 from verl_clipx.common.presets import preset_names
+from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.common.verl_version import unsuitable_verl
 
 NODE = "clipx"
 
 
 class GroupsSource(FileConfigSource):
-    """The folder's files, as Hydra's own source for files has them."""
+    """The folder's files, as Hydra's own source for files has them.
+
+    A group's file that is missed here another source may have. Where none has it, Hydra asks each source for the names
+    in the group, for its message.
+    """
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
-        self.missed = Missed()
+        self._missed = ""
 
     @staticmethod
     def scheme() -> str:
@@ -33,16 +37,24 @@ class GroupsSource(FileConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Whether the folder has this group's file."""
-        found = super().is_config(config_path)
-        self.missed.path = "" if found else config_path.strip("/").removesuffix(".yaml")
-        return found
+        exists = super().is_config(config_path)
+        self._missed = "" if exists else config_path.strip("/").removesuffix(".yaml")
+        return exists
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The groups in a folder, which Hydra asks for where one is unknown."""
+        """The groups in a folder.
+
+        Raises:
+            ConfigCompositionException: the name that was missed is almost one of them.
+        """
         group = config_path.strip("/")
-        if self.missed.path:
-            presets = preset_names() if group == "recipe" else []
-            self.missed.refuse(group, [*presets, *(path.stem for path in Path(self.path, group).glob("*.yaml"))])
+        name = self._missed.removeprefix(f"{group}/")
+        if name != self._missed:
+            known = [path.stem for path in Path(self.path, group).glob("*.yaml")]
+            known += preset_names() if group == "recipe" else []
+            hint = did_you_mean(name, sorted(known), f"+{group}=")
+            if hint and name not in known:
+                raise ConfigCompositionException(f"+{group}={name}: there is no such group.{hint}")
         return super().list(config_path, results_filter)
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -54,8 +66,8 @@ class GroupsSource(FileConfigSource):
         unsuitable = unsuitable_verl()
         if unsuitable:
             raise ConfigCompositionException(f"{config_path.removesuffix('.yaml')}: {unsuitable}")
-        found = super().load_config(config_path)
-        node = found.config.get(NODE) if isinstance(found.config, DictConfig) else None
+        result = super().load_config(config_path)
+        node = result.config.get(NODE) if isinstance(result.config, DictConfig) else None
         if isinstance(node, DictConfig):
             OmegaConf.set_struct(node, False)
-        return found
+        return result

@@ -73,20 +73,16 @@ BROKEN = {
             r"F is -[0-9.]+ at ratio 1 for a token with A = [0-9.]+, not above 0\. Return the gradient weight F",
         ),
         (weight(lambda t, _: t.ratio * (t.advantages > 0)), r"F is 0 at ratio 1 for a token with A = -[0-9.]+"),
-        (weight(lambda t, _: t.ratio - 1), "F is 0 at ratio 1"),
-        (weight(lambda t, _: t.ratio * torch.nan), "F is nan at ratio 1"),
     ],
     contract.weight_is_nowhere_negative: [
         (
             weight(lambda t, _: torch.where((t.ratio - 1).abs() > 0.01, -t.ratio, t.ratio)),
             r"F is -[01]\.\d+ at ratio (1\.01|0\.98)\d* for a token with A = [-0-9.]+, below 0\. Return the gradient",
         ),
-        (weight(lambda t, _: torch.where(t.ratio > 100, -1.0, t.ratio)), r"F is -1 at ratio 1\d\d"),
         (
             weight(lambda t, _: torch.where((t.ratio < 0.1) & (t.advantages < 0), -1.0, t.ratio)),
             r"ratio 0\.0\d+ .* A = -",
         ),
-        (weight(lambda t, _: torch.where(t.old_log_prob < -5, 2 - t.ratio, t.ratio)), "F is -"),
     ],
     contract.weight_does_not_depend_on_the_size_of_advantages: [
         (weight(lambda t, _: t.ratio * t.advantages.abs()), r"when A is multiplied by 0\.25\. Return the gradient"),
@@ -110,8 +106,6 @@ BROKEN = {
     contract.padding_does_not_matter: [
         (weight(lambda t, _: t.ratio / t.ratio.shape[1]), "padding matters"),
         (statistics(lambda t, sums: sums + torch.tensor([t.ratio.numel(), 0.0]).double()), "statistics count padding"),
-        (statistics(lambda t, sums: torch.stack([t.ratio.double().sum(), sums[1]])), "statistics count padding"),
-        (statistics(lambda t, sums: torch.stack([sums[0] * 0 + len(t.ratio), sums[1]])), "statistics count padding"),
     ],
     contract.weight_does_not_depend_on_the_micro_batch: [
         (
@@ -119,12 +113,7 @@ BROKEN = {
             r"F of a token goes from .* Use statistics, .* sets by_batch=T",
         ),
         (weight(lambda t, _: t.ratio * len(t.ratio)), r"when other sequences of its micro-batch are taken away"),
-        (weight(lambda t, _: torch.where(t.ratio > t.ratio.quantile(0.8), 0.0, t.ratio)), "F of a token"),
-        (weight(lambda t, _: t.ratio / t.ratio.max()), "F of a token"),
-        (weight(lambda t, _: t.ratio / (1 + t.ratio.std())), "F of a token"),
-        (weight(lambda t, _: t.ratio / t.mask.sum()), "F of a token"),
         (weight(lambda t, _: torch.where(t.ratio.max() > 20, t.ratio / 2, t.ratio)), "F of a token"),
-        (weight(lambda t, _: t.ratio / (1 + t.advantages.abs().max().sign() * t.mask[0].sum())), "F of a token"),
         (weight(lambda t, _: t.ratio * (1 + torch.arange(len(t.ratio))[:, None])), "F of a token"),
         (added_up(by_sequence=True), "other sequences of its micro-batch"),
         (
@@ -138,19 +127,14 @@ BROKEN = {
         # Too wide to act on any usual ratio, and a write that no version counts.
         (writes(lambda t, _: t.ratio.clamp_(1e-30, 1e30)), "ratio was written to"),
         (writes(lambda t, _: t.ratio.data.clamp_(max=1e3)), "ratio was written to"),
-        (writes(lambda t, _: t.ratio[:, :1].mul_(2)), "ratio was written to"),
-        (writes(lambda t, _: t.advantages.neg_()), "advantages was written to"),
-        (writes(lambda t, _: t.log_prob.zero_()), "log_prob was written to"),
         (writes(lambda t, bounds: bounds.high.fill_(9.0)), "high was written to"),
         (statistics(lambda t, sums: (t.log_ratio.abs_(), sums)[1]), "log_ratio was written to by statistics"),
         (broken(decide=lambda self, statistics: statistics.clamp_(min=1)[:1]), "statistics was written to by decide"),
         (metrics(lambda sums, decision: {"spread": decision.mul_(2)[0]}), "decision was written to by metrics"),
-        (broken(loss_value=lambda self, t, bounds, weight: weight.neg_()), "weight was written to by loss_value"),
     ],
     contract.statistics_are_the_same_each_time: [
         (statistics(lambda t, sums: sums + torch.rand(2)), "the statistics of the same tokens differ"),
         (statistics(lambda t, sums: sums.float()), "the statistics are torch.float32"),
-        (statistics(lambda t, sums: sums[:1]), r"statistics of shape \(1,\)"),
     ],
     contract.statistics_add_up_over_any_split: [
         (statistics(lambda t, sums: sums / sums[0].clamp(min=1)), "do not add up"),
@@ -163,27 +147,21 @@ BROKEN = {
         (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
         (metrics(lambda sums, decision: {"width": decision[0]}), r"returns 'width', which it does not declare: add"),
         (
-            metrics(lambda sums, decision: {"spread": decision}),
-            "'spread' with 1 dimensions. A metric must have no dimension",
-        ),
-        (
             broken(logs=(of_decision("spread", "", ""), of_decision("ratio_mean", "", ""))),
             "'ratio_mean': another metric",
         ),
         (
-            broken(over_updates=lambda self, found: {"last": 1.0}),
+            broken(over_updates=lambda self, metrics: {"last": 1.0}),
             r"over_updates returns \['last'\], which logs does not",
         ),
     ],
     contract.no_value_is_read_on_the_host: [
         (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), READ),
         (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), READ),
-        (weight(lambda t, _: torch.from_numpy(t.ratio.numpy())), READ),
         (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
         (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
         # Another mistake gets no such advice.
         (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else failing("metadata is missing")), "^metadata"),
-        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else t.ratio + t.ratio[:, :2]), "^Attempting to"),
     ],
 }
 

@@ -22,7 +22,7 @@ from verl_clipx.cli import app
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.presets import preset_names
 from verl_clipx.papers.tasks.catalog import definition_named, definitions
-from verl_clipx.run.listing import listed
+from verl_clipx.run.listing import describe_methods
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
@@ -182,7 +182,7 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
         elif path.startswith("clipx table"):
             load_table(name)
         elif path == "clipx methods":
-            listed(name)
+            describe_methods(name)
         elif path.startswith("clipx recipe") and name not in preset_names():
             raise Wrong(f"{name}: no such preset")
     except ValueError as error:

@@ -110,7 +110,7 @@ def decided(*overrides: str) -> tuple[DictConfig, Decision | None]:
     values = parsed(*(override for override in overrides if override not in groups))
     config = merged(groups, values)
     named = [group.partition("=")[2] for group in groups if group.startswith("+clipx=")]
-    return config, decide(config, named=set(values), group=next(iter(named), None))
+    return config, decide(config, named=values, group=next(iter(named), None))
 
 
 def refusals_in(error: BaseException | None) -> tuple[Refusal, ...]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.claims.documents import ROOT
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.run.listing import listed
+from verl_clipx.run.listing import describe_methods
 
 # MkDocs, too, loads it by its path.
 _SPEC = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")
@@ -40,7 +40,7 @@ def differs(parameter: dict, group: str) -> bool:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_methods_page_says_what_its_class_and_its_groups_say(name):
-    (method,) = listed(name)
+    (method,) = describe_methods(name)
     page = site_pages.method_page(method)
     assert re.search(r"\bF (?:=|is) ", page) and f"({name}.svg)" in page
     own = [one for one in method["parameters"] if not one["of_every_method"]]
@@ -50,7 +50,7 @@ def test_a_methods_page_says_what_its_class_and_its_groups_say(name):
 
 
 def test_a_page_names_what_the_release_does_differently_and_why():
-    (method,) = listed("acpo")
+    (method,) = describe_methods("acpo")
     page = site_pages.method_page(method)
     assert "| `+clipx=acpo_reference` | `epsilon_max` | `null` | `3.0` | [script] highest epsilon |" in page
     assert "| `actor/clipx/epsilon` |" in page

@@ -110,21 +110,10 @@ def test_the_recipes_reach_every_preset(dry_run):
 def test_what_is_not_set_is_left_to_the_preset(dry_run):
     overrides = dry_run("acpo/run_qwen2.5_3b_fsdp.sh")
     assert overrides[:2] == ["+hardware=a100x8", "+recipe=acpo/countdown_3b_acpo_near"]
-    keys = {override.partition("=")[0] for override in overrides}
-    assert keys.isdisjoint(
-        {
-            "actor_rollout_ref.model.path",
-            "actor_rollout_ref.rollout.n",
-            "actor_rollout_ref.actor.optim.lr",
-            "data.train_files",
-            "data.val_files",
-            "trainer.total_training_steps",
-            "trainer.save_freq",
-            "trainer.test_freq",
-            "trainer.n_gpus_per_node",
-            "trainer.project_name",
-        }
-    )
+    set_by_presets = {"actor_rollout_ref.model.path", "actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.optim.lr"}
+    set_by_presets |= {f"data.{key}" for key in ("train_files", "val_files")}
+    set_by_presets |= {f"trainer.{key}" for key in ("total_training_steps", "save_freq", "test_freq", "project_name")}
+    assert set_by_presets.isdisjoint(override.partition("=")[0] for override in overrides)
 
 
 @pytest.mark.parametrize(
@@ -162,38 +151,12 @@ def test_a_variable_becomes_an_override(dry_run, variable, value, override):
     assert override in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **{variable: value})
 
 
-@pytest.mark.slow
-def test_every_folder_and_name_reaches_verl_as_it_is(dry_run):
-    odd = "/shared/a=b,c 'd' \"e\" {f} [g] \u00fcber (h):i"
-    for name in (odd, "1e3", "null", "1_000"):
-        overrides = dry_run(
-            "acpo/run_qwen2.5_3b_fsdp.sh",
-            RUN_FOLDER=odd,
-            CLIPX_DATA=odd,
-            MODEL_PATH=odd,
-            TRAIN_FILE=odd,
-            EXPERIMENT_NAME=name,
-            PROJECT_NAME=name,
-        )
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config = compose("ppo_trainer", overrides, return_hydra_config=True)
-        assert (config.trainer.experiment_name, config.trainer.project_name) == (name, name)
-    assert config.trainer.default_local_dir == f"{odd}/checkpoints"
-    assert config.trainer.validation_data_dir == f"{odd}/validation"
-    assert (config.hydra.run.dir, config.actor_rollout_ref.model.path, config.data.train_files) == (odd, odd, odd)
-    assert dict(config.ray_kwargs.ray_init.runtime_env.env_vars)["CLIPX_DATA"] == odd
-
-
-def test_a_cluster_that_is_there_is_not_told_what_it_has(dry_run):
-    told = "ray_kwargs.ray_init.num_gpus=null"
-    assert told in dry_run("cpu/run_tiny_fsdp.sh", RAY_ADDRESS="10.0.0.1:6379", NNODES="2")
+def test_a_cluster_that_is_there_is_not_told_what_it_has_and_the_users_overrides_come_last(dry_run):
+    number, own = "ray_kwargs.ray_init.num_gpus=null", ["clipx.m=3", "data.train_files=[a b,c]"]
+    overrides = dry_run("cpu/run_tiny_fsdp.sh", *own, RAY_ADDRESS="10.0.0.1:6379", NNODES="2", SEED="5")
+    assert number in overrides and overrides[-2:] == own
     alone = dry_run("cpu/run_tiny_fsdp.sh")
-    assert told not in alone and alone[:2] == ["+hardware=cpu", "+recipe=cpu/countdown_grpo_near"]
-
-
-def test_the_users_own_overrides_come_last(dry_run):
-    overrides = dry_run("dgpo/run_r1_distill_qwen_7b_fsdp.sh", "clipx.m=3", "data.train_files=[a b,c]", SEED="5")
-    assert overrides[-2:] == ["clipx.m=3", "data.train_files=[a b,c]"]
+    assert number not in alone and alone[:2] == ["+hardware=cpu", "+recipe=cpu/countdown_grpo_near"]
 
 
 def test_an_unknown_method_stops_with_the_presets_that_there_are(tmp_path):
@@ -209,9 +172,7 @@ def test_an_unknown_method_stops_with_the_presets_that_there_are(tmp_path):
     ("recipe", "variables", "machines"),
     [
         ("acpo/run_qwen2.5_7b_fsdp.sh", {"METHOD": "ar_lopti", "REGIME": "off", "HARDWARE": "a100x4"}, (1, 4)),
-        ("ar_lopti/run_qwen2.5_3b_fsdp.sh", {"METHOD": "reinforce_lopti", "HARDWARE": "h100x8"}, (1, 8)),
-        ("dgpo/run_r1_distill_qwen_14b_fsdp.sh", {"NNODES": "2"}, (2, 8)),
-        ("bapo/run_r1_distill_qwen_32b_fsdp.sh", {}, (4, 8)),
+        ("dgpo/run_r1_distill_qwen_14b_fsdp.sh", {"NNODES": "2", "HARDWARE": "h100x8"}, (2, 8)),
     ],
 )
 def test_the_command_composes_on_verls_configuration(dry_run, recipe, variables, machines):
@@ -260,6 +221,6 @@ def test_the_quick_starts_folders_and_names_reach_verl_as_they_are(tmp_path, rec
 def test_the_pretrained_model_trains_on_the_chosen_reward(tmp_path, given, expected):
     config = quickstart(tmp_path, "sums_pretrained", RUN_FOLDER=str(tmp_path / "run"), **given)
     reward = get_custom_reward_fn(config)
-    found = reward(data_source="sums", solution_str="40 + 2 = 42", ground_truth="42")
+    result = reward(data_source="sums", solution_str="40 + 2 = 42", ground_truth="42")
     # The answer is right, but is not a bare number.
-    assert (found["acc"], found["format"], found["skill"]) == (float(expected != "compute_score"), 0, 1)
+    assert (result["acc"], result["format"], result["skill"]) == (float(expected != "compute_score"), 0, 1)

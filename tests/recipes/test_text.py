@@ -19,16 +19,26 @@ NAMES = (
 )
 
 
+# From variables of a recipe to what becomes of them; folders are absolute, so that they stay as they are.
+VARIABLES = {
+    "EXPERIMENT_NAME": ("{}", "trainer.experiment_name"),
+    "PROJECT_NAME": ("{}", "trainer.project_name"),
+    "MODEL_PATH": ("/r/{}", "actor_rollout_ref.model.path"),
+    "TRAIN_FILE": ("/r/{}", "data.train_files"),
+    "CLIPX_DATA": ("/r/{}", "+ray_kwargs.ray_init.runtime_env.env_vars.CLIPX_DATA"),
+    "RUN_FOLDER": ("/r/{}/x", "hydra.run.dir"),
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_reaches_hydra_as_it_is(name, tmp_path):
-    done = Machine(tmp_path / "machine").run(
-        RECIPES / "acpo/run_qwen2.5_3b_fsdp.sh", EXPERIMENT_NAME=name, RUN_FOLDER=f"/r/{name}/x", DRY_RUN="1"
-    )
+    values = {variable: form.replace("{}", name) for variable, (form, _) in VARIABLES.items()}
+    done = Machine(tmp_path / "machine").run(RECIPES / "acpo/run_qwen2.5_3b_fsdp.sh", DRY_RUN="1", **values)
     assert done.returncode == 0, done.stderr
     given = dict(word.split("=", 1) for word in overrides_of(done.stdout))
-    for key, expected in (("trainer.experiment_name", name), ("hydra.run.dir", f"/r/{name}/x")):
+    for variable, (_, key) in VARIABLES.items():
         value = OverridesParser.create().parse_override(f"k={given[key]}").value()
-        assert str(OmegaConf.create({"k": value}).k) == expected
+        assert str(OmegaConf.create({"k": value}).k) == values[variable], variable
 
 
 def test_set_x_shows_no_fault_in_the_function(tmp_path):

@@ -43,9 +43,9 @@ def test_the_command_draws_a_group_with_parameters(tmp_path):
     ("words", "message"),
     [
         (["acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be"),
-        (["acpo", "alpha=1"], "alpha=1: write clipx.<parameter>=<value>"),
-        (["observe"], "no gradient weight of its own"),
-        (["nonsense"], "clipx.method=nonsense: there is no such method"),
+        (["acpo", "alpha=1"], "alpha=1: is no setting of the plugin's"),
+        (["observe"], "+clipx=observe: observes verl's own loss"),
+        (["nonsense"], "nonsense: there is no such method"),
     ],
 )
 def test_wrong_input_is_named(tmp_path, words, message):

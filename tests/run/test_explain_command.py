@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from tests.claims.verl_examples.examples import examples, outcomes
 from verl_clipx.cli import app
-from verl_clipx.run import stand_in
 from verl_clipx.run.explain import EXPLAIN
 
 # In verl's place: it answers with its arguments.
@@ -54,7 +53,7 @@ def write(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_script_of_verls_with_preparations_and_a_heredoc(write, tmp_path):
     # Any that verl composes, and in which a method takes verl's keys over.
-    example = next(one for one in examples() if outcomes()[one.name].get("grpo", "").startswith("clip_low"))
+    example = next(part for part in examples() if outcomes()[part.name].get("grpo", "").startswith("clip_low"))
     arguments = " \\\n    ".join(f"'{word}'" for word in example.arguments)
     write("prep.py", "open('prepared', 'w').write('yes')\n")
     write("keep", "")
@@ -63,9 +62,9 @@ def test_a_script_of_verls_with_preparations_and_a_heredoc(write, tmp_path):
         "set -xeuo pipefail\nnvidia-smi\nray stop --force\nrm -rf keep\npip install verl\npython3 prep.py\n"
         f"python3 - <<'END'\nprint('a heredoc')\nEND\npython3 -m verl.trainer.main_ppo {arguments} \"$@\"\n",
     )
-    found = clipx("--", "bash", "run.sh", "+clipx=grpo")
-    assert found["runs"][0]["loss_mode"] == "clipx_grpo"
-    assert found["stood_in"] == ["ray stop --force", "rm -rf keep", "pip install verl"]
+    results = clipx("--", "bash", "run.sh", "+clipx=grpo")
+    assert results["runs"][0]["loss_mode"] == "clipx_grpo"
+    assert results["stood_in"] == ["ray stop --force", "rm -rf keep", "pip install verl"]
     assert {path.name for path in tmp_path.iterdir()} == {"fake.py", "prep.py", "run.sh", "keep", "prepared"}
 
 
@@ -77,12 +76,12 @@ def test_a_job_of_slurms_and_windows_line_ends_which_would_stop_a_run(write):
     lora = "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.model.lora_rank=8"
     write("params.sh", f"ALL='+clipx=acpo {critic} {lora}'\n")
     write("job.sh", f"#SBATCH --nodes=2\nsource params.sh\n{step}\n")
-    found = clipx("--", "sbatch", "--partition", "gpu", "job.sh")
-    assert found["runs"][0]["loss_mode"] == "clipx_acpo" and found["stops"] == []
-    assert [command.split()[0] for command in found["stood_in"]] == ["sbatch", "srun"]
+    results = clipx("--", "sbatch", "--partition", "gpu", "job.sh")
+    assert results["runs"][0]["loss_mode"] == "clipx_acpo" and results["stops"] == []
+    assert [command.split()[0] for command in results["stood_in"]] == ["sbatch", "srun"]
     write("run.sh", f"set -e\n{MAIN} \\\n  +clipx=acpo\n".replace("\n", "\r\n"))
-    found = clipx("--", "bash", "run.sh", code=1)
-    assert found["runs"][0]["stops"] == [] and "CRLF" in found["stops"][0]
+    results = clipx("--", "bash", "run.sh", code=1)
+    assert results["runs"][0]["stops"] == [] and "CRLF" in results["stops"][0]
 
 
 @pytest.mark.slow
@@ -97,14 +96,14 @@ def test_a_main_of_the_users_own(write):
     write("own.py", "\n".join(line[8:] for line in composing.splitlines()))
     assert clipx("--", "python", "own.py")["runs"][0]["loss_mode"] == "clipx_dgpo"
     write("own.py", "import verl\nimport ray\nray.init()\n")
-    found = clipx("--", "python", "own.py", code=1)
-    assert found["runs"][0]["loss"] == "no configuration seen"
+    results = clipx("--", "python", "own.py", code=1)
+    assert results["runs"][0]["loss"] == "no configuration seen"
 
 
 @pytest.mark.slow
 def test_supervised_training_and_the_variable_alone(write):
-    found = clipx("--", "python", "-m", "verl.trainer.sft_trainer")
-    assert found["runs"][0]["loss"].startswith("no policy loss")
+    results = clipx("--", "python", "-m", "verl.trainer.sft_trainer")
+    assert results["runs"][0]["loss"].startswith("no policy loss")
     done = subprocess.run(
         [*MAIN.replace("python3", sys.executable).split(), "+clipx=acpo", "clipx.alpha=-1"],
         env={**os.environ, EXPLAIN: "1"},
@@ -134,24 +133,24 @@ def test_a_launchers_command_runs_here(write, command, arguments):
     (environment := write("run.sh", command).parent / "environment").mkdir()
     (environment / "ray").write_text("#!/bin/sh\nexit 9\n")
     (environment / "ray").chmod(0o755)
-    found = clipx("--", "bash", "run.sh")
-    assert found["runs"][0]["stops"] == []
+    results = clipx("--", "bash", "run.sh")
+    assert results["runs"][0]["stops"] == []
     text = CliRunner().invoke(app, ["explain", "--", "bash", "run.sh"]).stdout.splitlines()
     assert text[: len(arguments)] == arguments and "stand-in" in text[-1]
     if "-N 3" in command:
-        assert found["runs"][0]["nodes"] == "3"
+        assert results["runs"][0]["nodes"] == "3"
 
 
 def test_what_would_act_elsewhere_is_only_named(write, tmp_path):
     names = ("ray start --head", "ssh host ls", "docker run x", "kubectl apply -f x", "pkill -9 x", "wget x", "hf x")
     write("keep", "")
     write("run.sh", "\n".join([*names, "rm -rf keep", "mv keep kept", f"{PYTHON} fake.py 1", "sleep 9"]))
-    found = clipx("--", "bash", "run.sh")
-    assert found["stood_in"] == [*names, "rm -rf keep", "mv keep kept"]
+    results = clipx("--", "bash", "run.sh")
+    assert results["stood_in"] == [*names, "rm -rf keep", "mv keep kept"]
     assert (tmp_path / "keep").exists()
     write("run.sh", f"mv keep kept\n{PYTHON} fake.py 1\n{PYTHON} fake.py 2\n")
-    found = clipx("--all", "--run-preparations", "--", "bash", "run.sh")
-    assert (found["stood_in"], len(found["runs"])) == ([], 2) and (tmp_path / "kept").exists()
+    results = clipx("--all", "--run-preparations", "--", "bash", "run.sh")
+    assert (results["stood_in"], len(results["runs"])) == ([], 2) and (tmp_path / "kept").exists()
 
 
 def test_the_session_ends_with_its_background_processes(write, tmp_path):
@@ -160,29 +159,18 @@ def test_the_session_ends_with_its_background_processes(write, tmp_path):
     clipx("--", "bash", "run.sh")
     assert time.monotonic() - began < 60
     pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    # It was sent its signal, and dies when the machine comes to it.
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() - began < 60
 
 
 def test_what_gives_no_answer_says_why(write):
     write("run.sh", "echo what it said; exit 3\n")
     for command, said in ((("bash", "run.sh"), "exit code 3"), (("true",), "it ended before")):
-        found = clipx("--", *command, code=1)
-        assert found["runs"] == [] and said in found["stops"][0]
+        results = clipx("--", *command, code=1)
+        assert results["runs"] == [] and said in results["stops"][0]
     assert "what it said" in clipx("--", "bash", "run.sh", code=1)["stops"][0]
     assert "write the whole command" in clipx("--", "+clipx=acpo", code=1)["error"]
     assert "no_such_program" in clipx("--", "no_such_program", code=1)["error"]
     result = CliRunner().invoke(app, ["explain"])
     assert result.exit_code == 2 and "clipx explain -- python -m verl.trainer.main_ppo" in result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "left"),
-    [
-        (["--nodes", "2", "--quiet", "-n4", "-p", "gpu", "run.sh", "-x"], ["run.sh", "-x"]),
-        (["--", "python", "--version"], ["python", "--version"]),
-        (["-N"], []),
-        ([], []),
-    ],
-)
-def test_a_launchers_options_end_where_its_command_begins(words, left):
-    assert stand_in.after_options(words) == left

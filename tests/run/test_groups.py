@@ -10,15 +10,13 @@ import re
 
 import pytest
 from omegaconf import OmegaConf
-from verl.utils.config import omega_conf_to_dataclass
 
 from tests.claims.configuration import decided, parsed, refused
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.groups import content_of, group_settings, groups_of, node_of
-from verl_clipx.run.listing import listed, parameter_row
+from verl_clipx.run.groups import content_of, group_settings, node_of
 
 # Their numbers come from a run.
 MEASURED = {
@@ -32,96 +30,44 @@ GROUPS = sorted(
 )
 
 PUBLISHED = {
-    "grpo": dict(clip_low=0.8, clip_high=1.2, dual_clip=3.0, log_ratio_clamp=20.0),
-    "dapo": dict(clip_low=0.8, clip_high=1.28, dual_clip=3.0),
-    "cispo": dict(clip_low=0.8, clip_high=1.2, mask_low=None, mask_high=None),
-    "cispo_minimax": dict(clip_low=None, mask_low=None, mask_high=None),
-    "cispo_acpo": dict(clip_low=None, clip_high=1.45, mask_low=0.8, mask_high=1.3),
-    "gppo": dict(clip_low=0.8, clip_high=1.2),
-    "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),
-    "ce_gppo_reference": dict(beta_low=0.75, beta_high=1.0, dual_clip=3.0),
-    "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0),
-    "aspo_dgpo": dict(flip="both", weight_low=0.67, weight_high=4.0, negative_weight_high=None),
-    "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
-    "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
-    "dro": dict(beta=0.05, log_ratio_clamp=None),
-    "gmpo": dict(clip_low=pytest.approx(math.exp(-0.4)), clip_high=pytest.approx(math.exp(0.4)), log_ratio_clamp=None),
-    "gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0),
-    "sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0),
-    "dppo": dict(divergence="tv", threshold_low=0.2, threshold_high=0.2, weight_high=5.0),
-    "dppo_kl": dict(divergence="kl", threshold_low=0.05, threshold_high=0.05, weight_high=5.0),
-    "dppo_reference": dict(divergence="tv", threshold_low=0.15, threshold_high=0.15, weight_high=10000.0),
-    "acpo": dict(
-        alpha=3.0,
-        epsilon_base=0.2,
-        epsilon_min=None,
-        epsilon_max=None,
-        bins=5,
-        bin_on="old",
-        variance_epsilon=0.0,
-        dual_clip=None,
-        scope="mini_batch",
-    ),
-    "acpo_reference": dict(
-        alpha=3.0,
-        epsilon_base=0.2,
-        epsilon_min=0.0,
-        epsilon_max=3.0,
-        bins=5,
-        bin_on="current",
-        variance_epsilon=1e-8,
-        dual_clip=3.0,
-        scope="micro_batch",
-    ),
-    "bapo": dict(
-        target=0.4,
-        contribution="share",
-        counted="surrogate",
-        weight="old",
-        first="upper",
-        last_step="full",
-        lower_start=0.6,
-        lower_stop=0.9,
-        lower_step=0.02,
-        upper_start=1.2,
-        upper_stop=3.0,
-        upper_step=0.05,
-        dual_clip=None,
-        scope="mini_batch",
-    ),
-    "bapo_reference": dict(
-        target=0.5,
-        contribution="ratio",
-        weight="none",
-        first="lower",
-        last_step="clipped",
-        lower_start=0.8,
-        lower_stop=0.95,
-        lower_step=0.05,
-        upper_start=1.2,
-        upper_stop=2.0,
-        upper_step=0.1,
-        dual_clip=3.0,
-        scope="micro_batch",
-    ),
-    "dcpo": dict(epsilon_low=0.16, epsilon_high=0.2, largest_ratio=10.0, dual_clip=10.0),
-    "dcpo_reference": dict(epsilon_low=0.2, epsilon_high=0.28, largest_ratio=10.0, dual_clip=10.0),
-    "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
-    "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
-    "two_sided": dict(clip_low=0.8, clip_high=1.2),
-    "ipo": dict(threshold=0.3),
-    "spo": dict(epsilon=0.2),
-    "vespo": dict(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0),
-    "ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, power=0.5),
-    "topr": dict(level="sequence", positive_low=1.0, positive_high=1.0, negative_low=0.0, negative_high=1.0),
+    "grpo": "clip_low=0.8 clip_high=1.2 dual_clip=3 log_ratio_clamp=20",
+    "dapo": "clip_low=0.8 clip_high=1.28 dual_clip=3",
+    "cispo": "clip_low=0.8 clip_high=1.2 mask_low=null mask_high=null",
+    "cispo_minimax": "clip_low=null mask_low=null mask_high=null",
+    "cispo_acpo": "clip_low=null clip_high=1.45 mask_low=0.8 mask_high=1.3",
+    "gppo": "clip_low=0.8 clip_high=1.2",
+    "ce_gppo": "clip_low=0.8 clip_high=1.2 beta_low=0.75 beta_high=1 dual_clip=null",
+    "ce_gppo_reference": "beta_low=0.75 beta_high=1 dual_clip=3",
+    "aspo": "flip=positive weight_low=null weight_high=3 negative_weight_high=3",
+    "aspo_dgpo": "flip=both weight_low=0.67 weight_high=4 negative_weight_high=null",
+    "dgpo": "clip_low=0.8 clip_high=1.2 n=1 m=2 log_ratio_clamp=null",
+    "dgpo_reference": "clip_low=0.8 clip_high=1.2 n=1 m=2 log_ratio_clamp=20",
+    "dro": "beta=0.05 log_ratio_clamp=null",
+    "gmpo": f"clip_low={math.exp(-0.4)} clip_high={math.exp(0.4)} log_ratio_clamp=null",
+    "gspo": "clip_low=0.9997 clip_high=1.0004 log_ratio_clamp=10",
+    "sapo": "tau_positive=1 tau_negative=1.05 log_ratio_clamp=20",
+    "dppo": "divergence=tv threshold_low=0.2 threshold_high=0.2 weight_high=5",
+    "dppo_kl": "divergence=kl threshold_low=0.05 threshold_high=0.05 weight_high=5",
+    "dppo_reference": "divergence=tv threshold_low=0.15 threshold_high=0.15 weight_high=10000",
+    "acpo": "alpha=3 epsilon_base=0.2 epsilon_min=null epsilon_max=null bins=5 bin_on=old variance_epsilon=0 "
+    "dual_clip=null scope=mini_batch",
+    "acpo_reference": "alpha=3 epsilon_base=0.2 epsilon_min=0 epsilon_max=3 bins=5 bin_on=current "
+    "variance_epsilon=1e-8 dual_clip=3 scope=micro_batch",
+    "bapo": "target=0.4 contribution=share counted=surrogate weight=old first=upper last_step=full lower_start=0.6 "
+    "lower_stop=0.9 lower_step=0.02 upper_start=1.2 upper_stop=3 upper_step=0.05 dual_clip=null scope=mini_batch",
+    "bapo_reference": "target=0.5 contribution=ratio weight=none first=lower last_step=clipped lower_start=0.8 "
+    "lower_stop=0.95 lower_step=0.05 upper_start=1.2 upper_stop=2 upper_step=0.1 dual_clip=3 scope=micro_batch",
+    "dcpo": "epsilon_low=0.16 epsilon_high=0.2 largest_ratio=10 dual_clip=10",
+    "dcpo_reference": "epsilon_low=0.2 epsilon_high=0.28 largest_ratio=10 dual_clip=10",
+    "m2po": "threshold=0.04 moment=kept behaviour=rollout scope=mini_batch",
+    "m2po_reference": "threshold=0.04 moment=capped behaviour=old scope=micro_batch",
+    "two_sided": "clip_low=0.8 clip_high=1.2",
+    "ipo": "threshold=0.3",
+    "spo": "epsilon=0.2",
+    "vespo": "k_positive=2 lambda_positive=3 k_negative=3 lambda_negative=2",
+    "ctpo": "width_low=0.025 width_high=0.05 width_dual=0.05 power=0.5",
+    "topr": "level=sequence positive_low=1 positive_high=1 negative_low=0 negative_high=1",
 }
-
-# Groups under configs/clipx that are not modifiers of the loss: rollouts that are seeded or of old weights, the traces.
-OTHER_GROUPS = 3
-
-
-def test_every_group_has_its_published_settings_here():
-    assert sorted(PUBLISHED) == GROUPS
 
 
 @pytest.mark.slow
@@ -129,7 +75,9 @@ def test_every_group_has_its_published_settings_here():
 def test_group_reaches_the_actor_with_its_published_settings(actor, group):
     policy_loss = actor(f"+clipx={group}").policy_loss
     built = {**policy_loss.clipx.method.parameters, **vars(policy_loss.clipx)}
-    assert {key: built[key] for key in PUBLISHED[group]} == PUBLISHED[group]
+    published = OmegaConf.to_container(OmegaConf.from_dotlist(PUBLISHED[group].split()))
+    for key, value in published.items():
+        assert built[key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
     assert policy_loss.loss_mode == f"clipx_{policy_loss.clipx.method.name}"
 
 
@@ -147,7 +95,9 @@ def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("group", MEASURED)
 def test_a_group_with_measured_bounds_needs_its_numbers(actor, group):
-    assert [refusal.key for refusal in refused(f"+clipx={group}")] == [one.partition("=")[0] for one in MEASURED[group]]
+    assert [refusal.key for refusal in refused(f"+clipx={group}")] == [
+        part.partition("=")[0] for part in MEASURED[group]
+    ]
     built = actor(f"+clipx={group}", *MEASURED[group]).policy_loss.clipx.method
     assert built.name == "grpo" and built.dual_clip == 3.0
     assert [f"clipx.clip_low={built.clip_low:g}", f"clipx.clip_high={built.clip_high:g}"][-len(MEASURED[group]) :] == [
@@ -168,11 +118,9 @@ MODIFIER_GROUPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", MODIFIER_GROUPS)
-def test_a_modifier_goes_on_top_of_a_method_in_any_order(actor, group):
-    expected = MODIFIER_GROUPS[group]
-    for overrides in (["+clipx=acpo", f"+clipx/{group}"], [f"+clipx/{group}", "+clipx=acpo"]):
-        built = actor(*overrides).policy_loss.clipx
-        assert getattr(built, group.split("=")[0]) == expected
+def test_a_modifier_goes_on_top_of_a_method(actor, group):
+    built = actor(f"+clipx/{group}", "+clipx=acpo").policy_loss.clipx
+    assert getattr(built, group.split("=")[0]) == MODIFIER_GROUPS[group]
 
 
 def test_modifiers_combine_and_are_overridden(actor):
@@ -189,52 +137,23 @@ def test_modifiers_combine_and_are_overridden(actor):
     assert built.method.clip_high == 1.28
 
 
-@pytest.mark.parametrize("group", MODIFIER_GROUPS)
-def test_every_modifier_group_is_listed_here(group):
-    folder, name = group.split("=")
-    assert (configs_folder() / "clipx" / folder / f"{name}.yaml").exists()
-    assert sum(1 for _ in (configs_folder() / "clipx").glob("*/*.yaml")) == len(MODIFIER_GROUPS) + OTHER_GROUPS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_group_leaves_verls_aggregation_alone(composed, group):
-    assert composed(f"+clipx={group}").actor_rollout_ref.actor.loss_agg_mode == "token-mean"
-
-
-def test_a_parameter_is_overridden_by_its_name(actor):
-    assert actor("+clipx=acpo", "clipx.alpha=2").policy_loss.clipx.method.alpha == 2.0
-
-
 @pytest.mark.parametrize(
     ("group", "values", "named"),
     [
         ("acpo", {"alpha": "high"}, "a number"),
-        ("acpo", {"alpha": -1}, "at least 0 and at most 20"),
         ("acpo", {"alpha": "nan"}, "a number"),
         ("acpo", {"alpha": "[1,2]"}, "a number"),
         ("acpo", {"bins": 2.5}, "a whole number"),
         ("acpo", {"bins": "true"}, "a whole number"),
-        ("acpo", {"bins": ".inf"}, "a whole number"),
-        ("acpo", {"bins": 1000000000}, "at least 1 and at most 100"),
         ("acpo", {"scope": "batch"}, "one of mini_batch, lagged, micro_batch"),
-        ("acpo", {"lagged_average": 1}, "a number"),
         ("acpo", {"lagged_average": 0.5}, "clipx.scope=lagged"),
         ("acpo", {"epsilon_min": 1, "epsilon_max": 0.5}, "clipx.epsilon_max=0.5"),
-        ("acpo", {"epsilon_base": 1, "epsilon_max": 0.5}, "clipx.epsilon_max=0.5"),
         ("grpo", {"compile": "fast"}, "auto, true or false"),
-        ("grpo", {"log_ratio_clamp": 89}, "at most 40), or null"),
-        ("grpo", {"clip_high": 1e39}, "at least 1 and at most 20"),
         ("grpo", {"clip_high": 0.28}, "write 1.28"),
-        ("grpo", {"clip_low": 1.2}, "at least 0 and at most 1"),
-        ("grpo", {"dual_clip": 1}, "above 1 and at most 1e6), or null"),
         ("dgpo", {"clip_low": "null"}, "Set one"),
-        ("bapo", {"contribution": "most"}, "one of share, net, ratio"),
         ("bapo", {"upper_start": 5}, "clipx.upper_stop=3"),
-        ("bapo", {"upper_step": 0.0000001}, "at least 0.001"),
         ("bapo", {"upper_step": 0.001, "upper_stop": 20}, "10000 candidates"),
         ("bapo", {"target": 1.5}, "clipx.contribution=share"),
-        ("bapo", {"target": 11, "contribution": "ratio"}, "at least 0.01 and at most 10"),
         ("topr", {"negative_low": 0.9, "negative_high": 0.8}, "clipx.negative_high=0.8"),
         ("grpo +clipx/update=lopti", {"update.eta": 2}, "a number"),
         ("grpo +clipx/shaping=advantage_reweighting", {"shaping.beta": 2}, "AdvantageReweighting"),
@@ -261,21 +180,3 @@ def test_a_loss_of_ones_own_that_cannot_be_loaded_stops_in_the_driver(value):
 def test_every_parameter_of_a_method_is_overridden_and_swept_without_a_plus(composed):
     for name in ("alpha", "scope", "dual_clip", "log_ratio_clamp", "lagged_average"):
         assert composed("+clipx=acpo", f"clipx.{name}=null").clipx[name] is None
-
-
-def test_listing_shows_each_parameter_with_its_value_in_each_group():
-    rows = {row[0]: row for row in map(parameter_row, listed("acpo")[0]["parameters"])}
-    assert groups_of("acpo") == ["acpo", "acpo_reference"]
-    assert rows["bin_on"][1:4] == ("old", "current", "one of old, current")
-    assert rows["epsilon_max"][1:3] == ("null", "3.0")
-
-
-def test_a_configuration_recorded_before_the_folder_driver_existed_still_builds(composed):
-    config = composed("+clipx=acpo", "clipx.alpha=2")
-    recorded = OmegaConf.to_yaml(config).replace("verl_clipx.run.", "verl_clipx.training.")
-    assert recorded.count("_target_: verl_clipx.training.hydra_nodes.") >= 2
-    now, then = (
-        omega_conf_to_dataclass(of.actor_rollout_ref.actor).policy_loss.clipx
-        for of in (config, OmegaConf.create(recorded))
-    )
-    assert then == now and then.method.alpha == 2

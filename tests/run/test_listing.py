@@ -15,7 +15,7 @@ from verl_clipx.cli import app
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.groups import group_settings
-from verl_clipx.run.listing import listed, markdown_table
+from verl_clipx.run.listing import describe_methods, markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 START, END = "<!-- clipx methods --markdown -->\n", "\n<!-- end -->"
@@ -36,14 +36,14 @@ def test_every_group_with_a_method_has_its_place():
 
 @pytest.mark.parametrize(("group", "method"), [("dapo", "grpo"), ("acpo_reference", "acpo"), ("clipx_acpo", "acpo")])
 def test_a_group_is_described_by_its_method(group, method):
-    (found,) = listed(group)
-    assert found["name"] == method
+    (result,) = describe_methods(group)
+    assert result["name"] == method
 
 
 @pytest.mark.parametrize("name", ["base", "custom", "../clipx/dapo", ""])
 def test_what_is_neither_method_nor_a_methods_group_is_unknown(name):
     with pytest.raises(Refusal) as raised:
-        listed(name)
+        describe_methods(name)
     assert raised.value.value == name
 
 

@@ -2,8 +2,8 @@
 
 Covers: the driver's hook, a main of the user's own under Hydra, a notebook and verl's Tinker worker, with what each can
 know; that verl's own resolution in place keeps the result; that nobody can set the facts; which facts there are for
-rollout batches and traces; misspelt keys of ours; that the plugin leaves a run without its node alone. Not covered:
-what becomes of verl's keys (test_verl_keys.py), the entry modules as a whole (test_start.py), the line
+rollout batches and traces; misspelt keys of ours. Not covered: what a file of the user's says (test_explain.py), what
+becomes of verl's keys (test_verl_keys.py), the entry modules as a whole (test_start.py), the line
 (test_announcement.py).
 """
 
@@ -22,7 +22,6 @@ from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s, merged, refusals_in, refused
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.resolve import resolve
 from verl_clipx.run.trace import Trace
 from verl_clipx.run.verl_keys import FACTS
@@ -109,28 +108,17 @@ def test_verls_tinker_worker_gets_it_by_its_first_read():
 
 @pytest.mark.parametrize(
     "override",
-    [f"+{FACTS}.group=dapo", f"++{FACTS}.options={{}}", f"{FACTS}=null", f"~{FACTS}", f"{FACTS}={{group:x}}"],
+    [f"+{FACTS}.group=dapo", f"{FACTS}=null", f"~{FACTS}", f"{FACTS}={{group:x}}"],
 )
 def test_facts_about_the_run_cannot_be_set(override):
     key = override.lstrip("+~").partition("=")[0]
     with pytest.raises(Refusal) as raised:
-        resolve(hydra_s("+clipx=acpo", override), named={key})
-    assert raised.value.key == key and "other keys" in raised.value.reason
+        resolve(hydra_s("+clipx=acpo", override), named={key: override})
+    assert (raised.value.key, raised.value.value) == (key, override)
     # Nor where nobody knows the command line.
     with pytest.raises(Exception) as raised:
         built(hydra_s("+clipx=acpo", override))
     assert [refusal.key for refusal in refusals_in(raised.value)] == [FACTS]
-
-
-def test_hydra_itself_refuses_to_change_a_fact():
-    with pytest.raises(hydra.errors.ConfigCompositionException, match=r"Could not override .*policy_loss\.run\.group"):
-        hydra_s("+clipx=acpo", f"{FACTS}.group=dapo")
-
-
-def test_the_facts_are_those_of_the_configuration_and_nothing_that_is_known_later():
-    run = decided("+clipx=acpo", f"{ACTOR}.optim.total_training_steps=7")[1].resolved.run
-    assert isinstance(run, RunFacts) and not any("optim" in key or "n_gpus" in key for key in run.options)
-    assert run.options[f"{ACTOR}.strategy"] == "fsdp"
 
 
 @pytest.mark.parametrize(
@@ -144,11 +132,6 @@ def test_the_facts_are_those_of_the_configuration_and_nothing_that_is_known_late
 def test_rollout_batches_that_verl_logs_as_one_step(overrides, batches):
     run = decided("+clipx=grpo", *overrides, "trainer.critic_warmup=2")[1].resolved.run
     assert run.batches_a_step == batches and run.critic_warmup == 2
-
-
-def test_without_the_node_a_run_is_verls_own():
-    config, decision = decided(WIDER)
-    assert decision is None and "run" not in config.actor_rollout_ref.actor.policy_loss
 
 
 @pytest.mark.parametrize(
@@ -200,9 +183,7 @@ def test_a_folder_that_is_named_stays_and_the_group_has_the_defaults(tmp_path):
     assert actor_of(config).policy_loss.clipx.trace == Trace(folder=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "value", ["fraction=0", "fraction=1.5", "every=0", "every=1.5", "seed=-1", "folder=''", "evry=3"]
-)
+@pytest.mark.parametrize("value", ["fraction=0", "every=1.5", "seed=-1", "folder=''", "evry=3"])
 def test_a_wrong_value_of_a_trace_is_named(value):
     (refusal,) = refused(*TRACED, f"clipx.trace.{value}")
     assert refusal.key == f"clipx.trace.{value.partition('=')[0]}"

@@ -72,15 +72,14 @@ SEQUENCES, LENGTH = 6, 9
 
 
 def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0.5) -> dict[str, Tensor]:
-    """Sequences of different lengths with ratios on both sides of any usual bound.
+    """Sequences of different lengths with ratios on both sides of any usual bound, the last one without any token.
 
     Args:
-        dtype: the dtype of the log-probabilities and advantages.
-        seed: the seed of the random numbers.
+        dtype: of log-probabilities and advantages.
         spread: the standard deviation of the log-ratios.
 
     Returns:
-        The fields of `Inputs` that a method may ask for. The last sequence has no token in the mask.
+        The fields of `Inputs` that a method may ask for.
     """
     generator = torch.Generator().manual_seed(seed)
     old_log_prob = -torch.rand(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 3
@@ -99,11 +98,7 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0
 
 
 def every_ratio() -> dict[str, Tensor]:
-    """Sequences of one token each: ratios from exp(-20) to exp(20) at several probabilities, with both signs of A.
-
-    Returns:
-        The fields of `Inputs` that a method may ask for, in float64.
-    """
+    """As `example`, in sequences of one token: ratios from exp(-20) to exp(20), probabilities, both signs of A."""
     log_ratio = torch.cat([torch.linspace(-1, 1, 401), torch.linspace(-20, 20, 161)]).double()
     log_ratio, likelier, advantages = torch.cartesian_prod(
         log_ratio, torch.tensor([-1e-3, -0.5, -2.0, -8.0]).double(), torch.tensor([-2.0, -0.3, 0.3, 2.0]).double()
@@ -141,6 +136,18 @@ def require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
+def require_none(wrong: Tensor, message: str, *of: Tensor) -> None:
+    """Raises AssertionError if any token is wrong.
+
+    Args:
+        wrong: bool, (sequences, length).
+        message: formatted with the values of the first wrong token.
+        of: the tensors of these values, (sequences, length).
+    """
+    if bool(wrong.any()):
+        raise AssertionError(message.format(*(float(values[wrong][0]) for values in of)))
+
+
 def one_weight_per_token(method: Method) -> None:
     """The weight has one value per token, in the precision of the ratio."""
     tensors = example()
@@ -173,37 +180,24 @@ def finite_for_every_finite_input(method: Method) -> None:
         result, actual = gradient(method, tensors)
         for what, values in (("F", result.weight), ("the loss", result.loss), ("the gradient", actual)):
             wrong = result.tokens.mask & ~values.isfinite()
-            require(not bool(wrong.any()), not_finite(method, what, values, wrong, extremes, result.tokens))
+            if bool(wrong.any()):
+                raise AssertionError(not_finite(method, what, values, wrong, extremes, result.tokens))
 
 
 def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, log_ratios: Tensor, t: Tokens) -> str:
-    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do.
-
-    Args:
-        what: the values' name.
-        values: (sequences, length).
-        wrong: which values are not finite, bool, (sequences, length).
-        log_ratios: the log-ratio at each position, before any clamp, (length,).
-
-    Returns:
-        An empty text if all values are finite.
-    """
-    if not bool(wrong.any()):
-        return ""
+    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do."""
     distance, position = log_ratios.abs().where(wrong.any(0), torch.inf).min(0)
     row = int(wrong[:, position].nonzero()[0])
     value, A, ratio, free = (float(of[row, position]) for of in (values, t.advantages, t.ratio, t.free_ratio))
     unclamped = "" if ratio == free else f", {free:.3g} without log_ratio_clamp"
-    clamp = method.log_ratio_clamp
-    if clamp is None:
+    advice = "Clamp what goes into an exponential, a power or a division, and avoid 0 times infinity."
+    if method.log_ratio_clamp is None:
         advice = "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20, as in verl, or clamp the ratio."
-    elif distance > clamp:
+    elif distance > method.log_ratio_clamp:
         advice = (
             "With the clamped ratio it is finite: use that (t.ratio; a function gets it unless it has a parameter "
             "log_ratio_clamp), or clamp the ratio yourself."
         )
-    else:
-        advice = "Clamp what goes into an exponential, a power or a division, and avoid 0 times infinity."
     return (
         f"{what} is {value} for {values.dtype} inputs where log_prob - old_log_prob is "
         f"{float(log_ratios[position]):g} (the ratio is {ratio:.3g}{unclamped}) and A = {A:.3g}. {advice}"
@@ -265,12 +259,8 @@ def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
                 before = own.pop("weight")
                 weight = evaluate(method, statistics=usual.statistics, **own).weight
                 moved = own["mask"] & ~torch.isclose(weight, before, rtol=1e-9, atol=1e-12)
-                if bool(moved.any()):
-                    with_all, alone = (float(values[moved][0]) for values in (before, weight))
-                    raise AssertionError(
-                        f"F of a token goes from {with_all:.3g} to {alone:.3g} when other {others} are taken away. "
-                        f"{declare}"
-                    )
+                message = f"F of a token goes from {{:.3g}} to {{:.3g}} when other {others} are taken away. {declare}"
+                require_none(moved, message, before, weight)
 
 
 def inputs_stay_unchanged(method: Method) -> None:
@@ -289,27 +279,21 @@ def inputs_stay_unchanged(method: Method) -> None:
 
 
 def without_writes(method: Method, called: str, *given: Any) -> Any:
-    """What one of a method's functions returns.
-
-    Args:
-        called: the function's name.
-        given: tensors, or named tuples of tensors.
+    """What a method's function of that name returns of tensors, or named tuples of them.
 
     Raises:
         AssertionError: the function wrote to one of them; names the function and the tensor.
     """
     function = getattr(method, called)
-    names = inspect.signature(function).parameters
     tensors = {}
-    for name, one in zip(names, given, strict=True):
-        tensors |= one._asdict() if isinstance(one, tuple) else {name: one}
+    for name, part in zip(inspect.signature(function).parameters, given, strict=True):
+        tensors |= part._asdict() if isinstance(part, tuple) else {name: part}
     # Values too, because a write through .data is not counted in a tensor's version.
     before = {name: (tensor._version, tensor.clone()) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
     result = function(*given)
     for name, (version, values) in before.items():
-        written = tensors[name]._version != version or not torch.equal(tensors[name], values)
         require(
-            not written,
+            tensors[name]._version == version and torch.equal(tensors[name], values),
             f"{name} was written to by {called}, so what is logged would not be what was trained. "
             f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries.",
         )
@@ -318,8 +302,8 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
 
 def expect_same(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
     """Raises AssertionError unless losses and gradients agree to 1e-12."""
-    for one, other in ((first[0].loss, second[0].loss), (first[1], second[1])):
-        require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), message)
+    for before, after in ((first[0].loss, second[0].loss), (first[1], second[1])):
+        require(torch.allclose(before, after, rtol=1e-12, atol=1e-14), message)
 
 
 def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
@@ -332,15 +316,11 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
 
 
 class NotCompiled(Exception):
-    """The compiled loss was not checked."""
+    """The compiled loss was not checked, because the compiler is missing or failed; the log says which."""
 
 
 def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
-    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read.
-
-    Raises:
-        NotCompiled: the compiler is missing or failed; the log says which.
-    """
+    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read."""
     functions = token_functions(method, shaping, compiled=True)
 
     def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -357,9 +337,9 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
     for case, tensors in spoiled(method, torch.float32):
         for whose, statistics in (("its own", None), ("given", of_mini_batch)):
             require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
-    for one, other in zip(once, losses(with_junk(clean)), strict=True):
-        require(torch.equal(one, other), "compiled, values outside the mask are read")
-        require(bool(one.isfinite().all()), "compiled, a loss or a gradient is not finite")
+    for without_junk, with_it in zip(once, losses(with_junk(clean)), strict=True):
+        require(torch.equal(without_junk, with_it), "compiled, values outside the mask are read")
+        require(bool(without_junk.isfinite().all()), "compiled, a loss or a gradient is not finite")
 
 
 # The token that is spoiled. It is inside the mask.
@@ -392,9 +372,8 @@ def weight_is_positive_at_ratio_1(method: Method) -> None:
         signed = {**tensors, "advantages": sign * tensors["advantages"]}
         weight = gradient(method, signed)[0].weight
         wrong = signed["mask"] & (signed["advantages"] != 0) & ~(weight > 0)
-        if bool(wrong.any()):
-            A, F = (float(values[wrong][0]) for values in (signed["advantages"], weight))
-            raise AssertionError(f"F is {F:.3g} at ratio 1 for a token with A = {A:.3g}, not above 0. {RETURN_F}")
+        message = f"F is {{:.3g}} at ratio 1 for a token with A = {{:.3g}}, not above 0. {RETURN_F}"
+        require_none(wrong, message, weight, signed["advantages"])
 
 
 def weight_is_nowhere_negative(method: Method) -> None:
@@ -406,12 +385,10 @@ def weight_is_nowhere_negative(method: Method) -> None:
     for statistics in (gradient(method, example())[0].statistics, None):
         result, _ = gradient(method, tensors, statistics)
         wrong = ~(result.weight >= 0)
-        if bool(wrong.any()):
-            distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
-            nearest = distance == distance.min()
-            of = (result.weight, result.tokens.ratio, result.tokens.advantages)
-            F, ratio, A = (float(values[nearest][0]) for values in of)
-            raise AssertionError(f"F is {F:.3g} at ratio {ratio:.4g} for a token with A = {A:.3g}, below 0. {RETURN_F}")
+        distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
+        message = f"F is {{:.3g}} at ratio {{:.4g}} for a token with A = {{:.3g}}, below 0. {RETURN_F}"
+        of = (result.weight, result.tokens.ratio, result.tokens.advantages)
+        require_none(wrong & (distance == distance.min()), message, *of)
 
 
 def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
@@ -423,11 +400,8 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
     for factor in (0.25, 4.0):
         weight = gradient(method, {**tensors, "advantages": factor * tensors["advantages"]})[0].weight
         moved = tensors["mask"] & ~torch.isclose(weight, usual, rtol=1e-6, atol=1e-9)
-        if bool(moved.any()):
-            before, after = (float(values[moved][0]) for values in (usual, weight))
-            raise AssertionError(
-                f"F goes from {before:.3g} to {after:.3g} when A is multiplied by {factor}. {RETURN_F}"
-            )
+        message = f"F goes from {{:.3g}} to {{:.3g}} when A is multiplied by {factor}. {RETURN_F}"
+        require_none(moved, message, usual, weight)
 
 
 def statistics_are_the_same_each_time(method: Method) -> None:
@@ -443,7 +417,7 @@ def statistics_add_up_over_any_split(method: Method) -> None:
     """Statistics and bounds are the same however the sequences are split, groups of one prompt included."""
     tensors = inputs_of(method, example())
     whole = token_statistics(method, None, Inputs(**tensors))
-    everyone = example_decision(method, whole, tensors)
+    bounds = evaluate(method, statistics=whole, **tensors).bounds
     for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
         part = torch.tensor(cut)
         split = sum(
@@ -451,8 +425,9 @@ def statistics_add_up_over_any_split(method: Method) -> None:
             for k in range(max(cut) + 1)
         )
         require(torch.allclose(split, whole, rtol=1e-9, atol=1e-9), "the statistics do not add up over a split")
-        for one, other in zip(everyone, example_decision(method, split, tensors), strict=True):
-            require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), "a split changes the bounds")
+        for bound, of_split in zip(bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
+            bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in (bound, of_split))
+            require(torch.allclose(bound, of_split, rtol=1e-12, atol=1e-14), "a split changes the bounds")
 
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
@@ -470,12 +445,6 @@ def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
         require(torch.allclose(first, second, rtol=1e-9, atol=1e-9), "the statistics count tokens outside t.mask")
 
 
-def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """The lower and the upper bound that statistics lead to, as tensors."""
-    result = evaluate(method, statistics=statistics, **tensors)
-    return [torch.as_tensor(bound, dtype=torch.float64) for bound in result.bounds]
-
-
 def metrics_keep_their_keys(method: Method) -> None:
     """The metrics are those that the class declares, and have the same keys whatever the data."""
     for wrong in wrong_names(method.logs, METRICS):
@@ -488,7 +457,7 @@ def metrics_keep_their_keys(method: Method) -> None:
     require(keys[0] == keys[1], f"the keys depend on the data: {keys[0]}, {keys[1]}")
     summary = method.over_updates({name: [1.0, 1.0] for name in keys[0]})
     known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
-    undeclared = [name for name in summary if not any(one.fullmatch(f"clipx/{name}") for one in known)]
+    undeclared = [name for name in summary if not any(pattern.fullmatch(f"clipx/{name}") for pattern in known)]
     require(not undeclared, f"over_updates returns {undeclared}, which logs does not declare: add of_rollout_batch")
 
 
@@ -506,12 +475,12 @@ def no_value_is_read_on_the_host(method: Method) -> None:
         method.metrics(statistics, decision)
         token_loss(method, None, Inputs(**tensors), decision)
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        said = str(error).partition("\n")[0].partition(". ")[0]
-        if not re.search(r"(?<![a-z])meta(?![a-z])", said.lower()):
+        message = str(error).partition("\n")[0].partition(". ")[0]
+        if not re.search(r"(?<![a-z])meta(?![a-z])", message.lower()):
             raise
         # The traceback is kept, because it contains the line of the loss.
-        advice = ON_THE_DEVICE if "expected device" in said else KEEP_TENSORS
-        raise AssertionError(f"{advice} PyTorch said: {said}").with_traceback(error.__traceback__) from None
+        advice = ON_THE_DEVICE if "expected device" in message else KEEP_TENSORS
+        raise AssertionError(f"{advice} PyTorch said: {message}").with_traceback(error.__traceback__) from None
 
 
 RETURN_F = (
@@ -593,8 +562,8 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
             yield name, f"{place_of(method, failure)}{failure}"
         except Exception as failure:
             during = "" if check is the_loss_can_be_computed else f" This is what happened while checking: {name}"
-            said = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
-            yield first_line(the_loss_can_be_computed), said
+            message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
+            yield first_line(the_loss_can_be_computed), message
             return
         else:
             yield name, None

@@ -1,22 +1,21 @@
 """Checks of an environment: what is installed, whether the plugin works, and what to do if something does not."""
 
-import importlib.metadata
 import importlib.util
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool
 from verl_clipx.common.verl_version import VERL_RANGE, verl_version
 
@@ -24,32 +23,23 @@ Level = Literal["ok", "warning", "error"]
 
 PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 
-CPU_COMBINATION = {"torch": SpecifierSet("==2.13.0"), "transformers": SpecifierSet(">=5.9,<5.11")}
-GPU_COMBINATION = {
-    "torch": SpecifierSet("==2.11.0"),
-    "vllm": SpecifierSet("==0.24.0"),
-    "transformers": SpecifierSet("==5.9.0"),
-    "flash-attn": SpecifierSet("==2.8.3"),
+TESTED_HERE = "verl-clipx's own tests run on a CPU with"
+TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has not been run on a GPU)"
+# By extra: who tested which versions together.
+COMBINATIONS = {
+    "cpu": (TESTED_HERE, {"torch": "==2.13.0", "transformers": ">=5.9,<5.11"}),
+    "gpu": (
+        TESTED_BY_VERL,
+        {"torch": "==2.11.0", "vllm": "==0.24.0", "transformers": "==5.9.0", "flash-attn": "==2.8.3"},
+    ),
 }
-
-TESTED = (
-    "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried on "
-    "none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
-)
 GPU_CHECKS = (
     "To check updates on GPUs, in a checkout: torchrun --nproc-per-node 2 --local-ranks-filter 0 -m pytest tests/gpu"
 )
 
 # How many letters of what is fine in a group the short report shows.
 WIDTH = 100
-
-TESTED_HERE = "verl-clipx's own tests run on a CPU with"
-TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has not been run on a GPU)"
-
-RAY_PORTS = {6379: "Ray's head node", 8265: "Ray's dashboard", 10001: "Ray's client server"}
-NEEDED_MEMORY_GB = 8
-NEEDED_DISK_GB = 5
-NEEDED_SHARED_MEMORY_GB = 1
+NEEDED_MEMORY_GB, NEEDED_DISK_GB, NEEDED_SHARED_MEMORY_GB = 8, 5, 1
 
 REGISTERED = """
 import verl
@@ -87,13 +77,10 @@ print("COMPOSED", config.actor_rollout_ref.actor.policy_loss.loss_mode, config.c
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report: what was checked, what was found, and what to do about it.
 
     Args:
         level: "ok", "warning" (may matter) or "error" (runs will fail).
-        subject: what was checked.
-        found: what was found.
-        advice: what to do about it; empty if nothing is wrong.
     """
 
     level: Level
@@ -103,72 +90,46 @@ class Finding:
 
 
 def lines_of(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
-    """The report's lines of a group: one for all that is fine, and one for each other finding, with its advice.
-
-    Args:
-        verbose: whether each finding that is fine has a line, too, with all that was found.
-    """
-    fine = [f"{one.subject}: {one.found}" for one in findings if one.level == "ok"]
+    """The report's lines of a group: one for all that is fine (each, if `verbose`), and one for each other finding."""
+    fine = [f"{part.subject}: {part.found}" for part in findings if part.level == "ok"]
     if fine and not verbose:
         fine = [f"{group}: {textwrap.shorten(', '.join(line.replace(': ', ' ', 1) for line in fine), WIDTH)}"]
     yield from (("ok", line) for line in fine)
-    for one in findings:
-        if one.level != "ok":
-            yield one.level, f"{one.subject}: {one.found}; {one.advice}"
-
-
-def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, or None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    for part in findings:
+        if part.level != "ok":
+            yield part.level, f"{part.subject}: {part.found}; {part.advice}"
 
 
 def check_versions(has_gpu: bool) -> list[Finding]:
-    """Checks the versions of Python, of verl, and of the combination that verl (GPU) or this project (CPU) tests.
-
-    Args:
-        has_gpu: whether torch sees a GPU.
-    """
+    """Checks the versions of Python, of verl, and of the combination that verl (GPU) or this project (CPU) tests."""
     python = ".".join(map(str, sys.version_info[:3]))
     findings = [
         Finding("ok", "Python", python)
         if python in PYTHON_RANGE
-        else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}")
+        else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}"),
+        in_range("verl", VERL_RANGE, "error"),
     ]
-    findings.append(in_range("verl", VERL_RANGE, "error"))
-    combination, by_whom = (GPU_COMBINATION, TESTED_BY_VERL) if has_gpu else (CPU_COMBINATION, TESTED_HERE)
     extra = "gpu" if has_gpu else "cpu"
+    by_whom, combination = COMBINATIONS[extra]
     for distribution, tested in combination.items():
-        install = "" if installed(distribution) else f"pip install 'verl-clipx[{extra}]'; "
-        findings.append(in_range(distribution, tested, "warning", f"{install}{by_whom}: {distribution}{tested}"))
+        install = "" if installed_version(distribution) else f"pip install 'verl-clipx[{extra}]'; "
+        advice = f"{install}{by_whom}: {distribution}{tested}"
+        findings.append(in_range(distribution, SpecifierSet(tested), "warning", advice))
     for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core", "verl-clipx"):
         findings.append(in_range(distribution, SpecifierSet(), "error"))
     return findings
 
 
 def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
-    """Checks whether a distribution is installed in a tested version.
-
-    Args:
-        tested: the tested versions; empty for any version.
-        level: the finding's level if the distribution is missing or has another version.
-        advice: the finding's advice in this case; empty for the pip command.
-    """
-    version = verl_version() if distribution == "verl" else installed(distribution)
-    if version is None:
-        return Finding(level, distribution, "not installed", advice or f"pip install '{distribution}{tested}'")
-    if tested.contains(Version(version).public, prereleases=True):
+    """Checks whether a distribution is installed in a tested version; without `advice` it is pip's command."""
+    version = verl_version() if distribution == "verl" else installed_version(distribution)
+    if version is not None and tested.contains(Version(version).public, prereleases=True):
         return Finding("ok", distribution, version)
-    return Finding(level, distribution, version, advice or f"pip install '{distribution}{tested}'")
+    return Finding(level, distribution, version or "not installed", advice or f"pip install '{distribution}{tested}'")
 
 
 def run_python(code: str, seconds: int) -> tuple[str, str]:
     """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
-
-    Args:
-        seconds: the time after which the interpreter is stopped.
 
     Returns:
         Standard output, and the last lines of standard error if the code failed (empty if it did not).
@@ -184,31 +145,25 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     return done.stdout, error
 
 
-def check_cpu_packages() -> Finding:
-    """Checks the packages that a run without a GPU needs in addition to verl's own."""
-    missing = [distribution for module, distribution in FOR_CPU.items() if importlib.util.find_spec(module) is None]
-    if not missing:
-        return Finding("ok", "packages of CPU runs", ", ".join(FOR_CPU.values()))
-    return Finding("error", "packages of CPU runs", f"no {', '.join(missing)}", "pip install 'verl-clipx[cpu]'")
+def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str) -> Finding:
+    """Checks whether modules can be imported, by a mapping from each to the distribution that has it."""
+    missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        return Finding(level, subject, f"no {', '.join(missing)}", advice)
+    return Finding("ok", subject, ", ".join(needed.values()))
 
 
-def check_tools() -> Finding:
-    """Checks the packages that only the tools around the losses need."""
-    missing = [distribution for module, distribution in TOOLS.items() if importlib.util.find_spec(module) is None]
-    if not missing:
-        return Finding("ok", "tools", ", ".join(TOOLS.values()))
+def check_extras(has_gpu: bool) -> list[Finding]:
+    """Checks the packages that only the tools around the losses need, and those of runs without a GPU."""
     advice = "training needs them only for rewards of mathematics; for the other commands: "
-    return Finding("warning", "tools", f"no {', '.join(missing)}", f"{advice}pip install 'verl-clipx[tools]'")
+    tools = check_packages("tools", TOOLS, "warning", f"{advice}pip install 'verl-clipx[tools]'")
+    if has_gpu:
+        return [tools]
+    return [tools, check_packages("packages of CPU runs", FOR_CPU, "error", "pip install 'verl-clipx[cpu]'")]
 
 
 def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
-    """Checks whether the losses and the training worker are registered where some code runs.
-
-    Args:
-        where: the place, for the report.
-        code: Python source that prints the LOSSES and WORKER lines.
-        seconds: the time after which the code is stopped.
-    """
+    """Checks whether losses and training worker are registered where code prints the LOSSES and WORKER lines."""
     output, error = run_python(code, seconds)
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
@@ -220,16 +175,13 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
             "clipx, and verl-clipx must be installed in this environment (pip install verl-clipx)"
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
-    findings = [Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")]
+    registered = Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")
     if TRAINING_WORKER in worker:
-        findings.append(Finding("ok", f"training worker {where}", TRAINING_WORKER))
-    else:
-        advice = (
-            "another plugin has replaced ActorRolloutRefWorker.actor_worker_cls, so metrics would not be exact; "
-            "remove it"
-        )
-        findings.append(Finding("error", f"training worker {where}", worker[0] if worker else "none", advice))
-    return findings
+        return [registered, Finding("ok", f"training worker {where}", TRAINING_WORKER)]
+    advice = (
+        "another plugin has replaced ActorRolloutRefWorker.actor_worker_cls, so metrics would not be exact; remove it"
+    )
+    return [registered, Finding("error", f"training worker {where}", worker[0] if worker else "none", advice)]
 
 
 def check_hydra() -> Finding:
@@ -246,52 +198,29 @@ def check_accelerators() -> list[Finding]:
         return [Finding("error", "torch build", "not installed", needs_tool("every run", "torch"))]
     import torch
 
-    build = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-    findings = [Finding("ok", "torch build", build)]
-    if not torch.cuda.is_available():
-        advice = (
-            "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, install verl-clipx[gpu]"
-        )
-        findings.append(Finding("warning", "GPUs", "none", advice))
-        return findings
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-        findings.append(Finding("ok", f"GPU {index}", found))
-    return findings
+    build = Finding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, install verl-clipx[gpu]"
+    return [build] + (
+        [Finding("ok", f"GPU {k}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB") for k, gpu in enumerate(gpus)]
+        or [Finding("warning", "GPUs", "none", advice)]
+    )
 
 
 def check_resources(folder: Path) -> list[Finding]:
-    """Checks the free memory, disk space and shared memory.
-
-    Args:
-        folder: where runs will be written.
-    """
+    """Checks the free memory, disk space (where runs will be written, too) and shared memory."""
     import psutil
 
-    amounts = [
-        (
-            "free memory",
-            psutil.virtual_memory().available,
-            NEEDED_MEMORY_GB,
-            "a CPU run takes about 6 GB; stop other programs",
-        ),
-        (
-            f"free disk at {folder}",
-            shutil.disk_usage(folder).free,
-            NEEDED_DISK_GB,
-            "free some space, or run in another folder",
-        ),
-        (
-            f"free disk at {tempfile.gettempdir()}",
-            shutil.disk_usage(tempfile.gettempdir()).free,
-            NEEDED_DISK_GB,
-            "Ray writes its logs and spilled objects there: set +ray_kwargs.ray_init._temp_dir",
-        ),
+    of_ray = "Ray writes its logs and spilled objects there: set +ray_kwargs.ray_init._temp_dir"
+    shared = "Ray's object store lives there: enlarge it (docker run --shm-size)"
+    disks = [
+        (folder, NEEDED_DISK_GB, "free some space, or run in another folder"),
+        (Path(tempfile.gettempdir()), NEEDED_DISK_GB, of_ray),
+        (Path("/dev/shm"), NEEDED_SHARED_MEMORY_GB, shared),
     ]
-    if Path("/dev/shm").is_dir():
-        advice = "Ray's object store lives there: enlarge it (docker run --shm-size)"
-        amounts.append(("free /dev/shm", shutil.disk_usage("/dev/shm").free, NEEDED_SHARED_MEMORY_GB, advice))
+    memory = psutil.virtual_memory().available
+    amounts = [("free memory", memory, NEEDED_MEMORY_GB, "a CPU run takes about 6 GB; stop other programs")]
+    amounts += [(f"free disk at {path}", disk_usage(path).free, *rest) for path, *rest in disks if path.is_dir()]
     return [
         Finding("ok", subject, f"{free / 2**30:.1f} GiB")
         if free >= needed * 2**30
@@ -300,48 +229,13 @@ def check_resources(folder: Path) -> list[Finding]:
     ]
 
 
-def check_ports() -> list[Finding]:
-    """Checks whether the ports of a Ray head node are free."""
-    findings = []
-    for port, user in RAY_PORTS.items():
-        with socket.socket() as probe:
-            in_use = probe.connect_ex(("127.0.0.1", port)) == 0
-        advice = "a Ray cluster or another program uses it; a run joins the cluster, unless you stop it (ray stop)"
-        findings.append(
-            Finding("warning", f"port {port} ({user})", "in use", advice)
-            if in_use
-            else Finding("ok", f"port {port} ({user})", "free")
-        )
-    return findings
-
-
-def check_options() -> list[Finding]:
-    """Lists which of verl's options are run in tests, and which are untested."""
-    from verl_clipx.run.support import OPTIONS
-
-    meanings = {True: "run in tests on a CPU", False: "untested"}
-    return [
-        Finding("ok", f"options {meaning}", ", ".join(option.name for option in OPTIONS if option.tested == tested))
-        for tested, meaning in meanings.items()
-    ]
-
-
-def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
-    """Runs all checks, one group at a time so that progress can be shown.
-
-    Args:
-        ray: whether to start a small Ray cluster for the check inside a worker.
-
-    Yields:
-        The name of the group, and its findings.
-    """
+def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
+    """Runs all checks; yields each group's name and findings at once, so that progress can be shown."""
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
-    yield "versions", [*check_versions(has_gpu), check_tools(), *([] if has_gpu else [check_cpu_packages()])]
+    yield "versions", [*check_versions(has_gpu), *check_extras(has_gpu)]
     yield "accelerators", accelerators
     yield "memory and disk", check_resources(Path.cwd())
-    yield "ports", check_ports()
-    yield "verl's options", check_options()
     yield "Hydra groups", [check_hydra()]
     yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", REGISTERED, 180)
     if ray:

@@ -27,11 +27,7 @@ from verl_clipx.run.verl_keys import (
 
 
 def announcement(policy_loss: Any) -> str:
-    """One line that says what a run trains.
-
-    Args:
-        policy_loss: a `resolve.Resolved`, or verl's policy-loss configuration as the workers build it.
-    """
+    """One line that says what a run trains, of a `resolve.Resolved` or of what the workers build in its place."""
     settings, run = policy_loss.clipx, policy_loss.run
     observed = isinstance(settings, Observe)
     if observed:
@@ -39,15 +35,15 @@ def announcement(policy_loss: Any) -> str:
     else:
         loss, limit = describe_loss(settings, run), settings.method.what_limits
         twice = settings.update is not None and len(settings.update.passes) == 2
-    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    untested_by = ", ".join(untested_options(run))
     parts = [
         f"clipx: {loss}",
         not_used(run),
         distillation_term(run.options),
         averages(run, settings),
         *corrections(run, observed=observed),
-        biased,
-        untested_options(run),
+        biased_ratios(run, settings),
+        untested_by and f"no test has run {untested_by}",
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=twice),
     ]
@@ -92,30 +88,29 @@ def averages(run: RunFacts, settings: Settings | Observe) -> str:
 
 
 def corrections(run: RunFacts, *, observed: bool) -> list[str]:
-    """The corrections of the samples' weights, mask and probabilities; by default there are none.
-
-    Args:
-        observed: whether verl's own loss is trained.
-    """
-    found, temperature = [], run.options.get(TEMPERATURE)
+    """The corrections of the samples' weights, mask and probabilities; `observed` is whether verl's loss is trained."""
+    applied, temperature = [], run.options.get(TEMPERATURE)
     for key, others in ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
         # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
         if run.options.get(key) is not None and not (run.bypass and (observed or key == ROLLOUT_IS)):
             threshold, *normalised = (run.options.get(other) for other in others)
             over = ", normalised over the batch" if any(normalised) else ""
             by = " by the current weights" * run.bypass
-            found.append(f"{key.rpartition('.')[2]}={run.options[key]}{by} (threshold {shown(threshold)}{over})")
-    corrected = [f"rollout correction {', '.join(found)}"] if found else []
-    if temperature in (None, 1):
-        return corrected
-    return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
+            applied.append(f"{key.rpartition('.')[2]}={run.options[key]}{by} (threshold {shown(threshold)}{over})")
+    corrected = [f"rollout correction {', '.join(applied)}"] if applied else []
+    tempered = [] if temperature in (None, 1) else [f"log-probabilities at temperature {shown(temperature)}"]
+    return corrected + tempered
 
 
-def untested_options(run: RunFacts) -> str:
-    """Which of the run's options no test has run; empty if tests have run all of them."""
+def biased_ratios(run: RunFacts, settings: Settings | Observe) -> str | None:
+    """What biases ratios to the rollout policy, if the rollout returns log-probabilities; None if nothing does."""
+    return mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+
+
+def untested_options(run: RunFacts) -> list[str]:
+    """Which of the run's options no test has run."""
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
-    options = [option for option in untested(run.options) if not option.endswith("=None")]
-    return f"no test has run {', '.join(options)}" if options else ""
+    return [option for option in untested(run.options) if not option.endswith("=None")]
 
 
 def traced(settings: Settings | Observe) -> str:
@@ -129,14 +124,13 @@ def traced(settings: Settings | Observe) -> str:
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:
     """The parameters that differ from the group, each with both values and, if one of verl's keys set it, this key."""
-    group = parameters_of_group(run.group or settings.method.name)
-    found = []
+    group, changes = parameters_of_group(run.group or settings.method.name), []
     for field, value in values_of(settings):
         name, of_group = field.name, group.get(field.name, field.default)
         if value != of_group:
             source = f"; from {source_of(run.taken[name])}" if name in run.taken else switched_off(run, name, value)
-            found.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
-    return found
+            changes.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
+    return changes
 
 
 def unusual(field: dataclasses.Field, value: Any) -> str:
@@ -194,11 +188,7 @@ def source_of_old_log_probs(run: RunFacts) -> str:
 
 
 def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
-    """The number of updates per rollout batch, and whether the loss's limits can act in them.
-
-    Args:
-        twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
-    """
+    """The number of updates per rollout batch, and whether limits can act; `twice`: in two passes of Lopti."""
     if run.updates is None:
         return "an unknown number of updates per rollout batch"
     number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"

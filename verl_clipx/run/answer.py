@@ -12,19 +12,28 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.base.method import NODE, Method, interval
 from verl_clipx.base.refusal import Refusal, written
+from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
-from verl_clipx.run.announcement import averages, corrections, differences, shown, source_of_old_log_probs, updates
+from verl_clipx.run.announcement import (
+    averages,
+    biased_ratios,
+    corrections,
+    differences,
+    shown,
+    source_of_old_log_probs,
+    untested_options,
+    updates,
+)
 from verl_clipx.run.config import Settings, clip_range
 from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
@@ -33,9 +42,9 @@ from verl_clipx.run.groups import group_names
 from verl_clipx.run.resolve import NAMES
 from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
-from verl_clipx.run.unknown_keys import absent, near_another, refused_by_verl
-from verl_clipx.run.user_keys import keys_set_by_user
-from verl_clipx.run.verl_keys import ACTOR, distillation_term, mismatch_remark
+from verl_clipx.run.unknown_keys import absent, refused_by_verl
+from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
+from verl_clipx.run.verl_keys import ACTOR, LOSS_MODE, ROLLOUT, distillation_term
 
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -64,7 +73,6 @@ class Answer:
         cost: what the loss costs beyond verl's own.
         files: from what the run keeps (log, record, traces) to where.
         receipt: what happens if the gradient of the first rollout batch is not the announced one.
-        notes: what may not be meant as it stands, in sentences.
         stops: what stops the run, in sentences.
     """
 
@@ -81,7 +89,6 @@ class Answer:
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     receipt: str | None = None
-    notes: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
 
     @property
@@ -99,54 +106,41 @@ class Answer:
             "keeps": ", ".join(f"{what} {where}" for what, where in self.files.items()),
             "receipt": self.receipt,
         }
-        lines = [self.loss, *(f"  {head}: {said}" for head, said in rows.items() if said)]
-        lines += [f"note: {note}" for note in self.notes]
+        lines = [self.loss, *(f"  {head}: {text}" for head, text in rows.items() if text)]
         return lines + ([f"stops: {why}" for why in self.stops] or ["Nothing in the configuration stops it."])
 
 
-def answer(
-    config: DictConfig, *, named: Collection[str] = (), group: str | None = None, overrides: Collection[str] = ()
-) -> Answer:
-    """What a run with this configuration would do.
-
-    Args:
-        config: verl's whole configuration. What a method takes over from verl's keys is written into it.
-        named: full keys that the command line or a file of the user's names.
-        group: the group that +clipx= names, or None if unknown.
-        overrides: of the command line.
-    """
-    if OmegaConf.select(config, "actor_rollout_ref.rollout") is None:
+def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Answer:
+    """What a run with this configuration would do; `named` and `group` are as for `resolve.resolve`."""
+    if OmegaConf.select(config, ROLLOUT) is None:
         asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
         return Answer("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
-    loss_mode, notes = OmegaConf.select(config, f"{ACTOR}.policy_loss.loss_mode"), near_another(overrides, config)
+    loss_mode = OmegaConf.select(config, LOSS_MODE)
     try:
         decision = decide(config, named=named, group=group)
     except ValueError as error:
-        stops = [str(one) for one in error.all] if isinstance(error, Refusal) else [str(error)]
-        return Answer(f"{loss_mode}, refused", loss_mode, NODE in config, notes=notes, stops=stops)
-    found = [*refused_by_verls_check(config), *what_does_not_divide(config)]
-    if decision is None:
-        return Answer(
-            f"{loss_mode}, verl's own loss; the plugin has no part in this run",
-            loss_mode,
-            bounds=bounds_of_verl(config.actor_rollout_ref.actor),
-            notes=notes,
-            stops=found,
-        )
-    return dataclasses.replace(of_decision(config, decision), notes=notes, stops=found)
+        stops = [str(part) for part in error.all] if isinstance(error, Refusal) else [str(error)]
+        return Answer(f"{loss_mode}, refused", loss_mode, NODE in config, stops=stops)
+    if decision is not None:
+        stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
+        return dataclasses.replace(of_decision(config, decision), stops=stops)
+    return Answer(
+        f"{loss_mode}, verl's own loss; the plugin has no part in this run",
+        loss_mode,
+        bounds=bounds_of_verl(config.actor_rollout_ref.actor),
+        stops=[*refused_by_verls_check(config), *what_does_not_divide(config)],
+    )
 
 
 def of_decision(config: DictConfig, decision: Decision) -> Answer:
     """The answer to a configuration in which the plugin has a part and that the driver does not refuse."""
     loss_mode, settings, run = decision.resolved
     trains = isinstance(settings, Settings)
-    missing = [option for option in untested(run.options) if not option.endswith("=None")]
-    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
     beside = [averages(run, settings), *terms(config), *corrections(run, observed=not trains)]
     common = {
         "line": decision.line,
-        "of_verl": [term for term in (*beside, distillation_term(run.options), biased) if term],
-        "untested": missing,
+        "of_verl": [term for term in (*beside, distillation_term(run.options), biased_ratios(run, settings)) if term],
+        "untested": untested_options(run),
         "files": files(config, settings),
     }
     if not trains:
@@ -212,14 +206,10 @@ def terms(config: DictConfig) -> list[str]:
 
 
 def cost(settings: Settings, run: RunFacts, *, twice: bool) -> str:
-    """What the loss costs beyond verl's own.
-
-    Args:
-        twice: whether Lopti makes two passes.
-    """
+    """What the loss costs beyond verl's own; `twice` is whether Lopti makes two passes."""
     extra = settings.needs_extra_pass and (settings.selects_over_mini_batch or not run.makes_one_update)
-    found = ["one extra forward pass before each update"] * extra + ["a second pass of each update (Lopti)"] * twice
-    return " and ".join(found) or "no extra pass"
+    passes = ["one extra forward pass before each update"] * extra + ["a second pass of each update (Lopti)"] * twice
+    return " and ".join(passes) or "no extra pass"
 
 
 def of_receipt(settings: Settings, run: RunFacts) -> str:
@@ -270,15 +260,15 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
     return []
 
 
-def end_with(found: Answer) -> NoReturn:
+def end_with(answered: Answer) -> NoReturn:
     """Hands an answer over and ends this process; the exit code says whether something stops the run."""
     target = os.environ[EXPLAIN]
     if target == "1":
-        print("\n".join(found.text), flush=True)
+        print("\n".join(answered.text), flush=True)
     else:
         with open(target, "a") as file:
-            file.write(json.dumps({**dataclasses.asdict(found), "text": found.text}) + "\n")
-    raise SystemExit(1 if found.stops else 0)
+            file.write(json.dumps({**dataclasses.asdict(answered), "text": answered.text}) + "\n")
+    raise SystemExit(1 if answered.stops else 0)
 
 
 # The overrides of keys that verl's configuration does not have, which Hydra has composed without.
@@ -287,11 +277,9 @@ _unknown: list[str] = []
 
 def answer_and_end(config: DictConfig) -> NoReturn:
     """Takes the place of a start of verl's: answers, and ends this process."""
-    hydra = HydraConfig.get() if HydraConfig.initialized() else None
-    group = hydra.runtime.choices.get(NODE) if hydra else None
     unknown = [absent(word, config) for word in _unknown]
-    found = answer(config, named=keys_set_by_user(), group=group, overrides=hydra.overrides.task if hydra else ())
-    end_with(dataclasses.replace(found, stops=[*unknown, *found.stops]))
+    answered = answer(config, named=keys_set_by_user(), group=chosen_group())
+    end_with(dataclasses.replace(answered, stops=[*unknown, *answered.stops]))
 
 
 def end_without_configuration() -> NoReturn:
@@ -301,12 +289,7 @@ def end_without_configuration() -> NoReturn:
 
 
 def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) -> None:
-    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose.
-
-    Args:
-        run: Hydra's own function for this, which gets all others.
-        args: the parsed command line.
-    """
+    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose."""
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]

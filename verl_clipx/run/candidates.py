@@ -23,8 +23,7 @@ class Candidate:
     """A method's group with the settings that the command line adds to it.
 
     Args:
-        group: the group that chose the method.
-        node: the group's clipx node.
+        group, node: the group that chose the method, and its clipx node.
         given: from keys under the node to the values that the command line sets.
         modifiers: from the modifiers' groups, as the command line writes them, to their nodes.
         swept: from keys under the node to the values that the command line lists for them.
@@ -38,9 +37,6 @@ class Candidate:
 
     def settings(self, chosen: Mapping[str, Any]) -> Settings:
         """The settings with one value for each swept key.
-
-        Args:
-            chosen: from swept key to value.
 
         Raises:
             ValueError: an unknown key, a bad value, `observe`, or Lopti, which no single pass over tokens can show.
@@ -63,7 +59,7 @@ class Candidate:
         return built
 
     def label(self, chosen: Mapping[str, Any]) -> str:
-        """The group followed by what is added to it; `chosen` is from swept key to value."""
+        """The group followed by what is added to it."""
         of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
         return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
 
@@ -78,8 +74,7 @@ class Candidate:
 def candidates_of(words: list[str]) -> list[Candidate]:
     """The candidates of a command line. Each `+clipx=<group>` begins one, to which the following words add settings.
 
-    Args:
-        words: Hydra overrides. Several values of a key, separated by commas, are swept.
+    Several values of a key, separated by commas, are swept.
 
     Raises:
         ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an
@@ -116,13 +111,11 @@ def candidates_of(words: list[str]) -> list[Candidate]:
 
 
 def _group(name: str) -> dict[str, Any]:
-    if not (configs_folder() / NODE / f"{name}.yaml").is_file():
-        folder, _, last = f"{NODE}/{name}".rpartition("/")
-        if not (configs_folder() / folder).is_dir():
-            hint = did_you_mean(folder, [f"{NODE}/{node}" for node in MODIFIERS], "+")
-            raise Refusal(f"+{folder}", last, f"there is no group {folder}", hint.strip())
-        hint = did_you_mean(last, group_names(folder), f"+{folder}=").strip()
-        raise Refusal(
-            f"+{folder}", last, "there is no such group", hint or "`clipx methods` lists the methods' groups."
-        )
-    return group_settings(name)
+    if (configs_folder() / NODE / f"{name}.yaml").is_file():
+        return group_settings(name)
+    folder, _, last = f"{NODE}/{name}".rpartition("/")
+    if not (configs_folder() / folder).is_dir():
+        hint = did_you_mean(folder, [f"{NODE}/{node}" for node in MODIFIERS], "+")
+        raise Refusal(f"+{folder}", last, f"there is no group {folder}", hint.strip())
+    hint = did_you_mean(last, group_names(folder), f"+{folder}=").strip()
+    raise Refusal(f"+{folder}", last, "there is no such group", hint or "`clipx methods` lists the methods' groups.")

@@ -33,52 +33,54 @@ def node_parameter(kind: type, meaning: str) -> Any:
     return parameter(None, optional(only(description, lambda value: isinstance(value, kind))), meaning)
 
 
-def compile_parameter(meaning: str) -> Any:
-    """A parameter that decides whether torch.compile is used."""
-    allowed = only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))
-    return parameter(
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """The clipx node as far as it does not depend on the loss: what is compiled, logged, watched and traced.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range.
+    """
+
+    compile: str | bool = parameter(
         "auto",
-        allowed,
-        f"whether torch.compile fuses {meaning}; auto: on an accelerator, unless verl's use_torch_compile is off",
+        only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool)),
+        "whether torch.compile fuses loss, statistics and metrics into one graph each; auto: on an accelerator, unless "
+        "verl's use_torch_compile is off",
     )
-
-
-def metrics_parameter() -> Any:
-    """A parameter that decides which metrics are logged."""
-    return parameter(
+    metrics: str = parameter(
         "default",
         choice("default", "all"),
         "default: the metrics that most runs need; all: also the more detailed ones",
     )
-
-
-def health_parameter() -> Any:
-    """A parameter that decides what a run does where its updates are skipped or its values aren't finite."""
-    return parameter(
+    health: str = parameter(
         "warn",
         choice("warn", "stop"),
         "what happens if updates are skipped or values are not finite: warn (once for each) or stop the run; that the "
         "reward, the entropy or another trend looks bad only warns",
     )
-
-
-def log_parameter() -> Any:
-    """A parameter that decides whether a run keeps a log and a record of the plugin's."""
-    return parameter(
+    log: bool = parameter(
         True,
         boolean(),
         "whether the run keeps a log that goes on where it resumes, and a record: trainer.logger's file, or else one "
         "in trainer.default_local_dir",
     )
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
 
+    def __post_init__(self) -> None:
+        validate(self, NODE)
 
-def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
-    """Whether to compile for a device, given the value of a `compile_parameter`."""
-    return torch.device(device).type != "cpu" if compile == "auto" else compile
+    @property
+    def detailed(self) -> bool:
+        """Whether metrics beyond the default ones are logged."""
+        return self.metrics == "all"
+
+    def compiles_on(self, device: torch.device | str) -> bool:
+        """Whether to compile for a device."""
+        return torch.device(device).type != "cpu" if self.compile == "auto" else bool(self.compile)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Node):
     """The clipx node of a run that trains a method of the plugin.
 
     Raises:
@@ -115,17 +117,12 @@ class Settings:
         optional(choice("token-mean", "seq-mean-token-mean")),
         "how the method's paper averages, which the line of a run names where loss_agg_mode differs; null: not named",
     )
-    compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
-    metrics: str = metrics_parameter()
-    health: str = health_parameter()
-    log: bool = log_parameter()
     shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
     select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
     update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
-    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
-        validate(self, NODE)
+        super().__post_init__()
         if self.lagged_average and self.scope != "lagged":
             raise Refusal(
                 f"{NODE}.lagged_average",
@@ -136,13 +133,8 @@ class Settings:
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The functions that compute the loss and the statistics of tokens on a device."""
-        compiled = compiled_on(device, self.compile)
+        compiled = self.compiles_on(device)
         return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
-
-    @property
-    def detailed(self) -> bool:
-        """Whether metrics beyond the default ones are logged."""
-        return self.metrics == "all"
 
     @property
     def adaptive(self) -> bool:
@@ -171,55 +163,36 @@ NODES = {**MODIFIERS, "trace": Trace}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observe:
-    """The clipx node of +clipx=observe: verl's own loss, whatever loss_mode is, with the plugin's metrics.
-
-    Raises:
-        ValueError: when built with a value outside a parameter's range.
-    """
+class Observe(Node):
+    """The clipx node of +clipx=observe: verl's own loss, whatever loss_mode is, with the plugin's metrics."""
 
     receipt: str = parameter(
         "auto", choice("auto", "off"), "verl's own loss announces no gradient: nothing is compared"
     )
-    compile: str | bool = compile_parameter("the metrics into one graph")
-    metrics: str = metrics_parameter()
-    health: str = health_parameter()
-    log: bool = log_parameter()
-    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
-
-    def __post_init__(self) -> None:
-        validate(self, NODE)
 
     def functions(self, device: torch.device | str) -> ObservedFunctions:
         """The functions that compute the sums behind the metrics of tokens on a device."""
-        return observed_functions(detailed=self.detailed, compiled=compiled_on(device, self.compile))
-
-    @property
-    def detailed(self) -> bool:
-        """Whether metrics beyond the default ones are logged."""
-        return self.metrics == "all"
+        return observed_functions(detailed=self.detailed, compiled=self.compiles_on(device))
 
 
-# The parameters of the clipx node besides the method's own.
+# The parameters of the clipx node besides the method's own, and those under +clipx=observe.
 AROUND = {field.name: field for field in dataclasses.fields(Settings) if field.name != "method"}
+OBSERVED = {field.name: field for field in dataclasses.fields(Observe)}
 
 
 def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
     """Every key that a method's clipx node takes: its own parameters, those of its bases, then those of `Settings`."""
     fields = {field.name: field for field in dataclasses.fields(method)}
     # dataclasses puts the fields of a base first; here they come last, because all methods have them.
-    own_first = [name for one in method.__mro__ for name in vars(one).get("__annotations__", {}) if name in fields]
+    own_first = [name for base in method.__mro__ for name in vars(base).get("__annotations__", {}) if name in fields]
     return {**{name: fields[name] for name in own_first}, **AROUND}
 
 
 def completed(node: Mapping[str, Any]) -> dict[str, Any]:
     """A clipx node with the defaults of what it leaves out; unchanged if it names no method of the plugin."""
     name = node.get("method")
-    if name == OBSERVE:
-        fields = dataclasses.fields(Observe)
-    else:
-        fields = parameters_of(METHODS[name]).values() if name in METHODS else ()
-    return {**{field.name: field.default for field in fields}, **node}
+    fields = parameters_of(METHODS[name]) if name in METHODS else OBSERVED if name == OBSERVE else {}
+    return {**{key: field.default for key, field in fields.items()}, **node}
 
 
 def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
@@ -235,14 +208,14 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
             message names the key, the value and what is allowed.
     """
     if (method is None) == (function is None):
-        key, other = (f"{NODE}.method", f"{NODE}.function")
-        reason = f"with {other}={function} no method is chosen" if method is None else f"contradicts {other}={function}"
+        other = f"{NODE}.function={function}"
+        reason = f"with {other} no method is chosen" if method is None else f"contradicts {other}"
         advice = (
             "Choose one by its group (+clipx=acpo), or a loss of your own (+clipx=custom clipx.function=module:name)."
         )
-        raise Refusal(key, method, reason, advice)
+        raise Refusal(f"{NODE}.method", method, reason, advice)
     if method == OBSERVE:
-        reject_unknown(parameters, [field.name for field in dataclasses.fields(Observe)], NODE, ONLY_OBSERVED)
+        reject_unknown(parameters, OBSERVED, NODE, f"{OBSERVE}, which leaves verl's own loss as it is")
         return Observe(**{key: with_node(key, value) for key, value in parameters.items()})
     chosen = method_named(method) if method is not None else load_method(function)
     taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
@@ -255,24 +228,14 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
     return Settings(method=chosen(**own), **around)
 
 
-ONLY_OBSERVED = f"{OBSERVE}, which leaves verl's own loss as it is"
-
-
 def with_node(key: str, node: Any) -> Any:
-    """Builds the class of a key that has a group of its own, from `NODES`; other values are returned unchanged.
-
-    Args:
-        node: its value.
-
-    Raises:
-        ValueError: an unknown key in the node, or a bad value; the message names it.
-    """
+    """What a key's own class builds of its node, if it has one in `NODES`; any other value as it is."""
     kind = NODES.get(key)
     if kind is None or node is None or isinstance(node, kind):
         return node
     if not isinstance(node, Mapping):
-        groups = ", ".join(group_names(kind.node.replace(".", "/")))
-        raise Refusal(kind.node, node, "it has a group of its own", f"Choose +{kind.node.replace('.', '/')}={groups}.")
+        group = kind.node.replace(".", "/")
+        raise Refusal(kind.node, node, "it has a group of its own", f"Choose +{group}={', '.join(group_names(group))}.")
     reject_unknown(node, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
     return kind(**node)
 
@@ -284,14 +247,11 @@ def clip_range(actor: Any) -> Bounds:
 
 
 def settings_without_group(name: str, actor: Any) -> Settings:
-    """The settings if `loss_mode` was set without a `+clipx=<method>` group.
+    """The settings if `loss_mode` was set without a `+clipx=<method>` group: the method's defaults and verl's bounds.
 
     Args:
         actor: verl's ActorConfig. Its clip_ratio_low and clip_ratio_high become fixed bounds, its clip_ratio_c becomes
             GRPO's dual clip.
-
-    Returns:
-        The method's defaults, with verl's bounds if the method has fixed bounds.
 
     Raises:
         ValueError: a value of verl's is outside the parameter's range.

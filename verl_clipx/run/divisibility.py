@@ -5,6 +5,7 @@ response arrives. What depends on the model (attention heads) is not looked at.
 """
 
 import math
+from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
@@ -37,45 +38,35 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
         key = f"{ACTOR}.ulysses_sequence_parallel_size"
         return [f"{key}={sharing}: does not divide the {gpus} GPUs. Choose a divisor."]
     ranks = gpus // sharing
-    found = [
-        *batches(config, ranks),
-        *micro_batches(config, ranks, sharing),
-        servers(config, gpus),
-        shards(config, gpus),
-    ]
-    return [message for message in [*found, fetched(config)] if message is not None]
+    messages = [*batches(config, ranks), *micro_batches(config, ranks, sharing)]
+    messages += [servers(config, gpus), shards(config, gpus), fetched(config)]
+    return [message for message in messages if message is not None]
 
 
 def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def batches(config: DictConfig, ranks: int) -> list[str]:
+def batches(config: DictConfig, ranks: int) -> Iterator[str]:
     """Mini-batches that do not divide the rollout batch, or whose responses do not divide over data-parallel ranks."""
     prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     mini_batch, key = config.actor_rollout_ref.actor.ppo_mini_batch_size, f"{ACTOR}.ppo_mini_batch_size"
     if prompts % mini_batch:
-        return [
+        yield (
             f"{key}={mini_batch}: does not divide data.train_batch_size={prompts} (both in prompts): verl's v1 trainer "
             f"would fill the last mini-batch with padding, the older one stops. Choose a divisor of {prompts}."
-        ]
-    if mini_batch * n % ranks:
+        )
+    elif mini_batch * n % ranks:
         multiple = ranks // math.gcd(ranks, n)
-        return [
+        yield (
             f"{key}={mini_batch}: {mini_batch} prompts x {ROLLOUT}.n={n} = {mini_batch * n} responses do not divide "
             f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change trainer.nnodes or "
             f"{ACTOR}.ulysses_sequence_parallel_size."
-        ]
-    return []
+        )
 
 
-def micro_batches(config: DictConfig, ranks: int, sharing: int) -> list[str]:
-    """Micro-batches that do not divide a rank's responses, and token budgets below the longest sequence.
-
-    Args:
-        ranks: data-parallel ranks.
-        sharing: ranks that share each sequence.
-    """
+def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]:
+    """Micro-batches that do not divide a rank's responses, and token budgets below the longest sequence."""
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     rows = config.data.train_batch_size * rollout.n // ranks
     passes = [
@@ -84,12 +75,12 @@ def micro_batches(config: DictConfig, ranks: int, sharing: int) -> list[str]:
     ]
     if need_reference_policy(config):
         passes.append(("actor_rollout_ref.ref.log_prob", ref.log_prob_use_dynamic_bsz, rows))
-    longest, found = config.data.max_prompt_length + config.data.max_response_length, []
+    longest = config.data.max_prompt_length + config.data.max_response_length
     for prefix, dynamic, rows in passes:
         key = f"{prefix}_max_token_len_per_gpu" if dynamic else f"{prefix}_micro_batch_size_per_gpu"
         value = OmegaConf.select(config, key)
         if dynamic and value * sharing < longest:
-            found.append(
+            yield (
                 f"{key}={value}: times {sharing} GPUs that share a sequence is less than data.max_prompt_length + "
                 f"data.max_response_length = {longest}: verl stops when such a sequence comes. Set at least "
                 f"{math.ceil(longest / sharing)}, or share sequences over more GPUs "
@@ -97,11 +88,10 @@ def micro_batches(config: DictConfig, ranks: int, sharing: int) -> list[str]:
             )
         # Where it is not set, verl's own check says so.
         elif not dynamic and value is not None and rows % value:
-            found.append(
+            yield (
                 f"{key}={value}: does not divide the {rows} responses of a data-parallel rank. Choose a divisor, or "
                 f"set {ACTOR}.use_dynamic_bsz=True."
             )
-    return found
 
 
 def servers(config: DictConfig, gpus: int) -> str | None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Explanation:
     Args:
         answers: of every run that it would start, the fields of `answer.Answer` and `text`, its lines.
         stood_in: the command lines that stand-ins replaced.
-        stops: why the command itself would not get as far as it should, in sentences.
+        stops: why the command itself would not get to verl's configuration, in sentences.
     """
 
     answers: list[dict[str, Any]]
@@ -92,18 +92,15 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
             output,
             until=lambda: not every and answers.read_text().endswith("\n"),
         )
-        found = [json.loads(line) for line in answers.read_text().splitlines()][: None if every else 1]
+        given = [json.loads(line) for line in answers.read_text().splitlines()][: None if every else 1]
         stood_in = list(dict.fromkeys(record.read_text().splitlines()))
-        if not found:
-            stops.append(without_an_answer(words, code, output.read_text(errors="replace")))
-    return Explanation(found, stood_in, stops)
+        if not given:
+            stops.append(without_an_answer(code, output.read_text(errors="replace")))
+    return Explanation(given, stood_in, stops)
 
 
 def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command whose script has no carriage returns any more, and a message if it had some.
-
-    The text then runs by `bash -c`, so that $0 is still the script.
-    """
+    """A command whose script has no carriage returns any more, and a message if it had some; $0 is still the script."""
     place = 1
     while place < len(words) and words[place].startswith("-"):
         place += 1
@@ -116,16 +113,7 @@ def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str
 
 
 def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[str, str]:
-    """Creates a folder of stand-ins.
-
-    Args:
-        folder: for the stand-ins; it must not exist.
-        record: the file to which they append what they replaced.
-        programs: the programs that they replace.
-
-    Returns:
-        The environment variables with which they are used.
-    """
+    """Creates a folder of stand-ins, which append to `record`; returns the environment variables that use them."""
     folder.mkdir()
     python = shlex.join([sys.executable, "-IS", stand_in.__file__, str(record)])
     for program in programs:
@@ -140,15 +128,8 @@ def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[s
     return {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}", "BASH_ENV": str(first)}
 
 
-def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until) -> int:
-    """Runs a command in a session of its own, and kills all of it at the end.
-
-    Args:
-        output: the file for what it prints.
-        until: a function that says whether to end it; asked again and again.
-
-    Returns:
-        Its exit code, negative if a signal ended it.
+def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool]) -> int:
+    """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
     Raises:
         ValueError: there is no such program.
@@ -177,7 +158,7 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
     return process.returncode
 
 
-def without_an_answer(words: Sequence[str], code: int, output: str) -> str:
+def without_an_answer(code: int, output: str) -> str:
     """Why a command gave no answer, with the end of what it printed."""
     end = "\n".join(output.strip().splitlines()[-LINES_OF_A_CRASH:])
     why = "it ended" if code == 0 else f"it ended with exit code {code}"

@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_clipx.base.method import Method
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.verl_keys import (
     ACTOR,
@@ -60,7 +59,8 @@ class RunFacts:
         if settings.trace is not None and settings.trace.folder is None:
             changes["trace"] = dataclasses.replace(settings.trace, folder=self.trace_folder)
         if self.taken and isinstance(settings, Settings):
-            changes["method"] = with_taken(settings.method, self.taken)
+            values = {parameter: source["value"] for parameter, source in self.taken.items()}
+            changes["method"] = dataclasses.replace(settings.method, **values)
         return dataclasses.replace(settings, **changes)
 
     @property
@@ -141,11 +141,6 @@ class RunFacts:
     def _parts(self) -> int:
         # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
         return (self.options.get(SYNC_STEP) or 1) if self.uses_v1 else 1
-
-
-def with_taken(method: Method, taken: dict[str, dict[str, Any]]) -> Method:
-    """The method with the values that it takes over from verl's keys; `taken` is that of `RunFacts`."""
-    return dataclasses.replace(method, **{parameter: source["value"] for parameter, source in taken.items()})
 
 
 def source_of(taken: dict[str, Any]) -> str:

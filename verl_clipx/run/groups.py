@@ -11,13 +11,7 @@ OBSERVE = "observe"
 
 
 def group_settings(group: str) -> dict:
-    """The values that a Hydra group of the plugin sets in the clipx node, including those of its defaults.
-
-    Args:
-        group: the file's name under configs/clipx, without ending.
-
-    Returns:
-        From parameter name to value, including `method` if the group chooses one.
+    """The values that a group of the plugin sets in the clipx node, those of its defaults and a method's name included.
 
     Raises:
         FileNotFoundError: there is no such group.

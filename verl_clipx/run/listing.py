@@ -11,23 +11,19 @@ from verl_clipx.base.refusal import Refusal
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.run.config import AROUND, Observe, parameters_of
+from verl_clipx.run.config import AROUND, parameters_of
+from verl_clipx.run.config import OBSERVED as NODE_OF_OBSERVE
 from verl_clipx.run.groups import OBSERVE, group_names, group_settings, groups_of
 
 OBSERVED = "verl's own loss, our metrics", "verl, any `loss_mode`"
 
 
-def listed(name: str | None = None) -> list[dict[str, Any]]:
+def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
     """The facts about every built-in method and about observe, which leaves verl's loss unchanged; or about one.
 
     Args:
         name: a method with or without the prefix `clipx_`, one of its groups, or a user's own loss as
             `package.module:name`; None for all built-in methods and observe.
-
-    Returns:
-        For each: name, loss_mode in verl, summary, source, module of the class, names of the groups, and parameters.
-        For each parameter: name, default, value in each group, allowed values, meaning, source of the default, and
-        whether every method has it.
 
     Raises:
         Refusal: there is no such method; names the nearest.
@@ -64,7 +60,7 @@ def _of_observe() -> dict[str, Any]:
     summary, source = OBSERVED
     facts = {"name": OBSERVE, "summary": summary, "source": source, "module": None, "loss_mode": None}
     groups = groups_of(OBSERVE)
-    return {**facts, "groups": groups, "parameters": _parameters(dataclasses.fields(Observe), groups, False)}
+    return {**facts, "groups": groups, "parameters": _parameters(NODE_OF_OBSERVE.values(), groups, False)}
 
 
 def _parameters(fields: Iterable[dataclasses.Field], groups: list[str], of_every_method: bool) -> list[dict[str, Any]]:
@@ -93,7 +89,7 @@ def parameter_row(parameter: dict[str, Any]) -> tuple[str, ...]:
 def markdown_table() -> str:
     """The table of docs/methods.md: groups, summary, source and file of each method, and a row for observe."""
     rows = ["| `+clipx=` | what it does | source | file |", "|---|---|---|---|"]
-    for method in listed():
+    for method in describe_methods():
         if method["module"] is None:
             continue
         groups = ", ".join(f"`{group}`" for group in method["groups"])

@@ -5,7 +5,7 @@ the command line has; in a main of the user's own, a notebook or verl's Tinker w
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
@@ -14,36 +14,40 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal, refuse
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, traces_path
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import METHODS
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.verl_keys import FACTS, LOSS_MODE, POLICY_LOSS, ClipKeys, clip_keys, misplaced, read, refusals
+from verl_clipx.run.verl_keys import (
+    LOSS_MODE,
+    OF_THE_PLUGIN,
+    POLICY_LOSS,
+    ClipKeys,
+    clip_keys,
+    misplaced,
+    read,
+    refusals,
+)
 
 NAMES = ("project_name", "experiment_name")
 
 
 class Resolved(NamedTuple):
-    """What a run trains; verl's policy-loss configuration has the same fields (`hydra_nodes.ClipxPolicyLossConfig`).
-
-    Attributes:
-        loss_mode: the loss's name in verl's registry.
-        clipx: the settings, with what they get from the run.
-        run: the other facts.
-    """
+    """What a run trains; verl's policy-loss configuration has the same fields (`hydra_nodes.ClipxPolicyLossConfig`)."""
 
     loss_mode: str
     clipx: Settings | Observe
     run: RunFacts
 
 
-def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Resolved | None:
+def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
     """Resolves a run.
 
     Args:
         config: verl's whole configuration.
-        named: full keys that the command line or a file of the user's names.
+        named: full keys that the command line or a file of the user's names, with the values there.
         group: the group that +clipx= names, or None if unknown.
 
     Returns:
@@ -59,6 +63,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     if NODE not in node:
         refuse([without_group(node.loss_mode)])
         return None
+    refuse(replaced(named))
     refuse(missing_values(node[NODE]))
     settings = instantiated(node[NODE])
     if not isinstance(settings, Settings | Observe):
@@ -67,7 +72,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     of_clip_keys = ClipKeys({}, {}, [])
     if isinstance(settings, Settings):
         of_clip_keys = clip_keys(settings.method, values, named)
-    refuse([*set_facts(named, node), *refusals(values, settings), *misplaced(config), *of_clip_keys.refused])
+    refuse([*refusals(values, settings), *misplaced(config), *of_clip_keys.refused])
     taken = {**taken_before(node), **of_clip_keys.taken}
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     run = RunFacts(group, taken, of_clip_keys.unused, folder, values)
@@ -80,22 +85,20 @@ def as_node(run: RunFacts) -> DictConfig:
 
 
 def facts_node(config: DictConfig) -> DictConfig | None:
-    """What `${clipx_run:}` stands for where no driver has forced it; raises as `resolve`.
-
-    Args:
-        config: the configuration that contains it.
-    """
+    """What `${clipx_run:}` in a configuration stands for where no driver has forced it; raises as `resolve`."""
     resolved = resolve(config)
     return None if resolved is None else as_node(resolved.run)
 
 
-def set_facts(named: Collection[str], node: DictConfig) -> Iterator[Refusal]:
-    """Facts about the run that the user has set."""
+def replaced(named: Mapping[str, Any]) -> Iterator[Refusal]:
+    """What the user has written over the node that the plugin keeps in verl's, perhaps in vain."""
     for key in sorted(named):
-        if f"{key}.".startswith(f"{FACTS}."):
-            value = OmegaConf.select(node, key.removeprefix(f"{POLICY_LOSS}."), throw_on_resolution_failure=False)
-            reason = "the plugin reads the facts about the run from the run's other keys"
-            yield Refusal(key, value, reason, "Remove it, and set the key that it comes from.")
+        for own, written_by_group in OF_THE_PLUGIN.items():
+            # A configuration that Hydra recorded says what the group says, and holds nodes and their values.
+            is_ours = named[key] == written_by_group or (named[key] and isinstance(named[key], dict))
+            if f"{key}.".startswith(f"{own}.") and not is_ours:
+                reason = f"{own} is the plugin's, which fills it from the run's other keys"
+                yield Refusal(key, named[key], reason, "Remove it, and set the key that it comes from.")
 
 
 def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
@@ -139,11 +142,7 @@ def missing_method(node: Any) -> Refusal:
 
 
 def misspelt(config: DictConfig) -> Iterator[Refusal]:
-    """Keys that were meant for the plugin but that Hydra took for new keys, which nobody reads.
-
-    These are a key such as clipx/shapping, which is not a group; a key such as clipex whose value is a group of the
-    plugin's; and a node clipx without a method's group.
-    """
+    """Keys that were meant for the plugin but that Hydra took for new ones, such as clipx/shapping or clipex=acpo."""
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
     for key, value in config.items_ex(resolve=False):

@@ -12,34 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Options of Slurm and Ray that take no value; every other one without = is followed by its value.
-FLAGS = {
-    *(
-        "--contiguous",
-        "--exact",
-        "--exclusive",
-        "--hold",
-        "-H",
-        "--kill-on-bad-exit",
-        "-K",
-        "--label",
-        "-l",
-        "--no-kill",
-    ),
-    *(
-        "-k",
-        "--no-requeue",
-        "--no-wait",
-        "--overcommit",
-        "-O",
-        "--overlap",
-        "--oversubscribe",
-        "-s",
-        "--parsable",
-        "-E",
-    ),
-    *("--preserve-env", "--pty", "--quiet", "-Q", "--requeue", "--spread-job", "--test-only", "--unbuffered", "-u"),
-    *("--verbose", "-v", "--wait", "-W", "-X"),
-}
+FLAGS = re.compile(
+    "--(contiguous|exact|exclusive|hold|kill-on-bad-exit|label|no-kill|no-requeue|no-wait|overcommit|overlap|"
+    "oversubscribe|parsable|preserve-env|pty|quiet|requeue|spread-job|test-only|unbuffered|verbose|wait)|-[HKlkOsEQuvWX]"
+)
 NODES = re.compile(r"(?:^|\s)(?:--nodes[= ]|-N ?)(\d+)")
 
 
@@ -51,7 +27,7 @@ def after_options(words: Sequence[str]) -> list[str]:
         if option == "--":
             break
         # -N4 contains its value.
-        takes_next = option not in FLAGS and "=" not in option and (option.startswith("--") or len(option) == 2)
+        takes_next = not FLAGS.fullmatch(option) and "=" not in option and (option.startswith("--") or len(option) == 2)
         if takes_next and left:
             del left[0]
     return left
@@ -78,8 +54,8 @@ def slurm_variables(words: Sequence[str], script: str) -> dict[str, str]:
         script: the text of the job's script, whose #SBATCH lines count where sbatch's arguments say nothing.
     """
     directives = " ".join(line[7:] for line in script.splitlines() if line.startswith("#SBATCH"))
-    found = NODES.search(" ".join(words)) or NODES.search(directives)
-    number = int(found[1]) if found else 1
+    match = NODES.search(" ".join(words)) or NODES.search(directives)
+    number = int(match[1]) if match else 1
     return {
         "SLURM_JOB_ID": "0",
         "SLURM_SUBMIT_DIR": os.getcwd(),

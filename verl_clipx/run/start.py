@@ -6,31 +6,27 @@ notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
+from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import lock_path, own_log_path
 from verl_clipx.common.run_lock import hold
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.resolve import Resolved, as_node, resolve
-from verl_clipx.run.user_keys import keys_set_by_user
+from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 from verl_clipx.run.verl_keys import NOT_IN_VERL, POLICY_LOSS
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
 class Decision(NamedTuple):
-    """What a run will train.
-
-    Attributes:
-        line: the line that the run prints.
-        resolved: the run.
-    """
+    """What a run will train, and the line that it prints."""
 
     line: str
     resolved: Resolved
@@ -43,13 +39,9 @@ def start(config: DictConfig) -> None:
         config: verl's whole configuration; written into as by `decide`.
 
     Raises:
-        ValueError: as `decide`.
-        RuntimeError: as `require_accelerator` and `hold_log`.
-        OSError: as `hold_log`.
+        ValueError, RuntimeError, OSError: as `decide`, `require_accelerator` and `hold_log`.
     """
-    hydra = HydraConfig.get() if HydraConfig.initialized() else None
-    group = hydra.runtime.choices.get(NODE) if hydra else None
-    decision = decide(config, named=keys_set_by_user(), group=group)
+    decision = decide(config, named=keys_set_by_user(), group=chosen_group())
     if decision is None:
         return
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
@@ -67,18 +59,13 @@ def start_unless_started(config: DictConfig) -> None:
         start(config)
 
 
-def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
+def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Decision | None:
     """Resolves a run and writes the result into its configuration, in place of `${clipx_run:}`.
 
-    Args:
-        config: verl's whole configuration. What a method takes over from verl's clip keys is written into its node.
-        named, group: as for `resolve.resolve`.
+    What a method takes over from verl's clip keys is written into its node. Arguments and errors are `resolve`'s.
 
     Returns:
-        The decision; None if the plugin has no part in the run.
-
-    Raises:
-        Refusal: as `resolve.resolve`.
+        None if the plugin has no part in the run.
     """
     resolved = resolve(config, named=named, group=group)
     if resolved is None:
@@ -97,9 +84,6 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
 
 def hold_log(config: DictConfig) -> None:
     """Makes this run the only one that writes its log, while this process lives.
-
-    Args:
-        config: as for `start`.
 
     Raises:
         RuntimeError: another run writes it (`run_lock.FolderInUse`).
@@ -126,10 +110,6 @@ def require_accelerator(ray_address: str | None, device: str | None = None) -> N
 
     A driver without a GPU is normal if it joins a cluster. Therefore nothing is raised if a cluster is named, runs, or
     is joined already.
-
-    Args:
-        ray_address: the configuration's ray_kwargs.ray_init.address, or None.
-        device: the configuration's trainer.device, or None if unknown.
 
     Raises:
         RuntimeError: there is no accelerator, or VERL_PLATFORM contradicts trainer.device; says how to run on the CPU.

@@ -36,9 +36,5 @@ class Trace:
         validate(self, self.node)
 
     def includes(self, step: int) -> bool:
-        """Whether a step is traced: the first one is, and then one in every `every` steps.
-
-        Args:
-            step: training step, from 1.
-        """
+        """Whether a training step, from 1, is traced: the first one is, and then one in every `every` steps."""
         return (step - 1) % self.every == 0

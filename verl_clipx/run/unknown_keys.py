@@ -1,7 +1,6 @@
 """Suggests what was meant by a key that verl's configuration does not have."""
 
 import re
-from collections.abc import Sequence
 from difflib import get_close_matches
 
 from hydra.errors import InstantiationException
@@ -17,9 +16,6 @@ NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", r
 
 # If a name occurs in more places than this, it says little about which of them was meant.
 MOST_PLACES = 3
-
-# Names as alike as adv_estimater and adv_estimator, by difflib's ratio.
-NEARLY_THE_SAME = 0.9
 
 # The folders of the plugin's groups, which are all added with +.
 GROUPS = (NODE, "hardware", "recipe")
@@ -63,31 +59,10 @@ def nearest(key: str, config: DictConfig) -> str:
     return did_you_mean(name, (path for path in paths(node) if path != name), key.removesuffix(name))
 
 
-def near_another(added: Sequence[str], config: DictConfig) -> list[str]:
-    """A sentence for each key that + adds beside one of nearly the same name: perhaps that one was meant.
-
-    Args:
-        added: the command line's overrides.
-        config: composed with them.
-    """
-    keys = [word[1:].partition("=")[0] for word in added if word.startswith("+") and not word.startswith("++")]
-    found = []
-    for key in keys:
-        parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(config, parent, throw_on_resolution_failure=False) if parent else None
-        if isinstance(node, DictConfig):
-            beside = [one for one in map(str, node) if f"{parent}.{one}" not in keys]
-            if near := get_close_matches(name, beside, n=1, cutoff=NEARLY_THE_SAME):
-                found.append(
-                    f"+{key} adds a key beside {parent}.{near[0]}, which stays as it is. Did you mean that one?"
-                )
-    return found
-
-
 def refused_by_verl(error: InstantiationException, config: DictConfig) -> Exception:
     """The error to raise if verl cannot build a part of its configuration; it names the key if a key is the reason."""
-    found = NO_FIELD.search(str(error))
-    if found is None:
+    match = NO_FIELD.search(str(error))
+    if match is None:
         return error
-    key = f"{found[2]}.{found[1]}"
+    key = f"{match[2]}.{match[1]}"
     return ValueError(f"+{key}: verl has no such key and refuses it.{nearest(key, config) or ' Remove it.'}")

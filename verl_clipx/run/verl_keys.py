@@ -1,9 +1,8 @@
 """What becomes of each key of verl's configuration under a method of the plugin: one row a key, or a subtree.
 
-A row says what reads the key, its value where nobody sets it if the plugin reads it, what becomes of it, and when it is
-refused. Every key that verl's losses, aggregation, distillation and rollout correction read has its own row
-(scripts/verl_loss_keys.py finds these keys in verl's source). A node that contains such keys has no row as a whole.
-Therefore a key that a new verl adds to it has no row, and a test names it.
+Every key that verl's losses, aggregation, distillation and rollout correction read has its own row
+(scripts/verl_loss_keys.py finds these keys in verl's source). A node that contains such keys has no row as a whole, so
+that a key that a new verl adds to it has no row, and a test names it.
 
 What a clip key of verl's means to a method stands in the method's class (`parameter(…, verl=)`).
 """
@@ -11,8 +10,6 @@ What a clip key of verl's means to a method stands in the method's class (`param
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.base.method import NODE, Method
 from verl_clipx.base.parameters import VerlKey
 from verl_clipx.base.refusal import Refusal, written
-from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.groups import OBSERVE
 
 ACTOR, ROLLOUT, REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FACTS = f"{POLICY_LOSS}.run"
+# What the plugin puts into verl's node, and what its groups write there (configs/clipx/base.yaml).
+OF_THE_PLUGIN = {FACTS: "${clipx_run:}", f"{POLICY_LOSS}.{NODE}": f"${{{NODE}}}"}
 LOSS_MODE = f"{POLICY_LOSS}.loss_mode"
 POLICY_LOSS_CORRECTION = f"{POLICY_LOSS}.rollout_correction"
 LOSS_AGG_MODE, LOSS_SCALE_FACTOR = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
@@ -96,8 +94,7 @@ class Row(NamedTuple):
         fate: one of the four above. A key that verl reads may have values that are refused.
         reader: what reads it, or why it does not matter.
         default: its value where the configuration lacks it; `NOT_READ` if the plugin does not look at it.
-        refusal: returns why a run with its value is refused, or None.
-        when: for docs/support.md, when it is refused and why.
+        refusal: returns why a run with its value is refused, or None. Its docstring says when, for docs/support.md.
     """
 
     key: str
@@ -105,10 +102,22 @@ class Row(NamedTuple):
     reader: str
     default: Any = NOT_READ
     refusal: Test | None = None
-    when: str = ""
 
 
 # --- When a key is refused -------------------------------------------------------------------------------------------
+
+
+REFUSALS: dict[str, Test] = {}
+
+
+def refuses(key: str) -> Callable[[Test], Test]:
+    """Puts a test on a key's row."""
+
+    def put(test: Test) -> Test:
+        REFUSALS[key] = test
+        return test
+
+    return put
 
 
 def chosen(node: Settings | Observe) -> str:
@@ -129,7 +138,9 @@ def another_loss(loss_mode: str, settings: Settings) -> Refusal | None:
     )
 
 
+@refuses(LOSS_MODE)
 def other_loss(values: Values, node: Settings | Observe) -> Refusal | None:
+    """other than the group's own; under observe, other than verl's"""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     loss_mode = str(values[LOSS_MODE])
@@ -149,25 +160,9 @@ def other_loss(values: Values, node: Settings | Observe) -> Refusal | None:
     return Refusal(LOSS_MODE, loss_mode, "verl has no such loss to observe", advice)
 
 
-def no_penalty(values: Values, node: Settings | Observe) -> Refusal | None:
-    key, beta = f"{POLICY_LOSS}.dro_beta", values[f"{POLICY_LOSS}.dro_beta"]
-    if isinstance(node, Settings) or values[LOSS_MODE] != "dro" or (isinstance(beta, int | float) and beta > 0):
-        return None
-    return Refusal(key, beta, f"verl's own loss dro ({LOSS_MODE}=dro) needs a penalty above 0", f"Set {key}=0.05.")
-
-
-def misplaced_temperature(name: str) -> Test:
-    def refusal(values: Values, node: Settings | Observe) -> Refusal | None:
-        value = values[f"{POLICY_LOSS}.{name}"]
-        if isinstance(node, Settings) or value is None:
-            return None
-        reason = "verl does not have this key and would stop"
-        return Refusal(f"{POLICY_LOSS}.{name}", value, reason, f"Set {ACTOR}.{name}, which its sapo reads.")
-
-    return refusal
-
-
+@refuses(POLICY_LOSS_CORRECTION)
 def misplaced_correction(values: Values, node: Settings | Observe) -> Refusal | None:
+    """which only verl's bypass loss reads"""
     correction = values[POLICY_LOSS_CORRECTION] or {}
     if isinstance(node, Observe) or not correction:
         return None
@@ -189,44 +184,24 @@ def padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Refusal | None:
     )
 
 
-def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> None:
-    """Raises the Refusal of `padded_length`, if there is one."""
-    if refusal := padded_length(loss_agg_mode, loss_scale_factor):
-        raise refusal
-
-
+@refuses(LOSS_AGG_MODE)
 def no_constant_length(values: Values, node: Settings | Observe) -> Refusal | None:
+    """seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length"""
     return None if isinstance(node, Observe) else padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
 
 
+@refuses(EPOCHS)
 def no_update(values: Values, node: Settings | Observe) -> Refusal | None:
+    """below 1: no update would be made"""
     epochs = values[EPOCHS]
     if epochs is None or (isinstance(epochs, int) and epochs >= 1):
         return None
     return Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
 
 
-def unknown_trainer(values: Values, node: Settings | Observe) -> Refusal | None:
-    mode = values[TRAINER_MODE]
-    experimental = values[ROLLOUT_NODES] is not None or values[MINI_BATCHES_AT_ONCE] is not None
-    if mode is None or not values[USE_V1] or experimental or is_registered_in_the_source(mode):
-        return None
-    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
-
-    if mode in TRAINER_REGISTRY:
-        return None
-    known = ", ".join(sorted(TRAINER_REGISTRY))
-    advice = f"Set it to one of {known}, or {USE_V1}=False for the older trainer, which has no modes."
-    return Refusal(TRAINER_MODE, mode, "verl has no such trainer", advice)
-
-
-def is_registered_in_the_source(mode: str) -> bool:
-    """Whether one of verl's trainers registers a mode, by its source, because importing the trainers takes seconds."""
-    folder = Path(find_spec("verl.trainer.ppo").origin).parent / "v1"
-    return any(f'@register_trainer("{mode}")' in path.read_text() for path in folder.glob("*.py"))
-
-
+@refuses(CALCULATE_LOG_PROBS)
 def no_log_probs(values: Values, node: Settings | Observe) -> Refusal | None:
+    """False where a correction, bypass mode or the method needs them"""
     returned = values[CALCULATE_LOG_PROBS]
     asking = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values[key])]
     by_method = asking_for_rollout_log_probs(node.method) if isinstance(node, Settings) else ""
@@ -245,13 +220,17 @@ def asking_for_rollout_log_probs(method: Method) -> str:
     return (asking or [f"{NODE}.method={method.name}"])[0]
 
 
+@refuses(WITH_ROLLOUT_IS[0])
 def weights_verl_refuses(values: Values, node: Settings | Observe) -> Refusal | None:
+    """and rollout_is, if verl's own code refuses them, as it would at the first batch"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     return refused_by_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
 
 
+@refuses(ROLLOUT_RS)
 def rejection_verl_refuses(values: Values, node: Settings | Observe) -> Refusal | None:
+    """likewise, with its threshold"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
     return refused_by_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
@@ -270,8 +249,9 @@ def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str)
     return None
 
 
+@refuses(ROLLOUT_IS)
 def weights_count_twice(values: Values, node: Settings | Observe) -> Refusal | None:
-    """In bypass mode, and for M2PO's behaviour=rollout, the ratio is relative to the policy that sampled already."""
+    """in bypass mode and with clipx.behaviour=rollout: it would correct twice"""
     if isinstance(node, Observe) or values[ROLLOUT_IS] is None:
         return None
     if values[BYPASS]:
@@ -287,7 +267,9 @@ def weights_count_twice(values: Values, node: Settings | Observe) -> Refusal | N
     return Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
 
 
+@refuses(LOSS_TYPE)
 def other_bypass_loss(values: Values, node: Settings | Observe) -> Refusal | None:
+    """other than ppo_clip, which only verl's bypass loss reads"""
     loss_type = values[LOSS_TYPE]
     if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
         return None
@@ -295,7 +277,9 @@ def other_bypass_loss(values: Values, node: Settings | Observe) -> Refusal | Non
     return Refusal(LOSS_TYPE, loss_type, reason, f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's.")
 
 
+@refuses(TASK_REWARDS)
 def no_task_rewards(values: Values, node: Settings | Observe) -> Refusal | None:
+    """False under distillation: verl would train no policy loss"""
     rewards = values[TASK_REWARDS]
     if not values[DISTILLATION] or rewards:
         return None
@@ -314,13 +298,7 @@ def distillation_term(values: Values) -> str | None:
 
 
 class Mismatch(NamedTuple):
-    """Why the rollout's log-probabilities are not what the trainer computes for the same weights.
-
-    Attributes:
-        settings: from the keys that are the reason to their values.
-        effect: what this does to ratios to the rollout policy.
-        remedy: what to set.
-    """
+    """By which keys and values the rollout's log-probabilities are not the trainer's for the same weights."""
 
     settings: dict[str, Any]
     effect: str
@@ -375,7 +353,9 @@ def ratio_to_the_rollout_policy(values: Values, node: Settings | Observe) -> str
     return keys[0] if keys else None
 
 
+@refuses(f"{ROLLOUT}.top_p")
 def ratios_are_off(values: Values, node: Settings | Observe) -> Refusal | None:
+    """top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off"""
     mismatch, asking = log_prob_mismatch(values), ratio_to_the_rollout_policy(values, node)
     if isinstance(node, Observe) or mismatch is None or asking is None:
         return None
@@ -400,16 +380,14 @@ WRONG_ATTENTION = (
 
 
 def has_sequence_parallel_attention(name: str | None) -> bool:
-    """Whether an attention works under verl's sequence parallelism, with a slice of each sequence on every rank.
-
-    Args:
-        name: the attention's name in transformers or VeOmni; None: verl's default, flash_attention_2.
-    """
+    """Whether an attention, by its name, works with a slice of each sequence; None is verl's flash_attention_2."""
     # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
     return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
 
 
+@refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
 def attention_on_a_slice(values: Values, node: Settings | Observe) -> Refusal | None:
+    """above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice"""
     from verl.plugin.platform import get_platform
 
     for key, attention in SEQUENCE_PARALLEL.items():
@@ -423,7 +401,9 @@ def attention_on_a_slice(values: Values, node: Settings | Observe) -> Refusal | 
     return None
 
 
+@refuses(ROUTER_REPLAY)
 def recorded_routes(values: Values, node: Settings | Observe) -> Refusal | None:
+    """R2, if the method needs the extra pass: it would choose routes of its own"""
     if isinstance(node, Observe) or values[STRATEGY] != "veomni" or values[ROUTER_REPLAY] != "R2":
         return None
     rejects = values[BYPASS] and values[ROLLOUT_RS] is not None
@@ -439,7 +419,9 @@ def recorded_routes(values: Values, node: Settings | Observe) -> Refusal | None:
     )
 
 
+@refuses(DYNAMIC_CONTEXT)
 def dynamic_context(values: Values, node: Settings | Observe) -> Refusal | None:
+    """True: each rank would be its own data-parallel group"""
     if values[STRATEGY] != "megatron" or not values[DYNAMIC_CONTEXT]:
         return None
     reason = (
@@ -449,7 +431,9 @@ def dynamic_context(values: Values, node: Settings | Observe) -> Refusal | None:
     return Refusal(DYNAMIC_CONTEXT, True, reason, advice)
 
 
+@refuses(FUSED_KERNELS)
 def sharded_head(values: Values, node: Settings | Observe) -> Refusal | None:
+    """under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop"""
     path = values[MODEL_PATH]
     if values[STRATEGY] != "fsdp2" or not values[FUSED_KERNELS] or has_tied_embeddings(path) is not False:
         return None
@@ -484,10 +468,8 @@ AGGREGATION = "verl's aggregation, which the line names"
 BESIDE = "verl's ppo_loss, which adds it to the method's loss"
 SAMPLES = "what makes the samples and their advantages, which is the same for every loss"
 ENGINE = "the engine that computes log-probabilities and gradients"
-SPLIT = "what cuts the mini-batch into micro-batches; bounds and metrics do not depend on it"
 SCHEDULE = "the trainer; the line names the number of updates"
 SERVER = "the server that samples"
-OUTSIDE, LABEL = "nothing on the way to the loss", "Hydra, as a name"
 
 # Keys of verl's own losses, under the actor, with verl's defaults. dro_beta has none in verl, whose dro stops without.
 CLIP_KEYS: dict[str, Any] = {
@@ -498,7 +480,6 @@ CLIP_KEYS: dict[str, Any] = {
     "tau_pos": 1.0,
     "tau_neg": 1.05,
     "policy_loss.dro_beta": None,
-    # verl's SAPO reads the actor's temperatures, but its scripts write them here, where verl has no such keys.
     "policy_loss.tau_pos": None,
     "policy_loss.tau_neg": None,
     "policy_loss.clip_cov_ratio": 0.0002,
@@ -507,6 +488,8 @@ CLIP_KEYS: dict[str, Any] = {
     "policy_loss.kl_cov_ratio": 0.0002,
     "policy_loss.ppo_kl_coef": 0.1,
 }
+
+# verl's SAPO reads the actor's temperatures, but its scripts write them under policy_loss, where verl has no such keys.
 NOT_IN_VERL = ("tau_pos", "tau_neg")
 
 # The keys that the plugin reads, with their values where the configuration lacks them.
@@ -525,55 +508,11 @@ DEFAULTS: dict[str, Any] = {
     ),
 }
 
-# When a key is refused: the test, and for docs/support.md its words.
-REFUSALS: dict[str, tuple[Test, str]] = {
-    f"{POLICY_LOSS}.dro_beta": (no_penalty, "not above 0 under observe and verl's dro, which would stop"),
-    **{
-        f"{POLICY_LOSS}.{name}": (misplaced_temperature(name), "under observe: verl lacks the key")
-        for name in NOT_IN_VERL
-    },
-    LOSS_MODE: (other_loss, "other than the group's own; under observe, other than verl's"),
-    POLICY_LOSS_CORRECTION: (misplaced_correction, "which only verl's bypass loss reads"),
-    LOSS_AGG_MODE: (
-        no_constant_length,
-        "seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length",
-    ),
-    ROLLOUT_IS: (weights_count_twice, "in bypass mode and with clipx.behaviour=rollout: it would correct twice"),
-    WITH_ROLLOUT_IS[0]: (
-        weights_verl_refuses,
-        "and rollout_is, if verl's own code refuses them, as it would at the first batch",
-    ),
-    ROLLOUT_RS: (rejection_verl_refuses, "likewise, with its threshold"),
-    LOSS_TYPE: (other_bypass_loss, "other than ppo_clip, which only verl's bypass loss reads"),
-    TASK_REWARDS: (no_task_rewards, "False under distillation: verl would train no policy loss"),
-    EPOCHS: (no_update, "below 1: no update would be made"),
-    FUSED_KERNELS: (
-        sharded_head,
-        "under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop",
-    ),
-    ROUTER_REPLAY: (recorded_routes, "R2, if the method needs the extra pass: it would choose routes of its own"),
-    DYNAMIC_CONTEXT: (dynamic_context, "True: each rank would be its own data-parallel group"),
-    f"{ACTOR}.ulysses_sequence_parallel_size": (
-        attention_on_a_slice,
-        "above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice",
-    ),
-    f"{ROLLOUT}.top_p": (
-        ratios_are_off,
-        "top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off",
-    ),
-    CALCULATE_LOG_PROBS: (no_log_probs, "False where a correction, bypass mode or the method needs them"),
-    TRAINER_MODE: (unknown_trainer, "without a registered trainer"),
-}
-
 
 def rows(fate: str, reader: str, *keys: str, below: str = "") -> tuple[Row, ...]:
-    """A row for each key.
-
-    Args:
-        below: the node that the keys are in.
-    """
+    """A row for each key; `below` is the node that the keys are in."""
     full = (f"{below}.{key}" if below else key for key in keys)
-    return tuple(Row(key, fate, reader, DEFAULTS.get(key, NOT_READ), *REFUSALS.get(key, ())) for key in full)
+    return tuple(Row(key, fate, reader, DEFAULTS.get(key, NOT_READ), REFUSALS.get(key)) for key in full)
 
 
 # The keys that verl's losses read, and those beside them.
@@ -600,46 +539,16 @@ ON_THE_PATH = (
     *rows(READ_BY_VERL, "the critic's own loss", "critic", "critic.loss_agg_mode", "critic.loss_scale_factor"),
 )
 
-# All other keys that verl's trainer composes, under any of its engines, and those of them that the plugin looks at.
+# Keys elsewhere that the plugin looks at.
 ELSEWHERE = (
-    *rows(READ_BY_VERL, SCHEDULE, EPOCHS, MINI_BATCH, ROLLOUT_PROMPTS, "trainer", USE_V1, WARMUP, STEPS_A_VERSION),
+    *rows(READ_BY_VERL, SCHEDULE, EPOCHS, MINI_BATCH, ROLLOUT_PROMPTS, USE_V1, WARMUP, STEPS_A_VERSION),
     *rows(READ_BY_VERL, SCHEDULE, ROLLOUT_NODES, MINI_BATCHES_AT_ONCE, TRAINER_MODE),
-    *rows(
-        *(READ_BY_VERL, SPLIT, "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-        *("ppo_max_token_len_per_gpu", "use_remove_padding"),
-        below=ACTOR,
-    ),
-    *rows(READ_BY_VERL, SAMPLES, "shuffle", "data_loader_seed", "rollout_n", "calculate_sum_pi_squared", below=ACTOR),
     *rows(READ_BY_VERL, "clipx.compile=auto too, which then compiles nothing", *TORCH_COMPILE),
-    *rows(READ_BY_VERL, "what is done with the gradient", "grad_clip", "optim", below=ACTOR),
-    *rows(READ_BY_VERL, "metrics", "calculate_entropy", below=ACTOR),
-    *rows(READ_BY_VERL, "the reference policy, for KL terms", REFERENCE),
-    *rows(
-        *(READ_BY_VERL, ENGINE, "fsdp_config", "megatron", "veomni", "torchtitan", "qat", "use_fused_kernels"),
-        *("pad_to_length", "freeze_vision_tower", "entropy_from_logits_with_chunking"),
-        *("entropy_from_logits_chunk_size", "entropy_checkpointing"),
-        below=ACTOR,
-    ),
-    *rows(READ_BY_VERL, ENGINE, "actor_rollout_ref.model", MODEL_PATH, FUSED_KERNELS, QAT, MTP, PREFIX_GROUPER),
-    *rows(READ_BY_VERL, ENGINE, ROUTER_REPLAY, DYNAMIC_CONTEXT, "model_engine"),
+    *rows(READ_BY_VERL, ENGINE, MODEL_PATH, FUSED_KERNELS, QAT, MTP, PREFIX_GROUPER, ROUTER_REPLAY, DYNAMIC_CONTEXT),
     *rows(READ_BY_VERL, ENGINE, *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()])),
-    *rows(READ_BY_VERL, SERVER, ROLLOUT, ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM),
+    *rows(READ_BY_VERL, SERVER, ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM),
     *rows(READ_BY_VERL, SERVER, *TRUNCATING, CALCULATE_LOG_PROBS),
-    *rows(
-        *(READ_BY_VERL, SAMPLES, "lam", "use_kl_in_reward", "kl_penalty", "filter_groups", "use_pf_ppo", "pf_ppo"),
-        below="algorithm",
-    ),
-    *rows(READ_BY_VERL, SAMPLES, ESTIMATOR, GROUP_FILTERING, "data", "reward", "reward_model"),
-    *rows(READ_BY_VERL, SAMPLES, "custom_reward_function", "sandbox_fusion"),
-    *rows(
-        *(READ_BY_VERL, "the teachers", "n_gpus_per_node", "nnodes", "teacher_models", "teacher_key"),
-        below="distillation",
-    ),
-    *rows(IRRELEVANT, OUTSIDE, f"{ACTOR}.checkpoint", f"{ACTOR}.profiler", "global_profiler", "ray_kwargs"),
-    *rows(IRRELEVANT, OUTSIDE, "transfer_queue", "skip"),
-    *rows(IRRELEVANT, OUTSIDE, "hybrid_engine", "nccl_timeout", below="actor_rollout_ref"),
-    *rows(IRRELEVANT, LABEL, f"{ACTOR}._target_", f"{POLICY_LOSS}._target_", "algorithm._target_"),
-    *rows(IRRELEVANT, LABEL, "distillation._target_", f"{OF_DISTILLATION}._target_"),
+    *rows(READ_BY_VERL, SAMPLES, ESTIMATOR, GROUP_FILTERING),
 )
 
 ROWS = (*ON_THE_PATH, *ELSEWHERE)
@@ -689,8 +598,8 @@ def misplaced(config: DictConfig) -> Iterator[Refusal]:
         node, _, name = key.rpartition(".")
         if (
             name not in NAMES_ON_THE_PATH
-            or row_has(key)
-            or key.startswith((f"{NODE}.", f"{POLICY_LOSS}.{NODE}", FACTS))
+            or any(row.key == key for row in ROWS)
+            or key.startswith((f"{NODE}.", *OF_THE_PLUGIN))
         ):
             continue
         if not any(part in node for part in PASSED_ON):
@@ -699,27 +608,18 @@ def misplaced(config: DictConfig) -> Iterator[Refusal]:
             yield Refusal(key, value, "nothing reads it there", advice)
 
 
-def row_has(key: str) -> bool:
-    """Whether a key has a row of its own."""
-    return any(row.key == key for row in ROWS)
-
-
-def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
-    """The full key of every value and of every node in a nested configuration."""
+def paths(node: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The full key of every value and of every node in a nested configuration, each with what it holds."""
+    full = {}
     for key, value in node.items():
-        yield f"{before}{key}"
+        full[f"{before}{key}"] = value
         if isinstance(value, dict):
-            yield from paths(value, f"{before}{key}.")
+            full |= paths(value, f"{before}{key}.")
+    return full
 
 
 class ClipKeys(NamedTuple):
-    """What becomes of verl's clip keys under a method.
-
-    Attributes:
-        taken: as `facts.RunFacts.taken`.
-        unused: as `facts.RunFacts.unused`.
-        refused: keys whose value cannot become the method's, or contradicts what it has.
-    """
+    """What becomes of verl's clip keys under a method; `taken` and `unused` are as in `facts.RunFacts`."""
 
     taken: dict[str, dict[str, Any]]
     unused: dict[str, Any]
@@ -784,13 +684,7 @@ def is_set(name: str, verl: VerlKey, values: Values, named: Collection[str]) -> 
 def becomes(
     method: Method, field: dataclasses.Field, verl: VerlKey, name: str, given: Any, named: Collection[str]
 ) -> float | Refusal | None:
-    """The parameter's value from verl's, or why it cannot have it.
-
-    Args:
-        field: of the parameter.
-        name, given: verl's key below the actor, and its value.
-        named: as for `clip_keys`.
-    """
+    """A parameter's value from that of verl's key `name` below the actor, or why it cannot have it."""
     full, own, current = f"{ACTOR}.{name}", f"{NODE}.{field.name}", getattr(method, field.name)
     if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
         return Refusal(full, given, "must be a number")
@@ -824,29 +718,3 @@ def is_same_bound(value: float | None, current: float | None) -> bool:
 
 def _short(value: float | None) -> str:
     return "null" if value is None else f"{value:g}"
-
-
-# --- The tables of the pages -----------------------------------------------------------------------------------------
-
-
-def refusal_list() -> str:
-    """The list in docs/support.md of the keys of verl's that a run may be refused for."""
-    refused = [row for row in ROWS if row.refusal]
-    return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.when}" for row in refused)
-
-
-def clip_key_table() -> str:
-    """The table in docs/swap.md of what each of verl's clip keys becomes, by method."""
-    takers: dict[tuple[str, str], list[str]] = {}
-    for name in BUILT_IN:
-        for parameter in METHODS[name].__dataclass_fields__:
-            verl = verl_key(METHODS[name], parameter)
-            if verl is not None:
-                keys = " or ".join(f"`{key}`" for key in verl.names)
-                takers.setdefault((keys, f"`{NODE}.{parameter}` = {verl.conversion.formula}"), []).append(name)
-    lines = ["| verl's key, set to x | becomes | under |", "|---|---|---|"]
-    lines += [
-        f"| {keys} | {becomes_} | {', '.join(f'`{name}`' for name in names)} |"
-        for (keys, becomes_), names in sorted(takers.items(), key=lambda row: row[0])
-    ]
-    return "\n".join(lines)

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.method import NODE, declared
+from verl_clipx.base.refusal import refuse
 from verl_clipx.base.shared_metrics import REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import TokenLoss
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.run.config import Settings, settings_without_group
-from verl_clipx.run.verl_keys import another_loss, refuse_padded_length
+from verl_clipx.run.verl_keys import another_loss, padded_length
 from verl_clipx.worker.aggregation import aggregate
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, current_micro_batch
@@ -33,11 +34,10 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     """
     if config is None:
         raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None))
+    refuse([padded_length(loss_agg_mode, config.get("loss_scale_factor", None))])
     node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
-        if other := another_loss(f"clipx_{registered}", node):
-            raise other
+        refuse([another_loss(f"clipx_{registered}", node)])
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
