@@ -33,9 +33,9 @@ def extra_pass(
         device: where the sums are added up.
 
     Returns:
-        What the step needs, float64: `statistics`, (statistics_size,), if it decides from the mini-batch; `entropies`,
-        the histogram of the tokens' entropies, if selection is over the mini-batch; `selected`, the number of tokens
-        that a selection within each sequence keeps, (1,).
+        What the step needs, float64: `counted`, the number of tokens, (1,); `statistics`, (statistics_size,), if it
+        decides from the mini-batch; `entropies`, the histogram of the tokens' entropies, if selection is over the
+        mini-batch; `selected`, the number of tokens that a selection within each sequence keeps, (1,).
 
     Raises:
         ValueError: the method needs a field that the mini-batch lacks.
@@ -43,7 +43,7 @@ def extra_pass(
     settings, rejection = policy_loss.clipx, rejection_of(policy_loss)
     method, select = settings.method, settings.select
     needs_entropy = settings.selects_over_mini_batch or "entropy" in method.asks_for
-    sizes = {}
+    sizes = {"counted": 1}
     if step.decided_from is DecidedFrom.MINI_BATCH:
         sizes["statistics"] = method.statistics_size
     if select is not None:
@@ -56,6 +56,8 @@ def extra_pass(
         old_log_prob, advantages = padded(data["old_log_probs"]), padded(data["advantages"])
         mask = rejection.remaining(whole, log_prob, old_log_prob)
         known = micro_batch_of(settings, step, data, model_output)
+        counted = whole if known.counted is None else known.counted
+        sums["counted"].add_(counted.sum(dtype=torch.float64))
         if "statistics" in sums:
             tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
             sums["statistics"].add_(settings.functions(mask.device).statistics(inputs_of(settings, known, **tensors)))

@@ -121,13 +121,10 @@ def with_micro_batch(
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
-        watching = observers if step.of_rollout_batch else ()
-        for observer in watching:
-            observer.begin_micro_batch(step, model_output, data, dp_group)
         call = call_of(settings, step, model_output, data)
         loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
-        for observer in watching:
-            observer.end_micro_batch(call.micro_batch, loss, model_output, data)
+        for observer in observers if step.of_rollout_batch else ():
+            observer.end_micro_batch(call.micro_batch, loss, model_output, data, dp_group)
         return loss, metrics
 
     return wrapped

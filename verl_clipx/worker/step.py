@@ -29,7 +29,8 @@ class OptimizerStep:
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
         decision: what the method decided from the statistics; None: each micro-batch decides from its own.
         decided_from: the tokens that the statistics were computed from.
-        counted_tokens: the number of tokens that count in the mini-batch, over all ranks; None if it is verl's number.
+        counted_tokens: the number of tokens that count in the mini-batch, over all ranks, as the extra pass saw them if
+            there is one; None if it is verl's number.
         selected_tokens: the number of selected tokens in the mini-batch, over all ranks, 0-d; None without selection.
         entropy_bucket: the bucket at which entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
@@ -119,20 +120,15 @@ class Observer:
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Called when an optimizer step is planned; may set what its micro-batches have to keep."""
 
-    def begin_micro_batch(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
-        """Called before the loss of a micro-batch.
-
-        Args:
-            model_output, data, dp_group: the loss function's arguments as verl's engine gives them.
-        """
-
-    def end_micro_batch(self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any) -> None:
+    def end_micro_batch(
+        self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any, dp_group: Any
+    ) -> None:
         """Called after the loss of a micro-batch and before its backward pass.
 
         Args:
             micro_batch: with everything that the loss has filled in.
             loss: what verl's loss function returned, 0-d.
-            model_output, data: as for `begin_micro_batch`.
+            model_output, data, dp_group: the loss function's arguments as verl's engine gives them.
         """
 
     def end_update(self, step: OptimizerStep) -> None:

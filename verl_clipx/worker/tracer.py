@@ -152,7 +152,9 @@ class Tracer(Observer):
             self._responses, rows = responses_in(data, self.trace, self.rank, self.ranks, version=self._step - 1)
             tu.assign_non_tensor_stack(data, ROW, rows)
 
-    def end_micro_batch(self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any) -> None:
+    def end_micro_batch(
+        self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any, dp_group: Any
+    ) -> None:
         """Keeps the columns of the micro-batch's traced rows."""
         if ROW not in data:
             return

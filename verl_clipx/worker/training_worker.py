@@ -24,7 +24,7 @@ from verl_clipx.run.config import Observe, Settings, clip_range
 from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import AGE, ages
-from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
+from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
@@ -120,7 +120,6 @@ class ClipxTraining:
                     settings,
                     run,
                     loss_fn,
-                    partial(call_of, settings),
                     self._all_reduce,
                     rank=self.rank,
                     tested=not untested(run.options),
