@@ -18,11 +18,7 @@ FIELDS = {
 
 
 def step_metrics(batch: Any, longest: int | None) -> dict[str, float]:
-    """The metrics of a step's health, and the standard error of its reward.
-
-    Args:
-        batch, longest: as for `health_of`.
-    """
+    """The metrics of a step's health, and the standard error of its reward."""
     scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
     error = standard_error(scores, prompt_numbers(batch), counted)
     return health_of(batch, longest) | ({} if error is None else {REWARD_ERROR: error})
@@ -62,9 +58,7 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
     """The share of the prompts with several samples whose samples all have one score; None without such prompts.
 
-    Args:
-        scores: (responses,); a score that is not finite is like no other.
-        prompts: int64, (responses,): equal numbers for the responses to one prompt.
+    Both are (responses,); a score that is not finite is like no other.
     """
     _, numbers, counts = torch.unique(prompts, return_inverse=True, return_counts=True)
     scores = scores.to(torch.float64)
@@ -85,9 +79,7 @@ def undecided_share(values: Any) -> dict[str, float]:
 def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
     """The metric of answers without a verdict in a step of the v1 trainers; nothing if the reward returns none.
 
-    Args:
-        fetch: TransferQueue's kv_batch_get.
-        batch: the step's keys and tags. verl fills a batch up with copies.
+    `fetch` is TransferQueue's kv_batch_get, `batch` the step's keys and tags, which verl fills up with copies.
     """
     rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     fields = fetch(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])

@@ -7,11 +7,7 @@ from torch import Tensor
 
 
 def prompt_numbers(batch: Any) -> Tensor:
-    """A number for each response's prompt, int64, (responses,).
-
-    Args:
-        batch: verl's DataProto; without uids, as in the v1 trainers, responses to the same tokens have the same prompt.
-    """
+    """A number for each response's prompt, int64, (responses,): by uid or, as in the v1 trainers, by its tokens."""
     if "uid" in batch.non_tensor_batch:
         numbers: dict[str, int] = {}
         return torch.tensor([numbers.setdefault(str(uid), len(numbers)) for uid in batch.non_tensor_batch["uid"]])
@@ -22,8 +18,7 @@ def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | 
     """The standard error of the mean score, by the prompts' totals: responses to one prompt are not independent.
 
     Args:
-        scores: (responses,).
-        prompts: int64, at least 0, (responses,): equal numbers for the responses to one prompt.
+        scores, prompts: (responses,); the prompts' numbers are at least 0.
         counted: bool, (responses,): aborted responses, which have no tokens, are not in verl's mean.
 
     Returns:

@@ -26,19 +26,13 @@ def extra_pass(
 
     Args:
         policy_loss: verl's policy-loss node with the clipx node. Tokens that the loss will reject do not count.
-        engine: verl's engine.
-        data: this rank's mini-batch.
         step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds.
         cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
-        device: where the sums are added up.
 
     Returns:
         What the step needs, float64: `counted`, the number of tokens, (1,); `statistics`, (statistics_size,), if it
         decides from the mini-batch; `entropies`, the histogram of the tokens' entropies, if selection is over the
         mini-batch; `selected`, the number of tokens that a selection within each sequence keeps, (1,).
-
-    Raises:
-        ValueError: the method needs a field that the mini-batch lacks.
     """
     settings, rejection = policy_loss.clipx, rejection_of(policy_loss)
     method, select = settings.method, settings.select
@@ -77,14 +71,7 @@ def extra_pass(
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:
-    """Raises if ranks share sequences and the model's attention does not support it.
-
-    Args:
-        engine: verl's engine, with its model.
-
-    Raises:
-        RuntimeError: names the attention and what to do.
-    """
+    """Raises RuntimeError if ranks share sequences and the model's attention does not support it."""
     size = getattr(engine, "ulysses_sequence_parallel_size", 1)
     if getattr(getattr(engine, "engine_config", None), "strategy", None) == "fsdp_turbo":
         # This engine cuts sequences by its own patch of the model, under which the attention is called eager.
@@ -102,14 +89,7 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
 
 
 def refuse_dropout(modules: Any) -> None:
-    """Raises if a model has dropout, with which the extra pass would see other ratios than the training pass.
-
-    Args:
-        modules: the engine's model, or a list of its parts.
-
-    Raises:
-        ValueError: names the modules and what to do.
-    """
+    """Raises ValueError if a model has dropout, with which the extra pass would see other ratios than the training."""
     found = []
     for model in modules if isinstance(modules, list | tuple) else [modules]:
         found += [

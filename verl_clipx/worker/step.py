@@ -89,11 +89,7 @@ class RolloutBatch:
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
     def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
-        """Begins the next pass over the rollout batch.
-
-        Args:
-            last: whether no other pass follows.
-        """
+        """Begins the next pass over the rollout batch; `last`: no other one follows."""
         self.updates_before_pass += self.update
         self.token_pass, self.last_pass, self.update = token_pass, last, 0
 
@@ -111,11 +107,7 @@ class Observer:
     """Observes the updates on rollout batches; what it does not override does nothing. Every rank calls each method."""
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Called before the first update.
-
-        Args:
-            data: this rank's share of the rollout batch, on the host; may get further fields.
-        """
+        """Called before the first update; `data`, on the host, may get further fields."""
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Called when an optimizer step is planned; may set what its micro-batches have to keep."""
@@ -164,13 +156,7 @@ class AppliedMethod(NamedTuple):
 
 
 class AppliedLoss(NamedTuple):
-    """What one of verl's losses did to a micro-batch's tokens.
-
-    Args:
-        tokens, bounds, by_sequence: as for `observed.observed_sums`.
-        loss_agg_mode: verl's aggregation mode.
-        config: verl's ActorConfig.
-    """
+    """What one of verl's losses did to a micro-batch's tokens; `config` is verl's ActorConfig."""
 
     tokens: ObservedTokens
     bounds: Bounds
@@ -229,7 +215,6 @@ def current_micro_batch() -> MicroBatch | None:
 
 @contextmanager
 def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
-    """Makes a micro-batch the current one for the duration of the block."""
     token = _current.set(micro_batch)
     try:
         yield micro_batch
@@ -242,10 +227,7 @@ def micro_batch_of(
 ) -> MicroBatch:
     """What is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
-    Args:
-        step: the optimizer step that it belongs to.
-        data: verl's mini-batch or micro-batch.
-        model_output: the model's output for it; None before a pass.
+    `model_output` is None before a pass.
     """
     known = MicroBatch(step)
     if model_output is not None and model_output.get("entropy", None) is not None:
@@ -263,12 +245,7 @@ def micro_batch_of(
 
 
 def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any) -> Call:
-    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
-
-    Args:
-        step: the optimizer step that the micro-batch belongs to.
-        model_output, data: from verl's engine.
-    """
+    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides."""
     micro_batch = micro_batch_of(settings, step, data, model_output)
     if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}

@@ -40,11 +40,7 @@ class Response:
 
 
 class HostCopy:
-    """A tensor on its way to the host. Creating it does not wait for the copy; reading it does.
-
-    Args:
-        values: the tensor, which nothing else may write to.
-    """
+    """A tensor, which nothing else may write to, on its way to the host. Only reading it waits for the copy."""
 
     def __init__(self, values: Tensor):
         self._values, self._arrived = values, None
@@ -56,11 +52,9 @@ class HostCopy:
 
     @property
     def size(self) -> int:
-        """The number of bytes on the host."""
         return self._values.nbytes
 
     def numpy(self) -> numpy.ndarray:
-        """The values; waits until they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._values.numpy()
@@ -86,11 +80,7 @@ class Part:
 
 
 class TokenTexts:
-    """The texts of tokens, each decoded once.
-
-    Args:
-        tokenizer: a tokenizer of transformers; None: a token's text is its number.
-    """
+    """The texts of tokens, each decoded once; without a tokenizer of transformers, a token's text is its number."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -123,12 +113,7 @@ def decisions_of(parts: list[Part]) -> dict[int, list[float]]:
 
 
 def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
-    """The columns of `traces.SCHEMA`, except for those that follow from the shard.
-
-    Args:
-        parts: at least one part; all have the same columns.
-        texts: the texts of the policy's tokens.
-    """
+    """The columns of `traces.SCHEMA`, except for those that follow from the shard; all parts have the same ones."""
     responses = [response for part in parts for response in part.responses]
     masks = [response.mask.numpy() for response in responses]
     rows = (row for part in parts for row in part.values.numpy())
