@@ -16,14 +16,13 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests import example_losses
 from tests.claims.documents import inline_code_of
+from tests.worker.updates import aggregated
 from verl_clipx.cli import app
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-
-from .test_training_worker import aggregated
 
 # So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
 FURTHER = {

@@ -20,6 +20,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
+from tests.worker.updates import aggregated
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
 from verl_clipx.loss.compiled import observed_functions
@@ -28,8 +29,6 @@ from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.registry import is_ours
 from verl_clipx.worker.training_worker import ClipxTraining
-
-from .test_training_worker import aggregated
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 ACTOR = "actor_rollout_ref.actor"

@@ -152,3 +152,8 @@ class Update:
         batch = RolloutBatch(update=updates, updates_before_pass=before)
         ((difference,),) = self.receipt.end_rollout_batch(batch).values()
         return difference
+
+
+def aggregated(function, batch, split=WHOLE):
+    """An update's metrics as verl aggregates them."""
+    return train(function, batch, split, entropy=batch.get("entropy")).metrics
