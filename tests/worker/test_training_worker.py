@@ -10,7 +10,6 @@ method's loss; dropout is refused; what a closed receipt costs. Not covered: the
 import logging
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
-from tests.worker.updates import SPLITS, WHOLE, aggregated, loss_function
+from tests.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
 from verl_clipx.check.contract import example
 from verl_clipx.common.traces import shards_in
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
@@ -102,40 +101,6 @@ def by_itself(config):
 def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
     whole, parts = (aggregated(by_itself(actor(*overrides)), example(), of) for of in (WHOLE, SPLITS["micro-batches"]))
     assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
-
-
-class VerlsWorker:
-    """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
-
-    rank, model_config, engine_config = 0, SimpleNamespace(tokenizer=None), SimpleNamespace()
-
-    def __init__(self, config, output):
-        self.output = output
-        self.engine = SimpleNamespace(
-            module=torch.nn.Linear(1, 1),
-            is_mp_src_rank_with_outputs=lambda: True,
-            get_data_parallel_rank=lambda: 0,
-            get_data_parallel_size=lambda: 1,
-            get_data_parallel_group=lambda: None,
-            optimizer_step=lambda: 1.0,
-            infer_batch=lambda: None,
-        )
-        self.set_loss_fn(partial(ppo_loss, config=config))
-
-    def set_loss_fn(self, loss_fn):
-        self.loss_fn = loss_fn
-
-    def forward_backward(self, data):
-        """As verl's Tinker worker."""
-        _, metrics = self.loss_fn(model_output=self.output, data=data)
-        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx")}
-        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
-
-    def train_batch(self, data):
-        return self.forward_backward(data)
-
-    def train_mini_batch(self, data):
-        return self.train_batch(data)
 
 
 class Worker(ClipxTraining, VerlsWorker):

@@ -5,10 +5,12 @@ Not covered: engines and real ranks (tests/end_to_end).
 
 import contextlib
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.losses import ppo_loss
 
@@ -157,3 +159,37 @@ class Update:
 def aggregated(function, batch, split=WHOLE):
     """An update's metrics as verl aggregates them."""
     return train(function, batch, split, entropy=batch.get("entropy")).metrics
+
+
+class VerlsWorker:
+    """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
+
+    rank, model_config, engine_config = 0, SimpleNamespace(tokenizer=None), SimpleNamespace()
+
+    def __init__(self, config, output):
+        self.output = output
+        self.engine = SimpleNamespace(
+            module=torch.nn.Linear(1, 1),
+            is_mp_src_rank_with_outputs=lambda: True,
+            get_data_parallel_rank=lambda: 0,
+            get_data_parallel_size=lambda: 1,
+            get_data_parallel_group=lambda: None,
+            optimizer_step=lambda: 1.0,
+            infer_batch=lambda: None,
+        )
+        self.set_loss_fn(partial(ppo_loss, config=config))
+
+    def set_loss_fn(self, loss_fn):
+        self.loss_fn = loss_fn
+
+    def forward_backward(self, data):
+        """As verl's Tinker worker."""
+        _, metrics = self.loss_fn(model_output=self.output, data=data)
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_batch(self, data):
+        return self.forward_backward(data)
+
+    def train_mini_batch(self, data):
+        return self.train_batch(data)
