@@ -19,6 +19,7 @@ from verl_clipx.check.contract import evaluate, example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 
+CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -116,43 +117,26 @@ def test_an_empty_mask_gives_verls_loss_and_a_gradient_of_zero(actor, tensors, m
             assert torch.equal(gradient, expected) and not gradient.any(), (aggregation, normalisers)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("method", [*BUILT_IN, None])
 def test_one_host_sync_per_micro_batch(actor, tensors, method):
-    config = actor(f"+clipx={method}")
+    config = actor(f"+clipx={method}") if method else actor()
     config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
-    function = get_policy_loss_fn(f"clipx_{method}")
-    further = asked_for(config)
+    function, further = get_policy_loss_fn(f"clipx_{method}" if method else "vanilla"), {}
+    if method:
+        further = asked_for(config)
     with counted_host_syncs() as counter:
         function(config=config, rollout_is_weights=None, loss_agg_mode="token-mean", **tensors, **further)
-    assert counter.count <= 1, counter.calls
+    assert counter.count == (1 if method else 3), counter.calls
 
 
-def test_the_counter_reads_three_for_verls_vanilla(actor, tensors):
-    config = actor()
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
-    with counted_host_syncs() as counter:
-        get_policy_loss_fn("vanilla")(config=config, loss_agg_mode="token-mean", **tensors)
-    assert counter.count == 3, counter.calls
-
-
-@pytest.mark.parametrize(
-    "sync",
-    [
-        lambda t: t.sum().item(),
-        lambda t: t.tolist(),
-        lambda t: t.cpu(),
-        lambda t: t.detach().numpy(),
-        lambda t: t[t > 0],
-        lambda t: bool(t.sum() > 0),
-        lambda t: float(t.sum()),
-        lambda t: t.nonzero(),
-    ],
-)
-def test_the_counter_sees_every_kind_of_sync(sync):
-    with counted_host_syncs() as counter:
-        sync(torch.tensor([1.0, -1.0]))
-    assert counter.count == 1, counter.calls
+def test_the_counter_sees_every_kind_of_sync():
+    for sync in (
+        *(lambda t: t.sum().item(), lambda t: t.tolist(), lambda t: t.cpu(), lambda t: t.detach().numpy()),
+        *(lambda t: t[t > 0], lambda t: bool(t.sum() > 0), lambda t: float(t.sum()), lambda t: t.nonzero()),
+    ):
+        with counted_host_syncs() as counter:
+            sync(torch.tensor([1.0, -1.0]))
+        assert counter.count == 1, counter.calls
 
 
 def test_without_a_group_verls_own_bounds_apply(actor, tensors):
@@ -185,43 +169,28 @@ def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group
         ppo_loss(actor(f"+clipx={group}"), output, data)
 
 
-def test_lopti_needs_a_worker(actor, tensors):
-    with pytest.raises(ValueError, match=r"clipx\.update: .*worker"):
-        call("clipx_grpo", actor("+clipx=grpo", "+clipx/update=lopti"), tensors)
-
-
-def test_bapo_weighs_with_the_rollouts_log_probs_from_the_micro_batch(actor, tensors):
-    config = actor("+clipx=bapo", "clipx.weight=rollout", "clipx.target=1")
-    with pytest.raises(ValueError, match="rollout"):
-        call("clipx_bapo", config, tensors)
-    shares = []
-    for shift in (0.0, -2.0):
-        log_prob = tensors["old_log_prob"] + shift * (tensors["advantages"] > 0)
-        with in_micro_batch(MicroBatch(rollout_log_prob=log_prob)) as micro_batch:
-            call("clipx_bapo", config, tensors)
-        shares.append(micro_batch.values["clipx/positive_share_before"])
-    assert shares[1] < shares[0]
-
-
-def test_the_method_is_chosen_once(actor, tensors):
-    config = actor("+clipx=acpo")
-    with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"):
-        call("clipx_bapo", config, tensors)
+@pytest.mark.parametrize(
+    ("overrides", "called", "message"),
+    [
+        (["+clipx=grpo", "+clipx/update=lopti"], "grpo", r"clipx\.update: .*worker"),
+        (["+clipx=bapo", "clipx.weight=rollout", "clipx.target=1"], "bapo", "needs rollout_log_prob: .*calculate_log"),
+        (["+clipx=acpo"], "bapo", r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"),
+        (["+clipx=grpo", "+clipx/select=high_entropy"], "grpo", r"clipx\.select needs entropy: .*pass entropy="),
+    ],
+)
+def test_what_a_bare_call_cannot_do_is_refused(actor, tensors, overrides, called, message):
+    config = actor(*overrides, CALCULATED)
+    with pytest.raises(ValueError, match=message):
+        call(f"clipx_{called}", config, tensors)
 
 
 def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
-    config = actor("+clipx=grpo")
     with pytest.raises(ValueError, match="loss_scale_factor"):
-        call("clipx_grpo", config, tensors, loss_agg_mode="seq-mean-token-sum-norm")
+        call("clipx_grpo", actor("+clipx=grpo"), tensors, loss_agg_mode="seq-mean-token-sum-norm")
 
 
 def test_unknown_keywords_are_ignored(actor, tensors):
     call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
-
-
-def test_selection_needs_the_entropy(actor, tensors):
-    with pytest.raises(ValueError, match=r"clipx\.select needs entropy: .*pass entropy="):
-        call("clipx_grpo", actor("+clipx=grpo", "+clipx/select=high_entropy"), tensors)
 
 
 MODIFIED = [
