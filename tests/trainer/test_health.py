@@ -1,10 +1,11 @@
 """A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains.
 
-Covers: verl's compute_data_metrics in both of its layouts, its v1 trainers' own metrics, its Tracking; clipx.health
-from the command line; the page's first sentences. The worker's part is in test_training_worker.py; not
-covered: a run (tests/end_to_end).
+Covers: verl's compute_data_metrics in both of its layouts and in every trainer, its v1 trainers' own metrics, its
+Tracking; the standard error of the score; clipx.health from the command line; the page's first sentences. The worker's
+part is in test_training_worker.py; not covered: a run (tests/end_to_end).
 """
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -22,11 +23,19 @@ from tests.runs.example_runs import write_log
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.diagnose.findings import findings
 from verl_clipx.run.resolve import instantiated
+from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer import hooks
+from verl_clipx.trainer.health import standard_error
 
 NAN = float("nan")
+# Every module of verl's that imports compute_data_metrics by name.
+TRAINERS = (
+    "verl.trainer.ppo.ray_trainer",
+    "verl.trainer.ppo.v1.trainer_base",
+    "verl.experimental.separation.ray_trainer",
+)
 
 
 def batch(scores, *, advantages=None, log_probs=None, lengths=(2, 2, 2, 2), prompts=(1, 1, 2, 2), **non_tensors):
@@ -71,6 +80,37 @@ def run_of():
 def test_of_a_healthy_step_all_is_zero():
     numbers = logged([0.0, 1.0, 1.0, 0.0], lengths=(1, 1, 1, 1))
     assert numbers == {"not_finite/rewards": 0, "not_finite/advantages": 0, "alike_prompts": 0, "cut_responses": 0}
+
+
+@pytest.mark.parametrize(
+    ("scores", "prompts", "counted", "expected"),
+    [
+        # Equal groups: the prompts' means are 0.5, 1.0, 0.0, with standard deviation 0.5, however they are ordered.
+        ([0.0, 1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2], None, 0.5 / 3**0.5),
+        ([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2], None, 0.5 / 3**0.5),
+        # Mean 1/3; totals of what is left: (1 - 1/3), (0 - 2/3): 4/9 + 4/9, times 2, the root over 3 responses.
+        ([1.0, 0.0, 0.0], [5, 7, 7], None, (16 / 9) ** 0.5 / 3),
+        # An aborted response does not count.
+        ([1.0, 0.0, 0.0, 9.0], [5, 7, 7, 7], [True, True, True, False], (16 / 9) ** 0.5 / 3),
+        # One prompt, or none.
+        ([0.0, 1.0], [3, 3], None, None),
+        ([0.0, 1.0], [3, 4], [False, False], None),
+    ],
+)
+def test_it_is_over_the_prompts_totals(scores, prompts, counted, expected):
+    counted = [True] * len(scores) if counted is None else counted
+    found = standard_error(torch.tensor(scores), torch.tensor(prompts), torch.tensor(counted))
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("named", [{}, {"uid": numpy.array(["a", "a", "b", "b"], dtype=object)}], ids=["v1", "uid"])
+def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
+    compute = importlib.import_module(trainer).compute_data_metrics
+    metrics = compute(batch=batch([1.0, 0.0, 0.0, 9.0], lengths=(2, 2, 1, 0), **named), use_critic=False)
+    assert metrics["critic/score/mean"] == pytest.approx(1 / 3)
+    # Totals of what is left of the mean: 1/3 and -1/3.
+    assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
 
 
 def test_prompts_whose_samples_score_alike():
@@ -146,9 +186,6 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
         assert metrics == ({} if share is None else {"health/undecided": share})
     # A reward without verdicts is asked once.
     assert len(fetched) == asks
-
-
-def test_verls_v1_trainer_calls_it():
     assert trainer_base.PPOTrainer._compute_metrics.__wrapped__.__name__ == "_compute_metrics"
 
 

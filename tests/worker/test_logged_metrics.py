@@ -113,7 +113,7 @@ ELSEWHERE = {
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
     "clipx/not_finite/log_probs": "tests/worker/test_training_worker.py",
     "clipx/not_finite/rank": "tests/worker/test_training_worker.py",
-    "critic/score/standard_error": "tests/trainer/test_reward_error.py",
+    "critic/score/standard_error": "tests/trainer/test_health.py",
     **{
         f"health/{name}": "tests/trainer/test_health.py"
         for name in (
