@@ -48,7 +48,7 @@ from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
-NUMBER, FEW = 500, 60
+NUMBER, FEW = 500, 45
 
 # verl's loss that a group is, and what verl's keys say to be it where they are not drawn.
 OF_VERL = {

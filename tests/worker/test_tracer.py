@@ -23,12 +23,11 @@ from tests.observed import rollout_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
-from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import Shard, read_facts, read_shards, shards_in
+from verl_clipx.common.traces import Shard, read_shards, shards_in
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import AGE, TokenPass
+from verl_clipx.worker.layout import AGE
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
@@ -117,52 +116,6 @@ def test_modifiers_and_rollout_correction_are_in_what_is_traced(actor, tmp_path)
     assert tokens.entropy.between(0, 1).all() and (tokens.entropy > 0).any()
 
 
-def test_what_a_replay_takes_is_written_down(actor, tmp_path):
-    config = actor("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "clipx.scope=micro_batch")
-    tracer, batch = tracer_to(tmp_path), example()
-    parts = [micro_batch(batch, rows) for rows in ([0, 1], [2, 3, 4])]
-    whole, _ = micro_batch(batch, ROWS)
-    for data, _ in parts:
-        data["rollout_is_weights"] = data["old_log_probs"] * -0.5
-    function, decided = loss_function(config, observers=[tracer]), []
-    with rollout_batch(tracer, whole):
-        for (data, output), rows in zip(parts, ([0, 1], [2, 3, 4]), strict=True):
-            tu.assign_non_tensor_stack(data, ROW, rows)
-            function(model_output=output, data=data)
-            decided.append(tracer._parts[-1].decision.numpy().tolist())
-        tracer.end_update(OptimizerStep())
-    tokens = tokens_in(tracer)
-    column = in_order(tokens)
-    torch.testing.assert_close(
-        column("unshaped_advantage"), torch.where(batch["mask"], batch["advantages"], 0.0).double(), rtol=1e-6, atol=0
-    )
-    expected = torch.where(batch["mask"], batch["old_log_prob"] * -0.5, 0.0)
-    torch.testing.assert_close(column("correction"), expected.double(), rtol=1e-6, atol=0)
-    of_response = tokens.groupby(["prompt", "sample"], sort=False)
-    assert of_response.micro_batch.first().tolist() == [0, 0, 1, 1, 1]
-    # Two neighbouring rows answer one prompt, by its name; by its tokens every other one does.
-    assert of_response.group.first().nunique() == 3 and tokens.prompt.nunique() == 2
-    assert tokens.counted.isna().all() and tokens.rejected.isna().all()
-    facts = read_facts(tmp_path, Shard(1, 0, 0))
-    assert (facts.fraction, facts.ranks, facts.decided_from) == (1, 1, DecidedFrom.MICRO_BATCH)
-    assert facts.decisions == {0: decided[0], 1: decided[1]} and decided[0] != decided[1]
-
-
-@pytest.mark.parametrize("name", ["low", "high"])
-def test_a_pass_of_loptis_is_an_update_whose_other_tokens_have_no_advantage(actor, tmp_path, name):
-    config, tracer = actor("+clipx=grpo", TRACE, "+clipx/update=lopti"), tracer_to(tmp_path)
-    step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
-    traced_call(config, tracer, step=step)
-    tokens = tokens_in(tracer)
-    in_pass = (numpy.exp(tokens.old_log_prob) <= 0.5) == (name == "low")
-    assert (tokens.advantage[~in_pass] == 0).all() and (tokens.advantage[in_pass] != 0).any()
-    assert tokens.counted.tolist() == in_pass.tolist()
-    # Whole responses: the log-probabilities of the others are there.
-    batch = example()
-    expected = batch["log_prob"][ROWS][batch["mask"][ROWS]].float()
-    assert tokens.log_prob.tolist() == expected.tolist() and (~in_pass).any()
-
-
 @pytest.fixture
 def observing(actor, monkeypatch):
     """A configuration under which one of verl's own losses is observed and traced."""
@@ -233,10 +186,6 @@ def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, f
                 tracer.end_update(OptimizerStep())
         counts.append(counter.callers.count("verl_clipx"))
     assert counts == [1, 1] and tokens_in(tracer).prompt.nunique() == 2 * fraction
-
-
-def test_without_the_node_nothing_is_traced(actor):
-    assert actor("+clipx=grpo").policy_loss.clipx.trace is None
 
 
 def test_prompts_are_chosen_by_their_hash():

@@ -51,7 +51,7 @@ def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
         change: what is done to verl's micro-batches.
         **extra: entropy and reference, as for `micro_batch`.
     """
-    log_prob, total, ranks = batch["log_prob"].clone().requires_grad_(True), 0.0, []
+    log_prob, total, ranks = batch["log_prob"].detach().clone().requires_grad_(True), 0.0, []
     for micro_batches in split:
         ranks.append({})
         for rows in micro_batches:
