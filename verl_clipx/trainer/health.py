@@ -24,11 +24,10 @@ def step_metrics(batch: Any, longest: int | None) -> dict[str, float]:
 
 
 def health_of(batch: Any, longest: int | None) -> dict[str, float]:
-    """The metrics of a step's health.
+    """The metrics of a step's health, of verl's DataProto.
 
-    Args:
-        batch: verl's DataProto of the step; without uids, responses to equal prompts count as one prompt's.
-        longest: data.max_response_length; None: unknown, so that nothing is said about cut responses.
+    Without uids, responses to equal prompts count as one prompt's; without `longest`, data.max_response_length, nothing
+    is said about cut responses.
     """
     data, mask = batch.batch, batch.batch["response_mask"].bool()
     # An aborted response has no tokens.
@@ -65,13 +64,8 @@ def prompt_numbers(batch: Any) -> Tensor:
 def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | None:
     """The standard error of the mean score, by the prompts' totals: responses to one prompt are not independent.
 
-    Args:
-        scores, prompts: (responses,); the prompts' numbers are at least 0.
-        counted: bool, (responses,): aborted responses, which have no tokens, are not in verl's mean.
-
-    Returns:
-        With equally many responses to each prompt, the standard deviation of the prompts' means over the root of their
-        number; None with fewer than two prompts.
+    With equally many responses to each prompt, it is the standard deviation of the prompts' means over the root of
+    their number; None with fewer than two prompts. Aborted responses, which have no tokens, do not count in verl's mean.
 
     Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
     """

@@ -32,9 +32,7 @@ def open_logs(
     """Opens the logs of a run with a clipx node: verl's, the file log in the place of verl's, and its record.
 
     Args:
-        tracking: verl's `Tracking`.
         backends: the names of the logs that verl was to open.
-        config: the configuration as verl resolved it.
         open_verls: has `tracking` open its own logs, by their names.
 
     Returns:
@@ -98,7 +96,7 @@ def remove_later_traces(folder: Path, step: int) -> None:
 def write_record(log: Path, config: dict[str, Any]) -> None:
     """Writes a run's start, accelerators, configuration and versions beside its log, readable by its owner alone.
 
-    `ray_kwargs` is left out, since its runtime environment may hold any credential; other credentials are redacted.
+    Credentials are redacted, and `ray_kwargs` is left out, since its runtime environment may hold any.
     """
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),

@@ -9,12 +9,11 @@ from verl_clipx.loss.loss import per_token_loss, summed_loss
 
 
 def aggregate(log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any) -> Tensor:
-    """The result of verl's agg_loss applied to `per_token_loss`, 0-d.
+    """The result of verl's agg_loss applied to `per_token_loss`, 0-d; modes that are not known here are left to verl.
 
     Args:
         log_prob, value, weighted: as for `per_token_loss`; value and weighted are 0 outside the mask.
         mask: the tokens that are averaged over, bool, (sequences, length).
-        mode: loss_agg_mode; modes that are not implemented here are left to verl.
         **normalisers: dp_size, batch_num_tokens, global_batch_size, loss_scale_factor, as for agg_loss.
     """
     weight = sequence_weight(mask, mode, value.dtype, **normalisers)

@@ -34,8 +34,7 @@ class Announced:
         resolved: how far a gradient may differ, relative to a token's.
         divisor: the mini-batch's number of tokens, as the loss is told.
         sums: the tokens that verl counts, those that the method counts, and the method's statistics, float64.
-        factor: the gradient that reached the loss, once it is followed.
-        compared: the difference of the gradient that reached log_prob.
+        factor, compared: of a loss that is followed, its gradient and the difference of that on log_prob.
     """
 
     def __init__(self, settings: Settings, run: RunFacts, known: MicroBatch, model_output: Any, data: Any):
@@ -79,14 +78,10 @@ class Announced:
         return self._flat(-weighted.where(self._kept, 0.0))
 
     def difference(self, gradient: Tensor, besides: Tensor | float = 0.0) -> float:
-        """The largest difference of a token's gradient from the announced one, relative to the token's.
+        """The largest difference of a token's gradient, of the whole loss, from the announced one, relative to that.
 
-        It is infinite if the gradient is not finite where all that is announced is; if that is not finite either,
-        nothing is compared and it is 0, because verl skips such an update.
-
-        Args:
-            gradient: of the whole loss, (tokens,).
-            besides: what verl adds to the policy's term, such as a KL term, (tokens,).
+        `besides` is what verl adds to the policy's term, such as a KL term; all are (tokens,). It is infinite if the
+        gradient is not finite where all that is announced is, and 0 if that is not either: verl skips such an update.
         """
         of_dtype = torch.finfo(gradient.dtype)
         whole = (self._gradient + besides).clamp(-of_dtype.max, of_dtype.max)

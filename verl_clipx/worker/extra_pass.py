@@ -22,10 +22,9 @@ from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 def extra_pass(
     policy_loss: Any, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
 ) -> dict[str, Tensor]:
-    """Sums over this rank's mini-batch under the current weights; changes neither data nor engine.
+    """Sums over this rank's mini-batch under the current weights, of tokens that the loss will not reject.
 
     Args:
-        policy_loss: verl's policy-loss node with the clipx node. Tokens that the loss will reject do not count.
         step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds.
         cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
 

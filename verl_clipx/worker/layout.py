@@ -24,14 +24,10 @@ def padded(values: Tensor) -> Tensor:
 
 
 def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
-    """Where the model's output for each response token stands, and which tokens there are.
+    """Where the model's output for each response token stands, and which tokens there are, (sequences, width) each.
 
-    Args:
-        data: verl's micro-batch: prompts and responses jagged, or padded with an attention mask.
-        width, total: the length of the longest response, and of all prompts and responses together.
-
-    Returns:
-        int64 in [0, total) and bool, (sequences, width) each.
+    Prompts and responses are jagged, or padded with an attention mask; `width` is the length of the longest response,
+    `total` that of all prompts and responses together.
     """
     prompts, responses = data["prompts"], data["responses"]
     if prompts.is_nested:
@@ -106,8 +102,7 @@ class TokenPass:
 
     Args:
         name: the group of tokens that is updated, "low" or "high".
-        eta: the threshold on the old policy's probability.
-        equal: whether a probability equal to eta counts as low.
+        eta, equal: the threshold on the old policy's probability, and whether one equal to it counts as low.
     """
 
     name: str

@@ -95,11 +95,8 @@ def with_micro_batch(
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
-    Args:
-        loss_fn: verl's. Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of
-            tensors; such calls pass through.
-        current_step: returns the current optimizer step, or None outside one.
-        observers: what observes each micro-batch of a rollout batch's updates.
+    Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
+    through. `current_step` returns None outside an optimizer step.
     """
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:

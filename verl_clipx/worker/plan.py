@@ -47,10 +47,8 @@ def plan_step(
     """Decides an optimizer step's bounds, and what else its micro-batches need.
 
     Args:
-        policy_loss: verl's policy-loss node with the clipx node.
         state: what earlier steps left; gets the statistics that waited for this step's all-reduce.
-        batch: the rollout batch, at this step.
-        data: this rank's mini-batch.
+        batch, data: the rollout batch, at this step; this rank's mini-batch.
         extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name.
     """
     settings = policy_loss.clipx

@@ -20,15 +20,11 @@ from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, cur
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """The settings of a call of the loss.
-
-    Args:
-        registered: the method's name without prefix, or "custom".
-        config: verl's ActorConfig.
+    """The settings of a call of the loss under a method's name without prefix, or "custom".
 
     Raises:
-        ValueError: there is no config; the loss mode and the clipx node name different methods; "custom" has no node;
-            or `seq-mean-token-sum-norm` has no loss_scale_factor.
+        ValueError: there is no ActorConfig; the loss mode and the clipx node name different methods; "custom" has no
+            node; or `seq-mean-token-sum-norm` has no loss_scale_factor.
     """
     if config is None:
         raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
@@ -44,10 +40,7 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
 
 
 def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
-    """The inputs of a method's formulas for one micro-batch.
-
-    Args:
-        **tensors: log_prob, old_log_prob, advantages, mask, each (sequences, response length).
+    """The inputs of a method's formulas for one micro-batch: the tensors, each (sequences, response length), and more.
 
     Raises:
         ValueError: the method needs a field that is missing; says how to provide it.
@@ -74,14 +67,13 @@ def policy_loss(
     group: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    """verl's PolicyLossFn for every method of the plugin.
+    """verl's PolicyLossFn for every method of the plugin; tensors are (sequences, response length), padded.
 
     Args:
         registered: the method's name without prefix; bound when the function is registered.
-        old_log_prob, log_prob, advantages: (sequences, response length), padded.
-        response_mask: bool or 0/1, (sequences, response length).
+        response_mask: bool or 0/1.
         config: verl's ActorConfig.
-        rollout_is_weights: verl's weights of rollout correction, (sequences, response length), or None.
+        rollout_is_weights: verl's weights of rollout correction.
         rollout_log_prob, entropy, group: as in `MicroBatch`; used only outside a training worker.
 
     Returns:
@@ -89,8 +81,7 @@ def policy_loss(
         current micro-batch instead, because only the worker can make them exact over the mini-batch.
 
     Raises:
-        ValueError: as `settings_for`; the method or the selection needs a field that is missing; or Lopti is used
-            outside a worker.
+        ValueError: as `settings_for`; a field that is needed is missing; or Lopti is used outside a worker.
         RuntimeError: a worker that is not the plugin's calls this.
     """
     settings = settings_for(registered, config, loss_agg_mode)
@@ -147,9 +138,7 @@ def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Ten
 def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Tensor | None, TokenLoss]:
     """Multiplies a micro-batch's loss by verl's weights of rollout correction, (sequences, response length).
 
-    Returns:
-        The factor of each token, 0 outside the mask, or None without weights; and the loss, NaN where the factor is not
-        finite.
+    Returns the factor of each token, 0 outside the mask, or None; and the loss, NaN where the factor is not finite.
     """
     if weights is None:
         return None, tokens
@@ -162,9 +151,8 @@ def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Te
 def select(settings: Settings, known: MicroBatch, mask: Tensor, tokens: TokenLoss) -> tuple[Tensor, TokenLoss]:
     """Applies entropy selection to a micro-batch's loss.
 
-    Returns:
-        The tokens that are kept, bool, (sequences, response length): those in the mask without a selection; and the
-        loss, 0 for all other tokens and NaN where the entropy is not finite.
+    Returns the tokens that are kept, bool, (sequences, response length), all in the mask without a selection; and the
+    loss, 0 for all other tokens and NaN where the entropy is not finite.
     """
     if settings.select is None:
         return mask, tokens

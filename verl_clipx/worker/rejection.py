@@ -34,9 +34,7 @@ def rejects_before(policy_loss: Any) -> bool:
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
     """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
 
-    Args:
-        options: the run's keys of `verl_keys.READ` with their values.
-        mask, log_ratio: (sequences, response length): all tokens, bool; and relative to the rollout policy.
+    `options` are the run's keys of `verl_keys.READ`, `log_ratio` is relative to the rollout policy.
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 

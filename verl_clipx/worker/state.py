@@ -100,10 +100,7 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """The rank that writes and reads the state. It is in the last pipeline stage, because the others see no tokens.
-
-    Every rank must call this.
-    """
+    """The rank that keeps the state, in the last pipeline stage, since others see no tokens. Every rank calls this."""
     own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
     rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
     torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
@@ -113,8 +110,7 @@ def state_rank(engine: Any, device: Any) -> int:
 def restored_state(folder: Path, settings: Settings, source: int, device: Any) -> ControllerState:
     """The state in a checkpoint's actor folder, read by the rank `source` and sent to the others.
 
-    Raises:
-        RuntimeError: the state is unusable, the bounds need one, and clipx.missing_state is not "fresh".
+    RuntimeError: it is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
     found: list[Any] = [None]
     if torch.distributed.get_rank() == source:

@@ -22,22 +22,20 @@ from verl_clipx.worker.not_finite import NotFinite
 
 @dataclass
 class OptimizerStep:
-    """One optimizer step of the worker.
+    """One optimizer step of the worker; numbers of tokens are over all ranks.
 
     Args:
         token_pass: Lopti's pass, or None.
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
         decision: what the method decided from the statistics; None: each micro-batch decides from its own.
         decided_from: the tokens that the statistics were computed from.
-        counted_tokens: the number of tokens that count in the mini-batch, over all ranks, as the extra pass saw them if
-            there is one; None if it is verl's number.
-        selected_tokens: the number of selected tokens in the mini-batch, over all ranks, 0-d; None without selection.
+        counted_tokens: how many tokens of the mini-batch count, as the extra pass saw them if there is one; None: as
+            many as verl says.
+        selected_tokens: how many tokens of the mini-batch are selected, 0-d; None without selection.
         entropy_bucket: the bucket at which entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
-        collected: the statistics of each micro-batch of this rank's training pass, in their order; None if nobody needs
-            those of the training pass.
-        of_rollout_batch: whether the update belongs to a rollout batch, at whose end sums over each mini-batch become
-            metrics.
+        collected: the statistics of each micro-batch of this rank's training pass; None if nobody needs them.
+        of_rollout_batch: whether the update is one of a rollout batch, at whose end sums become metrics.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
         gradient_norm: the norm of the step's gradient, on every rank; None before the optimizer's step.
     """
@@ -115,12 +113,9 @@ class Observer:
     def end_micro_batch(
         self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any, dp_group: Any
     ) -> None:
-        """Called after the loss of a micro-batch and before its backward pass.
+        """Called after the loss of a micro-batch, which has filled it in, and before its backward pass.
 
-        Args:
-            micro_batch: with everything that the loss has filled in.
-            loss: what verl's loss function returned, 0-d.
-            model_output, data, dp_group: the loss function's arguments as verl's engine gives them.
+        `loss` is what verl's loss function returned, the others its arguments as verl's engine gives them.
         """
 
     def end_update(self, step: OptimizerStep) -> None:
@@ -135,16 +130,13 @@ class Observer:
 
 
 class AppliedMethod(NamedTuple):
-    """What a method of the plugin did to a micro-batch's tokens.
+    """What a method of the plugin did to a micro-batch's tokens; tensors are (sequences, length).
 
     Args:
-        settings: the clipx node.
         inputs: what the method saw.
-        decision: what it decided, float64.
-        correction: the factor of verl's rollout correction on F, (sequences, length), or None.
-        kept: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length); `whole` itself
-            if these are all tokens.
-        whole: the mask including the tokens that bypass mode rejects, bool, (sequences, length).
+        correction: the factor of verl's rollout correction on F, or None.
+        kept: the tokens that selection keeps and bypass mode does not reject, bool; `whole` itself if these are all.
+        whole: the mask including the tokens that bypass mode rejects, bool.
     """
 
     settings: Settings
@@ -171,16 +163,14 @@ class MicroBatch:
 
     Args:
         step: the optimizer step that it belongs to.
-        rollout_log_prob: the rollout policy's log-probabilities, (sequences, response length), padded; None if the
-            rollout did not return them.
-        entropy: the current policy's entropy in nats, (sequences, response length); None if nothing needs it.
+        rollout_log_prob: the rollout policy's, (sequences, response length), padded; None if the rollout has none.
+        entropy: the current policy's in nats, (sequences, response length); None if nothing needs it.
         group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
         age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
         applied: filled by the loss: what it did to the tokens.
-        sums: filled by the loss: from metric key to a sum over this micro-batch's tokens.
-        values: filled by the loss: from metric key to a value that is not a sum over tokens.
-        counts: filled by the loss: from metric key to a number that adds up over the mini-batch's micro-batches.
+        sums, values, counts: filled by the loss, from metric key to a sum over this micro-batch's tokens; to a value
+            that is not one; to a number that adds up over the mini-batch's micro-batches.
         loss: filled by the loss: its value.
     """
 

@@ -17,13 +17,11 @@ class Response:
     """What the host knows of a traced response.
 
     Args:
-        prompt: the prompt's hash.
-        prompt_ids: the prompt's tokens, int64, (length of the prompt,).
+        prompt, prompt_ids: the prompt's hash and its tokens, int64, (length of the prompt,).
         sample: the response's number among the responses to the prompt in this step.
         score: the reward, or None.
         age: weight versions since the response was sampled, or None.
-        token_ids: the response's tokens, int64, (length,).
-        mask: the tokens that the loss counts, bool, (length,).
+        token_ids, mask: the response's tokens, int64, and those that the loss counts, bool, (length,).
         rollout_log_prob: log-probabilities under the policy that sampled, (length,), or None.
         group: the number of verl's group of responses, or None.
     """
@@ -62,13 +60,11 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class Part:
-    """The traced rows of one micro-batch.
+    """The traced rows of one micro-batch, by its number within the update, from 0.
 
     Args:
         responses: the response of each row.
-        names: the names of the columns.
-        values: float32, (rows, columns, response length).
-        micro_batch: the micro-batch's number within the update, from 0.
+        names, values: the columns, float32, (rows, columns, response length).
         decision: what the method decided for the micro-batch, float64; None if there is no method.
     """
 

@@ -92,25 +92,15 @@ def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> TracedTokens:
 
 
 class Tracer(Observer):
-    """Traces the rollout batches of one data-parallel rank.
+    """Traces the rollout batches of one data-parallel rank; ValueError if `trace` has no folder.
 
     Args:
         batches_a_step: how many rollout batches verl logs as one step.
         last: the number of the run's last rollout batch, or None if unknown.
-
-    Raises:
-        ValueError: `trace` has no folder.
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        *,
-        rank: int,
-        ranks: int,
-        tokenizer: Any,
-        batches_a_step: int = 1,
-        last: int | None = None,
+        self, trace: Trace, *, rank: int, ranks: int, tokenizer: Any, batches_a_step: int = 1, last: int | None = None
     ):
         if trace.folder is None:
             raise ValueError(f"{trace.node}.folder=None: the run's driver fills it in; outside verl's trainers set it.")
@@ -197,11 +187,9 @@ class Tracer(Observer):
 
 
 def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int) -> tuple[list[Response], list[int]]:
-    """The traced responses of a rollout batch, and for each row the number of its response, or NONE.
+    """The traced responses of a rollout batch, jagged or padded, and for each row its response's number, or NONE.
 
-    Args:
-        data: verl's rollout batch, jagged or padded with an attention mask.
-        version: the version of the weights from which the training on the batch starts.
+    `version` is that of the weights from which the training on the batch starts.
     """
     known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = known.get("rm_scores", known.get("token_level_scores"))
