@@ -218,9 +218,7 @@ LOSSES = {
         old_log_prob=lambda given: (given["log_prob"].detach() + given["old_log_prob"]) / 2
     ),
     "the sequence's ratio": changed(
-        old_log_prob=lambda given: (
-            given["log_prob"].detach() - (given["log_prob"].detach() - given["old_log_prob"]).mean(-1, keepdim=True)
-        )
+        old_log_prob=lambda given: (new := given["log_prob"].detach()) - (new - given["old_log_prob"]).mean(-1, True)
     ),
     "a ratio of at most 2": changed(
         old_log_prob=lambda given: torch.maximum(given["old_log_prob"], given["log_prob"].detach() - math.log(2))
@@ -328,38 +326,29 @@ def rejected_mask(data):
 WEIGHTS = (CALCULATED, f"{CORRECTION}.rollout_is=token")
 
 
-def test_corrections_of_verls_trainer_are_part_of_it(actor):
+def test_corrections_of_verls_trainer_are_part_of_it(actor, few_probes):
     Update(actor("+clipx=grpo", *WEIGHTS)).run(weights=0.25)
     Update(actor("+clipx=grpo", *rejecting("token_k3", bypass=False))).run(change=rejected_mask)
 
 
-def without_weights(actor, monkeypatch, _):
-    Update(actor("+clipx=grpo", *WEIGHTS)).run()
+def trains(*overrides, step=None, batch=FIRST, made=None, loss_mode=None, **run):
+    """Plants a fault: trains one update, after which as many were made on the rollout batch; returns the difference.
 
+    Args:
+        step: returns the optimizer step.
+        loss_mode: in the place of the configuration's.
+        **run: as for `Update.run`.
+    """
 
-def without_rejection(actor, monkeypatch, _):
-    Update(actor("+clipx=grpo", *rejecting("token_k3", bypass=False))).run(change=whole_mask)
+    def plant(actor, monkeypatch, variant):
+        config = actor(*overrides)
+        if loss_mode is not None:
+            object.__setattr__(config.policy_loss, "loss_mode", loss_mode)
+        update = Update(config, step and step(), batch=batch)
+        update.run(**run)
+        return None if made is None else update.end_rollout_batch(made)
 
-
-def with_verl_s_loss(actor, monkeypatch, _):
-    config = actor("+clipx=acpo")
-    object.__setattr__(config.policy_loss, "loss_mode", "vanilla")
-    Update(config).run()
-
-
-def with_a_term_of_the_engine(actor, monkeypatch, _):
-    Update(actor("+clipx=grpo")).run(besides=lambda log_probs: log_probs.square().sum())
-
-
-def without_a_backward_pass(actor, monkeypatch, _):
-    Update(actor("+clipx=grpo")).run(factors=[None])
-
-
-def with_updates(made, actor, monkeypatch, _):
-    """Two updates are announced."""
-    update = Update(actor("+clipx=grpo", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4"))
-    update.run()
-    update.end_rollout_batch(made)
+    return plant
 
 
 MODIFIERS = {
@@ -418,53 +407,36 @@ def without_bounds(actor, monkeypatch, _):
     Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep(), FIRST)
 
 
-def gradient_and_receipt(config, **run):
-    """An update's gradient, and what the receipt says of it in the end."""
-    update = Update(config)
-    return update.run(**run), update.end_rollout_batch(ANNOUNCED)
+def unseen(changed=None, **run):
+    """Plants a fault under which the gradient is another one, and returns what the receipt says of it.
 
+    Args:
+        changed: what is done to the configuration.
+        **run: as for `Update.run`.
+    """
 
-def trained_otherwise(faulty, right):
-    """What the receipt says of a fault under which the gradient is another one."""
-    (gradient, largest), (expected, _) = faulty, right
-    assert not torch.allclose(gradient, expected)
-    return largest
+    def plant(actor, monkeypatch, _):
+        faulty, right = (Update(actor("+clipx=grpo", *OPTIONS["KL"])) for _ in range(2))
+        for name, value in (changed or {}).items():
+            object.__setattr__(faulty.receipt.loss_fn.keywords["config"], name, value)
+        assert not torch.allclose(faulty.run(**run), right.run())
+        return faulty.end_rollout_batch(ANNOUNCED)
 
-
-def with_verl_advantages(actor, monkeypatch, _):
-    config = actor("+clipx=grpo")
-
-    change = lambda data: data.set("advantages", -data["advantages"])  # noqa: E731
-    return trained_otherwise(gradient_and_receipt(config, change=change), gradient_and_receipt(config))
-
-
-def with_another_kl_coefficient(actor, monkeypatch, _):
-    announced, other = (actor("+clipx=grpo", *OPTIONS["KL"]) for _ in range(2))
-    object.__setattr__(other, "kl_loss_coef", 1.0)
-    return trained_otherwise(gradient_and_receipt(other), gradient_and_receipt(announced))
-
-
-def with_a_factor_on_the_loss(actor, monkeypatch, _):
-    config = actor("+clipx=grpo")
-    return trained_otherwise(gradient_and_receipt(config, factors=[3.0]), gradient_and_receipt(config))
+    return plant
 
 
 def with_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
     update = Update(actor("+clipx=acpo"))
     first, largest = update.run(), update.end_rollout_batch(ANNOUNCED)
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
-    return trained_otherwise((update.run(), largest), (first, largest))
-
-
-def in_parts(actor, monkeypatch, _, **how):
-    Update(actor("+clipx=acpo")).run(IN_PARTS, **how)
+    assert not torch.allclose(update.run(), first)
+    return largest
 
 
 def of_the_opposite_sign(actor, monkeypatch, _):
-    def change(data):
-        monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
-
-    in_parts(actor, monkeypatch, _, change=change, only={1})
+    loss = ("clipx_acpo", scaled(-1.0))
+    change = lambda data: monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, *loss)  # noqa: E731
+    in_parts(change=change, only={1})(actor, monkeypatch, _)
 
 
 def own_number_of_tokens(data):
@@ -473,131 +445,107 @@ def own_number_of_tokens(data):
 
 def old_log_probs(make, only=None):
     """The old log-probabilities of some micro-batches, made of the right ones, whose rows may differ in length."""
-
-    def change(data):
-        data["old_log_probs"] = jagged([make(row) for row in data["old_log_probs"].unbind()])
-
-    return partial(in_parts, change=change, only=only)
-
-
-def repeating_the_first_pass(actor, monkeypatch, _):
-    Update(actor(*LOPTI), pass_of_lopti("low"), batch=RolloutBatch(updates_before_pass=4)).begin()
-
-
-def one_pass_of_two(actor, monkeypatch, _):
-    update = Update(actor(*LOPTI), pass_of_lopti("low"))
-    update.run()
-    update.end_rollout_batch(ANNOUNCED)
+    change = lambda data: data.set("old_log_probs", jagged([make(row) for row in data["old_log_probs"].unbind()]))  # noqa: E731
+    return in_parts(change=change, only=only)
 
 
 def other_tokens_in_the_second_pass(actor, monkeypatch, _):
     """The pass is right, and the worker restricts the loss to the other tokens."""
-    update = Update(actor(*LOPTI), pass_of_lopti("high"), batch=RolloutBatch(updates_before_pass=4))
     original = step_module.restrict
     monkeypatch.setattr(step_module, "restrict", lambda output, data, tokens: original(output, data, ~tokens))
-    update.run()
+    trains(*LOPTI, step=partial(pass_of_lopti, "high"), batch=SECOND_PASS)(actor, monkeypatch, _)
 
 
-def nothing_in_the_mask(actor, monkeypatch, _, receipt="stop"):
-    update = Update(actor("+clipx=grpo", f"clipx.receipt={receipt}"))
+def nothing_in_the_mask(data):
+    data["response_mask"] = data["response_mask"] * False
+    tu.assign_non_tensor(data, batch_num_tokens=0)
 
-    def change(data):
-        data["response_mask"] = data["response_mask"] * False
-        tu.assign_non_tensor(data, batch_num_tokens=0)
 
-    update.run(change=change)
-    return update.receipt.end_rollout_batch(RolloutBatch(update=ANNOUNCED))
+in_parts = partial(trains, "+clipx=acpo", parts=IN_PARTS)
+SECOND_PASS = RolloutBatch(updates_before_pass=ANNOUNCED)
+TWO_UPDATES = ("+clipx=grpo", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4")
+DECOUPLED = rejecting("token_k3", bypass=False)
 
 
 class Fault(NamedTuple):
-    """A fault that is planted.
-
-    Args:
-        run: (actor, monkeypatch, variant) plants it and trains; if it gets through, the largest difference.
-        said: the receipt's message, a regular expression; None: it is invisible to the receipt.
-        variants: in each of which it is planted.
-    """
-
     run: Callable
-    said: str | None
+    said: str
     variants: Sequence[str] = ("",)
 
 
 OF_OLD_POLICY = "old_log_probs are announced as recomputed .* nats away on average, more than 0.001"
 DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
+BACKWARD = "receipt: in the backward pass the gradient differs"
 OF_OTHER_TOKENS = r"receipt: (bounds or metrics are those of [\d.]+ tokens|the bounds differ by).* the run does not"
-# Every fault that these tests plant; docs/swap.md has the number of those that are found, and the kinds that are not.
+MULTIPLIED = "micro-batches are multiplied by factors from"
+SINGLE = {
+    "verl's loss under its own name": (trains("+clipx=acpo", loss_mode="vanilla"), DIFFERS),
+    "no weights of verl's trainer": (trains("+clipx=grpo", *WEIGHTS), "came without the weights of .*rollout_is=token"),
+    "no rejection of verl's trainer": (
+        trains("+clipx=grpo", *DECOUPLED, change=whole_mask),
+        r"receipt: \d+ tokens that .*rollout_rs=token_k3 rejects came as if it did",
+    ),
+    "a term that the engine adds": (trains("+clipx=grpo", besides=lambda of: of.square().sum()), BACKWARD),
+    "an engine that leaves the loss aside": (
+        trains("+clipx=grpo", factors=[None]),
+        "no backward pass came from the loss",
+    ),
+    "no backward pass of a later micro-batch": (in_parts(factors=(1, 1, None)), "came from the loss of 1 of 3 micro-b"),
+    "a later micro-batch of the opposite sign": (of_the_opposite_sign, BACKWARD),
+    "an engine that turns a later micro-batch's sign": (in_parts(factors=(1, 1, -1)), f"{MULTIPLIED} -1 to 1"),
+    "an engine that scales a later micro-batch": (in_parts(factors=(1, 0.5, 1)), f"{MULTIPLIED} 0.5 to 1"),
+    "each micro-batch's own number of tokens": (in_parts(change=own_number_of_tokens), "mini-batch's 5, 8, 12 tokens"),
+    "stale old log-probabilities in a later micro-batch": (old_log_probs(lambda row: row - 0.01, {2}), OF_OLD_POLICY),
+    "stale old log-probabilities": (old_log_probs(lambda row: row - 0.01), OF_OLD_POLICY),
+    "shifted old log-probabilities": (old_log_probs(lambda row: row.roll(1)), OF_OLD_POLICY),
+    "old log-probabilities at another temperature": (old_log_probs(lambda row: row * 1.25), OF_OLD_POLICY),
+    "Lopti's second pass repeats the first": (
+        trains(*LOPTI, step=partial(pass_of_lopti, "low"), batch=SECOND_PASS),
+        "Lopti's pass over the high tokens takes the low ones",
+    ),
+    "one pass of Lopti's two": (
+        trains(*LOPTI, step=partial(pass_of_lopti, "low"), made=ANNOUNCED),
+        "4 updates on the first rollout batch, not 8 as announced",
+    ),
+    "the other tokens in Lopti's second pass": (other_tokens_in_the_second_pass, DIFFERS),
+    "nothing to compare": (
+        trains("+clipx=grpo", "clipx.receipt=stop", change=nothing_in_the_mask, made=ANNOUNCED),
+        "no token of the first rollout batch could be compared",
+    ),
+    "a skipped update": (trains(*TWO_UPDATES, made=1), "1 updates on the first rollout batch, not 2 as announced"),
+    "a second epoch": (trains(*TWO_UPDATES, made=4), "4 updates on the first rollout batch, not 2 as announced"),
+    "bounds that nobody decided": (without_bounds, r"no bounds were decided for .* under clipx\.scope=mini_batch"),
+}
+INVISIBLE = {
+    "other advantages from verl's trainer": unseen(change=lambda data: data.set("advantages", -data["advantages"])),
+    "another coefficient of verl's KL term": unseen({"kl_loss_coef": 1.0}),
+    "a factor on the whole loss": unseen(factors=[3.0]),
+    "another loss after the first rollout batch": with_another_loss_from_the_second_rollout_batch_on,
+}
+# Every fault that is found, by its name: it is (actor, monkeypatch, variant) -> None, in each of its variants, and the
+# receipt's message. docs/swap.md has their number, and the kinds that are invisible.
 PLANTED = (
     {f"loss: {name}": Fault(partial(with_another_loss, loss), DIFFERS) for name, loss in LOSSES.items()}
     | {
         f"rejection: {name}": Fault(partial(with_another_rejection, wrong), DIFFERS, tuple(CRITERIA))
         for name, wrong in REJECTIONS.items()
     }
-    | {
-        f"without: {name}": Fault(partial(without_modifier, announced), DIFFERS)
-        for name, announced in MODIFIERS.items()
-    }
+    | {f"without: {name}": Fault(partial(without_modifier, of), DIFFERS) for name, of in MODIFIERS.items()}
     | {f"statistics: {name}": Fault(partial(with_another_pass, how), OF_OTHER_TOKENS) for name, how in PASSES.items()}
-    | {
-        "verl's loss under its own name": Fault(with_verl_s_loss, DIFFERS),
-        "no weights of verl's trainer": Fault(without_weights, r"came without the weights of .*rollout_is=token"),
-        "no rejection of verl's trainer": Fault(
-            without_rejection, r"receipt: \d+ tokens that .*rollout_rs=token_k3 rejects came as if it did"
-        ),
-        "a term that the engine adds": Fault(
-            with_a_term_of_the_engine, "receipt: in the backward pass the gradient differs"
-        ),
-        "an engine that leaves the loss aside": Fault(
-            without_a_backward_pass, "receipt: no backward pass came from the loss"
-        ),
-        "a skipped update": Fault(partial(with_updates, 1), "1 updates on the first rollout batch, not 2 as announced"),
-        "no backward pass of a later micro-batch": Fault(
-            partial(in_parts, factors=(1, 1, None)), "no backward pass came from the loss of 1 of 3 micro-batches"
-        ),
-        "a later micro-batch of the opposite sign": Fault(of_the_opposite_sign, "in the backward pass the gradient"),
-        "an engine that turns a later micro-batch's sign": Fault(
-            partial(in_parts, factors=(1, 1, -1)), "micro-batches are multiplied by factors from -1 to 1"
-        ),
-        "an engine that scales a later micro-batch": Fault(
-            partial(in_parts, factors=(1, 0.5, 1)), "micro-batches are multiplied by factors from 0.5 to 1"
-        ),
-        "each micro-batch's own number of tokens": Fault(
-            partial(in_parts, change=own_number_of_tokens), r"losses are divided by a mini-batch's 5, 8, 12 tokens"
-        ),
-        "stale old log-probabilities in a later micro-batch": Fault(
-            old_log_probs(lambda row: row - 0.01, only={2}), OF_OLD_POLICY
-        ),
-        "stale old log-probabilities": Fault(old_log_probs(lambda row: row - 0.01), OF_OLD_POLICY),
-        "shifted old log-probabilities": Fault(old_log_probs(lambda row: row.roll(1)), OF_OLD_POLICY),
-        "old log-probabilities at another temperature": Fault(old_log_probs(lambda row: row * 1.25), OF_OLD_POLICY),
-        "Lopti's second pass repeats the first": Fault(
-            repeating_the_first_pass, "Lopti's pass over the high tokens takes the low ones"
-        ),
-        "one pass of Lopti's two": Fault(one_pass_of_two, "4 updates on the first rollout batch, not 8 as announced"),
-        "the other tokens in Lopti's second pass": Fault(other_tokens_in_the_second_pass, DIFFERS),
-        "nothing to compare": Fault(nothing_in_the_mask, "no token of the first rollout batch could be compared"),
-        "a second epoch": Fault(partial(with_updates, 4), "4 updates on the first rollout batch, not 2 as announced"),
-        "bounds that nobody decided": Fault(
-            without_bounds, r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"
-        ),
-        "other advantages from verl's trainer": Fault(with_verl_advantages, None),
-        "another coefficient of verl's KL term": Fault(with_another_kl_coefficient, None),
-        "a factor on the whole loss": Fault(with_a_factor_on_the_loss, None),
-        "another loss after the first rollout batch": Fault(with_another_loss_from_the_second_rollout_batch_on, None),
-    }
+    | {name: Fault(*of) for name, of in SINGLE.items()}
 )
-FOUND = [name for name, fault in PLANTED.items() if fault.said is not None]
+CASES = [(name, variant) for name, fault in PLANTED.items() for variant in fault.variants]
 
 
-@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in FOUND for variant in PLANTED[name].variants])
+@pytest.mark.parametrize(("name", "variant"), CASES)
 def test_a_planted_fault_is_found(actor, monkeypatch, few_probes, name, variant):
     with pytest.raises(RuntimeError, match=PLANTED[name].said):
         PLANTED[name].run(actor, monkeypatch, variant)
 
 
-@pytest.mark.parametrize("name", sorted(PLANTED.keys() - set(FOUND)))
+@pytest.mark.parametrize("name", INVISIBLE)
 def test_what_is_listed_as_invisible_is(actor, monkeypatch, few_probes, name):
-    assert PLANTED[name].run(actor, monkeypatch, "") < 1e-5
+    assert INVISIBLE[name](actor, monkeypatch, "") < 1e-5
 
 
 GROUPS = sorted(
@@ -694,7 +642,7 @@ def test_a_run_that_announces_dapo_does_not_train_grpo(actor, monkeypatch, few_p
 
 def test_the_page_says_how_many_are_found():
     (number,) = re.findall(r"The tests plant (\d+) faults", (REPOSITORY / "docs/swap.md").read_text())
-    assert int(number) == len(FOUND) + 1 >= 50
+    assert int(number) == len(PLANTED) + 1 >= 50
 
 
 def test_it_warns_where_it_is_told_to(actor, monkeypatch, few_probes, caplog):
@@ -726,7 +674,7 @@ def test_micro_batches_of_an_update_add_up(actor, few_probes):
 
 
 def test_where_nothing_can_be_compared_auto_warns(actor, caplog):
-    ((difference,),) = nothing_in_the_mask(actor, None, "", receipt="auto").values()
+    difference = trains("+clipx=grpo", change=nothing_in_the_mask, made=ANNOUNCED)(actor, None, "")
     assert math.isnan(difference) and "no token of the first rollout batch could be compared" in caplog.text
 
 

@@ -374,28 +374,12 @@ def loss_and_gradient(function):
     return loss.detach(), batch["log_prob"].grad, metrics
 
 
-# Its settings, with clip keys that only verl's own distillation reads.
+# test_drawn.py has the gradients beside task rewards.
 DISTILLATIONS = [
     dict(loss_mode="k3", use_policy_gradient=False),
+    # With clip keys that only verl's own distillation reads.
     dict(loss_mode="k1", use_policy_gradient=True, clip_ratio=0.1, clip_ratio_low=0.1, clip_ratio_high=0.05),
 ]
-
-
-@pytest.mark.parametrize("settings", DISTILLATIONS)
-def test_beside_task_rewards_verls_distillation_is_added_to_the_methods_loss(actor, settings):
-    config = actor("+clipx=acpo")
-    own = DistillationLossConfig(distillation_loss_coef=0.25, **settings)
-    both = dict(config=config, distillation_config=DistillationConfig(distillation_loss=own))
-    # As verl's worker calls it, and its two parts by themselves.
-    node = config.policy_loss.clipx
-    loss, gradient, metrics = loss_and_gradient(with_micro_batch(partial(distillation_ppo_loss, **both), node))
-    policy, of_policy, logged = loss_and_gradient(loss_function(config))
-    term, of_term, _ = loss_and_gradient(partial(distillation_loss, **both))
-    torch.testing.assert_close(loss, policy + 0.25 * term)
-    torch.testing.assert_close(gradient, of_policy + 0.25 * of_term)
-    assert of_policy.count_nonzero() and of_term.count_nonzero() and logged.keys() < metrics.keys()
-    # The policy part is the method's, not verl's vanilla.
-    assert not torch.allclose(of_policy, loss_and_gradient(partial(ppo_loss, config=actor()))[1])
 
 
 @pytest.mark.parametrize("settings", DISTILLATIONS)

@@ -65,7 +65,7 @@ def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | 
     """The standard error of the mean score, by the prompts' totals: responses to one prompt are not independent.
 
     With equally many responses to each prompt, it is the standard deviation of the prompts' means over the root of
-    their number; None with fewer than two prompts. Aborted responses, which have no tokens, do not count in verl's mean.
+    their number; None with fewer than two prompts. Aborted responses, without tokens, are not in verl's mean.
 
     Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
     """
