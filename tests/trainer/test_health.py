@@ -19,13 +19,9 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tracking import Tracking
 
 from tests.claims.configuration import merged
-from tests.runs.example_runs import write_log
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.diagnose.findings import findings
 from verl_clipx.run.resolve import instantiated
 from verl_clipx.runs import keys
-from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer import hooks
 from verl_clipx.trainer.health import standard_error
 
@@ -258,14 +254,3 @@ def test_what_happens_then_is_a_key_of_every_run(group):
     with pytest.raises(Refusal) as refused:
         instantiated(node(health="off"))
     assert (refused.value.key, refused.value.value) == ("clipx.health", "off")
-
-
-def test_the_page_begins_with_what_was_not_finite(tmp_path):
-    steps = [{"actor/pg_loss": 0.1, "actor/clipx/skipped_updates": 0.0} for _ in range(3)]
-    steps[1] |= {**NOT_FINITE, "actor/clipx/not_finite/rank": 1.0, "actor/clipx/skipped_updates": 2.0}
-    write_log(tmp_path / "run" / "metrics.jsonl", steps)
-    skipped, values = findings(settings_of([read_run(tmp_path / "run")]))[:2]
-    assert skipped.head == "run: skipped updates from step 2 on."
-    assert skipped.text.startswith("2 updates skipped since, first on rank 1.")
-    assert values.head == "run: values that are not finite from step 2 on."
-    assert values.text.startswith("not finite: rewards of 2 responses in 1 step; critic/score/mean in 1 step.")

@@ -17,7 +17,7 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import evaluate, example
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, in_micro_batch
 
 CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -240,11 +240,3 @@ def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tenso
     _, actual, weighted = call(f"clipx_{method}", config, tensors, weights=weights)
     torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
     assert weighted == plain
-    # Given statistics, as under the scopes over a mini-batch.
-    inputs = {name: tensor for name, tensor in tensors.items() if name != "response_mask"}
-    own = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs).statistics
-    given = evaluate(config.policy_loss.clipx.method, mask=mask, statistics=3 * own + 1, **inputs)
-    with in_micro_batch(MicroBatch(OptimizerStep(statistics=given.statistics))):
-        _, scoped, _ = call(f"clipx_{method}", config, tensors, weights=weights)
-    scale = weights / mask.sum()
-    torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * scale, 0))
