@@ -89,22 +89,16 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
 
 def refuse_dropout(modules: Any) -> None:
     """Raises ValueError if a model has dropout, with which the extra pass would see other ratios than the training."""
-    found = []
+    probabilities: dict[str, Any] = {}
     for model in modules if isinstance(modules, list | tuple) else [modules]:
-        found += [
-            f"{name} (p={module.p:g})"
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0
-        ]
         settings = getattr(getattr(model, "config", None), "to_dict", dict)()
-        found += [
-            f"{key}={value:g}"
-            for key, value in settings.items()
-            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, int | float) and value > 0
-        ]
-    if found:
+        probabilities |= {key: of for key, of in settings.items() if "dropout" in key or key.endswith("pdrop")}
+        dropout = torch.nn.modules.dropout._DropoutNd
+        probabilities |= {name: module.p for name, module in model.named_modules() if isinstance(module, dropout)}
+    wrong = [f"{name}={p:g}" for name, p in probabilities.items() if isinstance(p, int | float) and p > 0]
+    if wrong:
         raise ValueError(
-            f"the model has dropout: {', '.join(found[:5])}. The extra pass behind bounds over "
+            f"the model has dropout: {', '.join(wrong[:5])}. The extra pass behind bounds over "
             "the mini-batch runs without it and would not match the training pass. Switch it off (for example "
             "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
         )

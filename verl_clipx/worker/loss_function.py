@@ -71,14 +71,12 @@ def step_without_worker(settings: Settings | Observe) -> OptimizerStep:
     """The step of a loss call outside train_batch; RuntimeError if the settings need what train_batch decides."""
     if isinstance(settings, Observe):
         return OptimizerStep(of_rollout_batch=False)
-    needing = []
-    if settings.adaptive and settings.scope != "micro_batch":
-        needing.append(f"{NODE}.scope={settings.scope}")
-    if settings.update is not None:
-        needing.append(f"+{NODE}/update=lopti")
-    if settings.needs_entropy:
-        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
-    if needing:
+    needs = {
+        f"{NODE}.scope={settings.scope}": settings.adaptive and settings.scope != "micro_batch",
+        f"+{NODE}/update=lopti": settings.update is not None,
+        "entropy" if settings.select is None else f"+{NODE}/select": settings.needs_entropy,
+    }
+    if needing := [name for name, is_so in needs.items() if is_so]:
         raise RuntimeError(
             f"{', '.join(needing)} under the method {settings.method.name} needs the mini-batch before its update, "
             "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train "
