@@ -48,7 +48,7 @@ from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
-NUMBER, FEW = 500, 45
+NUMBER, FEW = 500, 60
 
 # verl's loss that a group is, and what verl's keys say to be it where they are not drawn.
 OF_VERL = {
@@ -249,11 +249,11 @@ def outcomes(numbers):
 
 
 @pytest.mark.slow
-def test_a_few_of_them_are_announced_and_true_or_refused():
+def test_a_few_of_them_are_announced_and_true_or_refused(few_probes):
     outcomes(range(FEW))
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_all_of_them_are_announced_and_true_or_refused():
+def test_all_of_them_are_announced_and_true_or_refused(few_probes):
     outcomes(range(FEW, NUMBER))

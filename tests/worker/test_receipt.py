@@ -27,7 +27,6 @@ from verl_clipx.check.contract import example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.config import build
 from verl_clipx.worker import policy_loss as policy_loss_module
-from verl_clipx.worker import receipt as receipt_module
 from verl_clipx.worker import step as step_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.plan import plan_step
@@ -39,12 +38,6 @@ ACTOR = "actor_rollout_ref.actor"
 # Updates of a rollout batch by verl's own defaults.
 ANNOUNCED = 4
 IN_PARTS = ([0, 3], [1, 4], [2, 5])
-
-
-@pytest.fixture
-def few_probes(monkeypatch):
-    """As many probes as are made in any case, and no search for those that tell a neighbour of the method from it."""
-    monkeypatch.setattr(receipt_module, "PROBES", receipt_module.KINDS)
 
 
 OPTIONS = {
