@@ -66,7 +66,8 @@ class Announced:
         self._announces = settings.method, known.step.decision
         self._gradient = self.gradient(*self._announces)
         counted = whole.bool() if kept is None else kept
-        tokens = torch.stack([padded(data.get("loss_mask", whole)).sum(), counted.sum()]).double()
+        of_verl = padded(data.get("loss_mask", whole))
+        tokens = torch.stack([mask.sum(dtype=torch.float64) for mask in (of_verl, counted)])
         self.sums = torch.cat([tokens, token_statistics(settings.method, settings.shaping, self.inputs)])
         self.divisor, self.factor, self.compared = round(data["batch_num_tokens"]), [], []
         self._unit = self._flat(tokens_in(settings.method, settings.shaping, self.inputs).advantages.abs())

@@ -111,7 +111,7 @@ class Receipt(Observer):
         self._updates += 1
         followed, step = self._followed, self._step
         nothing = torch.zeros(2 + self.settings.method.statistics_size, dtype=torch.float64)
-        tokens, counted, *statistics = self.all_reduce(sum((one.sums for one in followed), nothing))
+        sums = self.all_reduce(sum(one.sums for one in followed) if followed else nothing)
         # A rank of a pipeline may see no loss.
         if not followed:
             return
@@ -124,7 +124,7 @@ class Receipt(Observer):
         low, high = (extreme((float(one.factor[0]) for one in back), default=1.0) for extreme in (min, max))
         factors = f"the losses of one update's micro-batches are multiplied by factors from {low:g} to {high:g}"
         self._expect(0 < low <= high <= low * (1 + SAME_FACTOR), factors)
-        divisors = sorted({one.divisor for one in followed})
+        divisors, (tokens, counted) = sorted({one.divisor for one in followed}), sums[:2].tolist()
         numbers = f"{', '.join(map(str, divisors))} tokens, which has {tokens:g}"
         self._expect(divisors == [tokens], f"losses are divided by a mini-batch's {numbers}")
         if self._updates == 1 and self.run.old_policy_starts_the_update:
@@ -134,7 +134,7 @@ class Receipt(Observer):
             planned = f"bounds or metrics are those of {step.counted_tokens:g} tokens"
             self._expect(counted == step.counted_tokens, f"{planned}, and {counted:g} were trained on")
         if step.decided_from is DecidedFrom.MINI_BATCH:
-            decisions = (step.decision, self.settings.method.decide(torch.stack(statistics)))
+            decisions = (step.decision, self.settings.method.decide(sums[2:]))
             apart = bounds_apart(*(followed[-1].bounds(decision) for decision in decisions))
             # Not a number passes: verl skips the update.
             self._expect(not apart > SAME_BOUNDS[self.half], OTHER_BOUNDS.format(apart))
