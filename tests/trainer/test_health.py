@@ -25,7 +25,8 @@ from verl_clipx.runs import keys
 from verl_clipx.trainer import hooks
 from verl_clipx.trainer.health import standard_error
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
+ADVANTAGES, LOG_PROBS = {"not_finite/advantages": 1}, {"not_finite/log_probs": 1}
 # Every module of verl's that imports compute_data_metrics by name.
 TRAINERS = (
     "verl.trainer.ppo.ray_trainer",
@@ -73,9 +74,36 @@ def run_of():
     begin(2, None)
 
 
-def test_of_a_healthy_step_all_is_zero():
-    numbers = logged([0.0, 1.0, 1.0, 0.0], lengths=(1, 1, 1, 1))
-    assert numbers == {"not_finite/rewards": 0, "not_finite/advantages": 0, "alike_prompts": 0, "cut_responses": 0}
+def of_prompts(*uid):
+    return {"uid": numpy.array(uid, dtype=object)}
+
+
+@pytest.mark.parametrize(
+    ("scores", "given", "expected"),
+    [
+        ([0.0, 1.0, 1.0, 0.0], dict(lengths=(1, 1, 1, 1)), {"alike_prompts": 0, "cut_responses": 0, "undecided": None}),
+        ([0.0, 1.0, 1.0, 0.0], {}, {"not_finite/rewards": 0, "not_finite/advantages": 0, "not_finite/log_probs": None}),
+        ([1.0, 1.0, 0.0, 1.0], {}, {"alike_prompts": 0.5}),
+        ([1.0, 1.0, 0.0, 0.0], {}, {"alike_prompts": 1}),
+        # By uid where the trainer names it; a prompt with one sample says nothing.
+        ([1.0, 1.0, 0.0, 1.0], of_prompts("a", "b", "c", "c"), {"alike_prompts": 0}),
+        ([1.0, 1.0, 1.0, 1.0], of_prompts("a", "b", "c", "d"), {"alike_prompts": None}),
+        # NaN is like nothing, itself included; an aborted response has no score.
+        ([NAN, NAN, 1.0, 1.0], {}, {"alike_prompts": 0.5, "not_finite/rewards": 2}),
+        ([1.0, 0.0, 0.0, 1.0], dict(lengths=(2, 0, 2, 2)), {"alike_prompts": 0}),
+        # Of the last response the second token is beyond its end.
+        (
+            [0.0] * 4,
+            dict(advantages=[[0.0, 0.0], [NAN, NAN], [0.0, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)),
+            ADVANTAGES,
+        ),
+        ([0.0] * 4, dict(log_probs=[[0.0, 0.0], [0.0, 0.0], [-INF, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)), LOG_PROBS),
+        ([0.0] * 4, dict(undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object)), {"undecided": 0.25}),
+    ],
+)
+def test_a_steps_numbers_by_hand(scores, given, expected):
+    found = logged(scores, **given)
+    assert {key: found.get(key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -109,30 +137,6 @@ def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
     assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
 
 
-def test_prompts_whose_samples_score_alike():
-    assert logged([1.0, 1.0, 0.0, 1.0])["alike_prompts"] == 0.5
-    assert logged([1.0, 1.0, 0.0, 0.0])["alike_prompts"] == 1
-    # By uid where the trainer names it; a prompt with one sample says nothing.
-    named = {"uid": numpy.array(["a", "b", "c", "c"], dtype=object)}
-    assert logged([1.0, 1.0, 0.0, 1.0], **named)["alike_prompts"] == 0
-    assert "alike_prompts" not in logged([1.0] * 4, uid=numpy.array(["a", "b", "c", "d"], dtype=object))
-    # NaN is like nothing, itself included; an aborted response has no score.
-    assert logged([NAN, NAN, 1.0, 1.0])["alike_prompts"] == 0.5
-    assert logged([1.0, 0.0, 0.0, 1.0], lengths=(2, 0, 2, 2))["alike_prompts"] == 0
-
-
-def test_what_is_not_finite_is_counted_by_responses():
-    numbers = logged(
-        [NAN, float("inf"), 0.0, 0.0],
-        # Of the last response the second token is beyond its end.
-        advantages=[[0.0, 0.0], [NAN, NAN], [0.0, 0.0], [0.0, NAN]],
-        log_probs=[[0.0, 0.0], [0.0, 0.0], [-float("inf"), 0.0], [0.0, NAN]],
-        lengths=(2, 2, 2, 1),
-    )
-    assert (numbers["not_finite/rewards"], numbers["not_finite/advantages"]) == (2, 1)
-    assert numbers["not_finite/log_probs"] == 1
-
-
 def test_a_run_without_a_node_logs_verls_metrics_alone(run_of):
     run_of(2, None)
     assert logged([NAN, 1.0, 1.0, 0.0]) == {}
@@ -146,11 +150,6 @@ def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(run_of):
     assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0
     run_of(None, {"log": False})
     assert "cut_responses" not in logged([0.0] * 4)
-
-
-def test_answers_without_a_verdict_in_the_older_trainer():
-    assert logged([0.0] * 4, undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object))["undecided"] == 0.25
-    assert "undecided" not in logged([0.0] * 4)
 
 
 @pytest.mark.parametrize(
