@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
 from tests.composition import built_once
-from tests.worker.test_receipt import Update
+from tests.worker.updates import Update
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.compiled import token_functions
 from verl_clipx.methods.dro import Dro

@@ -1,10 +1,11 @@
 """A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains.
 
-Covers: verl's compute_data_metrics in both of its layouts, its v1 trainers' own metrics, its Tracking; clipx.health
-from the command line; the page's first sentences. The worker's part is in test_training_worker.py; not
-covered: a run (tests/end_to_end).
+Covers: verl's compute_data_metrics in both of its layouts and in every trainer, its v1 trainers' own metrics, its
+Tracking; the standard error of the score; clipx.health from the command line; the page's first sentences. The worker's
+part is in test_training_worker.py; not covered: a run (tests/end_to_end).
 """
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -18,15 +19,20 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tracking import Tracking
 
 from tests.claims.configuration import merged
-from tests.runs.example_runs import write_log
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.diagnose.findings import findings
 from verl_clipx.run.resolve import instantiated
-from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import settings_of
+from verl_clipx.runs import keys
 from verl_clipx.trainer import hooks
+from verl_clipx.trainer.health import standard_error
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
+ADVANTAGES, LOG_PROBS = {"not_finite/advantages": 1}, {"not_finite/log_probs": 1}
+# Every module of verl's that imports compute_data_metrics by name.
+TRAINERS = (
+    "verl.trainer.ppo.ray_trainer",
+    "verl.trainer.ppo.v1.trainer_base",
+    "verl.experimental.separation.ray_trainer",
+)
 
 
 def batch(scores, *, advantages=None, log_probs=None, lengths=(2, 2, 2, 2), prompts=(1, 1, 2, 2), **non_tensors):
@@ -68,33 +74,67 @@ def run_of():
     begin(2, None)
 
 
-def test_of_a_healthy_step_all_is_zero():
-    numbers = logged([0.0, 1.0, 1.0, 0.0], lengths=(1, 1, 1, 1))
-    assert numbers == {"not_finite/rewards": 0, "not_finite/advantages": 0, "alike_prompts": 0, "cut_responses": 0}
+def of_prompts(*uid):
+    return {"uid": numpy.array(uid, dtype=object)}
 
 
-def test_prompts_whose_samples_score_alike():
-    assert logged([1.0, 1.0, 0.0, 1.0])["alike_prompts"] == 0.5
-    assert logged([1.0, 1.0, 0.0, 0.0])["alike_prompts"] == 1
-    # By uid where the trainer names it; a prompt with one sample says nothing.
-    named = {"uid": numpy.array(["a", "b", "c", "c"], dtype=object)}
-    assert logged([1.0, 1.0, 0.0, 1.0], **named)["alike_prompts"] == 0
-    assert "alike_prompts" not in logged([1.0] * 4, uid=numpy.array(["a", "b", "c", "d"], dtype=object))
-    # NaN is like nothing, itself included; an aborted response has no score.
-    assert logged([NAN, NAN, 1.0, 1.0])["alike_prompts"] == 0.5
-    assert logged([1.0, 0.0, 0.0, 1.0], lengths=(2, 0, 2, 2))["alike_prompts"] == 0
-
-
-def test_what_is_not_finite_is_counted_by_responses():
-    numbers = logged(
-        [NAN, float("inf"), 0.0, 0.0],
+@pytest.mark.parametrize(
+    ("scores", "given", "expected"),
+    [
+        ([0.0, 1.0, 1.0, 0.0], dict(lengths=(1, 1, 1, 1)), {"alike_prompts": 0, "cut_responses": 0, "undecided": None}),
+        ([0.0, 1.0, 1.0, 0.0], {}, {"not_finite/rewards": 0, "not_finite/advantages": 0, "not_finite/log_probs": None}),
+        ([1.0, 1.0, 0.0, 1.0], {}, {"alike_prompts": 0.5}),
+        ([1.0, 1.0, 0.0, 0.0], {}, {"alike_prompts": 1}),
+        # By uid where the trainer names it; a prompt with one sample says nothing.
+        ([1.0, 1.0, 0.0, 1.0], of_prompts("a", "b", "c", "c"), {"alike_prompts": 0}),
+        ([1.0, 1.0, 1.0, 1.0], of_prompts("a", "b", "c", "d"), {"alike_prompts": None}),
+        # NaN is like nothing, itself included; an aborted response has no score.
+        ([NAN, NAN, 1.0, 1.0], {}, {"alike_prompts": 0.5, "not_finite/rewards": 2}),
+        ([1.0, 0.0, 0.0, 1.0], dict(lengths=(2, 0, 2, 2)), {"alike_prompts": 0}),
         # Of the last response the second token is beyond its end.
-        advantages=[[0.0, 0.0], [NAN, NAN], [0.0, 0.0], [0.0, NAN]],
-        log_probs=[[0.0, 0.0], [0.0, 0.0], [-float("inf"), 0.0], [0.0, NAN]],
-        lengths=(2, 2, 2, 1),
-    )
-    assert (numbers["not_finite/rewards"], numbers["not_finite/advantages"]) == (2, 1)
-    assert numbers["not_finite/log_probs"] == 1
+        (
+            [0.0] * 4,
+            dict(advantages=[[0.0, 0.0], [NAN, NAN], [0.0, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)),
+            ADVANTAGES,
+        ),
+        ([0.0] * 4, dict(log_probs=[[0.0, 0.0], [0.0, 0.0], [-INF, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)), LOG_PROBS),
+        ([0.0] * 4, dict(undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object)), {"undecided": 0.25}),
+    ],
+)
+def test_a_steps_numbers_by_hand(scores, given, expected):
+    found = logged(scores, **given)
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "prompts", "counted", "expected"),
+    [
+        # Equal groups: the prompts' means are 0.5, 1.0, 0.0, with standard deviation 0.5, however they are ordered.
+        ([0.0, 1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2], None, 0.5 / 3**0.5),
+        ([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2], None, 0.5 / 3**0.5),
+        # Mean 1/3; totals of what is left: (1 - 1/3), (0 - 2/3): 4/9 + 4/9, times 2, the root over 3 responses.
+        ([1.0, 0.0, 0.0], [5, 7, 7], None, (16 / 9) ** 0.5 / 3),
+        # An aborted response does not count.
+        ([1.0, 0.0, 0.0, 9.0], [5, 7, 7, 7], [True, True, True, False], (16 / 9) ** 0.5 / 3),
+        # One prompt, or none.
+        ([0.0, 1.0], [3, 3], None, None),
+        ([0.0, 1.0], [3, 4], [False, False], None),
+    ],
+)
+def test_it_is_over_the_prompts_totals(scores, prompts, counted, expected):
+    counted = [True] * len(scores) if counted is None else counted
+    found = standard_error(torch.tensor(scores), torch.tensor(prompts), torch.tensor(counted))
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("named", [{}, {"uid": numpy.array(["a", "a", "b", "b"], dtype=object)}], ids=["v1", "uid"])
+def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
+    compute = importlib.import_module(trainer).compute_data_metrics
+    metrics = compute(batch=batch([1.0, 0.0, 0.0, 9.0], lengths=(2, 2, 1, 0), **named), use_critic=False)
+    assert metrics["critic/score/mean"] == pytest.approx(1 / 3)
+    # Totals of what is left of the mean: 1/3 and -1/3.
+    assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
 
 
 def test_a_run_without_a_node_logs_verls_metrics_alone(run_of):
@@ -110,11 +150,6 @@ def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(run_of):
     assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0
     run_of(None, {"log": False})
     assert "cut_responses" not in logged([0.0] * 4)
-
-
-def test_answers_without_a_verdict_in_the_older_trainer():
-    assert logged([0.0] * 4, undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object))["undecided"] == 0.25
-    assert "undecided" not in logged([0.0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +181,6 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
         assert metrics == ({} if share is None else {"health/undecided": share})
     # A reward without verdicts is asked once.
     assert len(fetched) == asks
-
-
-def test_verls_v1_trainer_calls_it():
     assert trainer_base.PPOTrainer._compute_metrics.__wrapped__.__name__ == "_compute_metrics"
 
 
@@ -221,14 +253,3 @@ def test_what_happens_then_is_a_key_of_every_run(group):
     with pytest.raises(Refusal) as refused:
         instantiated(node(health="off"))
     assert (refused.value.key, refused.value.value) == ("clipx.health", "off")
-
-
-def test_the_page_begins_with_what_was_not_finite(tmp_path):
-    steps = [{"actor/pg_loss": 0.1, "actor/clipx/skipped_updates": 0.0} for _ in range(3)]
-    steps[1] |= {**NOT_FINITE, "actor/clipx/not_finite/rank": 1.0, "actor/clipx/skipped_updates": 2.0}
-    write_log(tmp_path / "run" / "metrics.jsonl", steps)
-    skipped, values = findings(settings_of([read_run(tmp_path / "run")]))[:2]
-    assert skipped.head == "run: skipped updates from step 2 on."
-    assert skipped.text.startswith("2 updates skipped since, first on rank 1.")
-    assert values.head == "run: values that are not finite from step 2 on."
-    assert values.text.startswith("not finite: rewards of 2 responses in 1 step; critic/score/mean in 1 step.")

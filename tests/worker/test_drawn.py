@@ -24,7 +24,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import jagged
 from tests.worker.drawn import NOT_DRAWN, VALUES, Drawn, composed, drawn
-from tests.worker.test_receipt import Update
+from tests.worker.updates import Update
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.start import decide
 from verl_clipx.run.verl_keys import (
@@ -249,11 +249,11 @@ def outcomes(numbers):
 
 
 @pytest.mark.slow
-def test_a_few_of_them_are_announced_and_true_or_refused():
+def test_a_few_of_them_are_announced_and_true_or_refused(few_probes):
     outcomes(range(FEW))
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_all_of_them_are_announced_and_true_or_refused():
+def test_all_of_them_are_announced_and_true_or_refused(few_probes):
     outcomes(range(FEW, NUMBER))

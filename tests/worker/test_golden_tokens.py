@@ -10,21 +10,19 @@ recorded.
 """
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch.testing import assert_close
 from verl.trainer.ppo.core_algos import agg_loss
-from verl.workers.utils.losses import ppo_loss
 
 from tests.composition import built_once
 from tests.golden.cases import golden_cases
 from tests.golden.runs import per_token, run
 from tests.golden.settings import overrides_of
 from tests.jagged import micro_batch
+from tests.worker.updates import loss_function, train
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
 REWEIGHTING = golden_cases("ar")
@@ -142,9 +140,9 @@ def batch_of(case, name):
     return {**inputs, "log_prob": log_prob, "mask": case.inputs["response_mask"]}
 
 
-def jagged_batch(batch, **further):
+def jagged_batch(batch):
     rows = list(range(len(batch["mask"])))
-    return micro_batch(batch, rows, sequences=len(rows), **further)
+    return micro_batch(batch, rows, sequences=len(rows))
 
 
 def tokens_of_pass(case, name):
@@ -183,18 +181,14 @@ KL_WITHIN_CLAMP = [case for case in LOPTI if not beyond_released_clamp(case)]
 
 
 def pass_of(case, name, *changes):
-    """verl's whole loss of a pass: the loss, its gradient and the metrics."""
+    """verl's whole loss of a pass."""
     # verl's ppo_loss writes the mini-batch's size into the configuration.
     config = copy.deepcopy(built_once((*overrides_of(case), *changes)))
-    log_prob = batch_of(case, name)["log_prob"].clone().requires_grad_(True)
-    batch = {**batch_of(case, name), "log_prob": log_prob}
-    data, output = jagged_batch(batch, reference=case.expected["ref_log_prob"])
-    token_pass = token_passes(case)[name]
-    step = OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(data).sum()))
-    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
-    loss, metrics = wrapped(model_output=output, data=data)
-    loss.backward()
-    return loss.detach(), log_prob.grad, metrics
+    token_pass, batch = token_passes(case)[name], batch_of(case, name)
+    step = OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(jagged_batch(batch)[0]).sum()))
+    rows = list(range(len(batch["mask"])))
+    extra = dict(reference=case.expected["ref_log_prob"], sequences=len(rows))
+    return train(loss_function(config, step), batch, [[rows]], **extra)
 
 
 def policy_gradient_terms(case, name):
@@ -213,7 +207,7 @@ def test_lopti_loss_of_each_pass(case, name):
     loss, gradient, metrics = pass_of(case, name)
     terms = policy_gradient_terms(case, name)
     assert_near(loss, case.expected[f"{name}_loss"], terms=terms)
-    kl = torch.tensor(metrics["kl_loss"].aggregate())
+    kl = torch.tensor(metrics["kl_loss"])
     assert_close(kl, case.expected[f"{name}_kl"].double(), rtol=1e-9, atol=0)
     assert_near(loss - case.hyperparameters["kl_loss_coef"] * kl, case.expected[f"{name}_pg"], terms=terms)
     assert_close(gradient, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)

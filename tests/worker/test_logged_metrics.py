@@ -5,6 +5,7 @@ metrics as verl's Metric class aggregates them. Not covered: the values over a r
 (tests/loss/test_rollout_metrics.py), what is logged elsewhere (ELSEWHERE), the engine (tests/end_to_end).
 """
 
+import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -16,14 +17,13 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests import example_losses
 from tests.claims.documents import inline_code_of
+from tests.worker.updates import aggregated
 from verl_clipx.cli import app
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-
-from .test_training_worker import aggregated
 
 # So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
 FURTHER = {
@@ -63,7 +63,6 @@ def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=()):
     batch = random_batch(seed)
     if group == "observe":
         observe_registered("vanilla")
-        batch["log_prob"] = batch["log_prob"].requires_grad_(True)
     function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
     found = aggregated(function, batch, split)
     return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
@@ -89,22 +88,15 @@ def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics
     batches = [logged(actor, group, metrics, seed=seed) for seed in range(4)]
     found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
     patterns = documented(DOCUMENT.read_text(encoding="utf-8"))
-    unknown = [name for name in found if not any(p.fullmatch(name.removeprefix("actor/")) for p in patterns)]
-    assert unknown == []
+    assert not [name for name in found if not any(one.fullmatch(name.removeprefix("actor/")) for one in patterns)]
     assert not [name for name in found if name.startswith("clipx_sum/") or "max" in name or "min" in name]
     # A method with a hard clip, or without a bound, keeps metrics that all have at 0. What verl's own loss logs beside
     # the exact metrics is verl's, and its clip fractions are those of the regions where its clip is PPO's.
     values = {name: value for name, value in found.items() if any(value)}
     if group == "observe":
         values = {name: value for name, value in values.items() if name.startswith("clipx/") and "region" not in name}
-    names = list(values)
-    equal = [
-        (one, other)
-        for index, one in enumerate(names)
-        for other in names[index + 1 :]
-        if values[one] == pytest.approx(values[other], rel=1e-9)
-    ]
-    assert equal == [], equal
+    for one, other in itertools.combinations(values, 2):
+        assert values[one] != pytest.approx(values[other], rel=1e-9), (one, other)
 
 
 # What neither a loss nor a rollout batch logs, and the test that sees it logged.
@@ -114,7 +106,7 @@ ELSEWHERE = {
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
     "clipx/not_finite/log_probs": "tests/worker/test_training_worker.py",
     "clipx/not_finite/rank": "tests/worker/test_training_worker.py",
-    "critic/score/standard_error": "tests/trainer/test_reward_error.py",
+    "critic/score/standard_error": "tests/trainer/test_health.py",
     **{
         f"health/{name}": "tests/trainer/test_health.py"
         for name in (
@@ -156,16 +148,14 @@ def test_the_default_set_is_part_of_all_and_small(actor, group):
     assert len(shared) <= 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("group", ["grpo", "dgpo", "observe"])
-def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, split):
-    whole, parts = (logged(actor, group, "all", cut) for cut in (WHOLE, split))
-    assert whole.keys() == parts.keys()
-    own = [name for name in whole if name.startswith("clipx/")]
-    assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate", "clipx/lemma_1/slope"} <= {*own}
-    for name in own:
-        assert parts[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-9), name
+def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group):
+    whole, *parts = (logged(actor, group, "all", cut) for cut in (WHOLE, *SPLITS))
+    own = {name: value for name, value in whole.items() if name.startswith("clipx/")}
+    assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate", "clipx/lemma_1/slope"} <= own.keys()
+    for one in parts:
+        assert one.keys() == whole.keys()
+        assert {name: one[name] for name in own} == pytest.approx(own, rel=1e-6, abs=1e-9)
 
 
 NAMES = f"""
@@ -188,25 +178,17 @@ class Names(WithinSpread, name="tests_names"):
 """
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch, split):
+def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch):
     (tmp_path / "users_names.py").write_text(NAMES)
     monkeypatch.syspath_prepend(tmp_path)
-    overrides = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"]
+    overrides, split = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"], SPLITS[1]
     whole, parts = (logged(actor, "custom", "default", cut, overrides=overrides) for cut in (WHOLE, split))
     assert whole["clipx/sum/spread"] == whole["clipx/staleness/spread"] > 0
-    tokens = int(random_batch(0)["mask"].sum())
-    assert whole["clipx/count/all"] == whole["clipx/number"] == tokens
+    mask = random_batch(0)["mask"]
+    assert whole["clipx/count/all"] == whole["clipx/number"] == parts["clipx/count/all"] == mask.sum()
     # A count is the mini-batch's; what does not add up is the mean of what the micro-batches found.
-    assert parts["clipx/count/all"] == tokens
-    pieces = [rows for micro_batches in split for rows in micro_batches]
-    of_ranks = [sum(tokens_of(rows) for rows in rank) / len(rank) for rank in split]
-    assert len(pieces) > 1 and parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
-
-
-def tokens_of(rows):
-    """How many tokens some sequences of `random_batch` have."""
-    return int(random_batch(0)["mask"][rows].sum())
+    of_ranks = [sum(float(mask[rows].sum()) for rows in rank) / len(rank) for rank in split]
+    assert parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
 
 
 REFUSED = {
@@ -224,8 +206,7 @@ def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, mo
     with pytest.raises(Exception, match=message):
         actor("+clipx=custom", f"clipx.function={module}:Names")
     result = CliRunner().invoke(app, ["check-loss", f"{module}:Names"])
-    assert result.exit_code != 0
-    assert message in " ".join(result.output.split())
+    assert result.exit_code != 0 and message in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("metrics", MODES)

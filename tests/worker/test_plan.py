@@ -26,6 +26,7 @@ from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import RolloutBatch
 
 RANKS = 3
+LOW = TokenPass("low", 0.25, True)
 
 
 class Run:
@@ -68,25 +69,11 @@ class Run:
             self.state.remember(self.all_reduce(self.state.waiting[1]), average=self.settings.lagged_average)
 
 
-def test_a_step_says_which_tokens_its_bounds_were_decided_from():
-    first, moved = batch(), batch(seed=1)
-    run = Run("acpo")
-    assert run.step(first).decided_from is DecidedFrom.MINI_BATCH
-    assert run.step(moved, 1).decided_from is DecidedFrom.MINI_BATCH
-    assert Run("acpo", one_update=True).step(first).decided_from is DecidedFrom.RATIO_ONE
-    lagged = Run("acpo", scope="lagged")
-    assert [lagged.step(first).decided_from for _ in range(2)] == [DecidedFrom.RATIO_ONE, DecidedFrom.LAGGED]
-    for method, scope in (("acpo", "micro_batch"), ("grpo", "mini_batch")):
-        assert Run(method, scope=scope).step(first).decided_from is DecidedFrom.MICRO_BATCH
-
-
 def batch(drift=1.0, seed=0):
     found = example(seed=seed)
-    moved = found["old_log_prob"] + drift * (found["log_prob"] - found["old_log_prob"])
     return {
         "old_log_probs": found["old_log_prob"],
-        "rollout_log_probs": found["old_log_prob"] - 1e-3,
-        "log_prob": moved,
+        "log_prob": found["old_log_prob"] + drift * (found["log_prob"] - found["old_log_prob"]),
         "advantages": found["advantages"],
         "response_mask": found["mask"],
         "entropy": torch.rand(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)),
@@ -99,27 +86,20 @@ def epsilons(step):
 
 def test_mini_batch_has_an_extra_pass_before_every_update():
     run = Run("acpo")
-    first = run.step(batch(drift=0))
-    assert run.passes == 1 and (epsilons(first) == 0.2).all()
-    second = run.step(batch(), 1)
-    assert run.passes == 2
+    first, second = run.step(batch(drift=0)), run.step(batch(), 1)
+    assert run.passes == run.reductions == 2
+    assert (epsilons(first) == 0.2).all() and epsilons(second).max() > 0.3
     assert torch.equal(second.statistics, RANKS * run.own(batch()))
-    assert epsilons(second).max() > 0.3
-    assert run.reductions == 2
+    assert first.decided_from is second.decided_from is DecidedFrom.MINI_BATCH
 
 
 def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
     run = Run("acpo", one_update=True)
     # Whatever the update will find: its ratio is 1 by the configuration.
     step = run.step(batch())
-    assert run.passes == 0 and run.reductions == 1
+    assert run.passes == 0 and run.reductions == 1 and step.decided_from is DecidedFrom.RATIO_ONE
     assert (epsilons(step) == 0.2).all() and torch.equal(step.statistics, RANKS * run.own(batch(drift=0)))
-
-
-def test_an_update_more_than_the_configuration_gives_has_its_extra_pass():
     # verl's v1 trainer fills up a rollout batch to whole mini-batches of the actor and the critic.
-    run = Run("acpo", one_update=True)
-    assert run.step(batch()).decided_from is DecidedFrom.RATIO_ONE
     assert run.step(batch(), 1).decided_from is DecidedFrom.MINI_BATCH and run.passes == 1
 
 
@@ -134,28 +114,21 @@ def test_a_pass_that_is_made_anyway_or_moved_weights_give_the_statistics(further
 def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_observation():
     run = Run("acpo", scope="lagged")
     old = [run.step(batch(drift=0), 0), run.step(batch(seed=1), 1)]
-    assert all((epsilons(step) == 0.2).all() for step in old)
     new = [run.step(batch(drift=0, seed=2), 0), run.step(batch(seed=3), 1)]
-    assert (epsilons(new[0]) == 0.2).all()
+    assert {step.decided_from for step in old} == {DecidedFrom.RATIO_ONE}
+    assert {step.decided_from for step in new} == {DecidedFrom.LAGGED}
+    assert all((epsilons(step) == 0.2).all() for step in (*old, new[0])) and epsilons(new[1]).max() > 0.3
     assert torch.equal(new[1].statistics, RANKS * run.own(batch(seed=1)))
-    assert epsilons(new[1]).max() > 0.3
     assert run.passes == 0 and run.reductions == 4
-
-
-def test_lagged_with_one_update_uses_the_previous_step():
-    run = Run("acpo", scope="lagged")
-    run.step(batch(seed=1))
-    step = run.step(batch(seed=2))
-    assert torch.equal(step.statistics, RANKS * run.own(batch(seed=1)))
 
 
 def test_lagged_averages_exponentially():
     run = Run("acpo", scope="lagged", lagged_average=0.75)
     for seed in (1, 2, 3):
         run.step(batch(seed=seed))
-    step = run.step(batch(seed=4))
     first, second, third = (RANKS * run.own(batch(seed=seed)) for seed in (1, 2, 3))
-    torch.testing.assert_close(step.statistics, 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third)
+    expected = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
+    torch.testing.assert_close(run.step(batch(seed=4)).statistics, expected)
 
 
 def test_a_skipped_step_leaves_the_state_as_it_was():
@@ -165,8 +138,7 @@ def test_a_skipped_step_leaves_the_state_as_it_was():
     (before,) = [vector.clone() for vector in run.state.statistics.values()]
     run.step(batch(seed=2), taken=False)
     run.save()
-    assert run.state.step == 1
-    assert torch.equal(*run.state.statistics.values(), before)
+    assert run.state.step == 1 and torch.equal(*run.state.statistics.values(), before)
 
 
 def test_only_lagged_bounds_remember_statistics():
@@ -176,49 +148,39 @@ def test_only_lagged_bounds_remember_statistics():
     assert run.state.step == 1 and not run.state.statistics
 
 
-def test_flushing_before_a_checkpoint_changes_nothing_later():
-    through, saved = Run("acpo", scope="lagged"), Run("acpo", scope="lagged")
+def test_a_checkpoint_changes_nothing_later_and_what_waited_is_not_mixed_with_a_restored_state():
+    through, saved, restored = (Run("acpo", scope="lagged") for _ in range(3))
     for seed in (1, 2):
         through.step(batch(seed=seed))
         saved.step(batch(seed=seed))
         saved.save()
-    assert torch.equal(through.step(batch(seed=3)).statistics, saved.step(batch(seed=3)).statistics)
-
-
-def test_a_restored_state_is_not_mixed_with_what_waited():
-    run, kept = Run("acpo", scope="lagged"), Run("acpo", scope="lagged")
-    kept.step(batch(seed=1))
-    kept.save()
-    run.step(batch(seed=2))
-    # As after a checkpoint was loaded.
-    run.state = kept.state
-    assert torch.equal(run.step(batch(seed=3)).statistics, RANKS * run.own(batch(seed=1)))
+    restored.step(batch(seed=7))
+    restored.state = saved.state
+    steps = [run.step(batch(seed=3)) for run in (through, saved)]
+    assert all(torch.equal(step.statistics, RANKS * through.own(batch(seed=2))) for step in steps)
+    assert torch.equal(restored.step(batch(seed=4)).statistics, RANKS * through.own(batch(seed=3)))
 
 
 def test_micro_batch_and_fixed_bounds_cost_nothing():
     for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
         step = run.step(batch())
-        assert (run.passes, run.reductions) == (0, 0)
+        assert (run.passes, run.reductions) == (0, 0) and step.decided_from is DecidedFrom.MICRO_BATCH
         assert step.statistics is None and step.decision is None and step.collected is None
 
 
 @pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])
 @pytest.mark.parametrize("over", ["sequence", "mini_batch"])
 def test_everything_combined_needs_one_all_reduce_a_step(scope, over):
-    select, update = EntropySelection(over=over, ratio=0.3), Lopti(eta=0.25)
-    run = Run("bapo", scope=scope, select=select, update=update)
-    for rollout in range(2):
-        for group in ("low", "high"):
-            for update in range(2):
-                run.step(batch(seed=rollout), update, token_pass=TokenPass(group, 0.25, True))
+    run = Run("bapo", scope=scope, select=EntropySelection(over=over, ratio=0.3), update=Lopti(eta=0.25))
+    for seed, group, update in ((s, g, u) for s in range(2) for g in ("low", "high") for u in range(2)):
+        run.step(batch(seed=seed), update, token_pass=TokenPass(group, 0.25, True))
     assert run.reductions == 8
     assert run.passes == (8 if scope == "mini_batch" or over == "mini_batch" else 0)
 
 
 def test_token_counts_are_over_all_ranks():
-    run = Run("grpo", select=EntropySelection(ratio=0.5), update=Lopti(eta=0.25))
     data = batch()
-    step = run.step(data, token_pass=TokenPass("low", 0.25, True))
+    step = Run("grpo", select=EntropySelection(ratio=0.5), update=Lopti(eta=0.25)).step(data, token_pass=LOW)
     low = (data["old_log_probs"].exp() <= 0.25) & data["response_mask"]
     assert step.counted_tokens == RANKS * int(low.sum())
     # Half of 9, 7, 5, 3, 1 and no tokens.
@@ -228,34 +190,21 @@ def test_token_counts_are_over_all_ranks():
 def test_the_threshold_over_the_mini_batch_selects_the_share_asked_for():
     run = Run("grpo", select=EntropySelection(over="mini_batch", ratio=0.4))
     step = run.step(batch())
-    assert run.passes == 1
-    assert float(step.selected_tokens) == RANKS * 10
-    assert step.decision is None
+    assert run.passes == 1 and float(step.selected_tokens) == RANKS * 10 and step.decision is None
 
 
-def test_loptis_threshold_at_a_quantile():
-    run = Run("grpo", update=Lopti(quantile=0.4))
-    low, high = token_passes(run.settings, batch(), run.all_reduce)
-    share = low.tokens(batch()).sum() / batch()["response_mask"].sum()
-    assert float(share) == pytest.approx(0.4, abs=1 / 25)
-    assert not (low.tokens(batch()) & high.tokens(batch())).any()
-
-
-def test_loptis_first_pass_alone_leaves_the_other_tokens_out():
-    run = Run("grpo", update=Lopti(eta=0.25, order="low_only"))
-    (low,) = token_passes(run.settings, batch(), run.all_reduce)
-    assert torch.equal(low.tokens(batch()), (batch()["old_log_probs"].exp() <= 0.25) & batch()["response_mask"])
+def test_loptis_threshold_at_a_quantile_and_its_first_pass_alone():
+    run, mask = Run("grpo", update=Lopti(quantile=0.4)), batch()["response_mask"]
+    low, high = (one.tokens(batch()) for one in token_passes(run.settings, batch(), run.all_reduce))
+    assert float(low.sum() / mask.sum()) == pytest.approx(0.4, abs=1 / 25) and not (low & high).any()
+    (low,) = token_passes(build("grpo", update=Lopti(eta=0.25, order="low_only")), batch(), run.all_reduce)
+    assert torch.equal(low.tokens(batch()), (batch()["old_log_probs"].exp() <= 0.25) & mask)
 
 
 @pytest.mark.parametrize("method", ["grpo", "acpo"])
 def test_rejected_tokens_are_not_counted_and_counting_costs_no_reduction_more(method):
-    data = batch()
-    tokens = int(data["response_mask"].sum())
+    data, run = batch(), Run(method, rejects=True)
     data["response_mask"] = data["response_mask"].clone()
     data["response_mask"][0] = False
-    left = int(data["response_mask"].sum())
-    assert left < tokens
-    run = Run(method, rejects=True)
-    assert run.step(data).counted_tokens == RANKS * left
-    assert run.reductions == 1
-    assert Run(method).step(data).counted_tokens is None
+    assert run.step(data).counted_tokens == RANKS * int(data["response_mask"].sum()) > 0
+    assert run.reductions == 1 and Run(method).step(data).counted_tokens is None

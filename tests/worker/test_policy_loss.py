@@ -17,8 +17,9 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import evaluate, example
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, in_micro_batch
 
+CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -51,49 +52,38 @@ def random_tensors(seed, spread=1.0):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(("ours", "theirs"), [("grpo", "vanilla"), ("cispo", "cispo")])
-@pytest.mark.parametrize("spread", [0.05, 1.0, 12.0])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_agrees_with_verls_own_loss(actor, ours, theirs, aggregation, spread, weighted):
-    tensors = random_tensors(seed=int(spread * 100), spread=spread)
+def test_agrees_with_verls_own_loss(actor, ours, theirs, aggregation):
     config = actor(f"+clipx={ours}", "clipx.metrics=all", "actor_rollout_ref.actor.loss_scale_factor=32")
-    weights = torch.rand(8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
     config.global_batch_info.update(dp_size=1, batch_num_tokens=200, global_batch_size=8, loss_scale_factor=32)
-    loss, gradient, metrics = call(f"clipx_{ours}", config, tensors, weights=weights, loss_agg_mode=aggregation)
-    expected_loss, expected_gradient, expected_metrics = call(
-        theirs, config, tensors, weights=weights, loss_agg_mode=aggregation
-    )
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
-    assert metrics["actor/ppo_kl"] == pytest.approx(expected_metrics["actor/ppo_kl"], rel=1e-6, abs=1e-9)
-    clipped = metrics["actor/pg_clipfrac"]
-    if ours == "cispo":
-        # verl counts every clamped weight; the plugin's key counts what PPO would clip, in every method.
-        clipped += metrics["clipx/region_fraction/LP"] + metrics["clipx/region_fraction/HN"]
-    assert clipped == pytest.approx(expected_metrics["actor/pg_clipfrac"], rel=1e-6)
-    if ours == "grpo":
-        assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(
-            expected_metrics["actor/pg_clipfrac_lower"], rel=1e-6
-        )
+    weights = torch.rand(8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for spread, of_call in itertools.product((0.05, 1.0, 12.0), (None, weights)):
+        tensors = random_tensors(seed=int(spread * 100), spread=spread)
+        given = dict(weights=of_call, loss_agg_mode=aggregation)
+        loss, gradient, metrics = call(f"clipx_{ours}", config, tensors, **given)
+        expected_loss, expected_gradient, expected = call(theirs, config, tensors, **given)
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
+        if ours == "cispo":
+            # verl counts every clamped weight; the plugin's key counts what PPO would clip, in every method.
+            metrics["actor/pg_clipfrac"] += sum(metrics[f"clipx/region_fraction/{name}"] for name in ("LP", "HN"))
+        for key in ("ppo_kl", "pg_clipfrac", *(["pg_clipfrac_lower"] if ours == "grpo" else [])):
+            assert metrics[f"actor/{key}"] == pytest.approx(expected[f"actor/{key}"], rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, aggregation):
-    config = actor(f"+clipx={method}", "actor_rollout_ref.actor.loss_scale_factor=9")
-    further = asked_for(config)
-    _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation, **further)
-    mask = tensors["response_mask"]
-    inputs = {name: tensors[name] for name in ("old_log_prob", "log_prob", "advantages")}
+def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method):
+    config, mask = actor(f"+clipx={method}", "actor_rollout_ref.actor.loss_scale_factor=9"), tensors["response_mask"]
+    inputs, further = {name: of for name, of in tensors.items() if name != "response_mask"}, asked_for(config)
     result = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs, **further)
-    # The normaliser of each token is the derivative of verl's aggregation of ones.
-    ones = torch.zeros_like(result.loss).requires_grad_(True)
-    agg_loss(ones, mask, aggregation, loss_scale_factor=9).backward()
-    expected = torch.where(mask, -result.weight * tensors["advantages"] * ones.grad, 0)
-    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+    for aggregation in AGGREGATIONS:
+        _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation, **further)
+        # The normaliser of each token is the derivative of verl's aggregation of ones.
+        ones = torch.zeros_like(result.loss).requires_grad_(True)
+        agg_loss(ones, mask, aggregation, loss_scale_factor=9).backward()
+        expected = torch.where(mask, -result.weight * tensors["advantages"] * ones.grad, 0)
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
 
 
 EMPTY_NORMALISERS = ({}, {"batch_num_tokens": 0, "global_batch_size": 0}, {"batch_num_tokens": 30})
@@ -127,43 +117,26 @@ def test_an_empty_mask_gives_verls_loss_and_a_gradient_of_zero(actor, tensors, m
             assert torch.equal(gradient, expected) and not gradient.any(), (aggregation, normalisers)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("method", [*BUILT_IN, None])
 def test_one_host_sync_per_micro_batch(actor, tensors, method):
-    config = actor(f"+clipx={method}")
+    config = actor(f"+clipx={method}") if method else actor()
     config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
-    function = get_policy_loss_fn(f"clipx_{method}")
-    further = asked_for(config)
+    function, further = get_policy_loss_fn(f"clipx_{method}" if method else "vanilla"), {}
+    if method:
+        further = asked_for(config)
     with counted_host_syncs() as counter:
         function(config=config, rollout_is_weights=None, loss_agg_mode="token-mean", **tensors, **further)
-    assert counter.count <= 1, counter.calls
+    assert counter.count == (1 if method else 3), counter.calls
 
 
-def test_the_counter_reads_three_for_verls_vanilla(actor, tensors):
-    config = actor()
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
-    with counted_host_syncs() as counter:
-        get_policy_loss_fn("vanilla")(config=config, loss_agg_mode="token-mean", **tensors)
-    assert counter.count == 3, counter.calls
-
-
-@pytest.mark.parametrize(
-    "sync",
-    [
-        lambda t: t.sum().item(),
-        lambda t: t.tolist(),
-        lambda t: t.cpu(),
-        lambda t: t.detach().numpy(),
-        lambda t: t[t > 0],
-        lambda t: bool(t.sum() > 0),
-        lambda t: float(t.sum()),
-        lambda t: t.nonzero(),
-    ],
-)
-def test_the_counter_sees_every_kind_of_sync(sync):
-    with counted_host_syncs() as counter:
-        sync(torch.tensor([1.0, -1.0]))
-    assert counter.count == 1, counter.calls
+def test_the_counter_sees_every_kind_of_sync():
+    for sync in (
+        *(lambda t: t.sum().item(), lambda t: t.tolist(), lambda t: t.cpu(), lambda t: t.detach().numpy()),
+        *(lambda t: t[t > 0], lambda t: bool(t.sum() > 0), lambda t: float(t.sum()), lambda t: t.nonzero()),
+    ):
+        with counted_host_syncs() as counter:
+            sync(torch.tensor([1.0, -1.0]))
+        assert counter.count == 1, counter.calls
 
 
 def test_without_a_group_verls_own_bounds_apply(actor, tensors):
@@ -196,43 +169,28 @@ def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group
         ppo_loss(actor(f"+clipx={group}"), output, data)
 
 
-def test_lopti_needs_a_worker(actor, tensors):
-    with pytest.raises(ValueError, match=r"clipx\.update: .*worker"):
-        call("clipx_grpo", actor("+clipx=grpo", "+clipx/update=lopti"), tensors)
-
-
-def test_bapo_weighs_with_the_rollouts_log_probs_from_the_micro_batch(actor, tensors):
-    config = actor("+clipx=bapo", "clipx.weight=rollout", "clipx.target=1")
-    with pytest.raises(ValueError, match="rollout"):
-        call("clipx_bapo", config, tensors)
-    shares = []
-    for shift in (0.0, -2.0):
-        log_prob = tensors["old_log_prob"] + shift * (tensors["advantages"] > 0)
-        with in_micro_batch(MicroBatch(rollout_log_prob=log_prob)) as micro_batch:
-            call("clipx_bapo", config, tensors)
-        shares.append(micro_batch.values["clipx/positive_share_before"])
-    assert shares[1] < shares[0]
-
-
-def test_the_method_is_chosen_once(actor, tensors):
-    config = actor("+clipx=acpo")
-    with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"):
-        call("clipx_bapo", config, tensors)
+@pytest.mark.parametrize(
+    ("overrides", "called", "message"),
+    [
+        (["+clipx=grpo", "+clipx/update=lopti"], "grpo", r"clipx\.update: .*worker"),
+        (["+clipx=bapo", "clipx.weight=rollout", "clipx.target=1"], "bapo", "needs rollout_log_prob: .*calculate_log"),
+        (["+clipx=acpo"], "bapo", r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"),
+        (["+clipx=grpo", "+clipx/select=high_entropy"], "grpo", r"clipx\.select needs entropy: .*pass entropy="),
+    ],
+)
+def test_what_a_bare_call_cannot_do_is_refused(actor, tensors, overrides, called, message):
+    config = actor(*overrides, CALCULATED)
+    with pytest.raises(ValueError, match=message):
+        call(f"clipx_{called}", config, tensors)
 
 
 def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
-    config = actor("+clipx=grpo")
     with pytest.raises(ValueError, match="loss_scale_factor"):
-        call("clipx_grpo", config, tensors, loss_agg_mode="seq-mean-token-sum-norm")
+        call("clipx_grpo", actor("+clipx=grpo"), tensors, loss_agg_mode="seq-mean-token-sum-norm")
 
 
 def test_unknown_keywords_are_ignored(actor, tensors):
     call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
-
-
-def test_selection_needs_the_entropy(actor, tensors):
-    with pytest.raises(ValueError, match=r"clipx\.select needs entropy: .*pass entropy="):
-        call("clipx_grpo", actor("+clipx=grpo", "+clipx/select=high_entropy"), tensors)
 
 
 MODIFIED = [
@@ -282,11 +240,3 @@ def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tenso
     _, actual, weighted = call(f"clipx_{method}", config, tensors, weights=weights)
     torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
     assert weighted == plain
-    # Given statistics, as under the scopes over a mini-batch.
-    inputs = {name: tensor for name, tensor in tensors.items() if name != "response_mask"}
-    own = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs).statistics
-    given = evaluate(config.policy_loss.clipx.method, mask=mask, statistics=3 * own + 1, **inputs)
-    with in_micro_batch(MicroBatch(OptimizerStep(statistics=given.statistics))):
-        _, scoped, _ = call(f"clipx_{method}", config, tensors, weights=weights)
-    scale = weights / mask.sum()
-    torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * scale, 0))

@@ -10,8 +10,11 @@ import sys
 import types
 
 import pytest
+from ray import cloudpickle
+from verl.trainer import sft_trainer_ray
 from verl.trainer.ppo import core_algos
 from verl.workers import engine_workers
+from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.registry import install_worker, register_losses
@@ -67,19 +70,12 @@ def test_registering_twice_is_fine():
     module = fake_core_algos()
     register_losses(module)
     register_losses(module)
-    assert "clipx_grpo" in module.POLICY_LOSS_REGISTRY
-    assert "clipx_grpo" in core_algos.POLICY_LOSS_REGISTRY
-
-
-def test_the_worker_is_installed_once():
+    assert "clipx_grpo" in module.POLICY_LOSS_REGISTRY and "clipx_grpo" in core_algos.POLICY_LOSS_REGISTRY
     install_worker(engine_workers)
     assert issubclass(engine_workers.ActorRolloutRefWorker.actor_worker_cls, ClipxTraining)
 
 
 def test_whoever_imports_verls_worker_later_gets_the_plugins():
-    from verl.trainer import sft_trainer_ray
-    from verl.workers.engine_workers_tinker import TinkerTrainingWorker
-
     assert issubclass(TinkerTrainingWorker, ClipxTraining)
     assert TinkerTrainingWorker.train_batch is ClipxTraining.train_batch
     assert issubclass(sft_trainer_ray.TrainingWorker, ClipxTraining)
@@ -87,8 +83,6 @@ def test_whoever_imports_verls_worker_later_gets_the_plugins():
 
 
 def test_ray_sends_the_worker_by_its_name():
-    from ray import cloudpickle
-
     class AUsers(engine_workers.TrainingWorker): ...
 
     assert cloudpickle.loads(cloudpickle.dumps(engine_workers.TrainingWorker)) is engine_workers.TrainingWorker

@@ -1,15 +1,15 @@
 """The state's file: exact, atomic, and clear about every way in which it can be unusable.
 
 Covers: round trip, a crash while writing, missing, truncated and foreign files, also through the worker's
-load_checkpoint; the step that a checkpoint's path says, also for the traces; files of format 1, which an earlier
-version wrote. Not covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and
-test_resume.py).
+load_checkpoint; the step that a checkpoint's path says, also for the traces. Not covered: several ranks, verl's own
+checkpoint, resuming (tests/end_to_end/test_engine.py and test_resume.py).
 """
 
 import json
+import math
 import os
 import shutil
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +23,6 @@ from verl_clipx.worker.state import FILE, ControllerState, UnusableState, descri
 from verl_clipx.worker.training_worker import ClipxTraining
 
 OWNER = description(METHODS["acpo"]())
-FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def a_state():
@@ -59,36 +58,36 @@ def changed(tmp_path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: None, "does not exist: the checkpoint was not written by a run of this plugin"),
-        (lambda folder: (folder / FILE).write_text('{"format": 1, "belongs'), "cut short or not a state"),
-        (lambda folder: (folder / FILE).write_text(""), "cut short or not a state"),
-        (lambda folder: (folder / FILE).write_text("[1, 2]"), "cut short or not a state"),
-        (lambda folder: (folder / FILE).write_text('{"step": 3}'), "cut short or not a state"),
-        (lambda folder: changed(folder, format=99), "has format 99, this version reads 2"),
-        (lambda folder: changed(folder, belongs_to="somebody"), "belongs to other parameters"),
-        (lambda folder: changed(folder, statistics={"update_0": "x"}), "cut short or not a state"),
-        (lambda folder: changed(folder, statistics=[]), "cut short or not a state"),
-        (lambda folder: changed(folder, statistics={"update_0": [0.0] * 14}), r"update_0 must be 15 finite numbers"),
-        (lambda folder: changed(folder, statistics={"update_0": [[0.0]] * 15}), r"update_0 must be 15 finite numbers"),
-        (lambda folder: changed(folder, statistics={"a": ["0"] * 15}), r"a must be 15 finite numbers, not \['0'"),
-        (lambda folder: changed(folder, statistics={"a": [True] * 15}), r"a must be 15 finite numbers"),
-        (lambda folder: changed(folder, statistics={"a": [float("nan")] * 15}), r"a must be 15 finite numbers"),
-        (lambda folder: changed(folder, statistics={"a": [float("inf")] * 15}), r"a must be 15 finite numbers"),
-        (lambda folder: changed(folder, statistics={"a": [10**400] * 15}), r"a must be 15 finite numbers"),
-        (lambda folder: changed(folder, step=-1), r"step -1"),
-        (lambda folder: changed(folder, step=1.5), r"step 1\.5"),
-        (lambda folder: changed(folder, step=float("inf")), r"step inf"),
-        (lambda folder: changed(folder, format=[]), r"has format \[\]"),
-        (lambda folder: (folder / FILE).write_text("[" * 100_000), "cut short or not a state .*recursion"),
-        (lambda folder: (folder / FILE).write_text('{"a":' * 100_000), "cut short or not a state .*recursion"),
-        (lambda folder: (folder / FILE).write_bytes(b"\xff\xfe\x00"), "cut short or not a state"),
-        (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
-        (lambda folder: os.mkfifo(folder / FILE), "a device or pipe, not a file"),
-    ],
-)
+def written(content):
+    return lambda folder: (folder / FILE).write_bytes(content)
+
+
+def of_statistics(values):
+    return partial(changed, statistics={"a": values})
+
+
+UNUSABLE = [
+    (lambda folder: None, "does not exist: the checkpoint was not written by a run of this plugin"),
+    *(
+        (written(content), "cut short or not a state")
+        for content in (b'{"format": 1, "belo', b"", b"[1, 2]", b"\xff\xfe")
+    ),
+    (written(b"[" * 100_000), "cut short or not a state .*recursion"),
+    (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
+    (lambda folder: os.mkfifo(folder / FILE), "a device or pipe, not a file"),
+    (partial(changed, format=99), "has format 99, this version reads 2"),
+    (partial(changed, belongs_to="somebody"), "belongs to other parameters"),
+    (partial(changed, belongs_to=description(METHODS["acpo"](bins=10))), "bins: 10 then, 5 now"),
+    *((partial(changed, step=step), f"step {step}") for step in (-1, 1.5, math.inf)),
+    (partial(changed, statistics=[]), "cut short or not a state"),
+    *(
+        (of_statistics(values), "a must be 15 finite numbers")
+        for values in ("x", [0.0] * 14, [[0.0]] * 15, ["0"] * 15, [True] * 15, [math.nan] * 15, [10**400] * 15)
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), UNUSABLE)
 def test_an_unusable_file_says_why(tmp_path, spoil, message):
     spoil(tmp_path)
     with pytest.raises(UnusableState, match=message) as raised:
@@ -160,20 +159,13 @@ def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
 
 @pytest.mark.parametrize("above", ["sft_global_step_2", "global_step_3/again"])
 def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(tmp_path, one_rank, above):
-    """verl itself reads the number behind the path's last global_step_."""
+    """verl itself reads the number behind the path's last global_step_; traces of the steps before it stay."""
+    traces = tmp_path / above / "traces"
+    shards_after(tracer_to(traces), 6, updates=1)
     worker = Worker(method="grpo")
-    worker.load_checkpoint(str(tmp_path / above / "global_step_9" / "actor"))
-    assert worker.rollouts == 9
-
-
-def test_a_resume_below_a_folder_with_a_steps_name_keeps_its_traces(tmp_path, one_rank):
-    folder = tmp_path / "sft_global_step_2"
-    shards_after(tracer_to(folder / "traces"), 6, updates=1)
-    worker = Worker(method="grpo")
-    worker.load_checkpoint(str(folder / "checkpoints" / "global_step_6" / "actor"))
-    assert shards_after(tracer_to(folder / "traces"), 1, updates=1, before=worker.rollouts) == [
-        (step, 0) for step in range(1, 8)
-    ]
+    worker.load_checkpoint(str(tmp_path / above / "checkpoints" / "global_step_6" / "actor"))
+    found = shards_after(tracer_to(traces), 1, updates=1, before=worker.rollouts)
+    assert worker.rollouts == 6 and found == [(step, 0) for step in range(1, 8)]
 
 
 def test_a_checkpoint_of_a_step_that_trained_the_critic_alone_takes_nothing_from_the_count(tmp_path, one_rank):
@@ -183,30 +175,13 @@ def test_a_checkpoint_of_a_step_that_trained_the_critic_alone_takes_nothing_from
     assert worker.rollouts == 9
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
-        (lambda folder: (folder / FILE).write_text("[" * 100_000), "recursion"),
-        (lambda folder: (folder / FILE).write_bytes(b"\xff"), "not JSON"),
-        (lambda folder: changed(folder, statistics={"update_0": [0.0] * 14}), "update_0 must be 15 finite numbers"),
-        (lambda folder: changed(folder, statistics={"update_0": [float("nan")] * 15}), "must be 15 finite numbers"),
-    ],
-)
-def test_loading_a_checkpoint_with_an_unusable_state_stops_unless_told_to_start_afresh(
-    tmp_path, one_rank, spoil, message
-):
-    spoil(tmp_path)
+def test_loading_a_checkpoint_with_an_unusable_state_stops_unless_told_to_start_afresh(tmp_path, one_rank):
+    changed(tmp_path, statistics={"update_0": [0.0] * 14})
     worker = Worker(method="acpo")
-    with pytest.raises(RuntimeError, match=rf"{FILE}.*{message}.*clipx\.missing_state=fresh") as raised:
+    told = rf"{tmp_path}/{FILE}.* update_0 must be 15 finite .*clipx\.missing_state=fresh"
+    with pytest.raises(RuntimeError, match=told):
         worker.load_checkpoint(str(tmp_path))
-    assert str(tmp_path / FILE) in str(raised.value) and not hasattr(worker, "loaded")
+    assert not hasattr(worker, "loaded")
     worker = Worker(method="acpo", missing_state="fresh")
     worker.load_checkpoint(str(tmp_path))
     assert worker.state == ControllerState() and worker.loaded == str(tmp_path)
-
-
-def test_other_parameters_are_named(tmp_path):
-    write_state(tmp_path, a_state(), OWNER)
-    with pytest.raises(UnusableState, match=r"bins: 5 then, 10 now"):
-        read_state(tmp_path, description(METHODS["acpo"](bins=10)))

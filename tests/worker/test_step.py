@@ -1,26 +1,25 @@
 """What a micro-batch knows beyond verl's own arguments to a loss.
 
-Covers: the rollout's log-probabilities padded; that a method that asks for more gets it in the worker's loss call, in
-the extra pass and at ratio 1. Not covered: prompts' numbers and samples' ages (test_rows.py), the numbers that a
-method makes of them (tests/methods).
+Covers: prompts numbered alike in every micro-batch; ages in weight versions, and none where the rollout doesn't say;
+the rollout's log-probabilities padded; that a method that asks for more gets it in the worker's loss call, in the extra
+pass and at ratio 1. Not covered: the numbers that a method makes of them (tests/methods), real rollouts
+(tests/end_to_end).
 """
 
 import dataclasses
-from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.jagged import micro_batch
+from tests.worker.updates import extra_passes
 from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
-from verl_clipx.worker.extra_pass import extra_pass
-from verl_clipx.worker.layout import prompt_groups
+from verl_clipx.worker.layout import ages, prompt_groups
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.policy_loss import inputs_of
@@ -45,6 +44,20 @@ class AsksForAll(Method):
 
 
 SETTINGS = Settings(method=AsksForAll())
+
+
+def test_a_prompt_has_one_number_in_every_micro_batch():
+    whole, part = (prompt_groups(micro_batch(example(), rows)[0]) for rows in (ROWS, [4, 1]))
+    # Two rows a prompt.
+    assert torch.equal(part, whole[[4, 1]]) and len(whole.unique()) == 3
+    assert whole.dtype == torch.int64 and (whole >= 0).all() and whole[0] == whole[1]
+
+
+def test_age_is_counted_in_weight_versions():
+    data = {"extra_fields": [{"max_global_steps": step} for step in (4, 3, 1, 7)]}
+    assert ages(data, 5).tolist() == [1, 2, 4, 0]
+    assert ages({}, 5) is None
+    assert ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 
 def test_the_rollouts_log_probs_are_padded():
@@ -74,19 +87,14 @@ def test_a_method_gets_what_it_asks_for():
         return torch.zeros(()), {}
 
     with_micro_batch(loss, SETTINGS)(output, data)
-    engine = SimpleNamespace(
-        eval_mode=lambda **_: nullcontext(),
-        forward_backward_batch=lambda data, loss_function, forward_only: loss_function(output, data),
-    )
-
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
         policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))
-        seen = partial(extra_pass, policy_loss, engine, cut={}, device="cpu")
+        seen = lambda data, step, of=policy_loss: extra_passes(of, batch, [[ROWS]], data, step)  # noqa: E731
         alone = dict(extra_pass=seen, all_reduce=lambda vector: vector)
         step = plan_step(policy_loss, ControllerState(), RolloutBatch(), data, **alone)
         torch.testing.assert_close(step.statistics, expected)
-        assert step.decided_from is DecidedFrom.MINI_BATCH
+        assert step.decided_from is DecidedFrom.MINI_BATCH and step.counted_tokens == 25
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

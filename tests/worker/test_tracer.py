@@ -7,7 +7,7 @@ and updates; what a resumed run keeps; verl's padded batches; the size of the fi
 ranks (tests/end_to_end/test_training.py), copies from an accelerator, the thread (test_trace_writer.py).
 """
 
-from functools import partial
+from contextlib import nullcontext
 
 import numpy
 import pandas
@@ -16,27 +16,25 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
-from verl.utils.metric import Metric
-from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import jagged, micro_batch
 from tests.observed import rollout_batch
+from tests.worker.updates import loss_function, train
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
-from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import Shard, read_facts, read_shards, shards_in
+from verl_clipx.common.traces import Shard, read_shards, shards_in
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import AGE, TokenPass
-from verl_clipx.worker.loss_function import with_micro_batch
+from verl_clipx.worker.layout import AGE
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
 
 ROWS = [0, 1, 2, 3, 4]
 TRACE = "+clipx/trace=prompts"
+ACTOR = "actor_rollout_ref.actor"
 
 
 def tracer_to(folder, *, rank=0, ranks=1, tokenizer=None, **options):
@@ -53,57 +51,51 @@ def tokens_in(tracer) -> pandas.DataFrame:
 
 
 def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROWS):
-    """One update on one micro-batch: loss, gradient on the log-probabilities, metrics, and the number of its tokens."""
-    batch = example() if batch is None else batch
-    log_prob = batch["log_prob"].clone().requires_grad_(True)
-    entropy = torch.rand(log_prob.shape, generator=torch.Generator().manual_seed(0))
-    batch = {**batch, "log_prob": log_prob}
-    data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"])
-    if weights is not None:
-        data["rollout_is_weights"] = data["old_log_probs"] * weights
-    step = step or OptimizerStep()
-    function = with_micro_batch(
-        partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step, [tracer] if tracer else []
-    )
-    if tracer is None:
-        loss, metrics = function(model_output=output, data=data)
-    else:
-        with rollout_batch(tracer, data):
-            loss, metrics = function(model_output=output, data=data)
-            tracer.end_update(step)
-    loss.backward()
-    metrics = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in metrics.items()}
-    return loss.detach(), log_prob.grad, metrics, int(batch["mask"][rows].sum()), batch["mask"]
+    """One update on one micro-batch, with an entropy and weights of rollout correction, on which a tracer looks."""
+    batch, step = batch or example(), step or OptimizerStep()
+    entropy = torch.rand(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
+    function = loss_function(config, step, [tracer] if tracer else [])
+
+    def traced(model_output, data):
+        if weights is not None:
+            data["rollout_is_weights"] = data["old_log_probs"] * weights
+        with rollout_batch(tracer, data) if tracer else nullcontext():
+            result = function(model_output=model_output, data=data)
+            if tracer:
+                tracer.end_update(step)
+        return result
+
+    return train(traced, batch, [[rows]], entropy=entropy, reference=batch["old_log_prob"])
 
 
-def in_order(tokens, mask):
-    """A column of the trace as it stands in the micro-batch, (sequences, length); rows of a sequence are together."""
+def in_order(tokens):
+    """A column of the trace as it stands in the example, (sequences, length); rows of a sequence are together."""
+    mask = example()["mask"]
 
     def column(name):
         values = torch.zeros(mask.shape, dtype=torch.float64)
-        values[: len(ROWS)][mask[: len(ROWS)]] = torch.tensor(tokens[name].to_numpy(dtype=float))
+        values[mask] = torch.tensor(tokens[name].to_numpy(dtype=float))
         return values
 
     return column
 
 
-@pytest.mark.slow
+def assert_gradient(tokens, gradient):
+    """What is traced as F and A is the gradient of token-mean over all tokens."""
+    column, counted = in_order(tokens), int(example()["mask"].sum())
+    product = column("weight") * column("advantage")
+    torch.testing.assert_close(product, -gradient.double() * counted, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_the_traced_weight_is_the_losss(actor, tmp_path, method):
-    config, tracer = actor(f"+clipx={method}", f"{TRACE}", "clipx.metrics=all"), tracer_to(tmp_path)
-    _, gradient, metrics, total, mask = traced_call(config, tracer)
+    tracer = tracer_to(tmp_path)
+    trained = traced_call(actor(f"+clipx={method}", TRACE, "clipx.metrics=all"), tracer)
     tokens = tokens_in(tracer)
-    column = in_order(tokens, mask)
-    # token-mean over the tokens that verl counts in the mini-batch of six sequences.
-    counted = int(example()["mask"].sum())
-    torch.testing.assert_close(
-        column("weight") * column("advantage"), -gradient.double() * counted, rtol=2e-5, atol=1e-6
-    )
-    assert len(tokens) == total
+    assert_gradient(tokens, trained.gradient)
     names = ("clip_fraction_low", "clip_fraction_high", "region_fraction/LP", "region_fraction/HN")
     for region, name in zip(REGIONS[:-1], names, strict=True):
-        share = (tokens.region == region).sum() / counted
-        assert share == pytest.approx(metrics[f"clipx/{name}"], rel=1e-6)
+        assert (tokens.region == region).mean() == pytest.approx(trained.metrics[f"clipx/{name}"], rel=1e-6)
     inside = (tokens.bounded <= tokens.high) & (tokens.bounded >= tokens.low)
     assert set(tokens.region[inside]) <= {"M"}
 
@@ -113,77 +105,34 @@ MODIFIED = ("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "+clip
 
 def test_modifiers_and_rollout_correction_are_in_what_is_traced(actor, tmp_path):
     # Half the tokens, averaged over all of them.
-    config = actor(*MODIFIED, "clipx.select.ratio=0.5", "clipx.select.normaliser=all")
     tracer = tracer_to(tmp_path)
-    batch = example()
-    _, gradient, _, _, mask = traced_call(config, tracer, weights=-0.5)
+    config = actor(*MODIFIED, "clipx.select.ratio=0.5", "clipx.select.normaliser=all")
+    gradient = traced_call(config, tracer, weights=-0.5).gradient
     tokens = tokens_in(tracer)
-    column = in_order(tokens, mask)
-    product = column("weight") * column("advantage")
-    torch.testing.assert_close(product, -gradient.double() * int(batch["mask"].sum()), rtol=2e-5, atol=1e-6)
+    assert_gradient(tokens, gradient)
     assert not tokens.weight[~tokens.selected.astype(bool)].any() and 0.4 < tokens.selected.mean() < 0.7
     # Shaped, so no longer the same over a response.
     assert (tokens.groupby(["prompt", "sample"]).advantage.nunique() > 1).any()
     assert tokens.entropy.between(0, 1).all() and (tokens.entropy > 0).any()
 
 
-def test_what_a_replay_takes_is_written_down(actor, tmp_path):
-    config = actor("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "clipx.scope=micro_batch")
-    tracer, batch = tracer_to(tmp_path), example()
-    parts = [micro_batch(batch, rows) for rows in ([0, 1], [2, 3, 4])]
-    whole, _ = micro_batch(batch, ROWS)
-    for data, _ in parts:
-        data["rollout_is_weights"] = data["old_log_probs"] * -0.5
-    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, [tracer])
-    decided = []
-    with rollout_batch(tracer, whole):
-        for (data, output), rows in zip(parts, ([0, 1], [2, 3, 4]), strict=True):
-            tu.assign_non_tensor_stack(data, ROW, rows)
-            function(model_output=output, data=data)
-            decided.append(tracer._parts[-1].decision.numpy().tolist())
-        tracer.end_update(OptimizerStep())
-    tokens = tokens_in(tracer)
-    column = in_order(tokens, batch["mask"])
-    torch.testing.assert_close(
-        column("unshaped_advantage"), torch.where(batch["mask"], batch["advantages"], 0.0).double(), rtol=1e-6, atol=0
-    )
-    expected = torch.where(batch["mask"], batch["old_log_prob"] * -0.5, 0.0)
-    torch.testing.assert_close(column("correction"), expected.double(), rtol=1e-6, atol=0)
-    of_response = tokens.groupby(["prompt", "sample"], sort=False)
-    assert of_response.micro_batch.first().tolist() == [0, 0, 1, 1, 1]
-    # Two neighbouring rows answer one prompt, by its name; by its tokens every other one does.
-    assert of_response.group.first().nunique() == 3 and tokens.prompt.nunique() == 2
-    assert tokens.counted.isna().all() and tokens.rejected.isna().all()
-    facts = read_facts(tmp_path, Shard(1, 0, 0))
-    assert (facts.fraction, facts.ranks, facts.decided_from) == (1, 1, DecidedFrom.MICRO_BATCH)
-    assert facts.decisions == {0: decided[0], 1: decided[1]} and decided[0] != decided[1]
-
-
-@pytest.mark.parametrize("name", ["low", "high"])
-def test_a_pass_of_loptis_is_an_update_whose_other_tokens_have_no_advantage(actor, tmp_path, name):
-    config, tracer = actor("+clipx=grpo", TRACE, "+clipx/update=lopti"), tracer_to(tmp_path)
-    step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
-    traced_call(config, tracer, step=step)
-    tokens = tokens_in(tracer)
-    in_pass = (numpy.exp(tokens.old_log_prob) <= 0.5) == (name == "low")
-    assert (tokens.advantage[~in_pass] == 0).all() and (tokens.advantage[in_pass] != 0).any()
-    assert tokens.counted.tolist() == in_pass.tolist()
-    # Whole responses: the log-probabilities of the others are there.
-    batch = example()
-    expected = batch["log_prob"][ROWS][batch["mask"][ROWS]].float()
-    assert tokens.log_prob.tolist() == expected.tolist() and (~in_pass).any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
-def test_of_verls_loss_the_weight_is_told_by_its_gradient(actor, tmp_path, monkeypatch, loss_agg_mode):
+@pytest.fixture
+def observing(actor, monkeypatch):
+    """A configuration under which one of verl's own losses is observed and traced."""
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
-    config = actor("+clipx=observe", TRACE, f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode}")
-    observe_registered("vanilla")
-    tracer = tracer_to(tmp_path)
-    traced_call(config, tracer, weights=-0.5)
+
+    def build(loss_mode, *overrides):
+        observe_registered(loss_mode)
+        return actor("+clipx=observe", TRACE, f"{ACTOR}.policy_loss.loss_mode={loss_mode}", *overrides)
+
+    return build
+
+
+@pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
+def test_of_verls_loss_the_weight_is_told_by_its_gradient(observing, tmp_path, loss_agg_mode):
+    tracer, batch = tracer_to(tmp_path), example()
+    traced_call(observing("vanilla", f"{ACTOR}.loss_agg_mode={loss_agg_mode}"), tracer, weights=-0.5)
     tokens = tokens_in(tracer)
-    batch = example()
     ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
     ppo = torch.where(batch["advantages"] > 0, ratio <= 1.2, (ratio >= 0.8) & (ratio <= 3))
     expected = (ratio * ppo * -0.5 * batch["old_log_prob"])[ROWS][batch["mask"][ROWS]]
@@ -193,12 +142,9 @@ def test_of_verls_loss_the_weight_is_told_by_its_gradient(actor, tmp_path, monke
     assert tokens.entropy.notna().all() and tokens.rollout_log_prob.notna().all()
 
 
-def test_a_loss_that_clips_sequences_is_bounded_by_theirs(actor, tmp_path, monkeypatch):
-    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
-    config = actor("+clipx=observe", TRACE, "actor_rollout_ref.actor.policy_loss.loss_mode=gspo")
-    observe_registered("gspo")
+def test_a_loss_that_clips_sequences_is_bounded_by_theirs(observing, tmp_path):
     tracer = tracer_to(tmp_path)
-    traced_call(config, tracer)
+    traced_call(observing("gspo"), tracer)
     of_response = tokens_in(tracer).groupby(["prompt", "sample"])
     assert (of_response.bounded.nunique() == 1).all() and (of_response.ratio.nunique() > 1).any()
 
@@ -212,14 +158,13 @@ def test_loss_and_graph_are_the_same_with_traces(actor, tmp_path, monkeypatch):
         monkeypatch.setattr(
             functions, name, lambda inputs, *rest, f=original: (calls.append(inputs.mask.shape), f(inputs, *rest))[1]
         )
-    loss, gradient, metrics, *_ = traced_call(config, None)
-    without, calls[:] = list(calls), []
+    plain, without = traced_call(config, None), list(calls)
+    calls.clear()
     traced = traced_call(config, tracer_to(tmp_path))
-    assert loss == traced[0] and torch.equal(gradient, traced[1]) and metrics == traced[2]
-    assert calls == without and len(calls) == 2
+    assert plain.loss == traced.loss and torch.equal(plain.gradient, traced.gradient)
+    assert plain.metrics == traced.metrics and calls == without and len(calls) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [1, 0.5])
 def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, fraction):
     def refuse(*_, **__):
@@ -227,40 +172,20 @@ def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, f
 
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier"):
         monkeypatch.setattr(torch.distributed, name, refuse)
-    config = actor(*MODIFIED, "actor_rollout_ref.actor.use_kl_loss=True")
-    batch = example()
-    entropy = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(0))
-    counts = []
+    config, batch, counts = actor(*MODIFIED, f"{ACTOR}.use_kl_loss=True"), example(), []
     # Of the two prompts in the batch one is traced, or both.
     names = [prompt_name(torch.zeros(length, dtype=torch.int64)) for length in (1, 2)]
     seed = next(s for s in range(99) if is_chosen(names[0], t := Trace(fraction=0.5, seed=s)) > is_chosen(names[1], t))
     for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
-        data, output = micro_batch(batch, ROWS, entropy=entropy, reference=batch["log_prob"])
+        data, output = micro_batch(batch, ROWS, entropy=batch["entropy"], reference=batch["log_prob"])
         data[AGE] = torch.tensor([0, 1, 2, 3, 4])
-        observers = [tracer] if tracer else []
-        function = with_micro_batch(
-            partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, observers
-        )
-        if tracer is None:
-            with counted_host_syncs() as counter:
-                function(model_output=output, data=data)
-        else:
-            with rollout_batch(tracer, data), counted_host_syncs() as counter:
-                function(model_output=output, data=data)
+        function = loss_function(config, observers=[tracer] if tracer else [])
+        with rollout_batch(tracer, data) if tracer else nullcontext(), counted_host_syncs() as counter:
+            function(model_output=output, data=data)
+            if tracer:
                 tracer.end_update(OptimizerStep())
-            assert tokens_in(tracer).prompt.nunique() == 2 * fraction
         counts.append(counter.callers.count("verl_clipx"))
-    assert counts == [1, 1]
-
-
-def test_without_the_node_there_is_nothing_in_the_batch(actor):
-    config = actor("+clipx=grpo")
-    assert config.policy_loss.clipx.trace is None
-    data, output = micro_batch(example(), ROWS)
-    with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep)(
-        model_output=output, data=data
-    )
-    assert ROW not in data
+    assert counts == [1, 1] and tokens_in(tracer).prompt.nunique() == 2 * fraction
 
 
 def test_prompts_are_chosen_by_their_hash():
@@ -359,9 +284,8 @@ def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
 
 
 def test_a_row_without_tokens_is_left_out(tmp_path):
-    data = batch_of([[1], [2]])
+    data, tracer = batch_of([[1], [2]]), tracer_to(tmp_path)
     data["response_mask"] = data["response_mask"] * 0
-    tracer = tracer_to(tmp_path)
     traced_batch(tracer, data)
     assert tracer.writer.flush() and shards_in(tmp_path) == []
 
@@ -390,6 +314,7 @@ def test_a_resumed_run_keeps_what_came_before_and_writes_the_rest_anew(tmp_path)
 
 
 def test_another_run_in_the_folder_starts_anew(tmp_path):
+    (tmp_path / "step_notes.parquet").write_text("nobody's trace")
     for rank in range(3):
         shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 2)
     first = tracer_to(tmp_path, rank=0, ranks=2)
@@ -399,11 +324,6 @@ def test_another_run_in_the_folder_starts_anew(tmp_path):
         *((1, 0, 0), (1, 0, 1), (1, 1, 1)),
         *((2, 0, 1), (2, 1, 1)),
     ]
-
-
-def test_nothing_but_traces_is_removed(tmp_path):
-    (tmp_path / "step_notes.parquet").write_text("mine")
-    shards_after(tracer_to(tmp_path), 1)
     assert (tmp_path / "step_notes.parquet").exists()
 
 

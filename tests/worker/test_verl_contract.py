@@ -55,76 +55,62 @@ def test_verl_is_in_the_tested_range():
     assert VERL_RANGE.contains(verl.__version__, prereleases=True), said
 
 
-def test_run_ppo_gets_the_configuration_first_and_starts_ray():
-    run_ppo = inspect.unwrap(main_ppo.run_ppo)
-    assert next(iter(inspect.signature(run_ppo).parameters)) == "config"
-    assert "ray.init(" in inspect.getsource(run_ppo)
+def source(of):
+    return inspect.getsource(inspect.unwrap(of))
 
 
-def test_the_registry_takes_a_name_and_keeps_the_function():
+WORKER = engine_workers.ActorRolloutRefWorker
+(OF_VERL,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+KEYWORDS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "rollout_is_weights", "config")
+
+# What the plugin relies on, and the function or class of verl's in whose source it stands.
+SOURCES = {
+    "run_ppo starts Ray": (main_ppo.run_ppo, "ray.init("),
+    **{f"ppo_loss passes {key} by keyword": (losses.ppo_loss, f"{key}={key}") for key in KEYWORDS},
+    "the engine calls a loss_function": (transformer_impl, "loss_function(\n"),
+    "with these keywords": (transformer_impl, "model_output=model_output, data=micro_batch, dp_group="),
+    "the engine says how many tokens there are": (transformer_impl, "assign_non_tensor(data, batch_num_tokens="),
+    "and how many ranks": (transformer_impl, "assign_non_tensor(data, dp_size="),
+    "ranks that share a sequence are known": (transformer_impl, "self.ulysses_sequence_parallel_size = "),
+    "the actor's worker class can be chosen": (WORKER, "self.actor_worker_cls("),
+    "it is given the loss function": (WORKER, "self.actor.set_loss_fn(self.loss_fn)"),
+    "which is a partial with the configuration": (WORKER, "partial(ppo_loss, config=actor_config)"),
+    "log-probabilities come through infer_batch": (WORKER.compute_log_prob, "self.actor.infer_batch("),
+    "and the engine's": (OF_VERL.infer_batch, "self.engine.infer_batch("),
+    "an adapter can be left out": (OF_VERL.infer_batch, 'key="no_lora_adapter"'),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_stands_in_verls_source(name):
+    of, text = SOURCES[name]
+    assert text in source(of)
+
+
+def test_verls_functions_and_classes_have_the_names_that_ours_use():
+    assert next(iter(inspect.signature(inspect.unwrap(main_ppo.run_ppo)).parameters)) == "config"
     assert isinstance(core_algos.POLICY_LOSS_REGISTRY, dict)
     assert parameters(core_algos.register_policy_loss) == {"name"}
-
-
-def test_the_aggregation_takes_the_global_batch_information():
     needed = {"loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size"}
     assert needed | {"loss_scale_factor"} <= parameters(core_algos.agg_loss)
-
-
-def test_the_policy_loss_is_called_with_the_keywords_that_ours_takes():
-    source = inspect.getsource(losses.ppo_loss)
-    for keyword in ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "rollout_is_weights"):
-        assert f"{keyword}={keyword}" in source, f"ppo_loss no longer passes {keyword} by keyword"
-    assert "config=config" in source
-
-
-def test_the_engine_calls_the_loss_function_with_the_keywords_that_our_wrapper_takes():
-    source = inspect.getsource(transformer_impl)
-    assert "loss_function(\n" in source and "model_output=model_output, data=micro_batch, dp_group=" in source
-    for key in ("batch_num_tokens", "dp_size"):
-        assert f"assign_non_tensor(data, {key}=" in source
-
-
-def test_the_actors_worker_class_can_be_chosen():
-    worker = engine_workers.ActorRolloutRefWorker
-    assert issubclass(worker.actor_worker_cls, engine_workers.TrainingWorker)
-    assert "self.actor_worker_cls(" in inspect.getsource(worker)
-    assert "self.actor.set_loss_fn(self.loss_fn)" in inspect.getsource(worker)
-    assert "partial(ppo_loss, config=actor_config)" in inspect.getsource(worker)
+    assert issubclass(WORKER.actor_worker_cls, engine_workers.TrainingWorker)
+    for name in ("is_mp_src_rank_with_outputs", "get_data_parallel_rank", "get_data_parallel_group"):
+        assert callable(getattr(BaseEngine, name))
+    assert "loss_mode" in PolicyLossConfig.__dataclass_fields__
+    bounds = {"clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"}
+    assert {"policy_loss", "global_batch_info", *bounds} <= ActorConfig.__dataclass_fields__.keys()
 
 
 def test_the_workers_name_can_be_rebound():
-    (of_verl,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
-    source = inspect.getsource(of_verl)
     # Under the rebound name either would lead back to the plugin's subclass.
-    assert "super(TrainingWorker" not in source and "TrainingWorker." not in source.split('"""', 2)[2]
+    text = source(OF_VERL)
+    assert "super(TrainingWorker" not in text and "TrainingWorker." not in text.split('"""', 2)[2]
 
 
 def test_merging_an_adapter_is_about_the_rollouts_weights_alone():
     # So that a worker's numbers are LoRA's with and without it.
-    source = inspect.getsource(transformer_impl)
-    reads = 'lora.get("merge"'
-    assert source.count(reads) == inspect.getsource(transformer_impl.FSDPEngine.get_per_tensor_param).count(reads) == 1
-
-
-def test_log_probs_come_through_the_engines_infer_batch():
-    (of_verl,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
-    source = inspect.getsource(of_verl.infer_batch)
-    assert "self.engine.infer_batch(" in source and 'key="no_lora_adapter"' in source
-    assert "self.actor.infer_batch(" in inspect.getsource(engine_workers.ActorRolloutRefWorker.compute_log_prob)
-
-
-def test_engines_say_which_ranks_have_outputs():
-    for name in ("is_mp_src_rank_with_outputs", "get_data_parallel_rank", "get_data_parallel_group"):
-        assert callable(getattr(BaseEngine, name))
-    assert "self.ulysses_sequence_parallel_size = " in inspect.getsource(transformer_impl)
-
-
-def test_the_configurations_have_the_fields_that_ours_extend_and_read():
-    assert "loss_mode" in PolicyLossConfig.__dataclass_fields__
-    fields = ActorConfig.__dataclass_fields__
-    for name in ("policy_loss", "global_batch_info", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
-        assert name in fields
+    reads, of_rollout = 'lora.get("merge"', transformer_impl.FSDPEngine.get_per_tensor_param
+    assert source(transformer_impl).count(reads) == source(of_rollout).count(reads) == 1
 
 
 @pytest.mark.parametrize(("aggregation", "expected"), [("SUM", 5.0), ("MEAN", 2.5)])

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
 from verl_clipx.runs.keys import REWARD_ERROR
-from verl_clipx.trainer.reward_error import prompt_numbers, standard_error
 
 # The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
 FIELDS = {
@@ -18,22 +17,17 @@ FIELDS = {
 
 
 def step_metrics(batch: Any, longest: int | None) -> dict[str, float]:
-    """The metrics of a step's health, and the standard error of its reward.
-
-    Args:
-        batch, longest: as for `health_of`.
-    """
+    """The metrics of a step's health, and the standard error of its reward."""
     scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
     error = standard_error(scores, prompt_numbers(batch), counted)
     return health_of(batch, longest) | ({} if error is None else {REWARD_ERROR: error})
 
 
 def health_of(batch: Any, longest: int | None) -> dict[str, float]:
-    """The metrics of a step's health.
+    """The metrics of a step's health, of verl's DataProto.
 
-    Args:
-        batch: verl's DataProto of the step; without uids, responses to equal prompts count as one prompt's.
-        longest: data.max_response_length; None: unknown, so that nothing is said about cut responses.
+    Without uids, responses to equal prompts count as one prompt's; without `longest`, data.max_response_length, nothing
+    is said about cut responses.
     """
     data, mask = batch.batch, batch.batch["response_mask"].bool()
     # An aborted response has no tokens.
@@ -59,12 +53,36 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
     return metrics
 
 
+def prompt_numbers(batch: Any) -> Tensor:
+    """A number for each response's prompt, int64, (responses,): by uid or, as in the v1 trainers, by its tokens."""
+    if "uid" in batch.non_tensor_batch:
+        numbers: dict[str, int] = {}
+        return torch.tensor([numbers.setdefault(str(uid), len(numbers)) for uid in batch.non_tensor_batch["uid"]])
+    return torch.unique(batch.batch["prompts"], dim=0, return_inverse=True)[1]
+
+
+def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | None:
+    """The standard error of the mean score, by the prompts' totals: responses to one prompt are not independent.
+
+    With equally many responses to each prompt, it is the standard deviation of the prompts' means over the root of
+    their number; None with fewer than two prompts. Aborted responses, without tokens, are not in verl's mean.
+
+    Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
+    """
+    prompts = torch.unique(prompts[counted], return_inverse=True)[1]
+    scores = scores[counted].to(torch.float64)
+    number = int(prompts.max()) + 1 if len(prompts) else 0
+    if number < 2:
+        return None
+    of_prompts = torch.zeros(number, dtype=torch.float64, device=scores.device)
+    of_prompts.index_add_(0, prompts, scores - scores.mean())
+    return float((of_prompts.square().sum() * number / (number - 1)).sqrt()) / len(scores)
+
+
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
     """The share of the prompts with several samples whose samples all have one score; None without such prompts.
 
-    Args:
-        scores: (responses,); a score that is not finite is like no other.
-        prompts: int64, (responses,): equal numbers for the responses to one prompt.
+    Both are (responses,); a score that is not finite is like no other.
     """
     _, numbers, counts = torch.unique(prompts, return_inverse=True, return_counts=True)
     scores = scores.to(torch.float64)
@@ -85,9 +103,7 @@ def undecided_share(values: Any) -> dict[str, float]:
 def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
     """The metric of answers without a verdict in a step of the v1 trainers; nothing if the reward returns none.
 
-    Args:
-        fetch: TransferQueue's kv_batch_get.
-        batch: the step's keys and tags. verl fills a batch up with copies.
+    `fetch` is TransferQueue's kv_batch_get, `batch` the step's keys and tags, which verl fills up with copies.
     """
     rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     fields = fetch(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])

@@ -16,9 +16,7 @@ from verl_clipx.base.method import NODE
 class TrainedRun:
     """A run with a clipx node, in the process of its trainer. verl logs each of its steps to it, after all other logs.
 
-    Args:
-        config: the configuration as verl resolved it.
-        before: what the run logged before it was resumed, by step.
+    `before` is what the run logged before it was resumed, by step.
     """
 
     def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]]):
@@ -31,11 +29,7 @@ class TrainedRun:
         self._checks = (ReceiptCheck(config), Watch(config, before, stops=config[NODE].get("health") == "stop"))
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        """Looks at a step's metrics.
-
-        Raises:
-            RuntimeError: what they say stops the run. The step is in the logs.
-        """
+        """Looks at a step's metrics, which are in the logs; raises RuntimeError if they stop the run."""
         for check in self._checks:
             check.look(data, step)
 

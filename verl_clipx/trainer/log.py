@@ -32,9 +32,7 @@ def open_logs(
     """Opens the logs of a run with a clipx node: verl's, the file log in the place of verl's, and its record.
 
     Args:
-        tracking: verl's `Tracking`.
         backends: the names of the logs that verl was to open.
-        config: the configuration as verl resolved it.
         open_verls: has `tracking` open its own logs, by their names.
 
     Returns:
@@ -62,9 +60,7 @@ def open_logs(
 class FileLog:
     """A log as verl's file logger writes it, which begins with the lines of the run that goes on.
 
-    Args:
-        path: the log; the old one is replaced only by one that holds these lines.
-        kept: lines with their ends.
+    The old file is replaced only by one that holds these lines.
     """
 
     def __init__(self, path: Path, kept: list[bytes]):
@@ -74,21 +70,14 @@ class FileLog:
         self._file = path.open("ab", buffering=0)
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        """Appends a step's line."""
         self._file.write(orjson.dumps({"step": step, "data": data}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
     def finish(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
 def kept_lines(path: Path, step: int) -> list[bytes]:
-    """The lines of a log up to a step, each with its end; one that can't be read is left out with a warning.
-
-    Args:
-        path: the log, which need not exist.
-        step: the last one to keep; 0: none, as there is no run to go on with.
-    """
+    """The lines of a log up to a step (0: none), with their ends; one that can't be read is left out with a warning."""
     if not (step and path.exists()):
         return []
     return [entry.line for entry in entries_in(path.read_bytes(), path) if entry.step <= step]
@@ -107,11 +96,7 @@ def remove_later_traces(folder: Path, step: int) -> None:
 def write_record(log: Path, config: dict[str, Any]) -> None:
     """Writes a run's start, accelerators, configuration and versions beside its log, readable by its owner alone.
 
-    `ray_kwargs` is left out, since its runtime environment may hold any credential; other credentials are redacted.
-
-    Args:
-        log: the file of verl's file logger.
-        config: the configuration as verl resolved it.
+    Credentials are redacted, and `ray_kwargs` is left out, since its runtime environment may hold any.
     """
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),

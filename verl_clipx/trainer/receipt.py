@@ -15,11 +15,7 @@ STEP = "training/global_step"
 
 
 class ReceiptCheck:
-    """Looks for the receipt in the first logged step that trains the actor.
-
-    Args:
-        config: verl's resolved configuration.
-    """
+    """Looks for the receipt in the first logged step that trains the actor."""
 
     def __init__(self, config: dict[str, Any]):
         policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
@@ -31,11 +27,7 @@ class ReceiptCheck:
         self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
 
     def look(self, data: dict[str, Any], step: int) -> None:
-        """Looks at a step's metrics.
-
-        Raises:
-            RuntimeError: the receipt is missing, and that stops the run.
-        """
+        """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
         if not self._due or data.get(STEP, -1) < self._first:
             return
         self._due = False

@@ -20,10 +20,7 @@ READ = {key for rule in (*FACTS, *TRENDS) for key in rule.reads} | {keys.ENTROPY
 class Watch:
     """Says what the rules find in a run while it trains, each finding once, or stops the run.
 
-    Args:
-        config: verl's resolved configuration.
-        before: what the run logged before it was resumed; a fact in there doesn't stop it again.
-        stops: whether a fact stops the run.
+    A fact in what the run had logged before it was resumed doesn't stop it again.
     """
 
     def __init__(self, config: dict[str, Any], before: Rows, *, stops: bool):
@@ -34,11 +31,7 @@ class Watch:
         self._said: set[str] = set()
 
     def look(self, data: Mapping[str, Any], step: int) -> None:
-        """Looks at a step's metrics, together with those of the steps before.
-
-        Raises:
-            RuntimeError: a fact is new in this step, and that stops the run.
-        """
+        """Looks at a step's metrics with those of the steps before; raises RuntimeError if a new fact stops the run."""
         self._rows.setdefault(step, {}).update(_numbers(data))
         new = {at: row for at, row in self._rows.items() if at > self._resumed_after}
         facts = self._find(new, FACTS)

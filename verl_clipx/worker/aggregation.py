@@ -9,16 +9,12 @@ from verl_clipx.loss.loss import per_token_loss, summed_loss
 
 
 def aggregate(log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any) -> Tensor:
-    """The result of verl's agg_loss applied to `per_token_loss`.
+    """The result of verl's agg_loss applied to `per_token_loss`, 0-d; modes that are not known here are left to verl.
 
     Args:
         log_prob, value, weighted: as for `per_token_loss`; value and weighted are 0 outside the mask.
         mask: the tokens that are averaged over, bool, (sequences, length).
-        mode: loss_agg_mode; modes that are not implemented here are left to verl.
         **normalisers: dp_size, batch_num_tokens, global_batch_size, loss_scale_factor, as for agg_loss.
-
-    Returns:
-        The loss, 0-d.
     """
     weight = sequence_weight(mask, mode, value.dtype, **normalisers)
     if weight is not None:
@@ -41,14 +37,7 @@ def sequence_weight(
 ) -> Tensor | float | None:
     """The factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
 
-    Args:
-        mask, mode: as for `aggregate`.
-        dtype: of the loss.
-        dp_size, batch_num_tokens, global_batch_size, loss_scale_factor: as for agg_loss.
-        **others: arguments that a later verl adds.
-
-    Returns:
-        The factor; None if agg_loss itself must be called, because of another mode or argument, or one that it refuses.
+    None if agg_loss itself must be called, because of another mode or argument (`others`), or one that it refuses.
     """
     number = batch_num_tokens if mode == "token-mean" else global_batch_size
     if others or (number is None and dp_size > 1 and mode != "token-sum"):
@@ -70,12 +59,7 @@ def sequence_weight(
 
 
 def shares_of(mask: Tensor, mode: str, dtype: torch.dtype = torch.float32, **normalisers: Any) -> Tensor:
-    """The factor of each token's loss in the scalar loss, by verl's own agg_loss, (sequences, length).
-
-    Args:
-        mask, mode, normalisers: as for `aggregated`.
-        dtype: of the loss.
-    """
+    """The factor of each token's loss in the scalar loss, by verl's own agg_loss, (sequences, length)."""
     from verl.trainer.ppo.core_algos import agg_loss
 
     with torch.enable_grad():

@@ -22,28 +22,21 @@ from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 def extra_pass(
     policy_loss: Any, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
 ) -> dict[str, Tensor]:
-    """Sums over this rank's mini-batch under the current weights; changes neither data nor engine.
+    """Sums over this rank's mini-batch under the current weights, of tokens that the loss will not reject.
 
     Args:
-        policy_loss: verl's policy-loss node with the clipx node. Tokens that the loss will reject do not count.
-        engine: verl's engine.
-        data: this rank's mini-batch.
         step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds.
         cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
-        device: where the sums are added up.
 
     Returns:
-        What the step needs, float64: `statistics`, (statistics_size,), if it decides from the mini-batch; `entropies`,
-        the histogram of the tokens' entropies, if selection is over the mini-batch; `selected`, the number of tokens
-        that a selection within each sequence keeps, (1,).
-
-    Raises:
-        ValueError: the method needs a field that the mini-batch lacks.
+        What the step needs, float64: `counted`, the number of tokens, (1,); `statistics`, (statistics_size,), if it
+        decides from the mini-batch; `entropies`, the histogram of the tokens' entropies, if selection is over the
+        mini-batch; `selected`, the number of tokens that a selection within each sequence keeps, (1,).
     """
     settings, rejection = policy_loss.clipx, rejection_of(policy_loss)
     method, select = settings.method, settings.select
     needs_entropy = settings.selects_over_mini_batch or "entropy" in method.asks_for
-    sizes = {}
+    sizes = {"counted": 1}
     if step.decided_from is DecidedFrom.MINI_BATCH:
         sizes["statistics"] = method.statistics_size
     if select is not None:
@@ -56,6 +49,8 @@ def extra_pass(
         old_log_prob, advantages = padded(data["old_log_probs"]), padded(data["advantages"])
         mask = rejection.remaining(whole, log_prob, old_log_prob)
         known = micro_batch_of(settings, step, data, model_output)
+        counted = whole if known.counted is None else known.counted
+        sums["counted"].add_(counted.sum(dtype=torch.float64))
         if "statistics" in sums:
             tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
             sums["statistics"].add_(settings.functions(mask.device).statistics(inputs_of(settings, known, **tensors)))
@@ -75,14 +70,7 @@ def extra_pass(
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:
-    """Raises if ranks share sequences and the model's attention does not support it.
-
-    Args:
-        engine: verl's engine, with its model.
-
-    Raises:
-        RuntimeError: names the attention and what to do.
-    """
+    """Raises RuntimeError if ranks share sequences and the model's attention does not support it."""
     size = getattr(engine, "ulysses_sequence_parallel_size", 1)
     if getattr(getattr(engine, "engine_config", None), "strategy", None) == "fsdp_turbo":
         # This engine cuts sequences by its own patch of the model, under which the attention is called eager.
@@ -100,30 +88,17 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
 
 
 def refuse_dropout(modules: Any) -> None:
-    """Raises if a model has dropout, with which the extra pass would see other ratios than the training pass.
-
-    Args:
-        modules: the engine's model, or a list of its parts.
-
-    Raises:
-        ValueError: names the modules and what to do.
-    """
-    found = []
+    """Raises ValueError if a model has dropout, with which the extra pass would see other ratios than the training."""
+    probabilities: dict[str, Any] = {}
     for model in modules if isinstance(modules, list | tuple) else [modules]:
-        found += [
-            f"{name} (p={module.p:g})"
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0
-        ]
         settings = getattr(getattr(model, "config", None), "to_dict", dict)()
-        found += [
-            f"{key}={value:g}"
-            for key, value in settings.items()
-            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, int | float) and value > 0
-        ]
-    if found:
+        probabilities |= {key: of for key, of in settings.items() if "dropout" in key or key.endswith("pdrop")}
+        dropout = torch.nn.modules.dropout._DropoutNd
+        probabilities |= {name: module.p for name, module in model.named_modules() if isinstance(module, dropout)}
+    wrong = [f"{name}={p:g}" for name, p in probabilities.items() if isinstance(p, int | float) and p > 0]
+    if wrong:
         raise ValueError(
-            f"the model has dropout: {', '.join(found[:5])}. The extra pass behind bounds over "
+            f"the model has dropout: {', '.join(wrong[:5])}. The extra pass behind bounds over "
             "the mini-batch runs without it and would not match the training pass. Switch it off (for example "
             "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
         )

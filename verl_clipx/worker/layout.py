@@ -24,15 +24,10 @@ def padded(values: Tensor) -> Tensor:
 
 
 def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
-    """Where the model's output for each response token stands, and which tokens there are.
+    """Where the model's output for each response token stands, and which tokens there are, (sequences, width) each.
 
-    Args:
-        data: verl's micro-batch: prompts and responses jagged, or padded with an attention mask.
-        width: length of the longest response.
-        total: number of tokens of all prompts and responses.
-
-    Returns:
-        int64 in [0, total) and bool, (sequences, width) each.
+    Prompts and responses are jagged, or padded with an attention mask; `width` is the length of the longest response,
+    `total` that of all prompts and responses together.
     """
     prompts, responses = data["prompts"], data["responses"]
     if prompts.is_nested:
@@ -46,31 +41,21 @@ def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
 
 
 def response_part(output: Tensor, data: Any, width: int) -> Tensor:
-    """The model's output for the response tokens, padded with 0 and detached, (sequences, width).
-
-    Args:
-        output: the model's output for every token of prompts and responses: jagged, or (total,).
-        data, width: as for `places`.
-    """
+    """The model's output for the response tokens, padded with 0 and detached, (sequences, width)."""
     values = flat(output).detach()
     place, present = places(data, width, values.shape[0])
     return torch.where(present, values[place], 0)
 
 
 def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
-    """Values of response tokens where the model's output for them stands, and 0 elsewhere, (total,).
-
-    Args:
-        values: (sequences, response length).
-        data, total: as for `places`.
-    """
+    """Values of response tokens where the model's output for them stands, and 0 elsewhere, (total,)."""
     place, present = places(data, values.shape[1], total)
     inside = torch.where(present, values, 0)
     return inside.new_zeros(total).scatter_add(0, place.flatten(), inside.flatten())
 
 
 def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
-    """The model's output, replaced by `other` of it at the positions that are not kept; `kept` is bool, (total,)."""
+    """The model's output, replaced by `other` of it where it is not kept; `kept` is bool, (total,)."""
     values = torch.where(kept, flat(output), other(flat(output)))
     return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets()) if output.is_nested else values
 
@@ -91,25 +76,16 @@ def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
 
 
 def prompt_groups(data: Any) -> Tensor:
-    """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,).
-
-    Args:
-        data: verl's mini-batch or micro-batch, whose `uid` names the prompt of each sequence.
-    """
+    """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,)."""
     names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
     numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
     return torch.tensor(numbers, dtype=torch.int64, device=padded(data["response_mask"]).device)
 
 
 def ages(data: Any, version: int) -> Tensor | None:
-    """The age of each sequence in weight versions; None if the rollout does not say which version generated it.
+    """The age of each sequence in weight versions, int64; None if the rollout does not say which version generated it.
 
-    Args:
-        data: verl's mini-batch.
-        version: the weight version from which the training on the current rollout batch starts.
-
-    Returns:
-        int64, (sequences,), at least 0.
+    `version` is the one from which the training on the current rollout batch starts.
     """
     if "extra_fields" not in data:
         return None
@@ -126,8 +102,7 @@ class TokenPass:
 
     Args:
         name: the group of tokens that is updated, "low" or "high".
-        eta: the threshold on the old policy's probability.
-        equal: whether a probability equal to eta counts as low.
+        eta, equal: the threshold on the old policy's probability, and whether one equal to it counts as low.
     """
 
     name: str
@@ -135,11 +110,7 @@ class TokenPass:
     equal: bool
 
     def tokens(self, data: Any) -> Tensor:
-        """The tokens of this pass: bool, (sequences, response length).
-
-        Args:
-            data: verl's mini-batch or micro-batch.
-        """
+        """The tokens of this pass in a mini-batch or micro-batch: bool, (sequences, response length)."""
         low = low_probability(padded(data["old_log_probs"]), eta=self.eta, equal=self.equal)
         group = low if self.name == "low" else ~low
         return group & padded(data["response_mask"]).bool()
@@ -148,15 +119,7 @@ class TokenPass:
 def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
     """A micro-batch in which only some tokens have an advantage, gradient, entropy and distance to the reference.
 
-    The response mask stays, so that every aggregation keeps its normaliser.
-
-    Args:
-        model_output: verl's model output: log_probs and possibly entropy, over prompts and responses.
-        data: verl's micro-batch.
-        tokens: the tokens that keep all of these, bool, (sequences, response length).
-
-    Returns:
-        New model output and micro-batch; the given ones are not changed.
+    The response mask stays, so that every aggregation keeps its normaliser. The given ones are not changed.
     """
     output = dict(model_output.items())
     log_probs = output["log_probs"]

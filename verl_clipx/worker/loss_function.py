@@ -21,13 +21,9 @@ def with_exact_metrics(
 ) -> tuple[Any, dict[str, Any]]:
     """verl's loss, with metrics whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
 
-    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum is
-    multiplied by the number of ranks and divided by the number of tokens that count in the whole mini-batch.
-
-    Args:
-        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
-        micro_batch: where the policy loss leaves its sums and values.
-        model_output, data, dp_group: the loss function's arguments.
+    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum, which the
+    policy loss leaves in `micro_batch`, is multiplied by the number of ranks and divided by the number of tokens that
+    count in the whole mini-batch.
     """
     with in_micro_batch(micro_batch):
         loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
@@ -55,13 +51,9 @@ MEANS = frozenset(
 
 
 def over_remaining(metrics: dict[str, Any]) -> None:
-    """Turns means over all tokens of a mini-batch into means over the tokens that the loss did not reject, in place.
+    """Turns means over all tokens of an update into means over those that the loss did not reject, in place.
 
     The number of rejected tokens is known only after the update's last micro-batch.
-
-    Args:
-        metrics: an update's metrics from verl's train_batch; each is a `Metric`, or a list with one per data-parallel
-            rank.
     """
     if REJECTED.key not in metrics:
         return
@@ -72,26 +64,19 @@ def over_remaining(metrics: dict[str, Any]) -> None:
 
 
 def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
-    """A metric as a list over the data-parallel ranks, even if there is only one rank."""
     return metric if isinstance(metric, list) else [metric]
 
 
 def step_without_worker(settings: Settings | Observe) -> OptimizerStep:
-    """The optimizer step for a loss call outside train_batch, for which nothing was decided beforehand.
-
-    Raises:
-        RuntimeError: the settings need what train_batch decides.
-    """
+    """The step of a loss call outside train_batch; RuntimeError if the settings need what train_batch decides."""
     if isinstance(settings, Observe):
         return OptimizerStep(of_rollout_batch=False)
-    needing = []
-    if settings.adaptive and settings.scope != "micro_batch":
-        needing.append(f"{NODE}.scope={settings.scope}")
-    if settings.update is not None:
-        needing.append(f"+{NODE}/update=lopti")
-    if settings.needs_entropy:
-        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
-    if needing:
+    needs = {
+        f"{NODE}.scope={settings.scope}": settings.adaptive and settings.scope != "micro_batch",
+        f"+{NODE}/update=lopti": settings.update is not None,
+        "entropy" if settings.select is None else f"+{NODE}/select": settings.needs_entropy,
+    }
+    if needing := [name for name, is_so in needs.items() if is_so]:
         raise RuntimeError(
             f"{', '.join(needing)} under the method {settings.method.name} needs the mini-batch before its update, "
             "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train "
@@ -108,26 +93,18 @@ def with_micro_batch(
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
-    The returned function raises RuntimeError where `step_without_worker` or an observer does.
-
-    Args:
-        loss_fn: as for `with_exact_metrics`. Under distillation verl also calls it as (student_logits, data, ...) -> a
-            dictionary of tensors; such calls pass through.
-        current_step: returns the current optimizer step, or None outside one.
-        observers: what observes each micro-batch of a rollout batch's updates.
+    Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
+    through. `current_step` returns None outside an optimizer step.
     """
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
-        watching = observers if step.of_rollout_batch else ()
-        for observer in watching:
-            observer.begin_micro_batch(step, model_output, data, dp_group)
         call = call_of(settings, step, model_output, data)
         loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
-        for observer in watching:
-            observer.end_micro_batch(call.micro_batch, loss, model_output, data)
+        for observer in observers if step.of_rollout_batch else ():
+            observer.end_micro_batch(call.micro_batch, loss, model_output, data, dp_group)
         return loss, metrics
 
     return wrapped

@@ -25,13 +25,7 @@ OF_LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob", "log_probs
 
 
 class NotFinite(NamedTuple):
-    """How much of a field is not finite in this rank's part of the mini-batch.
-
-    Args:
-        tokens: the number of tokens.
-        sequences: the number of sequences with such tokens.
-        prompt: the uid of the first such sequence's prompt; None if the data contain no uid.
-    """
+    """How much of a field is not finite in this rank's part of the mini-batch, and the uid of the first such prompt."""
 
     tokens: int
     sequences: int
@@ -41,11 +35,8 @@ class NotFinite(NamedTuple):
 def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | None = None) -> dict[str, NotFinite]:
     """What is not finite in a mini-batch or micro-batch, by the keys of `FIELDS`. Waits for the accelerator.
 
-    Args:
-        data: verl's mini-batch or micro-batch. Rewards are checked in every token, because verl sums all of them; other
-            fields only within response_mask.
-        log_probs: the model's output, in verl's layout, or None.
-        entropy: (sequences, response length), or None.
+    Rewards are checked in every token, because verl sums all of them; other fields only within response_mask.
+    `log_probs` is the model's output in verl's layout, `entropy` (sequences, response length).
     """
     mask = padded(data["response_mask"]).bool()
     values = {name: padded(data[name]) for name in FIELDS if name in data}
@@ -83,5 +74,4 @@ def describe(found: dict[str, NotFinite]) -> str:
 
 
 def with_noun(number: int, noun: str) -> str:
-    """A number with its noun, for example "1 token" or "2 tokens"."""
     return f"{number} {noun}" + "s" * (number != 1)

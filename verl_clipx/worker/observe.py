@@ -22,14 +22,7 @@ SEQUENCE_LEVEL = frozenset({"gspo"})
 
 
 def observe_registered(loss_mode: str) -> None:
-    """Wraps a loss in verl's registry with `wrap_loss`, unless it is wrapped already.
-
-    Args:
-        loss_mode: the loss's name in the registry.
-
-    Raises:
-        ValueError: the registry has no such name.
-    """
+    """Wraps a loss in verl's registry with `wrap_loss`, unless it is; ValueError if there is none of that name."""
     from verl.trainer.ppo import core_algos
 
     function = core_algos.get_policy_loss_fn(loss_mode)
@@ -40,11 +33,7 @@ def observe_registered(loss_mode: str) -> None:
 def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
     """A policy loss that returns the same numbers to the last bit and, under +clipx=observe, leaves sums for metrics.
 
-    The sums are left in the current micro-batch.
-
-    Args:
-        function: verl's PolicyLossFn, called with keyword arguments.
-        by_sequence: as for `observed_sums`.
+    The sums are left in the current micro-batch. verl calls policy losses with keyword arguments.
     """
 
     @functools.wraps(function)

@@ -24,11 +24,7 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 def token_passes(settings: Settings | Observe, data: Any, all_reduce: AllReduce) -> list[TokenPass | None]:
-    """The passes over a rollout batch: those of Lopti, or a single one over all tokens, which is None.
-
-    Args:
-        data: this rank's share of the rollout batch.
-    """
+    """The passes over this rank's rollout batch: those of Lopti, or a single one over all tokens, which is None."""
     update = None if isinstance(settings, Observe) else settings.update
     if update is None:
         return [None]
@@ -48,20 +44,12 @@ def plan_step(
     extra_pass: Callable[[Any, OptimizerStep], dict[str, Tensor]],
     all_reduce: AllReduce,
 ) -> OptimizerStep:
-    """Decides an optimizer step's bounds.
+    """Decides an optimizer step's bounds, and what else its micro-batches need.
 
     Args:
-        policy_loss: verl's policy-loss node with the clipx node.
         state: what earlier steps left; gets the statistics that waited for this step's all-reduce.
-        batch: the rollout batch, at this step.
-        data: this rank's mini-batch.
+        batch, data: the rollout batch, at this step; this rank's mini-batch.
         extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name.
-
-    Returns:
-        The step, with everything that its micro-batches need.
-
-    Raises:
-        ValueError: the method needs a field that the mini-batch lacks.
     """
     settings = policy_loss.clipx
     step = OptimizerStep(batch.token_pass, decided_from=source_of_bounds(policy_loss, state, batch.position))
@@ -82,7 +70,7 @@ def plan_step(
 
 
 def plan_observed_step(policy_loss: Any, data: Any, *, all_reduce: AllReduce) -> OptimizerStep:
-    """A step under +clipx=observe, of which only the number of tokens may have to be known; arguments as above."""
+    """A step under +clipx=observe, of which only the number of tokens may have to be known."""
     step = OptimizerStep()
     totals = sum_over_ranks(token_counts(policy_loss, None, data), all_reduce)
     step.counted_tokens = float(totals["counted"]) if totals else None
@@ -90,11 +78,7 @@ def plan_observed_step(policy_loss: Any, data: Any, *, all_reduce: AllReduce) ->
 
 
 def finish_step(settings: Settings, state: ControllerState, step: OptimizerStep, position: str) -> None:
-    """Ends a step. If the optimizer took it, lagged statistics wait for the next step's all-reduce.
-
-    Args:
-        position: of the step within its rollout batch.
-    """
+    """Ends a step. If the optimizer took it, lagged statistics wait for the next step's all-reduce."""
     if not step.taken:
         return
     state.step += 1
@@ -150,11 +134,7 @@ def statistics_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) 
 
 
 def decide(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor], lagged: Tensor | None) -> None:
-    """Fills in what the sums over all ranks determine of a step.
-
-    Args:
-        lagged: the statistics of an earlier rollout batch from which the step decides, or None.
-    """
+    """Fills in what the sums over all ranks determine of a step; `lagged`: statistics of an earlier rollout batch."""
     if "counted" in totals:
         step.counted_tokens = float(totals["counted"])
     if "selected" in totals:

@@ -21,16 +21,11 @@ from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, cur
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """The settings of a call of the loss.
-
-    Args:
-        registered: the method's name without prefix, or "custom".
-        config: verl's ActorConfig.
-        loss_agg_mode: one of verl's aggregation modes.
+    """The settings of a call of the loss under a method's name without prefix, or "custom".
 
     Raises:
-        ValueError: there is no config; the loss mode and the clipx node name different methods; "custom" has no node;
-            or `seq-mean-token-sum-norm` has no loss_scale_factor.
+        ValueError: there is no ActorConfig; the loss mode and the clipx node name different methods; "custom" has no
+            node; or `seq-mean-token-sum-norm` has no loss_scale_factor.
     """
     if config is None:
         raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
@@ -45,12 +40,7 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
 
 
 def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
-    """The inputs of a method's formulas for one micro-batch.
-
-    Args:
-        settings: the clipx node, with the method.
-        known: what is known of the micro-batch besides the tensors.
-        **tensors: log_prob, old_log_prob, advantages, mask, each (sequences, response length).
+    """The inputs of a method's formulas for one micro-batch: the tensors, each (sequences, response length), and more.
 
     Raises:
         ValueError: the method needs a field that is missing; says how to provide it.
@@ -77,15 +67,13 @@ def policy_loss(
     group: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    """verl's PolicyLossFn for every method of the plugin.
+    """verl's PolicyLossFn for every method of the plugin; tensors are (sequences, response length), padded.
 
     Args:
         registered: the method's name without prefix; bound when the function is registered.
-        old_log_prob, log_prob, advantages: (sequences, response length), padded.
-        response_mask: bool or 0/1, (sequences, response length).
-        loss_agg_mode: one of verl's aggregation modes.
+        response_mask: bool or 0/1.
         config: verl's ActorConfig.
-        rollout_is_weights: verl's weights of rollout correction, (sequences, response length), or None.
+        rollout_is_weights: verl's weights of rollout correction.
         rollout_log_prob, entropy, group: as in `MicroBatch`; used only outside a training worker.
 
     Returns:
@@ -93,8 +81,7 @@ def policy_loss(
         current micro-batch instead, because only the worker can make them exact over the mini-batch.
 
     Raises:
-        ValueError: as `settings_for`; the method or the selection needs a field that is missing; or Lopti is used
-            outside a worker.
+        ValueError: as `settings_for`; a field that is needed is missing; or Lopti is used outside a worker.
         RuntimeError: a worker that is not the plugin's calls this.
     """
     settings = settings_for(registered, config, loss_agg_mode)
@@ -121,13 +108,8 @@ def policy_loss(
 def refuse_outside_worker(settings: Settings, config: Any) -> None:
     """Raises if a call outside the plugin's worker needs what only that worker provides.
 
-    Args:
-        config: verl's ActorConfig. In a distributed process, a loss that is divided by the totals of a mini-batch is
-            one of a training worker; a bare call is either undivided or not distributed.
-
-    Raises:
-        RuntimeError: a training worker is the caller.
-        ValueError: the settings have Lopti.
+    In a distributed process, a loss that is divided by the totals of a mini-batch is one of a training worker; a bare
+    call is either undivided or not distributed.
     """
     if config.global_batch_info and torch.distributed.is_initialized():
         raise RuntimeError(
@@ -142,9 +124,7 @@ def refuse_outside_worker(settings: Settings, config: Any) -> None:
 def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The statistics that a micro-batch's bounds come from, and what the method decides from them.
 
-    Args:
-        step: the optimizer step. It has both if they are known before it; the micro-batch's own statistics are added to
-            those that it collects.
+    The step has both if they are known before it; the micro-batch's own are added to those that it collects.
     """
     statistics, decision = step.statistics, step.decision
     if statistics is None or step.collected is not None:
@@ -156,14 +136,9 @@ def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Ten
 
 
 def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Tensor | None, TokenLoss]:
-    """Multiplies a micro-batch's loss by verl's weights of rollout correction.
+    """Multiplies a micro-batch's loss by verl's weights of rollout correction, (sequences, response length).
 
-    Args:
-        weights: (sequences, response length), or None.
-
-    Returns:
-        The factor of each token, 0 outside the mask, or None without weights; and the loss, NaN where the factor is not
-        finite.
+    Returns the factor of each token, 0 outside the mask, or None; and the loss, NaN where the factor is not finite.
     """
     if weights is None:
         return None, tokens
@@ -176,12 +151,8 @@ def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Te
 def select(settings: Settings, known: MicroBatch, mask: Tensor, tokens: TokenLoss) -> tuple[Tensor, TokenLoss]:
     """Applies entropy selection to a micro-batch's loss.
 
-    Returns:
-        The tokens that are kept, bool, (sequences, response length): those in the mask without a selection; and the
-        loss, 0 for all other tokens and NaN where the entropy is not finite.
-
-    Raises:
-        ValueError: the selection needs the entropy, which is not given.
+    Returns the tokens that are kept, bool, (sequences, response length), all in the mask without a selection; and the
+    loss, 0 for all other tokens and NaN where the entropy is not finite.
     """
     if settings.select is None:
         return mask, tokens
@@ -208,14 +179,7 @@ def normaliser(
 
 
 def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistics: Tensor, loss: Tensor) -> None:
-    """Leaves a micro-batch's metrics in it, by a single transfer to the host.
-
-    Args:
-        known: the micro-batch, to which the method was applied.
-        sums: the loss's own, from `metrics.token_sums`.
-        statistics: that the decision was made from.
-        loss: 0-d.
-    """
+    """Leaves a micro-batch's metrics in it, by a single transfer to the host."""
     method, applied = settings.method, known.applied
     values, counts = {}, {}
     for metric, members in declared(method, method.metrics(statistics, applied.decision)):

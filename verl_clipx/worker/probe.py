@@ -1,7 +1,5 @@
 """Makes up old log-probabilities and advantages on which any two losses differ."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +13,6 @@ from verl_clipx.worker.layout import padded
 
 # The log-ratio to the rollout policy, as a share of that to the old one, so that the two are told apart.
 OF_ROLLOUT = 0.8
-
 # As many probes in a row are of all kinds.
 KINDS = 9
 
@@ -25,11 +22,10 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
 
     Args:
         number: from 0; the same number makes the same probe.
-        decision: as for `loss.apply`.
-        inputs: what the method sees of the micro-batch.
+        decision, inputs: as for `loss.apply`.
         data: verl's micro-batch.
     """
-    generator, mask = torch.Generator().manual_seed(number), inputs.mask.cpu()
+    generator, mask, method = torch.Generator().manual_seed(number), inputs.mask.cpu(), settings.method
 
     def draw(low: float, high: float, *shape: int) -> Tensor:
         return torch.rand(shape or mask.shape, generator=generator) * (high - low) + low
@@ -40,7 +36,6 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
     rows, count, around = (len(mask), 1), mask.sum(-1, keepdim=True).clamp(min=1), draw(-1, 1)
     level = around - around.where(mask, 0.0).sum(-1, keepdim=True) / count
     size, narrow, centre = 10 ** draw(-3, 1.5, *rows), 10 ** draw(-2, 0, 1, 1), draw(-1, 1, 1, 1)
-    method = settings.method
     numbers = torch.tensor([abs(value) for value in method.parameters.values() if isinstance(value, int | float)])
     ratios = torch.cat([numbers, 1 + numbers, (1 - numbers).abs(), torch.ones(1)])
     edges = torch.cat([numbers, -numbers, ratios.log()]).clamp(-30, 30)
@@ -94,16 +89,3 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
     if "rollout_log_probs" in data:
         copy["rollout_log_probs"] = made_up.rollout_log_prob
     return copy
-
-
-@contextmanager
-def no_policy_loss() -> Iterator[None]:
-    """Makes each of the plugin's registered losses return 0 for the duration of the block."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
-    POLICY_LOSS_REGISTRY.update(dict.fromkeys(ours, lambda *, log_prob, **_: (log_prob.sum() * 0.0, {})))
-    try:
-        yield
-    finally:
-        POLICY_LOSS_REGISTRY.update(ours)

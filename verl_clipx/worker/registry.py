@@ -9,28 +9,13 @@ from verl_clipx.methods import METHODS
 
 
 def register_losses(core_algos: ModuleType) -> None:
-    """Registers every method as `clipx_<name>` in verl's policy-loss registry; idempotent.
-
-    Args:
-        core_algos: the module verl.trainer.ppo.core_algos.
-
-    Raises:
-        RuntimeError: a name belongs to a function of another package; the message names both.
-    """
+    """Registers every method as `clipx_<name>` in verl.trainer.ppo.core_algos; idempotent."""
     for name in (*METHODS, "custom"):
         register_loss(core_algos, name)
 
 
 def register_loss(core_algos: ModuleType, name: str) -> None:
-    """Registers one method as `clipx_<name>`; idempotent.
-
-    Args:
-        core_algos: the module verl.trainer.ppo.core_algos.
-        name: the method's name, without prefix.
-
-    Raises:
-        RuntimeError: as `register_losses`.
-    """
+    """Registers one method as `clipx_<name>`; idempotent. RuntimeError if another package has that name."""
     from verl_clipx.worker.policy_loss import policy_loss
 
     registered = f"clipx_{name}"
@@ -54,13 +39,10 @@ def target_of(function: Any) -> Any:
 
 
 def install_worker(engine_workers: ModuleType) -> None:
-    """Replaces verl's TrainingWorker by the plugin's, for every module that imports it from now on.
+    """Replaces the TrainingWorker of verl.workers.engine_workers by the plugin's, for whoever imports it from now on.
 
     Where another package has replaced it already, that one stays: a run without a clipx node is none of this plugin's
     business, and a loss of the plugin's refuses to train in that worker (`policy_loss.refuse_outside_worker`).
-
-    Args:
-        engine_workers: the module verl.workers.engine_workers.
     """
     from verl_clipx.worker.training_worker import ClipxTraining
 
@@ -73,12 +55,7 @@ def install_worker(engine_workers: ModuleType) -> None:
 
 
 def replace_worker(engine_workers: ModuleType, worker: type) -> None:
-    """Rebinds every name under which verl's module holds its TrainingWorker.
-
-    Args:
-        engine_workers: the module verl.workers.engine_workers.
-        worker: a subclass of its TrainingWorker.
-    """
+    """Rebinds every name under which verl's module holds its TrainingWorker to a subclass of it."""
     engine_workers.TrainingWorker = worker
     engine_workers.ActorRolloutRefWorker.actor_worker_cls = worker
     engine_workers.ActorRolloutRefWorker.ref_worker_cls = worker

@@ -18,11 +18,7 @@ NOTHING_REJECTED = Rejection()
 
 
 def rejection_of(policy_loss: Any) -> Rejection:
-    """What the loss of a run has to reject: nothing outside bypass mode, where verl's trainer has done it already.
-
-    Args:
-        policy_loss: verl's policy-loss node.
-    """
+    """What the loss of a run has to reject: nothing outside bypass mode, where verl's trainer has done it already."""
     options = getattr(getattr(policy_loss, "run", None), "options", {})
     if not options.get(BYPASS) or options.get(ROLLOUT_RS) is None:
         return NOTHING_REJECTED
@@ -30,11 +26,7 @@ def rejection_of(policy_loss: Any) -> Rejection:
 
 
 def rejects_before(policy_loss: Any) -> bool:
-    """Whether verl's trainer removes tokens from response_mask that verl's own token count still includes.
-
-    Args:
-        policy_loss: verl's policy-loss node.
-    """
+    """Whether verl's trainer removes tokens from response_mask that verl's own token count still includes."""
     options = policy_loss.run.options
     return options.get(ROLLOUT_RS) is not None and not options.get(BYPASS)
 
@@ -42,10 +34,7 @@ def rejects_before(policy_loss: Any) -> bool:
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
     """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
 
-    Args:
-        options: the run's keys of `verl_keys.READ` with their values.
-        mask: all tokens of the responses, bool, (sequences, response length).
-        log_ratio: relative to the rollout policy, (sequences, response length).
+    `options` are the run's keys of `verl_keys.READ`, `log_ratio` is relative to the rollout policy.
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
@@ -56,15 +45,7 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
 
 
 def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
-    """The tokens that verl's trainer leaves in decoupled mode, or should have left as far as the data tell.
-
-    Args:
-        options: as for `left_by_verl`.
-        data: verl's micro-batch.
-
-    Returns:
-        bool, (sequences, response length).
-    """
+    """The tokens that verl's trainer leaves in decoupled mode, or should have left as far as the data tell, bool."""
     mask = padded(data["response_mask"]).bool()
     if not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
         return mask

@@ -23,9 +23,6 @@ def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
     """Keeps in a step, on every rank, the norm of the gradient with which the engine takes it within the block.
 
     verl's metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
-
-    Args:
-        engine: verl's engine, which is as before after the block.
     """
     before, take = dict(vars(engine)), engine.optimizer_step
 
@@ -44,25 +41,14 @@ def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
 
 
 class SkippedUpdates:
-    """Counts skipped updates over a rollout batch, and names what was not finite in this rank's mini-batches once.
-
-    Args:
-        engine: verl's engine.
-        rank: of this process, for the log.
-        all_reduce: sums a float64 vector over the data-parallel ranks.
-    """
+    """Counts skipped updates over a rollout batch, and names what was not finite in this rank's mini-batches once."""
 
     def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
         self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
         self._named: set[str] = set()
 
     def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> None:
-        """Counts the update that ends if verl skipped it, and warns of what no earlier warning named.
-
-        Args:
-            batch: the rollout batch in which a skipped update is counted; None outside one.
-            data: this rank's mini-batch.
-        """
+        """Counts the update that ends if verl skipped it, and warns of what no earlier warning named."""
         wrong = step.not_finite
         if not step.taken and not wrong and self._engine.is_mp_src_rank_with_outputs():
             # The policy's loss was finite, but another term, such as verl's KL loss, may not be.

@@ -45,12 +45,7 @@ class ControllerState:
         return position in self.statistics or (self.waiting is not None and self.waiting[0] == position)
 
     def remember(self, statistics: Tensor | None, *, average: float) -> None:
-        """Keeps the statistics that waited.
-
-        Args:
-            statistics: over all ranks, (statistics_size,), float64; None if none waited.
-            average: the weight of the earlier statistics in an exponential average, in [0, 1).
-        """
+        """Keeps what waited, summed over all ranks; `average`: the weight of the earlier statistics, in [0, 1)."""
         if statistics is None:
             return
         (position, _), self.waiting = self.waiting, None
@@ -66,15 +61,7 @@ def description(method: Method) -> dict[str, Any]:
 
 
 def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
-    """Writes the state, either completely or not at all.
-
-    Args:
-        folder: the actor's checkpoint folder; it is created if it is missing.
-        belongs_to: from `description`.
-
-    Returns:
-        The path of the file.
-    """
+    """Writes the state into the actor's checkpoint folder, either completely or not at all; returns the file's path."""
     content = {
         "format": FORMAT,
         "belongs_to": belongs_to,
@@ -88,15 +75,7 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
 
 
 def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
-    """Reads a state that `write_state` wrote.
-
-    Args:
-        folder: the actor's checkpoint folder.
-        belongs_to: the `description` of the run that resumes.
-
-    Raises:
-        UnusableState: the file is missing, damaged, of another format or size, or belongs to other parameters.
-    """
+    """Reads a state that `write_state` wrote and that belongs to the run's `description`; raises UnusableState."""
     path = folder / FILE
     try:
         content = read_json(path)
@@ -121,14 +100,7 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """The rank that writes and reads the state. It is in the last pipeline stage, because the others see no tokens.
-
-    Every rank must call this.
-
-    Args:
-        engine: verl's engine.
-        device: the device of the all-reduce.
-    """
+    """The rank that keeps the state, in the last pipeline stage, since others see no tokens. Every rank calls this."""
     own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
     rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
     torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
@@ -136,15 +108,9 @@ def state_rank(engine: Any, device: Any) -> int:
 
 
 def restored_state(folder: Path, settings: Settings, source: int, device: Any) -> ControllerState:
-    """The state in a checkpoint, read by one rank and sent to the others.
+    """The state in a checkpoint's actor folder, read by the rank `source` and sent to the others.
 
-    Args:
-        folder: the actor's checkpoint folder.
-        source: from `state_rank`.
-        device: where the statistics go.
-
-    Raises:
-        RuntimeError: the state is unusable, the bounds need one, and clipx.missing_state is not "fresh".
+    RuntimeError: it is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
     found: list[Any] = [None]
     if torch.distributed.get_rank() == source:

@@ -22,21 +22,20 @@ from verl_clipx.worker.not_finite import NotFinite
 
 @dataclass
 class OptimizerStep:
-    """One optimizer step of the worker.
+    """One optimizer step of the worker; numbers of tokens are over all ranks.
 
     Args:
         token_pass: Lopti's pass, or None.
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
         decision: what the method decided from the statistics; None: each micro-batch decides from its own.
         decided_from: the tokens that the statistics were computed from.
-        counted_tokens: the number of tokens that count in the mini-batch, over all ranks; None if it is verl's number.
-        selected_tokens: the number of selected tokens in the mini-batch, over all ranks, 0-d; None without selection.
+        counted_tokens: how many tokens of the mini-batch count, as the extra pass saw them if there is one; None: as
+            many as verl says.
+        selected_tokens: how many tokens of the mini-batch are selected, 0-d; None without selection.
         entropy_bucket: the bucket at which entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
-        collected: the statistics of each micro-batch of this rank's training pass, in their order; None if nobody needs
-            those of the training pass.
-        of_rollout_batch: whether the update belongs to a rollout batch, at whose end sums over each mini-batch become
-            metrics.
+        collected: the statistics of each micro-batch of this rank's training pass; None if nobody needs them.
+        of_rollout_batch: whether the update is one of a rollout batch, at whose end sums become metrics.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
         gradient_norm: the norm of the step's gradient, on every rank; None before the optimizer's step.
     """
@@ -88,11 +87,7 @@ class RolloutBatch:
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
     def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
-        """Begins the next pass over the rollout batch.
-
-        Args:
-            last: whether no other pass follows.
-        """
+        """Begins the next pass over the rollout batch; `last`: no other one follows."""
         self.updates_before_pass += self.update
         self.token_pass, self.last_pass, self.update = token_pass, last, 0
 
@@ -110,29 +105,17 @@ class Observer:
     """Observes the updates on rollout batches; what it does not override does nothing. Every rank calls each method."""
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Called before the first update.
-
-        Args:
-            data: this rank's share of the rollout batch, on the host; may get further fields.
-        """
+        """Called before the first update; `data`, on the host, may get further fields."""
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Called when an optimizer step is planned; may set what its micro-batches have to keep."""
 
-    def begin_micro_batch(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
-        """Called before the loss of a micro-batch.
+    def end_micro_batch(
+        self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any, dp_group: Any
+    ) -> None:
+        """Called after the loss of a micro-batch, which has filled it in, and before its backward pass.
 
-        Args:
-            model_output, data, dp_group: the loss function's arguments as verl's engine gives them.
-        """
-
-    def end_micro_batch(self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any) -> None:
-        """Called after the loss of a micro-batch and before its backward pass.
-
-        Args:
-            micro_batch: with everything that the loss has filled in.
-            loss: what verl's loss function returned, 0-d.
-            model_output, data: as for `begin_micro_batch`.
+        `loss` is what verl's loss function returned, the others its arguments as verl's engine gives them.
         """
 
     def end_update(self, step: OptimizerStep) -> None:
@@ -147,16 +130,13 @@ class Observer:
 
 
 class AppliedMethod(NamedTuple):
-    """What a method of the plugin did to a micro-batch's tokens.
+    """What a method of the plugin did to a micro-batch's tokens; tensors are (sequences, length).
 
     Args:
-        settings: the clipx node.
         inputs: what the method saw.
-        decision: what it decided, float64.
-        correction: the factor of verl's rollout correction on F, (sequences, length), or None.
-        kept: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length); `whole` itself
-            if these are all tokens.
-        whole: the mask including the tokens that bypass mode rejects, bool, (sequences, length).
+        correction: the factor of verl's rollout correction on F, or None.
+        kept: the tokens that selection keeps and bypass mode does not reject, bool; `whole` itself if these are all.
+        whole: the mask including the tokens that bypass mode rejects, bool.
     """
 
     settings: Settings
@@ -168,13 +148,7 @@ class AppliedMethod(NamedTuple):
 
 
 class AppliedLoss(NamedTuple):
-    """What one of verl's losses did to a micro-batch's tokens.
-
-    Args:
-        tokens, bounds, by_sequence: as for `observed.observed_sums`.
-        loss_agg_mode: verl's aggregation mode.
-        config: verl's ActorConfig.
-    """
+    """What one of verl's losses did to a micro-batch's tokens; `config` is verl's ActorConfig."""
 
     tokens: ObservedTokens
     bounds: Bounds
@@ -189,16 +163,14 @@ class MicroBatch:
 
     Args:
         step: the optimizer step that it belongs to.
-        rollout_log_prob: the rollout policy's log-probabilities, (sequences, response length), padded; None if the
-            rollout did not return them.
-        entropy: the current policy's entropy in nats, (sequences, response length); None if nothing needs it.
+        rollout_log_prob: the rollout policy's, (sequences, response length), padded; None if the rollout has none.
+        entropy: the current policy's in nats, (sequences, response length); None if nothing needs it.
         group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
         age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
         applied: filled by the loss: what it did to the tokens.
-        sums: filled by the loss: from metric key to a sum over this micro-batch's tokens.
-        values: filled by the loss: from metric key to a value that is not a sum over tokens.
-        counts: filled by the loss: from metric key to a number that adds up over the mini-batch's micro-batches.
+        sums, values, counts: filled by the loss, from metric key to a sum over this micro-batch's tokens; to a value
+            that is not one; to a number that adds up over the mini-batch's micro-batches.
         loss: filled by the loss: its value.
     """
 
@@ -233,7 +205,6 @@ def current_micro_batch() -> MicroBatch | None:
 
 @contextmanager
 def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
-    """Makes a micro-batch the current one for the duration of the block."""
     token = _current.set(micro_batch)
     try:
         yield micro_batch
@@ -246,10 +217,7 @@ def micro_batch_of(
 ) -> MicroBatch:
     """What is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
-    Args:
-        step: the optimizer step that it belongs to.
-        data: verl's mini-batch or micro-batch.
-        model_output: the model's output for it; None before a pass.
+    `model_output` is None before a pass.
     """
     known = MicroBatch(step)
     if model_output is not None and model_output.get("entropy", None) is not None:
@@ -267,12 +235,7 @@ def micro_batch_of(
 
 
 def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any) -> Call:
-    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
-
-    Args:
-        step: the optimizer step that the micro-batch belongs to.
-        model_output, data: from verl's engine.
-    """
+    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides."""
     micro_batch = micro_batch_of(settings, step, data, model_output)
     if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}

@@ -17,10 +17,8 @@ PATIENCE = 10.0
 class TraceWriter:
     """Does jobs in order in its own thread.
 
-    A job for which there is no room is dropped. After a job has failed, no other is accepted. A warning says so once.
-
-    Args:
-        capacity: the bytes that jobs may hold together. A larger job is accepted only if no other holds any.
+    A job for which there is no room is dropped; one larger than all room (`capacity`, in bytes) waits for nothing else.
+    After a job has failed, no other is accepted. A warning says so once.
     """
 
     def __init__(self, capacity: int = CAPACITY):
@@ -32,11 +30,7 @@ class TraceWriter:
         atexit.register(self.close)
 
     def put(self, job: Callable[[], object], size: int = 0) -> None:
-        """Adds a job without waiting.
-
-        Args:
-            size: the bytes that the job holds until it is done.
-        """
+        """Adds a job that holds some bytes until it is done, without waiting."""
         if self.failed:
             return
         with self._lock:
@@ -50,14 +44,7 @@ class TraceWriter:
         self.dropped += 1
 
     def flush(self, seconds: float = PATIENCE) -> bool:
-        """Waits until all jobs so far are done, but at most for a time.
-
-        Args:
-            seconds: the longest time to wait.
-
-        Returns:
-            Whether the jobs are done.
-        """
+        """Waits until all jobs so far are done, but at most some seconds; whether they are."""
         done = threading.Event()
         self._jobs.put((done.set, 0))
         return done.wait(seconds)

@@ -17,13 +17,11 @@ class Response:
     """What the host knows of a traced response.
 
     Args:
-        prompt: the prompt's hash.
-        prompt_ids: the prompt's tokens, int64, (length of the prompt,).
+        prompt, prompt_ids: the prompt's hash and its tokens, int64, (length of the prompt,).
         sample: the response's number among the responses to the prompt in this step.
         score: the reward, or None.
         age: weight versions since the response was sampled, or None.
-        token_ids: the response's tokens, int64, (length,).
-        mask: the tokens that the loss counts, bool, (length,).
+        token_ids, mask: the response's tokens, int64, and those that the loss counts, bool, (length,).
         rollout_log_prob: log-probabilities under the policy that sampled, (length,), or None.
         group: the number of verl's group of responses, or None.
     """
@@ -40,11 +38,7 @@ class Response:
 
 
 class HostCopy:
-    """A tensor on its way to the host. Creating it does not wait for the copy; reading it does.
-
-    Args:
-        values: the tensor, which nothing else may write to.
-    """
+    """A tensor, which nothing else may write to, on its way to the host. Only reading it waits for the copy."""
 
     def __init__(self, values: Tensor):
         self._values, self._arrived = values, None
@@ -56,11 +50,9 @@ class HostCopy:
 
     @property
     def size(self) -> int:
-        """The number of bytes on the host."""
         return self._values.nbytes
 
     def numpy(self) -> numpy.ndarray:
-        """The values; waits until they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._values.numpy()
@@ -68,13 +60,11 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class Part:
-    """The traced rows of one micro-batch.
+    """The traced rows of one micro-batch, by its number within the update, from 0.
 
     Args:
         responses: the response of each row.
-        names: the names of the columns.
-        values: float32, (rows, columns, response length).
-        micro_batch: the micro-batch's number within the update, from 0.
+        names, values: the columns, float32, (rows, columns, response length).
         decision: what the method decided for the micro-batch, float64; None if there is no method.
     """
 
@@ -86,11 +76,7 @@ class Part:
 
 
 class TokenTexts:
-    """The texts of tokens, each decoded once.
-
-    Args:
-        tokenizer: a tokenizer of transformers; None: a token's text is its number.
-    """
+    """The texts of tokens, each decoded once; without a tokenizer of transformers, a token's text is its number."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -123,12 +109,7 @@ def decisions_of(parts: list[Part]) -> dict[int, list[float]]:
 
 
 def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
-    """The columns of `traces.SCHEMA`, except for those that follow from the shard.
-
-    Args:
-        parts: at least one part; all have the same columns.
-        texts: the texts of the policy's tokens.
-    """
+    """The columns of `traces.SCHEMA`, except for those that follow from the shard; all parts have the same ones."""
     responses = [response for part in parts for response in part.responses]
     masks = [response.mask.numpy() for response in responses]
     rows = (row for part in parts for row in part.values.numpy())

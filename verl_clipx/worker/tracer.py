@@ -38,24 +38,13 @@ def prompt_name(prompt: Tensor) -> str:
 
 
 def is_chosen(prompt: str, trace: Trace) -> bool:
-    """Whether a prompt is traced. The answer is the same on every rank and in every run.
-
-    Args:
-        prompt: from `prompt_name`.
-        trace: the node with the seed and the fraction.
-    """
+    """Whether a prompt, by its `prompt_name`, is traced. The answer is the same on every rank and in every run."""
     digest = blake2b(prompt.encode(), digest_size=8, key=trace.seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") < trace.fraction * 2**64
 
 
 class TracedTokens(NamedTuple):
-    """What is traced of some rows' tokens.
-
-    Args:
-        trace: columns, each (rows, response length).
-        others: further columns of the same shape.
-        decision: what the method decided, float64; None without a method.
-    """
+    """What is traced of some rows' tokens: columns, each (rows, response length), and the method's decision, if any."""
 
     trace: TokenTrace
     others: dict[str, Tensor]
@@ -103,28 +92,15 @@ def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> TracedTokens:
 
 
 class Tracer(Observer):
-    """Traces the rollout batches of one data-parallel rank.
+    """Traces the rollout batches of one data-parallel rank; ValueError if `trace` has no folder.
 
     Args:
-        trace: what to trace, and where to.
-        rank, ranks: the data-parallel rank and the number of ranks.
-        tokenizer: the policy's tokenizer, or None.
         batches_a_step: how many rollout batches verl logs as one step.
         last: the number of the run's last rollout batch, or None if unknown.
-
-    Raises:
-        ValueError: `trace` has no folder.
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        *,
-        rank: int,
-        ranks: int,
-        tokenizer: Any,
-        batches_a_step: int = 1,
-        last: int | None = None,
+        self, trace: Trace, *, rank: int, ranks: int, tokenizer: Any, batches_a_step: int = 1, last: int | None = None
     ):
         if trace.folder is None:
             raise ValueError(f"{trace.node}.folder=None: the run's driver fills it in; outside verl's trainers set it.")
@@ -152,7 +128,9 @@ class Tracer(Observer):
             self._responses, rows = responses_in(data, self.trace, self.rank, self.ranks, version=self._step - 1)
             tu.assign_non_tensor_stack(data, ROW, rows)
 
-    def end_micro_batch(self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any) -> None:
+    def end_micro_batch(
+        self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any, dp_group: Any
+    ) -> None:
         """Keeps the columns of the micro-batch's traced rows."""
         if ROW not in data:
             return
@@ -169,12 +147,7 @@ class Tracer(Observer):
             self.keep(traced, [self._responses[rows[place]] for place in places], number)
 
     def keep(self, traced: TracedTokens, responses: list[Response], micro_batch: int = 0) -> None:
-        """Keeps the columns of some rows until the update ends.
-
-        Args:
-            responses: the response of each row.
-            micro_batch: the micro-batch's number within the update, from 0.
-        """
+        """Keeps the columns of some rows, each with its response, until the update ends."""
         columns = {**traced.trace._asdict(), **traced.others}
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
         # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
@@ -214,12 +187,9 @@ class Tracer(Observer):
 
 
 def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int) -> tuple[list[Response], list[int]]:
-    """The traced responses of a rollout batch, and for each row the number of its response, or NONE.
+    """The traced responses of a rollout batch, jagged or padded, and for each row its response's number, or NONE.
 
-    Args:
-        data: verl's rollout batch, jagged or padded with an attention mask.
-        rank, ranks: as for `Tracer`.
-        version: the version of the weights from which the training on the batch starts.
+    `version` is that of the weights from which the training on the batch starts.
     """
     known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = known.get("rm_scores", known.get("token_level_scores"))
@@ -260,5 +230,4 @@ def prompts_in(data: Any) -> list[Tensor]:
 
 
 def _plain(number: Any) -> int:
-    """A number from one of verl's fields that are not tensors."""
     return int(getattr(number, "data", number))

@@ -24,7 +24,7 @@ from verl_clipx.run.config import Observe, Settings, clip_range
 from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import AGE, ages
-from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
+from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
@@ -37,11 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
-    """The clipx configuration inside verl's loss function; None if the run has none.
-
-    Args:
-        loss_fn: what verl's ActorRolloutRefWorker passes to `set_loss_fn`: a partial with the ActorConfig as `config`.
-    """
+    """The clipx configuration inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
     config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
     policy_loss = getattr(config, "policy_loss", None)
     node = policy_loss.get("clipx", None) if policy_loss is not None else None
@@ -69,13 +65,7 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
-        """Installs verl's loss function, wrapped if the run has a clipx node.
-
-        Raises:
-            RuntimeError: ranks share sequences, and the model's attention does not support it.
-            ValueError: the model has dropout, which the extra pass would leave out; the trace has no folder; or verl's
-                registry lacks the loss to observe.
-        """
+        """Installs verl's loss function, wrapped if the run has a clipx node, or refuses what cannot be trained."""
         settings = clipx_node(loss_fn)
         if settings is None:
             super().set_loss_fn(loss_fn)
@@ -113,31 +103,15 @@ class ClipxTraining:
     def _observers(self, settings: Settings | Observe, loss_fn: partial) -> list[Observer]:
         """Everything that observes this rank's updates, as far as the settings ask for it."""
         config, observers = loss_fn.keywords["config"], []
-        run = config.policy_loss.run
+        run, engine = config.policy_loss.run, self.engine
         if isinstance(settings, Settings) and settings.receipt != "off":
-            observers.append(
-                Receipt(
-                    settings,
-                    run,
-                    loss_fn,
-                    partial(call_of, settings),
-                    self._all_reduce,
-                    rank=self.rank,
-                    tested=not untested(run.options),
-                    half=computes_in_half_precision(self.engine_config),
-                )
-            )
-        if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
-            observers.append(
-                Tracer(
-                    settings.trace,
-                    rank=self.engine.get_data_parallel_rank(),
-                    ranks=self.engine.get_data_parallel_size(),
-                    tokenizer=self.model_config.tokenizer,
-                    batches_a_step=run.batches_a_step,
-                    last=config.optim.total_training_steps,
-                )
-            )
+            half, tested = computes_in_half_precision(self.engine_config), not untested(run.options)
+            of_rank = dict(rank=self.rank, tested=tested, half=half)
+            observers.append(Receipt(settings, run, loss_fn, self._all_reduce, **of_rank))
+        if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
+            of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
+            of_run = dict(batches_a_step=run.batches_a_step, last=config.optim.total_training_steps)
+            observers.append(Tracer(settings.trace, tokenizer=self.model_config.tokenizer, **of_rank, **of_run))
         return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -176,11 +150,7 @@ class ClipxTraining:
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
-        """verl's optimizer step, with the bounds decided beforehand.
-
-        Raises:
-            RuntimeError: Lopti in a worker that calls only train_batch; or the receipt found a difference and stops.
-        """
+        """verl's optimizer step, with the bounds decided beforehand."""
         if self.policy_loss is None:
             return super().train_batch(data)
         batch, observers = (FIRST, ()) if self.batch is None else (self.batch, self.observers)
@@ -212,9 +182,8 @@ class ClipxTraining:
             return step
         if batch.token_pass is None and settings.update is not None:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
-        step = plan_step(
-            self.policy_loss, self.state, batch, data, extra_pass=self.extra_pass, all_reduce=self._all_reduce
-        )
+        sums = dict(extra_pass=self.extra_pass, all_reduce=self._all_reduce)
+        step = plan_step(self.policy_loss, self.state, batch, data, **sums)
         step.of_rollout_batch = self.batch is not None
         if settings.needs_entropy:
             step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
@@ -247,11 +216,7 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
-        """Loads verl's checkpoint and the state of the bounds, which one rank reads and sends to the others.
-
-        Raises:
-            RuntimeError: the bounds need a state, and the checkpoint has none that is usable.
-        """
+        """Loads verl's checkpoint and the state of the bounds, which one rank reads and sends to the others."""
         if self.policy_loss is None:
             return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
         settings = self.policy_loss.clipx
@@ -270,10 +235,8 @@ class ClipxTraining:
             return metrics
         metrics = with_updates(metrics, settings.method, each=settings.detailed)
         self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
-        before = self.batch.updates_before_pass
-        return with_staleness(
-            metrics, updates_before=before, updates=updates, moves=self.stale, detailed=settings.detailed
-        )
+        made = dict(updates_before=self.batch.updates_before_pass, updates=updates)
+        return with_staleness(metrics, **made, moves=self.stale, detailed=settings.detailed)
 
     def _cut(self) -> dict[str, Any]:
         """How verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
