@@ -61,7 +61,7 @@ class SequenceDivergence:
     delta: float | None = parameter(
         None,
         optional(number(at_least=0, at_most=LARGEST_DIVERGENCE)),
-        "where the mean |r - 1| of a sequence is above this, tokens with A > 0, r > 1 or A < 0, r < 1 are taken out (r: "
+        "where a sequence's mean |r - 1| is above this, tokens with A > 0, r > 1 or A < 0, r < 1 are taken out (r: "
         "the ratio of the old policy to the sampler; the total variation is half of that mean)",
         "choice",
     )
