@@ -155,6 +155,22 @@ class Method:
         """Sums over the tokens in the mask: (statistics_size,), float64, additive over any split of the tokens."""
         return t.ratio.new_zeros(0, dtype=torch.float64)
 
+    # A second stage, for what can only be counted once the first stage's totals are known, such as deviations from a
+    # mean. `decide` gets both, the first stage's before the second's.
+
+    @property
+    def second_statistics_size(self) -> int:
+        """Length of the second stage's vector; 0 for a method with a single stage."""
+        return 0
+
+    def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
+        """Sums over the tokens in the mask: (second_statistics_size,), float64, additive for a given `first`.
+
+        Args:
+            first: the sum of `statistics` over all tokens.
+        """
+        return first.new_zeros(0)
+
     def decide(self, statistics: Tensor) -> Tensor:
         """A small float64 vector, on the statistics' device, that determines the bounds of every token."""
         return statistics

@@ -84,7 +84,9 @@ def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inpu
 
 def statistics_of(method: Method, t: Tokens, counted: Tensor | None) -> Tensor:
     """The additive statistics of the tokens that count, (statistics_size,), float64; None: all in the mask count."""
-    return method.statistics(t if counted is None else t._replace(mask=t.mask & counted))
+    counting = t if counted is None else t._replace(mask=t.mask & counted)
+    first = method.statistics(counting)
+    return torch.cat([first, method.second_statistics(counting, first)]) if method.second_statistics_size else first
 
 
 def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:

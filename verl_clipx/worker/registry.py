@@ -41,13 +41,13 @@ def target_of(function: Any) -> Any:
 def install_worker(engine_workers: ModuleType) -> None:
     """Replaces the TrainingWorker of verl.workers.engine_workers by the plugin's, for whoever imports it from now on.
 
-    Where another package has replaced it already, that one stays: a run without a clipx node is none of this plugin's
-    business, and a loss of the plugin's refuses to train in that worker (`policy_loss.refuse_outside_worker`).
+    Where another package has replaced it already, ours inherits that one: without a clipx node each method of ours
+    returns what the other's returns.
     """
     from verl_clipx.worker.training_worker import ClipxTraining
 
     current = engine_workers.ActorRolloutRefWorker.actor_worker_cls
-    if issubclass(current, ClipxTraining) or current is not engine_workers.TrainingWorker:
+    if issubclass(current, ClipxTraining):
         return
     # Under verl's name, by which Ray refers to the class when it sends it to workers.
     names = {"__module__": engine_workers.__name__, "__qualname__": "TrainingWorker", "__doc__": ClipxTraining.__doc__}

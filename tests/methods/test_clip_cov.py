@@ -1,0 +1,86 @@
+"""Clip-Cov by hand at each edge, beside verl's own where the draw takes every eligible token, and its draw.
+
+What mini_batch decides over micro-batches and ranks is covered by tests/end_to_end/test_invariance.py; the contract of
+all methods by tests/methods.
+"""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from verl_clipx.base.covariance import covariances
+from verl_clipx.loss.loss import statistics_of
+from verl_clipx.methods.clip_cov import ClipCov, uniform
+
+from .against_verl import ACTOR, AGGREGATIONS, assert_same_as_verl, ragged
+from .at import row, tokens_at
+
+OURS = ("+clipx=clip_cov", "clipx.scope=micro_batch", "clipx.share=1")
+VERLS = (f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio=1")
+WIDE = ("clipx.covariance_low=0.1", "clipx.covariance_high=3")
+VERLS_WIDE = (f"{ACTOR}.policy_loss.clip_cov_lb=0.1", f"{ACTOR}.policy_loss.clip_cov_ub=3")
+
+
+def decision(method, t):
+    return method.decide(statistics_of(method, t, None))
+
+
+def test_by_hand():
+    # Means over four tokens: A 0, log p -2. Covariances: 2 * 1.5 = 3; -2 * -1.5 = 3; 1 * 2 = 2; -1 * -2 = 2.
+    t = tokens_at(row(1.0, 1.0, 1.3, 0.9), row(2.0, -2.0, 1.0, -1.0), old_log_prob=torch.zeros(1, 4))
+    t = t._replace(log_prob=row(-0.5, -3.5, 0.0, -4.0))
+    method = ClipCov(covariance_low=1.0, covariance_high=3.0, share=1.0)
+    assert_close(covariances(t, decision(method, t)[:2]), row(3.0, 3.0, 2.0, 2.0))
+    # Only the last is eligible: the bounds are excluded, and PPO clips the third (A > 0, r = 1.3).
+    assert_close(decision(method, t), torch.tensor([0.0, -2.0, 0.25, 1.0], dtype=torch.float64))
+    bounds = method.bounds(t, decision(method, t))
+    weight = method.gradient_weight(t, bounds)
+    assert_close(weight, row(1.0, 1.0, 0.0, 0.0))
+    assert_close(method.loss_value(t, bounds, weight), row(-2.0, 2.0, -1.2, 0.0))
+    wider = ClipCov(covariance_low=1.0, covariance_high=3.1, share=1.0)
+    assert_close(wider.gradient_weight(t, wider.bounds(t, decision(wider, t))), row(0.0, 0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize(("further", "verls"), [((), ()), (WIDE, VERLS_WIDE)], ids=["published", "wide"])
+def test_same_as_verls_own_where_every_eligible_token_is_drawn(mode, further, verls):
+    for seed in (0, 1):
+        batch = ragged(seed, spread=0.3, sequences=16)
+        assert_same_as_verl((*OURS, *further), (*VERLS, *verls), batch, mode, ())
+
+
+def test_verls_keys_are_its_parameters():
+    assert_same_as_verl(
+        ("+clipx=clip_cov", "clipx.scope=micro_batch", *VERLS[1:], *VERLS_WIDE),
+        (*VERLS, *VERLS_WIDE),
+        ragged(2, spread=0.3),
+        "token-mean",
+        (),
+    )
+
+
+def test_the_draw_is_uniform_and_follows_the_token():
+    values = -6 * torch.rand(400, 500, generator=torch.Generator().manual_seed(0))
+    numbers = uniform(values, 0)
+    counts = torch.histc(numbers, bins=20, min=0, max=1) / numbers.numel()
+    assert_close(counts, torch.full((20,), 0.05), atol=0.002, rtol=0)
+    assert torch.equal(numbers[3:5], uniform(values[3:5], 0))
+    assert torch.equal(numbers[:, :9], uniform(values[:, :9], 0))
+    other = uniform(values, 1)
+    correlation = torch.corrcoef(torch.stack([numbers.flatten(), other.flatten()]))[0, 1]
+    assert abs(correlation) < 0.01
+    assert abs(torch.corrcoef(torch.stack([numbers[:, 1:].flatten(), numbers[:, :-1].flatten()]))[0, 1]) < 0.01
+
+
+def test_the_number_drawn_is_the_share_on_average():
+    generator = torch.Generator().manual_seed(1)
+    shape = (200, 500)
+    old = -3 * torch.rand(shape, dtype=torch.float64, generator=generator)
+    A = torch.randn(shape, dtype=torch.float64, generator=generator)
+    t = tokens_at(torch.ones(shape, dtype=torch.float64), A, old_log_prob=old)._replace(log_prob=old)
+    drawn = [
+        ClipCov(share=0.01, seed=seed).drawn(t, decision(ClipCov(share=0.01), t)).sum().item() for seed in range(8)
+    ]
+    # 1,000 of 100,000 tokens; the standard deviation of a mean of eight draws is at most 11.
+    assert abs(sum(drawn) / 8 - 1000) < 45
+    assert len(set(drawn)) > 1

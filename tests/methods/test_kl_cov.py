@@ -1,0 +1,86 @@
+"""KL-Cov by hand at each edge, beside verl's own on one micro-batch, and its choice over any division of the tokens.
+
+What mini_batch decides over micro-batches and ranks is covered by tests/end_to_end/test_invariance.py; the contract of
+all methods by tests/methods.
+"""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from verl_clipx.loss.loss import statistics_of
+from verl_clipx.methods.kl_cov import KlCov, inner_edges
+
+from .against_verl import ACTOR, AGGREGATIONS, assert_same_as_verl, ragged
+from .at import row, tokens_at
+
+VERLS = (f"{ACTOR}.policy_loss.loss_mode=kl_cov",)
+# The paper's and the default of verl's function; its YAML has 0.1.
+KL_COEF = f"{ACTOR}.policy_loss.ppo_kl_coef=1"
+
+
+def decision(method, t):
+    return method.decide(statistics_of(method, t, None))
+
+
+def test_by_hand():
+    # Means: A 0, log p -2. Covariances 2 * 1 = 2, -2 * -2 = 4, 1 * 2 = 2 and -1 * -1 = 1: half of the tokens is at or
+    # above 2, and the bucket of 2 holds two, so three are penalised.
+    t = tokens_at(row(2.0, 0.5, 1.0, 2.0), row(2.0, -2.0, 1.0, -1.0), old_log_prob=torch.zeros(1, 4))
+    t = t._replace(log_prob=row(-1.0, -4.0, 0.0, -3.0))
+    method = KlCov(share=0.5, coefficient=0.5)
+    mean_advantage, mean_log_prob, bound, penalised = decision(method, t).tolist()
+    assert (mean_advantage, mean_log_prob, penalised) == (0.0, -2.0, 0.75)
+    assert 2 / 1.009 < bound < 2
+    bounds = method.bounds(t, decision(method, t))
+    weight = method.gradient_weight(t, bounds)
+    # r - 0.5 sign(log r) / A: 2 - 0.25, 0.5 - 0.25, 1 (its log-ratio is 0), and the last is not penalised.
+    assert_close(weight, row(1.75, 0.25, 1.0, 2.0))
+    log_2 = torch.tensor(2.0, dtype=torch.float64).log()
+    assert_close(method.loss_value(t, bounds, weight), row(-4 + log_2 / 2, 1 + log_2 / 2, -1.0, 2.0))
+
+
+def test_a_share_of_1_penalises_every_token_with_an_advantage():
+    t = tokens_at(row(2.0, 2.0, 2.0), row(1.0, -1.0, 0.0), old_log_prob=torch.zeros(1, 3))
+    method = KlCov(share=1.0)
+    assert_close(method.gradient_weight(t, method.bounds(t, decision(method, t))), row(1.0, 3.0, 2.0))
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("share", [1e-9, 0.05, 0.3])
+def test_same_as_verls_own_on_one_micro_batch(mode, share):
+    ours = ("+clipx=kl_cov", "clipx.scope=micro_batch", f"clipx.share={share}")
+    # verl orders equal covariances by chance, and a bucket may hold several: these seeds have no such case.
+    for seed in (0, 1):
+        batch = ragged(seed, spread=0.3, sequences=16)
+        assert_same_as_verl(ours, (*VERLS, f"{ACTOR}.policy_loss.kl_cov_ratio={share}", KL_COEF), batch, mode, ())
+
+
+def test_verls_keys_are_its_parameters():
+    keys = (f"{ACTOR}.policy_loss.kl_cov_ratio=0.1", f"{ACTOR}.policy_loss.ppo_kl_coef=0.3")
+    ours = ("+clipx=kl_cov", "clipx.scope=micro_batch", *keys)
+    assert_same_as_verl(ours, (*VERLS, *keys), ragged(3, spread=0.3), "token-mean", ())
+
+
+def test_the_choice_does_not_depend_on_the_division():
+    batch = ragged(4, spread=0.3, sequences=16)
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
+    t = tokens_at(ratio, batch["advantages"], old_log_prob=batch["old_log_prob"])
+    t = t._replace(mask=batch["response_mask"], log_prob=batch["log_prob"])
+    method = KlCov(share=0.1)
+
+    def parts(tokens):
+        tensors = {name: of for name, of in tokens._asdict().items() if of is not None}
+        return [
+            tokens._replace(**{name: of[rows] for name, of in tensors.items()}) for rows in (slice(5), slice(5, 16))
+        ]
+
+    first = sum(method.statistics(part) for part in parts(t))
+    second = sum(method.second_statistics(part, first) for part in parts(t))
+    assert_close(method.decide(torch.cat([first, second])), decision(method, t), rtol=1e-12, atol=0)
+
+
+def test_buckets_are_0_8_percent_wide():
+    edges = inner_edges("cpu")
+    assert_close(edges[1:] / edges[:-1], torch.full_like(edges[1:], 1.0079), rtol=1e-4, atol=0)
+    assert_close(edges[[0, -1]], torch.tensor([1e-4, 1e3], dtype=torch.float64))

@@ -1,0 +1,111 @@
+"""Masks: which tokens they take out, by hand and as peers' functions; junk outside the mask; values that aren't finite.
+
+golden/masks.npz has what the functions of TRL 1.16 (OPSM), SkyRL 0.3 (outliers, tokens) and open-instruct (VACO) leave
+of these tokens, made once. Does not cover the loss (tests/worker/test_masks.py) or a training (tests/end_to_end).
+"""
+
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from verl_clipx.base.refusal import Refusal
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.modifiers.masks import IcePop, OffPolicySequenceMask, OutlierVeto, SequenceDivergence, remaining
+
+GOLDEN = numpy.load(Path(__file__).with_name("golden") / "masks.npz")
+FIELDS = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
+MASKS = [OffPolicySequenceMask(delta=0.1), SequenceDivergence(delta=0.5), IcePop(), OutlierVeto(low=0.3, high=3.0)]
+
+
+def golden_inputs(dtype=torch.float64):
+    tensors = {name: torch.from_numpy(GOLDEN[name]) for name in FIELDS}
+    return Inputs(**{name: of if of.dtype == torch.bool else of.to(dtype) for name, of in tensors.items()})
+
+
+def inputs(*, current, old, sampler, advantages):
+    rows = {"log_prob": current, "old_log_prob": old, "rollout_log_prob": sampler, "advantages": advantages}
+    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
+    return Inputs(**tensors, mask=torch.ones_like(tensors["log_prob"], dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("trl_opsm_0.1", OffPolicySequenceMask(delta=0.1)),
+        ("trl_opsm_0", OffPolicySequenceMask(delta=0)),
+        ("open_instruct_vaco_0.5", SequenceDivergence(delta=0.5)),
+        ("skyrl_token", IcePop()),
+        ("skyrl_outlier", OutlierVeto()),
+        ("skyrl_outlier_narrow", OutlierVeto(low=0.3, high=3.0)),
+    ],
+)
+def test_leaves_the_tokens_that_the_peer_leaves(name, mask):
+    assert torch.equal(remaining(mask, golden_inputs()), torch.from_numpy(GOLDEN[name]))
+
+
+def test_opsm_by_hand():
+    # Mean log-ratios of sampler to current policy: 0.2 with A < 0, 0.2 with A > 0, and exactly 0.1 with A < 0.
+    given = inputs(
+        current=[[-1.3, -1.1], [-1.3, -1.1], [-1.1, -1.1]],
+        old=[[-9.0] * 2] * 3,
+        sampler=[[-1.0, -1.0]] * 3,
+        advantages=[[-1.0] * 2, [1.0] * 2, [-1.0] * 2],
+    )
+    assert remaining(OffPolicySequenceMask(delta=0.1 + 1e-12), given).tolist() == [[False] * 2, [True] * 2, [True] * 2]
+
+
+def test_sequence_divergence_by_hand():
+    # Ratios 2 and 0.5: mean |r - 1| is 0.75. With A > 0 the first widens the difference, with A < 0 the second.
+    half = torch.tensor(0.5).log().item()
+    given = inputs(
+        current=[[0.0] * 2] * 2, old=[[0.0, half]] * 2, sampler=[[half, 0.0]] * 2, advantages=[[1.0] * 2, [-1.0] * 2]
+    )
+    assert remaining(SequenceDivergence(delta=0.7), given).tolist() == [[False, True], [True, False]]
+    assert remaining(SequenceDivergence(delta=0.8), given).all()
+
+
+def test_bounds_belong_to_the_tokens_that_stay():
+    log = torch.tensor([0.5, 5.0, 0.49, 5.1], dtype=torch.float64).log().tolist()
+    given = inputs(current=[[0.0] * 4], old=[log], sampler=[[0.0] * 4], advantages=[[1.0] * 4])
+    assert remaining(IcePop(), given).tolist() == [[True, True, False, False]]
+    assert remaining(IcePop(low=None), given).tolist() == [[True, True, True, False]]
+    assert not remaining(OutlierVeto(low=0.5, high=5.0), given).any()
+    assert remaining(OutlierVeto(), given).all()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)
+@pytest.mark.parametrize("field", [name for name in FIELDS if name != "mask"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_token_that_is_not_finite_stays_and_junk_outside_changes_nothing(mask, field, value):
+    given = golden_inputs()
+    before, tensor = remaining(mask, given), getattr(given, field)
+    outside = given._replace(**{field: torch.where(given.mask, tensor, value)})
+    assert torch.equal(remaining(mask, outside), before)
+    inside = tensor.clone()
+    inside[:, 0] = value
+    after = remaining(mask, given._replace(**{field: inside}))
+    assert torch.equal(after[:, 0], given.mask[:, 0])
+    assert not (after & ~given.mask).any()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)
+def test_neither_order_nor_padding_matters(mask):
+    given = golden_inputs()
+    order = torch.tensor([3, 0, 7, 1, 2, 6, 5, 4])
+    shuffled = Inputs(**{name: getattr(given, name)[order] for name in FIELDS})
+    assert torch.equal(remaining(mask, shuffled), remaining(mask, given)[order])
+    padded = Inputs(**{name: torch.nn.functional.pad(getattr(given, name), (0, 3)) for name in FIELDS})
+    assert torch.equal(remaining(mask, padded)[:, :-3], remaining(mask, given))
+
+
+@pytest.mark.parametrize("kind", [OffPolicySequenceMask, SequenceDivergence])
+def test_no_threshold_is_chosen_for_the_user(kind):
+    with pytest.raises(Refusal) as refused:
+        kind()
+    assert (refused.value.key, refused.value.value) == ("clipx.mask.delta", None)
+
+
+def test_without_a_mask_every_token_stays():
+    assert torch.equal(remaining(None, golden_inputs()), golden_inputs().mask)

@@ -1,0 +1,119 @@
+"""KL-Cov (arXiv 2505.22617): a penalty on the tokens whose advantage and log-probability go together most."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, cat, where
+
+from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
+from verl_clipx.base.histogram import bucket_of, histogram, ratio_or_zero
+from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.metric import of_decision
+from verl_clipx.base.parameters import VerlKey, number, parameter
+from verl_clipx.base.tokens import Tokens
+
+# Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
+BUCKETS = 2048
+LOWEST_EDGE, HIGHEST_EDGE = 1e-4, 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
+    """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
+
+    F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
+    and log-probability over the mini-batch, to the width of a bucket (0.8 % of the covariance). verl takes the highest
+    of each micro-batch, about its means. Where A is 0 there is no penalty here; verl's has one.
+    """
+
+    unconstrained_weight = True
+
+    logs = (
+        of_decision("covariance_bound", "tokens with a covariance above this are penalised", "nats times advantage"),
+        of_decision("penalised_share", "share of the tokens that are penalised", "fraction of tokens"),
+    )
+
+    share: float = parameter(
+        2e-4,
+        number(above=0, at_most=1),
+        "the share of the tokens that are penalised",
+        "paper",
+        VerlKey(("policy_loss.kl_cov_ratio",)),
+    )
+    coefficient: float = parameter(
+        1.0,
+        number(at_least=0, at_most=1e4),
+        "of the penalty |log r|; 1 as in the paper and in the default of verl's function, while its YAML has 0.1",
+        "paper",
+        VerlKey(("policy_loss.ppo_kl_coef",)),
+    )
+
+    @property
+    def what_limits(self) -> Limit:
+        return Limit("a penalty on the tokens of highest covariance and no bounds", "the penalty")
+
+    @property
+    def statistics_size(self) -> int:
+        return SUMS
+
+    def statistics(self, t: Tokens) -> Tensor:
+        return sums_for_means(t)
+
+    @property
+    def second_statistics_size(self) -> int:
+        return BUCKETS
+
+    def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
+        """The histogram of the covariances."""
+        return histogram(bucket_of(covariances(t, means_of(first)), inner_edges(first.device)), t.mask, BUCKETS)
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """The two means; the covariance above which a token is penalised; the share of the tokens that are."""
+        number, counts = statistics[:1], statistics[SUMS:]
+        # At least one token, as in verl.
+        wanted = (self.share * number).floor().clamp(min=1.0)
+        from_above = counts.flip(0).cumsum(0)
+        steps_down = (from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
+        below = torch.full_like(counts[:1], -torch.inf)
+        lower_edges = cat([below, inner_edges(statistics.device)])
+        bound = lower_edges.gather(0, BUCKETS - 1 - steps_down)
+        return cat([means_of(statistics), bound, ratio_or_zero(from_above.gather(0, steps_down), number)])
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
+        return t.log_prob
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """Bounds on the log-probability beyond which the covariance is too high: above for A > mean A, else below."""
+        mean_advantage, mean_log_prob, bound, _ = decision.to(t.ratio.dtype).unbind()
+        A = t.advantages - mean_advantage
+        edge = mean_log_prob + bound / where(A == 0, 1.0, A)
+        # Where A is the mean, the covariance is 0 whatever the log-probability.
+        never = where(bound < 0, -math.inf, math.inf)
+        return Bounds(where(A < 0, edge, -math.inf), where(A > 0, edge, where(A < 0, math.inf, never)))
+
+    def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        return {"covariance_bound": decision[2].clamp(min=-1.0), "penalised_share": decision[3]}
+
+    def penalised(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """The tokens that are pulled back: bool, (sequences, length)."""
+        return (t.advantages != 0) & ((t.log_prob > bounds.high) | (t.log_prob < bounds.low))
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A = t.advantages
+        pull = self.coefficient * t.log_ratio.sign() / where(A == 0, 1.0, A)
+        weight = t.free_ratio - where(self.penalised(t, bounds), pull, 0.0)
+        return where(t.live, weight, 0.0)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-A r, and coefficient * |log r| more where a token is penalised."""
+        penalty = where(self.penalised(t, bounds), self.coefficient * t.log_ratio.abs(), 0.0)
+        return penalty - t.advantages * t.ratio
+
+
+def inner_edges(device: torch.device | str) -> Tensor:
+    """The upper edges of all buckets but the last: (BUCKETS - 1,), float64."""
+    # Made on the device: copying a list there would wait for it.
+    step = torch.arange(BUCKETS - 1, dtype=torch.float64, device=device)
+    return (step * (math.log(HIGHEST_EDGE / LOWEST_EDGE) / (BUCKETS - 2)) + math.log(LOWEST_EDGE)).exp()

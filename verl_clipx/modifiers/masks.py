@@ -1,0 +1,193 @@
+"""Masks: each takes tokens or whole sequences out of the objective, under any method.
+
+A masked token has neither loss nor gradient, and does not count in the statistics behind adaptive bounds. What verl
+divides by stays the same, as in TRL; in ms-swift and SkyRL it is the number of tokens that are left.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.base.parameters import number, optional, parameter, validate
+from verl_clipx.base.refusal import Refusal
+from verl_clipx.base.tokens import Inputs, compute_dtype
+
+# As in verl, log-ratios are clamped to plus or minus this.
+LARGEST_LOG_RATIO = 20.0
+LARGEST_DIVERGENCE = math.exp(LARGEST_LOG_RATIO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicySequenceMask:
+    """Takes out sequences with negative advantages that the current policy finds much less likely than the sampler did.
+
+    Source: DeepSeek-V3.2 (arXiv 2512.02556), "off-policy sequence masking"; TRL's off_policy_mask_threshold.
+    """
+
+    node: ClassVar[str] = "clipx.mask"
+    rule: ClassVar[str] = "opsm"
+
+    delta: float | None = parameter(
+        None,
+        optional(number(at_least=0, at_most=LARGEST_LOG_RATIO)),
+        "a sequence with a negative mean advantage is taken out if its mean log-ratio of sampler to current policy is "
+        "above this",
+        "choice",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+        require_threshold(self, "Peers differ: slime and miles have 1e-4, TRL's documentation suggests 0.5.")
+
+    def drops(self, inputs: Inputs) -> Tensor:
+        """The sequences that are taken out: bool, (sequences, 1)."""
+        divergence = mean_over_sequence(inputs.rollout_log_prob - inputs.log_prob, inputs.mask)
+        return (mean_over_sequence(inputs.advantages, inputs.mask) < 0) & (divergence > self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceDivergence:
+    """Takes out tokens that would widen the difference to the sampler, in sequences in which it is large.
+
+    Source: VACO (arXiv 2603.01365), by open-instruct's rho_mask_tv_divergence.
+    """
+
+    node: ClassVar[str] = "clipx.mask"
+    rule: ClassVar[str] = "sequence_divergence"
+
+    delta: float | None = parameter(
+        None,
+        optional(number(at_least=0, at_most=LARGEST_DIVERGENCE)),
+        "where a sequence's mean |r - 1| is above this, tokens with A > 0, r > 1 or A < 0, r < 1 are taken out (r: "
+        "the ratio of the old policy to the sampler; the total variation is half of that mean)",
+        "choice",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+        require_threshold(self, "open-instruct, which has the rule, leaves it to the user.")
+
+    def drops(self, inputs: Inputs) -> Tensor:
+        """The tokens that are taken out: bool, (sequences, length)."""
+        log_ratio = log_ratio_to_sampler(inputs)
+        far = mean_over_sequence(log_ratio.exp().sub(1).abs(), inputs.mask) > self.delta
+        return far & (log_ratio.sign() * inputs.advantages > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IcePop:
+    """Takes out tokens whose ratio of the old policy to the sampler is outside two bounds.
+
+    Source: IcePop (arXiv 2510.18855). verl's `rollout_is=token` with two thresholds also multiplies by the ratio.
+    """
+
+    node: ClassVar[str] = "clipx.mask"
+    rule: ClassVar[str] = "icepop"
+
+    low: float | None = parameter(
+        0.5, optional(number(at_least=0, at_most=1)), "the smallest ratio that stays; null: none is too small", "choice"
+    )
+    high: float | None = parameter(
+        5.0,
+        optional(number(at_least=1, at_most=LARGEST_DIVERGENCE)),
+        "the largest ratio that stays; null: none is too large",
+        "choice",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+
+    def drops(self, inputs: Inputs) -> Tensor:
+        """The tokens that are taken out: bool, (sequences, length)."""
+        return outside(log_ratio_to_sampler(inputs), self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutlierVeto:
+    """Takes out sequences with any token whose ratio of the old policy to the sampler is outside two bounds.
+
+    Source: SkyRL's outlier_token_is_threshold, with the values that it suggests.
+    """
+
+    node: ClassVar[str] = "clipx.mask"
+    rule: ClassVar[str] = "outlier_veto"
+
+    low: float | None = parameter(
+        1e-4,
+        optional(number(at_least=0, at_most=1)),
+        "the smallest ratio that stays; null: none is too small",
+        "script",
+    )
+    high: float | None = parameter(
+        100.0,
+        optional(number(at_least=1, at_most=LARGEST_DIVERGENCE)),
+        "the largest ratio that stays; null: none is too large",
+        "script",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+
+    def drops(self, inputs: Inputs) -> Tensor:
+        """The sequences that are taken out: bool, (sequences, 1)."""
+        outliers = outside(log_ratio_to_sampler(inputs), self.low, self.high)
+        return (outliers & inputs.mask).any(-1, keepdim=True)
+
+
+Mask = OffPolicySequenceMask | SequenceDivergence | IcePop | OutlierVeto
+
+
+def require_threshold(mask: Any, known: str) -> None:
+    """Raises if a mask has no delta.
+
+    Args:
+        known: what is known of other projects' values.
+
+    Raises:
+        Refusal: names the key and these values.
+    """
+    if mask.delta is None:
+        key = f"{mask.node}.delta"
+        raise Refusal(key, None, f"{mask.rule} has no value that suits every run", f"Set {key}. {known}")
+
+
+def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
+    """The tokens that a mask leaves: bool, (sequences, length).
+
+    A token with a value that is not finite always stays. Without it, verl would not skip the step.
+
+    Args:
+        mask: None leaves all tokens.
+        inputs: the micro-batch, whole sequences, with rollout_log_prob.
+    """
+    if mask is None:
+        return inputs.mask
+    dtype = compute_dtype(inputs.log_prob.dtype)
+
+    def inside(values: Tensor) -> Tensor:
+        return where(inputs.mask, values.detach().to(dtype), 0.0)
+
+    tensors = {
+        name: inside(getattr(inputs, name)) for name in ("log_prob", "old_log_prob", "advantages", "rollout_log_prob")
+    }
+    finite = torch.stack(list(tensors.values())).isfinite().all(0)
+    return inputs.mask & ~(mask.drops(inputs._replace(**tensors)) & finite)
+
+
+def log_ratio_to_sampler(inputs: Inputs) -> Tensor:
+    """The log-ratio of the old policy to the one that sampled, clamped, (sequences, length)."""
+    return (inputs.old_log_prob - inputs.rollout_log_prob).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+
+
+def mean_over_sequence(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
+    return where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def outside(log_ratio: Tensor, low: float | None, high: float | None) -> Tensor:
+    """Which ratios are outside the bounds: bool, (sequences, length). A ratio equal to a bound is inside."""
+    ratio = log_ratio.exp()
+    return (ratio < (low or 0.0)) | (ratio > (math.inf if high is None else high))
