@@ -158,12 +158,36 @@ SELECTED = Metric(
 )
 REJECTED = Metric(
     "rejected_fraction",
-    "bypass mode with `rollout_rs`: fraction of the tokens that are rejected; every other number is of those that "
-    "are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
+    "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens that are taken out; every other number is of "
+    "those that are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
     "fraction of tokens",
     Over.TOKENS,
     section="The run",
 )
+# Of what `+clipx/mask` takes out, by the sign of the advantage; a sequence's is that of its mean.
+SIGNS = ("negative", "positive")
+MASKED = {
+    sign: Metric(
+        f"masked_fraction/{sign}",
+        f"`+clipx/mask`: fraction of the tokens that are masked and have a {sign} advantage",
+        "fraction of tokens",
+        Over.TOKENS,
+        section="The run",
+        chart="masked tokens",
+    )
+    for sign in SIGNS
+}
+MASKED_SEQUENCES = {
+    sign: Metric(
+        f"masked_sequences/{sign}",
+        f"`+clipx/mask`: number of the update's sequences of which every token is masked, with a {sign} advantage",
+        "sequences",
+        Over.DECISION,
+        section="The run",
+        adds_up=True,
+    )
+    for sign in SIGNS
+}
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
     "number of the rollout batch's updates that verl skipped because the gradient's norm was not finite; under Lopti "
@@ -268,6 +292,8 @@ METRICS = (
     STANDARD_ERROR,
     SELECTED,
     REJECTED,
+    *MASKED.values(),
+    *MASKED_SEQUENCES.values(),
     VERSIONS,
     AGE_IN_UPDATES,
     *AGE_FRACTION.values(),

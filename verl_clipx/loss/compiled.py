@@ -3,7 +3,7 @@
 import logging
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.tokens import PART, Inputs, compute_dtype
 from verl_clipx.loss.loss import TokenLoss, token_loss, token_statistics
 from verl_clipx.loss.observed import ObservedTokens, observed_sums
-from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+from verl_clipx.modifiers import Shaping
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +70,10 @@ class TokenFunctions(Functions):
         compiled: as for `Functions`.
     """
 
-    def __init__(self, method: Method, shaping: AdvantageReweighting | None, *, detailed: bool = False, compiled: bool):
+    def __init__(self, method: Method, shaping: Shaping | None, *, detailed: bool = False, compiled: bool):
         super().__init__(method.name, method, shaping, compiled=compiled)
         self.method, self.detailed = method, detailed
+        self.by_sequence = method.by_sequence or (shaping is not None and shaping.by_sequence)
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
         """As `token_loss`."""
@@ -82,33 +83,44 @@ class TokenFunctions(Functions):
         if inputs.mask.device.type == "cpu":
             both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
             return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
-        function = token_loss if self.method.by_sequence else token_loss_in_parts
+        function = token_loss if self.by_sequence else token_loss_in_parts
         value, weighted, sums = self.call(function, inputs, decision, self.detailed)
         return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
 
-    def statistics(self, inputs: Inputs) -> Tensor:
+    def statistics(self, inputs: Inputs, first: Tensor | None = None) -> Tensor:
         """As `token_statistics`."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
         if inputs.mask.device.type == "cpu" or not self.compiled:
-            return self.call(token_statistics, inputs)
-        return self.call(token_statistics_in_parts, inputs)
+            return self.call(token_statistics, inputs, first)
+        return self.call(token_statistics_in_parts, inputs, first)
 
-    def prepare(self, device: torch.device | str, *, counted: bool, dtype: torch.dtype = torch.float32) -> None:
+    def prepare(
+        self,
+        device: torch.device | str,
+        *,
+        counted: bool,
+        asks_for: Iterable[str] = (),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """Compiles now, so that no step waits for it.
 
         Args:
             device: where the tokens will be.
             counted: whether inputs will say which tokens count.
+            asks_for: those of `tokens.OPTIONAL` that they will have besides those that the method asks for.
             dtype: that the loss will be computed in.
         """
         if self.compiled:
-            inputs = example_inputs(self.method, device, counted=counted, dtype=dtype)
-            self.loss(inputs, self.method.decide(self.statistics(inputs)))
+            inputs = example_inputs({*self.method.asks_for, *asks_for}, device, counted=counted, dtype=dtype)
+            statistics = self.statistics(inputs)
+            if self.method.second_statistics_size:
+                statistics = self.statistics(inputs, statistics[: self.method.statistics_size])
+            self.loss(inputs, self.method.decide(statistics))
 
 
 def token_loss_in_one(
-    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
+    method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool
 ) -> tuple[Tensor, Tensor]:
     """As `token_loss`, but value and weighted are one tensor, (sequences, 2, length), followed by the sums.
 
@@ -120,7 +132,7 @@ def token_loss_in_one(
 
 
 def token_loss_in_parts(
-    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
+    method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool
 ) -> TokenLoss:
     """As `token_loss`, with sequences padded to whole `tokens.parts`; value and weighted stay padded.
 
@@ -129,9 +141,11 @@ def token_loss_in_parts(
     return token_loss(method, shaping, in_parts(inputs), decision, detailed)
 
 
-def token_statistics_in_parts(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
+def token_statistics_in_parts(
+    method: Method, shaping: Shaping | None, inputs: Inputs, first: Tensor | None = None
+) -> Tensor:
     """As `token_statistics`, with sequences padded to whole `tokens.parts`."""
-    return token_statistics(method, shaping, in_parts(inputs))
+    return token_statistics(method, shaping, in_parts(inputs), first)
 
 
 def observed_sums_in_parts(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool) -> Tensor:
@@ -243,7 +257,7 @@ def example_size(device: torch.device | str) -> tuple[int, int]:
     return EXAMPLE_SEQUENCES, EXAMPLE_LENGTH_ON_CPU if on_cpu else EXAMPLE_LENGTH
 
 
-def example_inputs(method: Method, device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
+def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
     """The micro-batch that functions are compiled with; the arguments are those of `TokenFunctions.prepare`."""
     size = example_size(device)
     log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
@@ -259,7 +273,7 @@ def example_inputs(method: Method, device: torch.device | str, *, counted: bool,
         log_prob.clone(),
         mask,
         mask.clone() if counted else None,
-        **{name: optional[name] for name in method.asks_for},
+        **{name: optional[name] for name in asks_for},
     )
 
 

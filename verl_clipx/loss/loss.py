@@ -10,7 +10,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.tokens import OPTIONAL, Inputs, Tokens, tokens_of
 from verl_clipx.loss.metrics import token_sums
-from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+from verl_clipx.modifiers import Shaping
 
 
 class Applied(NamedTuple):
@@ -36,9 +36,7 @@ class Applied(NamedTuple):
     weighted: Tensor
 
 
-def apply(
-    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor | None = None
-) -> Applied:
+def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor | None = None) -> Applied:
     """Applies a method to the tokens of a micro-batch: the one place where a loss is computed from its formulas.
 
     Args:
@@ -75,27 +73,33 @@ class TokenLoss(NamedTuple):
     sums: Tensor
 
 
-def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tokens:
+def tokens_in(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens:
     """The tokens of a micro-batch, with shaped advantages."""
-    unasked = {name: None for name in OPTIONAL if name not in method.asks_for}
-    t = tokens_of(inputs._replace(**unasked), method.log_ratio_clamp)
+    t = tokens_of(inputs, method.log_ratio_clamp)
     return t if shaping is None else t._replace(advantages=shaping.advantages(t))
 
 
-def statistics_of(method: Method, t: Tokens, counted: Tensor | None) -> Tensor:
-    """The additive statistics of the tokens that count, (statistics_size,), float64; None: all in the mask count."""
+def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tensor | None = None) -> Tensor:
+    """The additive statistics of the tokens that count, those of both stages, float64.
+
+    Args:
+        counted: the tokens that count; None: all in the mask do.
+        first: the sum of the first stage over all tokens, which the second is about; None: that of these tokens.
+    """
     counting = t if counted is None else t._replace(mask=t.mask & counted)
-    first = method.statistics(counting)
-    return torch.cat([first, method.second_statistics(counting, first)]) if method.second_statistics_size else first
+    own = method.statistics(counting)
+    if not method.second_statistics_size:
+        return own
+    return torch.cat([own, method.second_statistics(counting, own if first is None else first)])
 
 
-def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
-    """The additive statistics behind a method's bounds, (statistics_size,), float64."""
-    return statistics_of(method, tokens_in(method, shaping, inputs), inputs.counted)
+def token_statistics(method: Method, shaping: Shaping | None, inputs: Inputs, first: Tensor | None = None) -> Tensor:
+    """The additive statistics behind a method's bounds, as `statistics_of`."""
+    return statistics_of(method, tokens_in(method, shaping, inputs), inputs.counted, first)
 
 
 def token_loss(
-    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool = False
+    method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool = False
 ) -> TokenLoss:
     """A method's loss per token, as `apply` computes it, with the sums of its metrics.
 

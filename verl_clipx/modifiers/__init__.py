@@ -1,8 +1,16 @@
 """Modifiers, which you add to a method: they change which tokens count, and by how much."""
 
+from typing import get_args
+
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 from verl_clipx.modifiers.entropy_selection import EntropySelection
+from verl_clipx.modifiers.future_influence import FutureInfluence
 from verl_clipx.modifiers.lopti import Lopti
+from verl_clipx.modifiers.masks import Mask
 
-# Key under the clipx node to the parameters that it takes.
-MODIFIERS = {"shaping": AdvantageReweighting, "select": EntropySelection, "update": Lopti}
+# What changes the advantages.
+Shaping = AdvantageReweighting | FutureInfluence
+
+# Key under the clipx node to the classes of its node. Where there are several, the node's `rule` names one of them, and
+# the first is meant without it.
+MODIFIERS = {"shaping": get_args(Shaping), "select": (EntropySelection,), "update": (Lopti,), "mask": get_args(Mask)}

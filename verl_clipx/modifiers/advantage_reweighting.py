@@ -17,6 +17,8 @@ class AdvantageReweighting:
     """
 
     node: ClassVar[str] = "clipx.shaping"
+    rule: ClassVar[str] = "advantage_reweighting"
+    by_sequence: ClassVar[bool] = False
 
     alpha: float = parameter(
         0.3, number(at_least=0, at_most=1), "how much a low probability shrinks a token's advantage"

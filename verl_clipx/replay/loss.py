@@ -29,7 +29,7 @@ class LossOnTokens(NamedTuple):
 
 def refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> str | None:
     """Why a loss cannot be replayed on an update's tokens; None if it can. `own` is the run's, or None if unknown."""
-    wanted = {*settings.method.asks_for, *(["entropy"] if settings.select is not None else [])}
+    wanted = {*settings.asks_for, *(["entropy"] if settings.select is not None else [])}
     for name in (name for name in OPTIONAL if name in wanted and getattr(tokens.batch.inputs, name) is None):
         return f"{settings.method.name} needs {name}, which the trace has not for every token of step {tokens.step}."
     if not settings.adaptive or kept(settings, own, tokens):
@@ -56,7 +56,7 @@ def kept(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool
 
 def is_own(settings: Settings, own: Settings | None) -> bool:
     """Whether a loss is the run's own, as far as it concerns the gradient of the tokens."""
-    parts = ("method", "shaping", "select", "scope", "lagged_average")
+    parts = ("method", "shaping", "mask", "select", "scope", "lagged_average")
     return own is not None and all(getattr(settings, name) == getattr(own, name) for name in parts)
 
 

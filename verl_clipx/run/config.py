@@ -22,15 +22,19 @@ from verl_clipx.base.refusal import Refusal
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import METHODS, Method, method_named
-from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
+from verl_clipx.modifiers import MODIFIERS, EntropySelection, Lopti, Mask, Shaping
 from verl_clipx.run.groups import OBSERVE, group_names
 from verl_clipx.run.trace import Trace
 
+# From the keys under the clipx node that have groups of their own to the classes of their nodes.
+NODES = {**MODIFIERS, "trace": (Trace,)}
 
-def node_parameter(kind: type, meaning: str) -> Any:
+
+def node_parameter(key: str, meaning: str) -> Any:
     """A parameter that is a node, which its own group fills; null without that group."""
-    description = f"the parameters of {kind.__name__} (choose them by a group under {kind.node})"
-    return parameter(None, optional(only(description, lambda value: isinstance(value, kind))), meaning)
+    names = " or ".join(kind.__name__ for kind in NODES[key])
+    description = f"the parameters of {names} (choose them by a group under {NODE}/{key})"
+    return parameter(None, optional(only(description, lambda value: isinstance(value, NODES[key]))), meaning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ class Node:
         "whether the run keeps a log that goes on where it resumes, and a record: trainer.logger's file, or else one "
         "in trainer.default_local_dir",
     )
-    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
+    trace: Trace | None = node_parameter("trace", "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -117,9 +121,12 @@ class Settings(Node):
         optional(choice("token-mean", "seq-mean-token-mean")),
         "how the method's paper averages, which the line of a run names where loss_agg_mode differs; null: not named",
     )
-    shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
-    select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
-    update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
+    shaping: Shaping | None = node_parameter("shaping", "+clipx/shaping=advantage_reweighting or fipo")
+    mask: Mask | None = node_parameter(
+        "mask", "+clipx/mask=opsm, sequence_divergence, icepop or outlier_veto: takes tokens out of the objective"
+    )
+    select: EntropySelection | None = node_parameter("select", "+clipx/select=high_entropy or low_entropy")
+    update: Lopti | None = node_parameter("update", "+clipx/update=lopti")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,11 +137,24 @@ class Settings(Node):
                 f"only {NODE}.scope=lagged averages, and the scope is {self.scope}",
                 f"Set {NODE}.scope=lagged, or {NODE}.lagged_average=0.",
             )
+        if self.scope == "lagged" and self.method.second_statistics_size:
+            raise Refusal(
+                f"{NODE}.scope",
+                self.scope,
+                f"{self.method.name} counts about its tokens' means, and an earlier rollout batch has others",
+                f"Set {NODE}.scope=mini_batch or micro_batch.",
+            )
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The functions that compute the loss and the statistics of tokens on a device."""
         compiled = self.compiles_on(device)
         return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        """Those of `tokens.OPTIONAL` that the method or the mask needs."""
+        of_mask = () if self.mask is None or "rollout_log_prob" in self.method.asks_for else ("rollout_log_prob",)
+        return (*self.method.asks_for, *of_mask)
 
     @property
     def adaptive(self) -> bool:
@@ -156,10 +176,6 @@ class Settings(Node):
         """Whether some optimizer steps need the extra pass, a pass without gradient over the mini-batch."""
         of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
         return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
-
-
-# From the keys under the clipx node that have groups of their own to the classes of their nodes.
-NODES = {**MODIFIERS, "trace": Trace}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,14 +246,22 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
 
 def with_node(key: str, node: Any) -> Any:
     """What a key's own class builds of its node, if it has one in `NODES`; any other value as it is."""
-    kind = NODES.get(key)
-    if kind is None or node is None or isinstance(node, kind):
+    kinds = NODES.get(key)
+    if kinds is None or node is None or isinstance(node, kinds):
         return node
+    kind = kinds[0]
     if not isinstance(node, Mapping):
         group = kind.node.replace(".", "/")
         raise Refusal(kind.node, node, "it has a group of its own", f"Choose +{group}={', '.join(group_names(group))}.")
-    reject_unknown(node, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
-    return kind(**node)
+    given = dict(node)
+    if len(kinds) > 1:
+        rules = {one.rule: one for one in kinds}
+        rule = given.pop("rule", kind.rule)
+        if rule not in rules:
+            raise Refusal(f"{kind.node}.rule", rule, f"must be one of {', '.join(rules)}")
+        kind = rules[rule]
+    reject_unknown(given, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
+    return kind(**given)
 
 
 def clip_range(actor: Any) -> Bounds:

@@ -204,7 +204,7 @@ def no_log_probs(values: Values, node: Settings | Observe) -> Refusal | None:
     """False where a correction, bypass mode or the method needs them"""
     returned = values[CALCULATE_LOG_PROBS]
     asking = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values[key])]
-    by_method = asking_for_rollout_log_probs(node.method) if isinstance(node, Settings) else ""
+    by_method = asking_for_rollout_log_probs(node) if isinstance(node, Settings) else ""
     if returned or (returned is None and not by_method) or not (asking or by_method):
         return None
     reason = f"{', '.join(filter(None, [by_method, *asking]))} needs the rollout's log-probabilities"
@@ -212,10 +212,11 @@ def no_log_probs(values: Values, node: Settings | Observe) -> Refusal | None:
     return Refusal(CALCULATE_LOG_PROBS, returned, reason, f"Set it to True,{switch}.")
 
 
-def asking_for_rollout_log_probs(method: Method) -> str:
-    """The key, with its value, that makes a method need the rollout's log-probabilities; empty if none does."""
+def asking_for_rollout_log_probs(node: Settings) -> str:
+    """The key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
+    method = node.method
     if "rollout_log_prob" not in method.asks_for:
-        return ""
+        return "" if node.mask is None else f"{NODE}.mask.rule={node.mask.rule}"
     asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
     return (asking or [f"{NODE}.method={method.name}"])[0]
 
@@ -347,7 +348,7 @@ def log_prob_mismatch(values: Values) -> Mismatch | None:
 
 def ratio_to_the_rollout_policy(values: Values, node: Settings | Observe) -> str | None:
     """The key, with its value, that puts a ratio to the rollout policy into the objective; None if none does."""
-    if isinstance(node, Settings) and (asking := asking_for_rollout_log_probs(node.method)):
+    if isinstance(node, Settings) and (asking := asking_for_rollout_log_probs(node)):
         return asking
     keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values.get(key))]
     return keys[0] if keys else None

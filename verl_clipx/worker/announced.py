@@ -7,6 +7,7 @@ from torch import Tensor
 
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.loss.loss import apply, token_statistics, tokens_in
+from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
@@ -50,7 +51,8 @@ class Announced:
         if kept is not None:
             advantages = advantages.where(kept, 0)
         tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages, "mask": mask}
-        self.inputs = inputs_of(settings, known, **tensors)
+        inputs = inputs_of(settings, known, **tensors)
+        self.inputs = inputs._replace(mask=remaining(settings.mask, inputs))
         averaged, number, self._kept = mask, data["batch_num_tokens"], mask if kept is None else kept
         if settings.select is not None:
             selected = settings.select.selected(known.entropy, mask, known.step.entropy_bucket)
@@ -68,7 +70,9 @@ class Announced:
         counted = whole.bool() if kept is None else kept
         of_verl = padded(data.get("loss_mask", whole))
         tokens = torch.stack([mask.sum(dtype=torch.float64) for mask in (of_verl, counted)])
-        self.sums = torch.cat([tokens, token_statistics(settings.method, settings.shaping, self.inputs)])
+        planned = known.step.statistics
+        first = None if planned is None else planned[: settings.method.statistics_size]
+        self.sums = torch.cat([tokens, token_statistics(settings.method, settings.shaping, self.inputs, first)])
         self.divisor, self.factor, self.compared = round(data["batch_num_tokens"]), [], []
         self._unit = self._flat(tokens_in(settings.method, settings.shaping, self.inputs).advantages.abs())
 

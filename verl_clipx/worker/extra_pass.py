@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
+from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.verl_keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
@@ -20,12 +22,20 @@ from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 
 def extra_pass(
-    policy_loss: Any, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
+    policy_loss: Any,
+    engine: Any,
+    data: Any,
+    step: OptimizerStep,
+    seen: list[Inputs],
+    *,
+    cut: dict[str, Any],
+    device: str,
 ) -> dict[str, Tensor]:
     """Sums over this rank's mini-batch under the current weights, of tokens that the loss will not reject.
 
     Args:
         step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds.
+        seen: gets the tokens of each micro-batch, if the method's statistics have a second stage.
         cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
 
     Returns:
@@ -53,7 +63,12 @@ def extra_pass(
         sums["counted"].add_(counted.sum(dtype=torch.float64))
         if "statistics" in sums:
             tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
-            sums["statistics"].add_(settings.functions(mask.device).statistics(inputs_of(settings, known, **tensors)))
+            inputs = inputs_of(settings, known, **tensors)
+            inputs = inputs._replace(mask=remaining(settings.mask, inputs))
+            own = settings.functions(mask.device).statistics(inputs)
+            sums["statistics"].add_(own[: method.statistics_size])
+            if method.second_statistics_size:
+                seen.append(inputs)
         if "entropies" in sums:
             sums["entropies"].add_(entropy_statistics(known.entropy, mask))
         if "selected" in sums:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
+from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
@@ -41,7 +43,7 @@ def plan_step(
     batch: RolloutBatch,
     data: Any,
     *,
-    extra_pass: Callable[[Any, OptimizerStep], dict[str, Tensor]],
+    extra_pass: Callable[[Any, OptimizerStep, list[Inputs]], dict[str, Tensor]],
     all_reduce: AllReduce,
 ) -> OptimizerStep:
     """Decides an optimizer step's bounds, and what else its micro-batches need.
@@ -53,14 +55,18 @@ def plan_step(
     """
     settings = policy_loss.clipx
     step = OptimizerStep(batch.token_pass, decided_from=source_of_bounds(policy_loss, state, batch.position))
-    sums = token_counts(policy_loss, batch.token_pass, data)
+    sums, seen = token_counts(policy_loss, batch.token_pass, data), []
     if step.decided_from is DecidedFrom.RATIO_ONE:
-        sums["statistics"] = statistics_at_ratio_one(settings, step, data)
+        seen.append(inputs_at_ratio_one(settings, step, data))
+        own = settings.functions(seen[0].mask.device).statistics(seen[0])
+        sums["statistics"] = own[: settings.method.statistics_size]
     if step.decided_from is DecidedFrom.MINI_BATCH or passes_for_selection(policy_loss):
-        sums |= extra_pass(data, step)
+        sums |= extra_pass(data, step, seen)
     if state.waiting is not None:
         sums["waiting"] = state.waiting[1]
     totals = sum_over_ranks(sums, all_reduce)
+    if "statistics" in totals and settings.method.second_statistics_size:
+        totals["statistics"] = with_second_stage(settings, totals["statistics"], seen, all_reduce)
     state.remember(totals.get("waiting"), average=settings.lagged_average)
     lagged = state.statistics[batch.position] if step.decided_from is DecidedFrom.LAGGED else None
     decide(step, settings, totals, lagged)
@@ -124,13 +130,27 @@ def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> d
     return sums
 
 
-def statistics_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> Tensor:
-    """The statistics of this rank's mini-batch with the current log-probabilities taken to be the old ones, float64."""
+def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all_reduce: AllReduce) -> Tensor:
+    """The statistics of both stages over all ranks, float64, by another all-reduce.
+
+    Args:
+        first: the first stage's total.
+        seen: the tokens of this rank's micro-batches.
+    """
+    method = settings.method
+    own = torch.zeros(method.second_statistics_size, dtype=torch.float64, device=first.device)
+    for inputs in seen:
+        own += settings.functions(inputs.mask.device).statistics(inputs, first)[method.statistics_size :]
+    return torch.cat([first, all_reduce(own)])
+
+
+def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> Inputs:
+    """The tokens of this rank's mini-batch with the current log-probabilities taken to be the old ones."""
     old = padded(data["old_log_probs"])
     known, mask = micro_batch_of(settings, step, data), padded(data["response_mask"]).bool()
     advantages = padded(data["advantages"])
     inputs = inputs_of(settings, known, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
-    return settings.functions(old.device).statistics(inputs)
+    return inputs._replace(mask=remaining(settings.mask, inputs))
 
 
 def decide(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor], lagged: Tensor | None) -> None:

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from verl_clipx.base.method import NODE, declared
 from verl_clipx.base.refusal import refuse
-from verl_clipx.base.shared_metrics import REJECTED, SELECTED
+from verl_clipx.base.shared_metrics import MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import TokenLoss
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
+from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.verl_keys import another_loss, padded_length
 from verl_clipx.worker.aggregation import aggregate
@@ -45,7 +46,7 @@ def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Input
     Raises:
         ValueError: the method needs a field that is missing; says how to provide it.
     """
-    optional = {name: getattr(known, name) for name in settings.method.asks_for}
+    optional = {name: getattr(known, name) for name in settings.asks_for}
     for name, tensor in optional.items():
         if tensor is None:
             raise ValueError(f"clipx_{settings.method.name} needs {name}: {REMEDIES[name]}.")
@@ -93,13 +94,16 @@ def policy_loss(
     whole = response_mask.bool()
     mask = rejection_of(config.policy_loss).remaining(whole, log_prob, old_log_prob)
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
+    inputs = inputs._replace(mask=remaining(settings.mask, inputs))
     statistics, decision = decide(settings, known.step, inputs)
     tokens = settings.functions(mask.device).loss(inputs, decision)
     correction, tokens = correct(tokens, mask, rollout_is_weights)
     kept, tokens = select(settings, known, mask, tokens)
     averaged, normalisers = normaliser(settings, known.step, config, mask, kept)
     loss = aggregate(log_prob, tokens.value, tokens.weighted, averaged, loss_agg_mode, **normalisers)
-    known.applied = AppliedMethod(settings, inputs, decision, correction, kept, whole)
+    known.applied = AppliedMethod(
+        settings, inputs, decision, correction, kept if mask is inputs.mask else kept & inputs.mask, mask, whole
+    )
 
     leave_metrics(settings, known, tokens.sums, statistics, loss)
     return loss, {} if current is not None else metrics_of_call(known)
@@ -187,6 +191,8 @@ def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistic
             # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
             group = counts if metric.adds_up and known.step.statistics is None else values
             group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+    if settings.mask is not None:
+        counts |= masked_sequences(applied)
     of_tokens, more, known.values, known.counts, own = to_host(
         named_sums(sums, detailed=settings.detailed), more_sums(known), values, counts, {"loss": loss.detach()}
     )
@@ -197,18 +203,34 @@ def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistic
 
 def more_sums(known: MicroBatch) -> dict[str, Tensor]:
     """The sums over a micro-batch's tokens that are not the loss's own, by metric key: 0-d float64 tensors."""
-    (settings, inputs, _, _, kept, whole), metrics = known.applied, {}
+    (settings, inputs, _, _, kept, unmasked, whole), metrics = known.applied, {}
     # Within each sequence, the share of selected tokens is the configured one up to rounding: a detail.
     if settings.select is not None and (settings.detailed or settings.selects_over_mini_batch):
         metrics[SELECTED.key] = number_of(kept, known.counted)
     if inputs.mask is not whole:
         metrics[REJECTED.key] = number_of(whole & ~inputs.mask, known.counted)
+    if settings.mask is not None:
+        masked = by_sign(unmasked & ~inputs.mask, inputs.advantages)
+        metrics |= {MASKED[sign].key: number_of(of_sign, known.counted) for sign, of_sign in masked.items()}
     if known.age is not None:
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(inputs.mask, inputs.log_prob.detach() - rollout, 0.0)
         counted = inputs.mask if known.counted is None else inputs.mask & known.counted
         metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
     return metrics
+
+
+def masked_sequences(applied: AppliedMethod) -> dict[str, Tensor]:
+    """How many sequences a mask takes out whole, by metric key: 0-d tensors."""
+    inputs, unmasked = applied.inputs, applied.unmasked
+    gone = unmasked.any(-1, keepdim=True) & ~inputs.mask.any(-1, keepdim=True)
+    of_sign = by_sign(gone, mean_over_sequence(inputs.advantages, unmasked))
+    return {MASKED_SEQUENCES[sign].key: members.sum(dtype=torch.float64) for sign, members in of_sign.items()}
+
+
+def by_sign(members: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+    """Those of the members with a negative and those with a positive advantage, bool."""
+    return {"negative": members & (advantages < 0), "positive": members & (advantages > 0)}
 
 
 def number_of(tokens: Tensor, counted: Tensor | None) -> Tensor:

@@ -110,7 +110,8 @@ class Receipt(Observer):
             return
         self._updates += 1
         followed, step = self._followed, self._step
-        nothing = torch.zeros(2 + self.settings.method.statistics_size, dtype=torch.float64)
+        method = self.settings.method
+        nothing = torch.zeros(2 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
         sums = self.all_reduce(sum(one.sums for one in followed) if followed else nothing)
         # A rank of a pipeline may see no loss.
         if not followed:

@@ -61,7 +61,7 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
 
     Tokens that bypass mode rejects are traced as if they had been kept, except that their weight is 0.
     """
-    settings, inputs, decision, correction, kept, whole = applied
+    settings, inputs, decision, correction, kept, _, whole = applied
     factor = torch.ones((), device=inputs.mask.device) if correction is None else rows_of(correction, places)
     rows = Inputs(*(None if values is None else rows_of(values, places) for values in inputs))
     others = {"unshaped_advantage": rows.advantages}

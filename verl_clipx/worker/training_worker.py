@@ -96,7 +96,7 @@ class ClipxTraining:
         if settings.needs_extra_pass or passes_for_selection(config.policy_loss):
             refuse_dropout(self.engine.module)
             self.extra_pass = partial(extra_pass, config.policy_loss, self.engine, cut=self._cut(), device=device)
-        functions.prepare(device, counted=settings.update is not None)
+        functions.prepare(device, counted=settings.update is not None, asks_for=settings.asks_for)
         if self.rank == 0 and functions.compiled:
             print(COMPILED, flush=True)
 
