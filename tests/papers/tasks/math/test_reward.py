@@ -103,15 +103,12 @@ def test_many_equal_boxes_are_not_an_answer_to_the_strict_reward():
     assert score(r"\boxed{5}" * (MAX_BOXES + 1), function=compute_score_strict) == UNFORMATTED_STRICT
 
 
-@pytest.mark.parametrize("flag", [True, 1, np.True_, np.int64(1)])
-def test_a_response_that_was_cut_off_never_scores(flag):
-    assert score(r"\boxed{5}", extra_info={"truncated": flag}) == CUT_OFF
-    assert score(r"\boxed{5}", extra_info={"truncated": flag}, function=compute_score_strict) == CUT_OFF_STRICT
-
-
-@pytest.mark.parametrize("extra_info", [None, {}, {"truncated": False}, {"truncated": None}, {"truncated": []}, 3, "x"])
-def test_other_extra_info_changes_nothing(extra_info):
-    assert score(r"\boxed{5}", extra_info=extra_info) == RIGHT
+def test_a_response_that_was_cut_off_never_scores_and_other_extra_info_changes_nothing():
+    for flag in (True, 1, np.True_, np.int64(1)):
+        assert score(r"\boxed{5}", extra_info={"truncated": flag}) == CUT_OFF
+        assert score(r"\boxed{5}", extra_info={"truncated": flag}, function=compute_score_strict) == CUT_OFF_STRICT
+    for other in (None, {}, {"truncated": False}, {"truncated": None}, {"truncated": []}, 3, "x"):
+        assert score(r"\boxed{5}", extra_info=other) == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -146,13 +143,19 @@ def test_accepted_answers(truth, accepted):
     assert score(r"\boxed{5}", truth)["score"] == float("5" in accepted)
 
 
-def test_any_accepted_spelling_counts():
-    assert score(r"\boxed{0.02}", '["0.01", "0.02"]') == RIGHT
-    assert score(r"\boxed{0.03}", '["0.01", "0.02"]') == WRONG
-    assert score(r"\boxed{0.02}", ["0.01", "0.02"]) == RIGHT
-    assert score(r"\boxed{0.03}", ["0.01", "0.02"]) == WRONG
-    assert score(r"\boxed{x}", ["9^{9^9}", "x"]) == RIGHT
-    assert score(r"\boxed{y}", ["9^{9^9}", "7"]) == UNDECIDED
+@pytest.mark.parametrize(
+    ("box", "truth", "expected"),
+    [
+        ("0.02", '["0.01", "0.02"]', RIGHT),
+        ("0.03", '["0.01", "0.02"]', WRONG),
+        ("0.02", ["0.01", "0.02"], RIGHT),
+        ("x", ["9^{9^9}", "x"], RIGHT),
+        ("y", ["9^{9^9}", "7"], UNDECIDED),
+        ("$$$$5$$$$$\n\n", "5", RIGHT),  # mere typesetting
+    ],
+)
+def test_any_accepted_spelling_counts(box, truth, expected):
+    assert score(f"\\boxed{{{box}}}", truth) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,6 @@ def test_any_accepted_spelling_counts():
 def test_look_alikes_of_the_right_answer_do_not_pass(answer):
     for function in (compute_score, compute_score_strict, compute_score_for_evaluation):
         assert score(rf"\boxed{{{answer}}}", function=function)["acc"] == 0.0
-    assert score("\\boxed{$$$$5$$$$$\n\n}") == RIGHT  # mere typesetting
 
 
 # Passes the guards, and sympy simplifies its difference to f(x) for minutes.
@@ -215,11 +217,11 @@ def generated_responses(count, seed):
 
 
 @pytest.mark.slow
-def test_ten_thousand_generated_responses():
+def test_thousands_of_generated_responses():
     # What only a process could decide is drawn from few answers, so that the cache leaves the time to the scans.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen = set()
-    for response in generated_responses(12_000, seed=7):
+    for response in generated_responses(6_000, seed=7):
         loose, strict = score(response), score(response, function=compute_score_strict)
         careful = score(response, function=compute_score_for_evaluation)
         for result in (loose, strict, careful):
@@ -233,10 +235,3 @@ def test_ten_thousand_generated_responses():
         seen.add(tuple(loose.values()))
     assert len(seen) == 5  # right, wrong, no answer, cut off and undecided all occur
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # kilobytes
-
-
-def test_threads_get_the_verdicts_that_one_gets():
-    responses = list(generated_responses(300, seed=11))
-    expected = [score(response) for response in responses]
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda _: [score(response) for response in responses], range(8))) == [expected] * 8

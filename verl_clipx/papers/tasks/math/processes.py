@@ -33,7 +33,6 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
 
     Args:
         pairs: in LaTeX that `guards.is_safe` accepts.
-        both_ways: whether they must be equal also with the roles exchanged, since math-verify is not symmetric.
 
     Returns:
         The verdict; None if there is none, or it took more than SECONDS or MEMORY_BYTES.
@@ -42,29 +41,24 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
         RuntimeError: no process can be started.
     """
     # Imported here, so that `equality` can say how to install it.
-    from pebble import ProcessExpired
+    from pebble import ProcessExpired, ProcessPool
 
-    failure = None
     for _ in range(2):
-        pool = _pools.get(os.getpid()) or _pools.setdefault(os.getpid(), _new_pool())
+        # Forks of a process with threads may hang.
+        pool = _pools.get(os.getpid()) or _pools.setdefault(
+            os.getpid(),
+            ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn")),
+        )
         try:
             return pool.schedule(_judge, args=(pairs, both_ways), timeout=SECONDS).result()
         except (TimeoutError, ProcessExpired):
             return None
-        except (BrokenExecutor, RuntimeError) as error:
-            failure = error
+        except (BrokenExecutor, RuntimeError):
             # Its processes died while they were idle. Whoever notices first takes a new pool, and reaps them.
             if _pools.get(os.getpid()) is pool:
                 del _pools[os.getpid()]
                 multiprocessing.active_children()
-    raise RuntimeError("no process for math-verify stays alive; standard error says why they ended") from failure
-
-
-def _new_pool() -> Any:
-    from pebble import ProcessPool
-
-    # Forks of a process with threads may hang.
-    return ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn"))
+    raise RuntimeError("no process for math-verify stays alive; standard error says why they ended")
 
 
 def _prepare() -> None:

@@ -1,9 +1,12 @@
-"""Samples responses from a policy, to measure it outside a training run."""
+"""Samples responses from a policy to measure it, and what the commands that prepare a tiny policy have in common."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_clipx.papers.tasks.definition import Row
@@ -11,6 +14,13 @@ from verl_clipx.papers.tasks.definition import Row
 Messages = list[dict[str, str]]
 
 MAX_NEW_TOKENS = 24
+
+# The options of the commands.
+Cache = Annotated[Path, typer.Argument(help="Folder that finished policies are kept in.")]
+Mistakes = Annotated[float, typer.Option(help="Share of mistakes in the last steps of the fit, 0 to 1.")]
+Steps = Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")]
+Threads = Annotated[int, typer.Option(help="Threads of the fit, at most as many as there are free cores.")]
 
 
 @torch.inference_mode()
@@ -36,17 +46,10 @@ def sample_responses(
     model.eval()
     texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "max_new_tokens": max_new_tokens}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        output = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_new_tokens,
-        )
+        output = model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **choice)
     model.train(was_training)
     return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -58,12 +61,11 @@ def mean_scores(
     reward: Callable[..., dict[str, float]],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, float]:
-    """Return the mean of each part of a reward, over one response per row, sampled at temperature 1.
+    """Return the mean of each part of a task's reward, over one response per row, sampled at temperature 1.
 
     Args:
         folder: a model with its tokenizer, in Hugging Face format.
         rows: at least one.
-        reward: a task's `compute_score`.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
@@ -72,3 +74,27 @@ def mean_scores(
         for row, response in zip(rows, responses, strict=True)
     ]
     return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}
+
+
+def print_policy(
+    prepare: Callable[[], tuple[Path, Sequence[Row]]],
+    seed: int,
+    reward: Callable[..., dict[str, float]],
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> None:
+    """Print a policy's folder to standard output, and its mean scores on held-out rows to standard error.
+
+    Args:
+        prepare: returns the folder and the rows; a ValueError ends the command with its message.
+        seed, reward, max_new_tokens: see `mean_scores`.
+    """
+    started = time.perf_counter()
+    try:
+        folder, held_out = prepare()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    seconds = time.perf_counter() - started
+    means = mean_scores(folder, held_out, seed, reward, max_new_tokens)
+    figures = ", ".join(f"{part} {mean:.3f}" for part, mean in means.items())
+    typer.echo(f"warm start: {seconds:.0f} s; held out, {len(held_out)} problems: {figures}", err=True)
+    typer.echo(folder)
