@@ -1,6 +1,6 @@
-"""Building a split: deduplication, counts, hash, resume, schema over chunks, what is refused, verl's reading of it.
+"""Building a split: deduplication, counts, hash, resume, schema over chunks, what is refused.
 
-Not covered: sets of the papers' sizes; the hub.
+Not covered: sets of the papers' sizes; the hub; verl's reading of it (test_ground_truth.py).
 """
 
 import hashlib
@@ -13,8 +13,6 @@ from verl_clipx.papers.tasks import building
 from verl_clipx.papers.tasks.building import build_split, normalise_prompt, option_names, read_record, row_line
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.definition import DatasetDefinition
-from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, template_named
-from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
 
 def row(text, truth="1", **extra):
@@ -127,8 +125,8 @@ def test_fields_that_appear_after_the_first_chunk_are_kept(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
     [
-        (ROWS, {"split": "dev"}, r"split='dev' is not one of invented's: train, test"),
-        (ROWS, {"prompt": "kk_chat"}, r"prompt='kk_chat' does not fit invented: r1_base, boxed_step_by_step"),
+        (ROWS, {"split": "dev"}, r"split='dev' does not fit invented, only train, test"),
+        (ROWS, {"prompt": "kk_chat"}, r"prompt='kk_chat' does not fit invented, only r1_base, boxed_step_by_step"),
         (ROWS, {"limit": 0}, r"limit=0 is below 1"),
         (ROWS, {"options": {"size": 1}}, r"option 'size' is unknown to invented: seed"),
         (ROWS, {"options": {"seed": True}}, r"option seed=True of invented is not of the type int"),
@@ -165,27 +163,3 @@ def test_normalised_prompts_and_option_names():
     assert text("x", "system") != text("x")
     assert text("1+1") != text("11")
     assert option_names(define(ROWS)[0]) == ("seed",)
-
-
-def test_verl_reads_a_built_file_and_the_plain_text_template_adds_nothing(tmp_path):
-    from omegaconf import OmegaConf
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    prompts = [template_named("r1_base").render(problem=f"What is {number}+1?") for number in range(3)]
-    rows = [row("", str(number + 1), level=None if number else 2) | {"prompt": p} for number, p in enumerate(prompts)]
-    build_split(define(rows)[0], tmp_path, split="train")
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = PLAIN_TEXT_CHAT_TEMPLATE
-    config = {
-        "cache_dir": str(tmp_path / "cache"),
-        "prompt_key": "prompt",
-        "max_prompt_length": 1024,
-        "filter_overlong_prompts": True,
-        "filter_overlong_prompts_workers": None,
-    }
-    dataset = RLHFDataset(str(tmp_path / "train.parquet"), tokenizer, OmegaConf.create(config))
-    assert len(dataset) == 3
-    assert dataset[1]["raw_prompt"] == prompts[1]
-    assert dataset[1]["reward_model"]["ground_truth"] == "2"
-    ids = tokenizer.apply_chat_template(dataset[1]["raw_prompt"], add_generation_prompt=True, tokenize=True)
-    assert tokenizer.decode(ids["input_ids"] if hasattr(ids, "keys") else ids) == prompts[1][0]["content"]

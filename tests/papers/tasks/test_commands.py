@@ -88,7 +88,7 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
         ),
         (("knights_and_knaves", "--option", 'people=["a"]'), "is not of the type list[int]"),
         (("countdown", "--option", "max_value=0"), "max_value=0 is not an integer from 1 to 1000"),
-        (("countdown", "--split", "dev"), "split='dev' is not one of countdown's: train, test"),
+        (("countdown", "--split", "dev"), "split='dev' does not fit countdown, only train, test"),
     ],
 )
 def test_build_names_what_is_wrong(clipx, tmp_path, arguments, message):

@@ -85,8 +85,8 @@ def build_split(
     """
     prompt = prompt or definition.prompts[0]
     options = json.loads(json.dumps(options or {}))  # as they come back from the file
-    _check(definition, split, prompt, source, limit, options)
     request = BuildRequest(definition.name, split, prompt, _describe_source(definition, source), limit, options)
+    _check(definition, request)
     path = folder / f"{split}.parquet"
     if path.exists():
         record = read_record(path)
@@ -179,24 +179,17 @@ def _table(rows: Iterator[Row], counts: _Counts, name: str) -> pa.Table:
     return pa.concat_tables(chunks, promote_options="permissive") if chunks else pa.table({})
 
 
-def _check(
-    definition: DatasetDefinition,
-    split: str,
-    prompt: str,
-    source: Path | None,
-    limit: int | None,
-    options: dict[str, Any],
-) -> None:
-    if split not in definition.splits:
-        raise ValueError(f"split={split!r} is not one of {definition.name}'s: {', '.join(definition.splits)}")
-    if prompt not in definition.prompts:
-        raise ValueError(f"prompt={prompt!r} does not fit {definition.name}: {', '.join(definition.prompts)}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} is below 1; give the number of rows to keep at most")
-    if definition.generated and source is not None:
-        raise ValueError(f"source={source}: the problems of {definition.name} are generated; leave out --from")
+def _check(definition: DatasetDefinition, request: BuildRequest) -> None:
+    for key, value in (("split", request.split), ("prompt", request.prompt)):
+        known = getattr(definition, f"{key}s")
+        if value not in known:
+            raise ValueError(f"{key}={value!r} does not fit {definition.name}, only {', '.join(known)}")
+    if request.limit is not None and request.limit < 1:
+        raise ValueError(f"limit={request.limit} is below 1; give the number of rows to keep at most")
+    if definition.generated and request.source != "generated":
+        raise ValueError(f"the problems of {definition.name} are generated; leave out --from")
     known, hints = option_names(definition), get_type_hints(definition.rows)
-    for key, value in options.items():
+    for key, value in request.options.items():
         if key not in known:
             raise ValueError(f"option {key!r} is unknown to {definition.name}: {', '.join(known) or 'it has none'}")
         if not _is_of(value, hints[key]):

@@ -35,16 +35,13 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
     with failing():
         one = definition_named(name)
     table = Table(show_header=False, title=one.name)
-    for key, value in (
-        ("what", one.summary),
-        ("task, kind", f"{one.task}, {one.kind}"),
-        ("hub", one.hub or "no hub: generated, or a local copy with --from"),
-        ("license", one.license),
-        ("splits", ", ".join(one.splits)),
-        ("prompts, the default first", ", ".join(one.prompts)),
-        ("options", ", ".join(option_names(one)) or "none"),
-    ):
-        table.add_row(key, escape(value))
+    table.add_row("what", escape(one.summary))
+    table.add_row("task, kind", f"{one.task}, {one.kind}")
+    table.add_row("hub", one.hub or "no hub: generated, or a local copy with --from")
+    table.add_row("license", escape(one.license))
+    table.add_row("splits", ", ".join(one.splits))
+    table.add_row("prompts, the default first", ", ".join(one.prompts))
+    table.add_row("options", ", ".join(option_names(one)) or "none")
     console.print(table)
 
 
@@ -90,13 +87,9 @@ def build(
         )
     template = TEMPLATES.get(records[0].request.prompt)
     if template and template.plain_text:
-        console.print(
-            escape(
-                f"{template.name}: the prompt is plain text for a base model; verl adds no chat markers to it with\n"
-                f'actor_rollout_ref.model.custom_chat_template="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
-            ),
-            soft_wrap=True,
-        )
+        override = f'actor_rollout_ref.model.custom_chat_template="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
+        hint = f"{template.name}: the prompt is plain text for a base model; verl adds no chat markers to it with"
+        console.print(escape(f"{hint}\n{override}"), soft_wrap=True)
 
 
 @app.command()

@@ -40,10 +40,7 @@ def compute_score(
 def compute_score_for_evaluation(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score one response as `compute_score` does, but by the task's rule for evaluation, if the task has one.
-
-    Mathematics has one, in which an answer counts only if it is equal beyond reasonable doubt.
-    """
+    """Score as `compute_score` does, but in mathematics count only answers that are equal beyond reasonable doubt."""
     reward = reward_of(data_source, for_evaluation=True)
     parts = reward(data_source, solution_str, ground_truth, extra_info, **kwargs)
     return {part: parts[part] for part in PARTS}

@@ -8,8 +8,8 @@ Split = Literal["train", "test"]
 
 TEST_SHARE = 0.1
 
+# After this many draws in a row without a new problem, the search ends: there are no more, or they are too rare.
 MAX_FRUITLESS_DRAWS = 20_000
-"""After this many draws in a row without a new problem, the search ends: there are no more, or they are too rare."""
 
 Problem = TypeVar("Problem")
 

@@ -1,4 +1,4 @@
-"""Countdown's reward: hand-made cases, and random and mutated text against an independent evaluation.
+"""Countdown's reward: hand-made cases, and thousands of generated responses against an independent evaluation.
 
 Every answer is given in tags and in a box. Not covered: hostile text and verl's loading (tests/papers/tasks).
 """
@@ -6,17 +6,13 @@ Every answer is given in tags and in a box. Not covered: hostile text and verl's
 import collections
 import concurrent.futures
 import gc
-import itertools
 import random
 import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from verl_clipx.papers.tasks.countdown.generator import CountdownConfig, generate_problems
 from verl_clipx.papers.tasks.countdown.reward import compute_score
 
 TRUTH = {"numbers": [3, 5, 2], "target": 16}
@@ -117,20 +113,6 @@ def python_value(text: str) -> Fraction | None:
         return None
 
 
-@settings(max_examples=600)
-@given(st.lists(st.sampled_from([*"352", *"352", *"+-*/", "(", ")", " ", "(3+5)", "2*", "*2"]), max_size=9))
-def test_agrees_with_python_on_random_expressions(pieces):
-    text = "".join(pieces).strip()
-    # The independent rule reads one digit at a time and knows no two operators in a row such as ** and //.
-    if any(pair in text.replace(" ", "") for pair in ("**", "//")) or any(
-        a.isdigit() and b.isdigit() for a, b in itertools.pairwise(text)
-    ):
-        return
-    digits = sorted(character for character in text if character.isdigit())
-    expected = digits == ["2", "3", "5"] and python_value(text) == 16
-    assert score(f"<answer>{text}</answer>")["score"] == float(expected)
-
-
 JUNK = ("=16", "x", "²", "٣", "\0", "\ud800", "**2", "//1", ".0", "<answer>", "</answer>", "(" * 300)
 AROUND = (("", ""), ("so</think>", ""), ("<think>so</think> ", "."), ("<think>", "</think>"))
 
@@ -166,24 +148,6 @@ def test_fifteen_thousand_completions_agree_with_the_rule():
             assert score(boxed, source="countdown_boxed") == result
         outcomes[tuple(result.values())] += 1
     assert min(outcomes.values()) > 100 and len(outcomes) == 3, outcomes
-
-
-PROBLEMS = generate_problems(CountdownConfig(min_numbers=2, max_numbers=5), 200, 0, "train")
-
-
-@settings(max_examples=400)
-@given(st.data())
-def test_mutated_solutions(data):
-    problem = data.draw(st.sampled_from(PROBLEMS))
-    truth = {"numbers": list(problem.numbers), "target": problem.target}
-    text = f"<answer>{problem.solution}</answer>"
-    assert score(text, truth) == RIGHT
-    position = data.draw(st.integers(0, len(text) - 1))
-    junk = data.draw(st.sampled_from(["", "(", ")", "0", "9", "*", "/", "-", "\x00", "\ud800", "²", "<answer>", "e9"]))
-    mutated = text[:position] + junk + text[position + data.draw(st.integers(0, 2)) :]
-    assert score(mutated, truth)["score"] in (0.0, 1.0)
-    # Another number in the answer can never be right.
-    assert score(f"<answer>{problem.solution}+0</answer>", truth) == WRONG
 
 
 def test_garbage_collection_between_threads_does_not_raise():

@@ -7,7 +7,6 @@ Not covered: agreement with people's judgement on real completions; verl's rewar
 """
 
 import json
-import random
 from decimal import Decimal
 from pathlib import Path
 
@@ -109,18 +108,3 @@ def test_order_does_not_matter(expected, random):
 def test_total_and_symmetric_without_the_lenient_switches(first, second, ratio, rounding):
     assert answers_match(first, [second], ratio=ratio, rounding=rounding) in (True, False)
     assert answers_match(first, [second]) == answers_match(second, [first])
-
-
-def test_ten_thousand_completions():
-    generator = random.Random(0)
-    pieces = ["ostholm", "2400", "2,400", " | ", "; ", ", ", " and ", "\\boxed{", "{", "}", "%", "$", "\\text{", "-",
-              ".", "e9", "\n", "é", "<answer>", "9" * 50, "\0", "１", "\\", "million"]  # fmt: skip
-    seen = set()
-    for _ in range(10_000):
-        text = "".join(generator.choices(pieces, k=generator.randrange(10)))
-        if generator.random() < 0.5:
-            text = f"\\boxed{{{text}}}"
-        result = score(text)
-        assert result in (RIGHT, WRONG, NO_ANSWER)
-        seen.add(tuple(result.values()))
-    assert len(seen) == 3

@@ -1,4 +1,4 @@
-r"""Spellings, plain numbers, the guards' bounds and what is added to math-verify, where no verdict shows them.
+r"""Plain numbers, the guards' bounds and what is added to math-verify, where no verdict shows them.
 
 Not covered: equality of two answers (test_verdicts.py).
 """
@@ -18,36 +18,6 @@ from math_verify import parser as math_verify_parser
 from verl_clipx.papers.tasks.math.comparison import _differ, _parse_fast_mode_first
 from verl_clipx.papers.tasks.math.guards import MAX_DEPTH, MAX_DIGITS, MAX_EXPONENT, MAX_LENGTH, is_safe
 from verl_clipx.papers.tasks.math.spelling import MAX_NUMBER_LENGTH, canonical, clean, parse_number
-
-CLEANED = [
-    (" $5$. ", "5"),
-    (r"\$5", r"\$5"),
-    (r"\left( 3, \frac{\pi}{2} \right)", r"( 3, \frac{\pi}{2} )"),
-    (r"\leftarrow", r"\leftarrow"),
-    (r"(0,1\right", r"(0,1\right"),  # a size without a bracket stays
-    (r"1.2\bar{45}", r"\frac{137}{110}"),
-    (r"0.\dot{9}", r"\frac{1}{1}"),
-    (r"\overline{AB}", r"\overline{AB}"),
-    ("−3", "-3"),
-    ("2×3", r"2\times 3"),
-    ("3E-05", r"3\times 10^{-5}"),
-    ("2e", "2e"),
-    ("x2e5", "x2e5"),
-    ("５", "５"),  # a look-alike stays one
-]
-
-
-@pytest.mark.parametrize(("text", "cleaned"), CLEANED)
-def test_clean(text, cleaned):
-    assert clean(text) == cleaned
-
-
-def test_one_canonical_spelling():
-    pairs = [("p - q", "p-q"), (r"\text{even}", "even"), (r"\mathrm{ cm }", "cm"), ("( 1 , 2 )", "(1,2)")]
-    assert all(canonical(clean(one)) == canonical(clean(other)) for one, other in pairs)
-    separate = [("1 2", "12"), (r"\pi r", r"\pir"), ("a b", "ab"), ("x", "X")]
-    assert all(canonical(one) != canonical(other) for one, other in separate)
-
 
 NUMBERS = {
     "073": 73,
@@ -94,13 +64,6 @@ def test_cleaning_is_total(text):
     assert isinstance(canonical(cleaned), str)
     parse_number(cleaned)
     is_safe(cleaned)
-
-
-@given(st.fractions(max_denominator=10**6))
-def test_a_fraction_reads_back(value):
-    sign, absolute = "-" if value < 0 else "", abs(value)
-    for text in (str(value), rf"{sign}\frac{{{absolute.numerator}}}{{{absolute.denominator}}}"):
-        assert parse_number(text)[0] == value
 
 
 SAFE = r"""
@@ -172,10 +135,10 @@ def test_the_fast_mode_finds_the_same_expressions(monkeypatch):
 @pytest.mark.slow
 def test_a_difference_in_value_never_contradicts_math_verify():
     expressions = parsed()
-    pairs = itertools.product(ANSWERS, repeat=2)
+    pairs = list(itertools.product(ANSWERS, repeat=2))[::5]
     refuted = [pair for pair in pairs if _differ(*(expressions[answer][0] for answer in pair))]
     assert [pair for pair in refuted if verify(*map(expressions.get, pair), timeout_seconds=None)] == []
-    assert len(refuted) > 300
+    assert len(refuted) > 60
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,7 @@ SIZES: dict[Split, int] = {"train": 4096, "test": 256}
 
 
 def build_prompt(numbers: Sequence[int], target: int, template: str = COMPACT) -> Messages:
-    """Return the chat messages of one problem.
-
-    The compact template, such as "2 3 5 = 16", is for a policy of about a million parameters. The others are the
-    papers'.
-    """
+    """Return the chat messages of one problem, in the compact template such as "2 3 5 = 16"."""
     shown = " ".join(map(str, numbers)) if template == COMPACT else list(map(int, numbers))
     return template_named(template).render(numbers=shown, target=target)
 

@@ -38,13 +38,7 @@ def fit_policy(
 
 
 def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
-    """Return one demonstration per problem, some of them wrong.
-
-    Args:
-        operators: operators in the wrong demonstrations.
-        mistakes: share of demonstrations that leave out a number, 0 to 1.
-        seed: decides which demonstrations are wrong, and their expressions.
-    """
+    """Return one demonstration per problem; a share of them, whose operators are given, leaves out a number."""
     rng = random.Random(f"mistakes-{seed}")
     examples = []
     for problem in problems:

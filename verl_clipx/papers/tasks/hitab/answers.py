@@ -13,20 +13,11 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 
-MAX_ANSWER_LENGTH = 2000
-"""Longest answer that is compared, in characters. The longest list of the release has ten entries."""
-
-MAX_NUMBER_LENGTH = 60
-"""Longest number with its unit, in characters."""
-
-TOLERANCE = Decimal("1e-5")
-"""Largest absolute difference of two equal numbers, as in the release."""
-
-MIN_ROUNDED_DIGITS = 3
-"""Smallest number of significant digits in a rounded number."""
-
-LIST_SEPARATOR = "|"
-"""What separates several answers, according to the prompt (template table_question)."""
+MAX_ANSWER_LENGTH = 2000  # characters that are compared; the longest list of the release has ten entries
+MAX_NUMBER_LENGTH = 60  # characters of a number with its unit
+TOLERANCE = Decimal("1e-5")  # largest absolute difference of two equal numbers, as in the release
+MIN_ROUNDED_DIGITS = 3  # smallest number of significant digits in a rounded number
+LIST_SEPARATOR = "|"  # between several answers, according to the prompt (template table_question)
 
 _LIST_SEPARATORS = (re.compile(r"\|"), re.compile(r";"), re.compile(r"\n"), re.compile(r",\s*and\s|,\s|\sand\s"))
 
@@ -53,21 +44,13 @@ _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is written.
+    """A number as it is written."""
 
-    Args:
-        value: its value; a percent sign does not change it.
-        decimals: number of digits after the point.
-        digits: number of significant digits as written; 0 for a zero.
-        unit: the text after it, without a percent sign; empty if there is none.
-        percent: whether a percent sign, or the word, follows.
-    """
-
-    value: Decimal
-    decimals: int
-    digits: int
-    unit: str
-    percent: bool = False
+    value: Decimal  # which a percent sign does not change
+    decimals: int  # digits after the point
+    digits: int  # significant digits as written; 0 for a zero
+    unit: str  # the text after it, without a percent sign
+    percent: bool  # whether a percent sign, or the word, follows
 
 
 def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, rounding: bool = False) -> bool:

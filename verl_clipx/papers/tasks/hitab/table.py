@@ -3,9 +3,7 @@
 from typing import Any
 
 PATH_SEPARATOR = " > "
-
-SEPARATOR_IN_CELLS = "/"
-"""What replaces a vertical bar in a cell, because bars separate columns and answers."""
+SEPARATOR_IN_CELLS = "/"  # for a vertical bar in a cell, because bars separate columns and answers
 
 
 def table_text(table: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
 
     Args:
         seed: determines the puzzles. A shorter list is the beginning of a longer one.
-        operators: those of `statement.OPERATORS` that people use.
+        operators: those of `OPERATORS` that people use.
 
     Raises:
         ValueError: `people` is out of range, or there are too few such puzzles.

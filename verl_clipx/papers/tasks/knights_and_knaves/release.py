@@ -19,12 +19,11 @@ _OPERATORS = {"telling-truth": "knight", "lying": "knave", "<=>": "iff", "->": "
 def released_puzzles(source: Path, split: Split, people: Container[int]) -> Iterator[tuple[Puzzle, str, str]]:
     """Yield the puzzles of a split. Warn about test puzzles that equal a training puzzle apart from names and wording.
 
+    Each comes with its problem in English, and its solution with a line per person.
+
     Args:
         source: folder with `train.parquet` and `test.parquet`: `data/kk/instruct/merge_34567ppl` in the repository.
         people: numbers of people of the puzzles to yield.
-
-    Yields:
-        The puzzle, its problem in English, and its solution with a line per person.
 
     Raises:
         FileNotFoundError: a file is missing.

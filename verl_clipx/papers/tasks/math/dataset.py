@@ -65,9 +65,6 @@ def _problems(
 
     Args:
         several: whether a right answer may be the JSON of a list of spellings.
-
-    Raises:
-        ValueError: the set is not on the hub and no copy is given, or a record has another form; the message names it.
     """
     if source is None and hub is None:
         raise ValueError(f"the set is not on the hub; give a local copy of {file}")
@@ -81,11 +78,9 @@ def _problems(
             text, truth = _text_and_truth(record)
             known = {key: reduce(getitem, path.split("."), record) for key, path in about.items()}
         except (LookupError, TypeError, AttributeError) as error:
-            fields = sorted(record) if isinstance(record, dict) else type(record).__name__
             raise ValueError(
-                f"{source or hub}, row {number}: {type(error).__name__}: {error} in {fields}; it needs verl's prompt, "
-                f"reward_model and extra_info, or one of {_QUESTION_FIELDS} and one of {(*_ANSWER_FIELDS, 'solution')}"
-                + (f"; is it {file}?" if file else "")
+                f"{source or hub}, row {number}: {type(error).__name__}: {error} in {record!s:.200}; it needs verl's "
+                f"columns, or one of {_QUESTION_FIELDS} and {(*_ANSWER_FIELDS, 'solution')}; is it {file or hub}?"
             ) from None
         if several and isinstance(truth, str) and truth.startswith("["):
             truth = decode_ground_truth(truth)

@@ -62,7 +62,6 @@ def is_equivalent(answer: str, *golds: str) -> bool | None:
     as a, unless b contradicts it.
 
     Args:
-        answer: the response's answer, without the box.
         *golds: the right answer, or all answers that are accepted.
 
     Returns:
@@ -118,7 +117,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
         if _APPROXIMATION.search(answer):
             return _compare_approximation(answer, gold)
     if _INDEXED_NUMBER.search(f"{given} {right}"):
-        return _compare_bases(answer, gold, without_base=None if strict else True)
+        return _compare_bases(answer, gold, strict)
     answer, gold, unit, unit_of_gold = split_units(answer, gold)
     number, right_number = parse_number(answer), parse_number(gold)
     if strict and unit and unit_of_gold and unit != unit_of_gold:
@@ -176,18 +175,15 @@ def _differ(one: Fraction, other: Fraction) -> bool:
     return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
-def _compare_bases(answer: str, gold: str, without_base: bool | None) -> bool | None:
-    """Compare two numbers of which at least one has a base as its index, which math-verify would ignore.
-
-    Args:
-        without_base: the verdict if the digits are equal but one number has no base. The question must have named it.
-    """
+def _compare_bases(answer: str, gold: str, strict: bool) -> bool | None:
+    """Compare two numbers of which at least one has a base as its index, which math-verify would ignore."""
     given, right = _digits_and_base(answer), _digits_and_base(gold)
     if given is None or right is None:
         return None
     if given[1] and right[1]:
         return given == right
-    return without_base if given[0] == right[0] else False
+    # Without its base, a number is right if the question has named the base, which evaluation cannot know.
+    return False if given[0] != right[0] else None if strict else True
 
 
 def _digits_and_base(cleaned: str) -> tuple[str, int] | None:

@@ -5,14 +5,10 @@ The comparison processes have limits of time and memory. This refuses texts that
 
 import re
 
-# The longest answer among the papers' evaluation sets has 224 characters.
-MAX_LENGTH = 400
-
+MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
 MAX_DEPTH = 12
 MAX_DIGITS = 60
-
-# Powers are evaluated: 10**10000 is a number of ten thousand digits.
-MAX_EXPONENT = 10_000
+MAX_EXPONENT = 10_000  # powers are evaluated: 10**10000 is a number of ten thousand digits
 
 # Long numbers; factorials of numbers from 1000 on, of factorials, and of groups with a power or a number from 100 on,
 # and functions that grow as fast; operators that iterate; macros; Python's powers.

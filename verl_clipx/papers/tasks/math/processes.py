@@ -15,14 +15,9 @@ from typing import Any
 
 import psutil
 
-# Number of processes for each process that asks. verl itself starts several reward workers.
-PROCESSES = 2
-
-# Wall time of one question, from when a process has taken it: no verdict is lost because of other questions.
-SECONDS = 5
-
-# What a process may allocate beyond what it has mapped when it starts.
-MEMORY_BYTES = 1 << 30
+PROCESSES = 2  # for each process that asks; verl itself starts several reward workers
+SECONDS = 5  # of wall time, from when a process has taken the question: other questions cost no verdict
+MEMORY_BYTES = 1 << 30  # that a process may allocate beyond what it has mapped when it starts
 
 # pebble's pools by process id: a fork cannot use its parent's.
 _pools: dict[int, Any] = {}

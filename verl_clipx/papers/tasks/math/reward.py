@@ -12,14 +12,9 @@ from verl_clipx.common.responses import BOX, BOXED, braced, final_part
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 
-# More accepted spellings than any data set has; Minerva has up to 3.
-MAX_ALTERNATIVES = 16
-
-# The longest answer among the papers' data sets has about 300 characters.
-MAX_ANSWER_LENGTH = 2000
-
-# A response with more boxes than this counts as inconsistent.
-MAX_BOXES = 64
+MAX_ALTERNATIVES = 16  # more accepted spellings than any data set has; Minerva has up to 3
+MAX_ANSWER_LENGTH = 2000  # characters; the longest right answer among the papers' data sets has about 300
+MAX_BOXES = 64  # a response with more boxes counts as inconsistent
 
 
 def compute_score(

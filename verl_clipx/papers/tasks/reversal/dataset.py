@@ -14,8 +14,8 @@ from verl_clipx.papers.tasks.templates import template_named
 # can learn to look up. There are no digits, because the small policy's tokenizer makes one token of two digits.
 CHARACTERS = string.ascii_letters
 
+# Default lengths of a text. Answers have 43 to 51 tokens, including the tags and the end token.
 MIN_LENGTH, MAX_LENGTH = 40, 48
-"""Default lengths of a text. Answers have 43 to 51 tokens, including the tags and the end token."""
 
 SIZES: dict[Split, int] = {"train": 4096, "test": 256}
 

@@ -38,9 +38,6 @@ def sample_responses(
         model: a causal language model; it is put into evaluation mode for the call.
         seed: seed of the samples; torch's global generator is not changed.
         temperature: divisor of the logits, above 0.
-
-    Returns:
-        The decoded responses, in the order of the prompts, without special tokens.
     """
     was_training = model.training
     model.eval()
@@ -69,10 +66,8 @@ def mean_scores(
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
-    scores = [
-        reward(row["data_source"], response, row["reward_model"]["ground_truth"])
-        for row, response in zip(rows, responses, strict=True)
-    ]
+    pairs = zip(rows, responses, strict=True)
+    scores = [reward(row["data_source"], text, row["reward_model"]["ground_truth"]) for row, text in pairs]
     return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}
 
 
@@ -82,11 +77,9 @@ def print_policy(
     reward: Callable[..., dict[str, float]],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> None:
-    """Print a policy's folder to standard output, and its mean scores on held-out rows to standard error.
+    """Print a prepared policy's folder to standard output, and its `mean_scores` on held-out rows to standard error.
 
-    Args:
-        prepare: returns the folder and the rows; a ValueError ends the command with its message.
-        seed, reward, max_new_tokens: see `mean_scores`.
+    A ValueError of `prepare` ends the command with its message.
     """
     started = time.perf_counter()
     try:

@@ -77,9 +77,6 @@ def skill_and_habit(
         examples: returns demonstrations with a given share of mistakes among them.
         mistakes: share of mistakes in the second fit, 0 to 1; at 0 there is no second fit.
         habit_steps: largest number of steps in the second fit.
-
-    Raises:
-        ValueError: `mistakes` is outside its range.
     """
     if not 0 <= mistakes <= 1:
         raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
@@ -94,16 +91,13 @@ def warm_start(
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str = "tiny_policy",
 ) -> Path:
-    """Fit the tiny policy to demonstrations, one fit after the other, and save it, unless that was done before.
+    """Return a folder with the tiny policy after one fit after the other, made unless that was done before.
 
     Args:
         fits: at least one. The first one's settings determine the model's shape and initial weights.
         num_threads: torch threads of the fits; more than one can change the last digits of the weights.
         tokenizer: None for the tiny policy's own.
         name: what the folder's name in the cache begins with, another one for each tokenizer.
-
-    Returns:
-        A folder that AutoModelForCausalLM and AutoTokenizer can load.
 
     Raises:
         ValueError: there are no examples, or one is longer than the model's `max_length`.
