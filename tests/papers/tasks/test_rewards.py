@@ -178,12 +178,30 @@ def test_threads_agree(source):
 def test_any_pieces_are_scored():
     generator = random.Random(0)
     pieces = ["<answer>", "</answer>", "\\boxed{", "}", "7", "(", "\0", "é", "\ud800", "knight", "eval", "</think>"]
+    pieces += [
+        "\\frac",
+        "\\sqrt",
+        "{",
+        "^",
+        "_",
+        "!",
+        "%",
+        "3.5",
+        "x",
+        "\\pi",
+        "i",
+        ",",
+        "\\text{cm}",
+        "\\begin{pmatrix}",
+    ]
     for _ in range(500):
         text = "".join(generator.choices(pieces, k=generator.randrange(12)))
         for source, (truth, around, _) in TASKS.items():
             for response in (text, around.format(text)):
                 parts = compute_score(source, response, truth)
                 assert parts.keys() == set(PARTS) and parts["acc"] <= parts["format"]
+                careful = compute_score_for_evaluation(source, response, truth)
+                assert careful["acc"] <= parts["acc"] and careful["format"] == parts["format"]
                 assert WORST.get(source, 0.0) <= parts["score"] <= BEST.get(source, 1.0)
 
 

@@ -1,10 +1,9 @@
-r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, verl's own loader.
+r"""All three rewards: hand-made responses, cut-off ones, and what limits a verdict's time.
 
-Not covered: what is equal (test_verdicts.py), and the processes that compare (test_processes.py).
+Not covered: what is equal (test_verdicts.py), the processes that compare (test_processes.py), hostile and random text
+(tests/papers/tasks/test_rewards.py).
 """
 
-import random
-import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,8 +21,6 @@ from verl_clipx.papers.tasks.math.reward import (
     compute_score_strict,
     extract_answers,
 )
-
-KEYS = {"score", "acc", "format", "truncated", "undecided"}
 
 
 def score(response, truth="5", extra_info=None, function=compute_score):
@@ -190,48 +187,3 @@ def test_endless_comparisons_take_no_verdict_from_others():
         honest = [threads.submit(score, rf"\boxed{{x+y+{index}}}", f"y+{index}+x") for index in range(20)]
     assert [future.result() for future in honest] == [RIGHT] * 20
     assert [future.result() for future in endless] == [UNDECIDED] * 2
-
-
-PIECES = [
-    *("\\boxed{", "}", "{", "<think>", "</think>", "<answer>", "</answer>", "\\frac", "\\sqrt", "\\left(", "\\right)"),
-    *("\\%", "\\\\", "\\", *"^_!()[],=<%$& \n\x00\u200b"),
-    *("0", "5", "12", "3.5", "999999999", "1e400", "x", "\\pi", "i", "e", "\\infty", "\\cup", "\\text{cm}", "５", "−"),
-    *("\\sum_{n=1}^{9}", "\\begin{pmatrix}", "\\end{pmatrix}", "{0}", "%s", "__import__('os')", "lambda:0", "é", "是"),
-]
-
-ANSWERS = ["5", "5.0", "10/2", "4", "x=5", r"\sqrt{25}", r"\frac{5}{1}", "9^{9^9}", "5,6", "(5)", r"5\%", "V", ""]
-
-
-def generated_responses(count, seed):
-    """Yield responses in thirds: random pieces, pieces in a box, and well-formed ones with a piece or two too many."""
-    rng = random.Random(seed)
-    for index in range(count):
-        noise = "".join(rng.choices(PIECES, k=rng.randint(0, 40)))
-        answer = rng.choice(ANSWERS)
-        if index % 3 == 0:
-            yield noise
-        elif index % 3 == 1:
-            yield f"{noise}\\boxed{{{'(' * rng.randint(0, 30)}{noise}9^{{9^{{9}}}}}}"
-        else:
-            yield f"<think>{noise.replace('<think>', '')}</think>\\boxed{{{answer}}}{rng.choice(['', '.', ' done'])}"
-
-
-@pytest.mark.slow
-def test_thousands_of_generated_responses():
-    # What only a process could decide is drawn from few answers, so that the cache leaves the time to the scans.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seen = set()
-    for response in generated_responses(6_000, seed=7):
-        loose, strict = score(response), score(response, function=compute_score_strict)
-        careful = score(response, function=compute_score_for_evaluation)
-        for result in (loose, strict, careful):
-            assert set(result) == KEYS
-            assert all(type(value) is float for value in result.values())
-        assert loose["score"] == loose["acc"] <= loose["format"]
-        assert strict["score"] == 2 * strict["acc"] - 1
-        assert strict["acc"] <= loose["acc"]
-        assert careful["score"] == careful["acc"] <= loose["acc"]
-        assert not (loose["undecided"] and loose["acc"])
-        seen.add(tuple(loose.values()))
-    assert len(seen) == 5  # right, wrong, no answer, cut off and undecided all occur
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # kilobytes
