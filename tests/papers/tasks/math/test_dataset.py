@@ -164,6 +164,22 @@ def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, en
     assert row["reward_model"]["ground_truth"] == "2"
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("math500", (("HuggingFaceH4/MATH-500", None), {"split": "test"})),
+        ("olympiadbench", (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), {"split": "train"})),
+    ],
+)
+def test_without_a_local_copy_the_hub_is_asked(name, asked, monkeypatch):
+    import datasets
+
+    calls = []
+    rows = [{"problem": "?", "answer": 1}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or rows)
+    assert len(rows_of(name, None)) == 1 and calls == [asked]
+
+
 def test_a_boxed_solution_stands_in_for_a_missing_answer(tmp_path):
     path = tmp_path / "copy.jsonl"
     path.write_text(json.dumps({"problem": "?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}))

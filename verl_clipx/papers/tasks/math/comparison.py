@@ -83,8 +83,6 @@ def _expression(text: str) -> Any:
             parsed = Union(*(Intersection(*sets) for sets in parts))
         else:
             parsed = _read(text)
-    except MemoryError:
-        raise
     except Exception:
         return None
     return parsed if isinstance(parsed, Basic | MatrixBase) else None
