@@ -110,9 +110,11 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
         return False
     if _MAGNITUDE.findall(answer.lower()) != _MAGNITUDE.findall(gold.lower()):
         return False
-    approximated = bool(_APPROXIMATION.search(answer)) != bool(_APPROXIMATION.search(gold))
-    if approximated and (strict or _contradicts_itself(answer)):
-        return False
+    if bool(_APPROXIMATION.search(answer)) != bool(_APPROXIMATION.search(gold)):
+        if strict:
+            return False
+        if _APPROXIMATION.search(answer):
+            return _compare_approximation(answer, gold)
     if _INDEXED_NUMBER.search(f"{given} {right}"):
         return _compare_bases(answer, gold, strict)
     answer, gold, unit, unit_of_gold = split_units(answer, gold)
@@ -152,9 +154,16 @@ def _gives_another(answer: str, gold: str) -> bool:
     return bool(_SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold))
 
 
-def _contradicts_itself(approximation: str) -> bool:
-    first, *others = (parse_number(part.strip()) for part in _APPROXIMATION.split(approximation))
-    return bool(first and any(number and _differ(first[0], number[0]) for number in others))
+def _compare_approximation(answer: str, gold: str) -> bool | _Pair | None:
+    first, *others = (part.strip() for part in _APPROXIMATION.split(answer))
+    if not first or not all(others):
+        return None
+    if re.fullmatch("[A-Za-z]", first) and len(others) == 1:
+        return _compare(others[0], gold, strict=False)
+    numbers = [parse_number(part) for part in (first, *others)]
+    if all(numbers) and any(_differ(numbers[0][0], number[0]) for number in numbers[1:]):
+        return False
+    return _compare(first, gold, strict=False)
 
 
 def _differ(one: Fraction, other: Fraction) -> bool:
