@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from verl_clipx.papers.tasks.countdown import boxed_reward as countdown_boxed
 from verl_clipx.papers.tasks.countdown import reward as countdown
 from verl_clipx.papers.tasks.hitab import reward as hitab
 from verl_clipx.papers.tasks.knights_and_knaves import reward as knights_and_knaves
@@ -43,7 +42,7 @@ TASKS = {
         ("</think><answer>25*3+7*4</answer>", "</think><answer>25+3*7-4</answer>", "</think>25+3*7-4"),
     ),
     "countdown, boxed": Task(
-        countdown_boxed.compute_score,
+        lambda _, *rest: countdown.compute_score("countdown_boxed", *rest),
         COUNTDOWN_TRUTH,
         (r"</think>\boxed{25*3+7*4}", r"</think>\boxed{25+3*7-4}", r"</think>25+3*7-4"),
     ),

@@ -8,8 +8,7 @@ import pytest
 from filelock import FileLock
 
 from tests.countdown_files import write_countdown
-from verl_clipx.papers.tasks.countdown.config import CountdownConfig
-from verl_clipx.papers.tasks.countdown.generator import generate_problems
+from verl_clipx.papers.tasks.countdown.generator import CountdownConfig, generate_problems
 from verl_clipx.papers.tasks.countdown.policy import fit_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 

@@ -24,8 +24,7 @@ import torch
 
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
-from verl_clipx.papers.tasks.pretrained.conversion import prepare
-from verl_clipx.papers.tasks.pretrained.package import SMOLLM2
+from verl_clipx.papers.tasks.pretrained.smollm2 import prepare
 from verl_clipx.runs.run_log import read_run_log
 
 from .conftest import Task
@@ -208,7 +207,7 @@ def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
         "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.sums.reward",
         "actor_rollout_ref.actor.optim.lr=1e-5",
         "data.max_response_length=8",
-        task=Task(*files, prepare(SMOLLM2, tmp_path / "models")),
+        task=Task(*files, prepare(tmp_path / "models")),
     )
     assert list(run.log.index) == list(range(1, STEPS + 1))
     assert (run.log[f"{PREFIX}/fresh_tokens"] > 0).all()

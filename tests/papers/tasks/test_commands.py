@@ -41,7 +41,7 @@ def test_list(clipx):
     assert code == 1 and "data set 'nothing' is unknown" in text
 
 
-def test_build_writes_files_and_a_card_and_resumes(clipx, tmp_path):
+def test_build_writes_files_and_resumes(clipx, tmp_path):
     out = tmp_path / "hitab"
     arguments = ("build", "hitab", "--out", out, "--from", RELEASE)
     code, text = clipx(*arguments)
@@ -54,10 +54,8 @@ def test_build_writes_files_and_a_card_and_resumes(clipx, tmp_path):
     assert again == (0, text)
     after = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
     assert [name for name in before if before[name] == after[name]] == sorted(set(before) - {"test.parquet"})
-    card = (out / "README.md").read_text()
-    assert "- license of the source: Computational Use of Data Agreement" in card
-    assert "| train | 3 | 1 | 0 | boxed_step_by_step | release sha256:" in card
-    assert read_record(out / "train.parquet").sha256 in card and read_record(out / "train.parquet").sha256 in text
+    assert read_record(out / "train.parquet").sha256 in text
+    assert sorted(path.name for path in out.iterdir()) == ["dev.parquet", "test.parquet", "train.parquet"]
 
 
 def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
@@ -68,8 +66,9 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
     assert code == 0
     assert "train.parquet: 3 rows, 0 duplicates" in text and "test.parquet: 2 rows" in text
     assert PLAIN_TEXT_CHAT_TEMPLATE in text
-    assert PLAIN_TEXT_CHAT_TEMPLATE in (tmp_path / "README.md").read_text()
     assert read_record(tmp_path / "train.parquet").request.options == {"train_size": 4, "test_size": 2}
+    code, text = clipx("build", "knights_and_knaves_tiny", "--out", tmp_path / "kk", "--split", "test", "--limit", 1)
+    assert code == 0 and "test.parquet: 1 rows" in text and "plain text" not in text
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
         ),
         (("knights_and_knaves", "--option", 'people=["a"]'), "is not of the type list[int]"),
         (("countdown", "--option", "max_value=0"), "max_value=0 is not an integer from 1 to 1000"),
-        (("countdown", "--split", "dev"), "split='dev' is not one of countdown's: train, test"),
+        (("countdown", "--split", "dev"), "split='dev' does not fit countdown, only train, test"),
     ],
 )
 def test_build_names_what_is_wrong(clipx, tmp_path, arguments, message):
@@ -127,6 +126,7 @@ def test_show(clipx, tmp_path):
     assert code == 0
     assert f"{tmp_path / 'test.parquet'}: 5 rows" in text
     assert "countdown, split test, prompt countdown_compact, from generated, limit None, options {'size': 5}" in text
+    assert "; 0 duplicates left out (0 with another answer), sha256 " in text
     assert "row 1: user" in text and "row 2: user" not in text
     assert '"ground_truth"' in text
     assert clipx("show", tmp_path / "test.parquet", "--rows", 0)[0] == 0

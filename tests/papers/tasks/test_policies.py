@@ -1,4 +1,4 @@
-"""The commands that prepare the tiny policies, with fits of two steps, and the share of mistakes that they learn from.
+"""The tiny policies of Countdown and of knights and knaves: demonstrations, tokens, and the commands with tiny fits.
 
 Not covered: what a full fit reaches (docs/dev/tasks.md has measured runs); reversal's, which takes minutes.
 """
@@ -7,21 +7,26 @@ import re
 
 import pytest
 import typer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from verl_clipx.papers.tasks.countdown import policy as countdown
-from verl_clipx.papers.tasks.countdown.config import CountdownConfig
-from verl_clipx.papers.tasks.countdown.generator import generate_problems
+from verl_clipx.papers.tasks.countdown.generator import CountdownConfig, generate_problems
 from verl_clipx.papers.tasks.knights_and_knaves import policy as knights_and_knaves
+from verl_clipx.papers.tasks.knights_and_knaves.prompt import build_compact_response
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import solve, split_of
 from verl_clipx.papers.tasks.knights_and_knaves.wording import word_solution
 from verl_clipx.papers.tasks.reward import compute_score
+from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
+from verl_clipx.papers.tasks.tiny_policy.sampling import mean_scores
+from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # What two steps reach on the held-out problems: next to nothing.
 REACHED = {
-    countdown: r"held-out reward 0\.0",
-    knights_and_knaves: r"held out, 128 puzzles: score -(?:2\.[89]|3).*, acc 0\.0",
+    countdown: r"held out, 256 problems: score 0\.0.*",
+    knights_and_knaves: r"held out, 128 problems: score -(?:2\.[89]|3).*, acc 0\.0",
 }
 
 
@@ -56,15 +61,17 @@ def test_it_names_the_bad_key(policy, tmp_path, key, value):
     assert list(tmp_path.iterdir()) == []
 
 
+PUZZLES = knights_and_knaves.draw_training_puzzles(500, 0)
+TRUTHS = [word_solution(puzzle.solution, "ABC"[: len(puzzle.solution)]) for puzzle in PUZZLES]
+
+
 def examples_of(policy, mistakes, seed=0):
     """Demonstrations, and the ground truths of their problems."""
     if policy is countdown:
         problems = generate_problems(CountdownConfig(), 500, 0, "train")
         truths = [{"numbers": problem.numbers, "target": problem.target} for problem in problems]
         return countdown.build_examples(problems, "+-", mistakes, seed), truths
-    puzzles = knights_and_knaves.draw_training_puzzles(500, 0)
-    truths = [word_solution(puzzle.solution, "ABC"[: len(puzzle.solution)]) for puzzle in puzzles]
-    return knights_and_knaves.build_examples(puzzles, mistakes, seed), truths
+    return knights_and_knaves.build_examples(PUZZLES, mistakes, seed), TRUTHS
 
 
 @pytest.mark.parametrize("mistakes", [0.0, 0.4, 1.0])
@@ -72,11 +79,39 @@ def test_the_share_of_mistakes_is_the_given_one(policy, mistakes):
     examples, truths = examples_of(policy, mistakes)
     source = policy.__name__.split(".")[-2]
     scores = [compute_score(source, one.response, truth) for one, truth in zip(examples, truths, strict=True)]
-    right, rest = 1.0 if policy is countdown else 3.0, 0.0 if policy is countdown else -1.0
+    right, rest = (1.0, 0.0) if policy is countdown else (3.0, -1.0)
     assert {parts["score"] for parts in scores} <= {right, rest}
     share = sum(parts["score"] == rest for parts in scores) / len(scores)
     assert share == pytest.approx(mistakes, abs=0.06 if 0 < mistakes < 1 else 0)
     assert examples_of(policy, mistakes)[0] == examples
-    assert (examples_of(policy, mistakes, seed=1)[0] != examples) == (
-        mistakes == 0.4 or (policy is countdown and mistakes > 0)
+    changes = mistakes == 0.4 or (policy is countdown and mistakes > 0)
+    assert (examples_of(policy, mistakes, seed=1)[0] != examples) == changes
+
+
+def test_training_puzzles_are_of_the_training_split():
+    assert {split_of(puzzle) for puzzle in PUZZLES} == {"train"}
+    assert all(solve(puzzle.statements) == [puzzle.solution] for puzzle in PUZZLES)
+    share_of_two = sum(len(puzzle.statements) == 2 for puzzle in PUZZLES) / len(PUZZLES)
+    assert share_of_two == pytest.approx(knights_and_knaves.SHARE_OF_TWO, abs=0.06)
+    assert knights_and_knaves.draw_training_puzzles(50, seed=0) == PUZZLES[:50]
+    assert knights_and_knaves.draw_training_puzzles(50, seed=1) != PUZZLES[:50]
+
+
+def test_the_policy_of_puzzles_answers_in_a_dozen_tokens_and_is_scored(tmp_path):
+    shape = ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=64)
+    config = WarmStartConfig(steps=150, batch_size=4, learning_rate=1e-2, model=shape)
+    folder = knights_and_knaves.fit_policy([PUZZLES[0]] * 4, 0.0, config, tmp_path, 1)
+    tokenizer, response = AutoTokenizer.from_pretrained(folder), build_compact_response((True, False, True))
+    ids = tokenizer.encode(response)
+    assert [tokenizer.decode([token]) for token in ids] == [
+        *("<think>", "</think>", "<answer>"),
+        *("A", " is a knight", "\n", "B", " is a knave", "\n", "C", " is a knight", "</answer>"),
+    ]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == response
+    prompt = knights_and_knaves.build_compact_prompt(PUZZLES[0].statements)
+    known, other = (
+        {"data_source": "knights_and_knaves", "prompt": prompt, "reward_model": {"ground_truth": truth}}
+        for truth in (TRUTHS[0], "(1) D is a knight")
     )
+    assert mean_scores(folder, [known] * 20, 0, compute_score)["acc"] == pytest.approx(1.0, abs=0.1)
+    assert mean_scores(folder, [known, other] * 20, 0, compute_score)["acc"] == pytest.approx(0.5, abs=0.05)

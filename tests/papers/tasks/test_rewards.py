@@ -13,8 +13,6 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
@@ -50,85 +48,46 @@ HOSTILE = {
     "nothing": "x" * MEGABYTES,
     "digits": "1" * MEGABYTES,
     "opening answers": "<answer>" * (MEGABYTES // 8),
-    "closing answers": "</answer>" * (MEGABYTES // 9),
-    "half tags": "<answer" * (MEGABYTES // 7),
     "whole answers": "<answer>3</answer>" * (MEGABYTES // 18),
     "angle brackets": "<" * MEGABYTES + "/answer>",
     "boxes": "\\boxed{" * (MEGABYTES // 7),
     "closed boxes": "\\boxed{1}" * (MEGABYTES // 9),
     "thinking": "<think>" * (MEGABYTES // 7),
-    "ended thinking": "</think>" * (MEGABYTES // 8),
     "prompt openings": "<|im_start|>" * (MEGABYTES // 12),
     "backslashes": "\\boxed{" + "\\" * MEGABYTES,
     "spaces": " " * MEGABYTES + "Assistant:",
-    "long sum": "3+" * (MEGABYTES // 2) + "3",
     "names": "Zoey is a " * (MEGABYTES // 10),
-    "nested parentheses": "(" * 100 + "3" + ")" * 100,
     "nested parentheses beyond Python's limit": "(" * 127 + "3" + ")" * 127,
     "thousands of parentheses": "(" * 5000 + "3" + ")" * 5000,
-    "unclosed parentheses": "(" * 256,
     "nested braces": "{" * 900 + "5" + "}" * 900,
-    "nested texts": "\\text{" * 300 + "x" + "}" * 300,
-    "nested roots": "\\sqrt{" * 200 + "5" + "}" * 200,
     "nested fractions": "\\frac{1}{1+" * 100 + "5" + "}" * 100,
     "signs": "-" * 1900 + "3",
     "exponent tower": "9^{9^{9^{9^{9}}}}",
-    "python tower": "9**9**9**9**9",
-    "power of powers": "((((9^{999})^{999})^{999})^{999})^{999}",
     "shift": "1<<99999999999",
     "factorials": "9!!!!!!",
-    "large factorial": "999999999!",
     "large binomial": r"\binom{999999999}{499999999}",
     "long series": r"\sum_{n=1}^{999999999} \frac{1}{n}",
-    "integral": r"\int_0^{\infty} e^{-x^2} \sin(x^3) dx",
     "huge integer": "9" * 256,
-    "longer integer than Python converts": "9" * 5000,
     "large exponent": "1e99999999",
     "product of large integers": "*".join(["99999999"] * 28),
-    "deep quotient": "/".join(["7"] * 128),
     "division by zero": "3/0",
-    "zoo": r"\frac{1}{0}",
     "arabic digits": "٣+٥",
     "full-width digits": "（３＋５）＊２",
-    "superscript": "3²",
     "kelvin": "Zoey is a \u212anight",
     "grows in NFKD": "ﷺ" * 1900,
     "combining marks": "5" + "\u0301" * 1900,
     "right to left": "\u202e5\u202c",
-    "zero width": "5\u200b",
     "NUL": "3+\x005",
     "surrogate": "3+\ud8005",
-    "leading zeros": "03+05+02",
-    "underscores": "1_6",
-    "complex": "3j",
     "hexadecimal": "0x10",
-    "comment": "(3+5)*2#",
-    "line end": "(3+5)\n*2",
     "walrus": "(a:=16)",
     "call": "__import__('os').system('touch pwned')",
-    "eval": "eval(exec(open('/etc/passwd').read()))",
-    "lambda": "(lambda f: f(f))(lambda f: f(f))",
-    "f-string": "f'{3+5}'",
-    "comprehension": "[0 for _ in (1,)]",
     "call of a number": "3(5)(2)",
-    "format string": "{0.__class__.__mro__} %s%n %(x)s {}",
-    "regular expression": "(Zoey|Liam)* is a (knight|knave)+",
-    "sympy names": "factorial(factorial(factorial(9)))",
     "macros": r"\def\a{\a\a}\a",
-    "input": r"\input{/etc/passwd}",
-    "entities": "&lt;answer&gt;",
     "empty": "",
-    "spaces only": "   ",
     "many bars": " | " * 600,
-    "many commas": "1," * 190 + "x",
-    "many equals": "=".join("x" * 150),
     "thousands": "1" + ",000" * 400,
-    "gap": "1" + " " * 1900 + "x",
     "many gaps": ("Zoey is" + " " * 50) * 136,
-    "matrix": r"\begin{pmatrix}" + "1&" * 90 + r"1\end{pmatrix}",
-    "percent signs": "5%%%%%%%%",
-    "dollars": "$" * 1900,
-    "unclosed left": r"\left(5",
     "crossed tags": "</think><think></think><think>5</think>",
     "code in a process": '"]\n["5","5",false]',
 }
@@ -216,35 +175,34 @@ def test_threads_agree(source):
     assert {parts["acc"] for parts in expected} == {0.0, 1.0}
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(sorted(set(TASKS) - {"math500"})), st.text(max_size=200), st.booleans())
-def test_any_text_is_scored(source, text, dressed):
-    truth, around, _ = TASKS[source]
-    parts = compute_score(source, around.format(text) if dressed else text, truth)
-    assert parts.keys() == set(PARTS)
-    assert parts["acc"] <= parts["format"] and WORST.get(source, 0.0) <= parts["score"] <= BEST.get(source, 1.0)
-
-
 def test_any_pieces_are_scored():
     generator = random.Random(0)
-    pieces = [
-        "<answer>",
-        "</answer>",
-        "\\boxed{",
-        "}",
-        "7",
-        "(",
-        "\0",
-        "é",
-        "\ud800",
-        "knight",
-        "__import__",
-        "</think>",
+    pieces = ["<answer>", "</answer>", "\\boxed{", "}", "7", "(", "\0", "é", "\ud800", "knight", "eval", "</think>"]
+    pieces += [
+        "\\frac",
+        "\\sqrt",
+        "{",
+        "^",
+        "_",
+        "!",
+        "%",
+        "3.5",
+        "x",
+        "\\pi",
+        "i",
+        ",",
+        "\\text{cm}",
+        "\\begin{pmatrix}",
     ]
     for _ in range(500):
         text = "".join(generator.choices(pieces, k=generator.randrange(12)))
-        for source, (truth, _, _) in TASKS.items():
-            assert compute_score(source, text, truth).keys() == set(PARTS)
+        for source, (truth, around, _) in TASKS.items():
+            for response in (text, around.format(text)):
+                parts = compute_score(source, response, truth)
+                assert parts.keys() == set(PARTS) and parts["acc"] <= parts["format"]
+                careful = compute_score_for_evaluation(source, response, truth)
+                assert careful["acc"] <= parts["acc"] and careful["format"] == parts["format"]
+                assert WORST.get(source, 0.0) <= parts["score"] <= BEST.get(source, 1.0)
 
 
 def test_evaluation_is_conservative_where_training_is_lenient():

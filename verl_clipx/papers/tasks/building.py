@@ -8,14 +8,12 @@ import hashlib
 import inspect
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -25,9 +23,6 @@ from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
 METADATA_KEY = b"verl_clipx.build"
 
 ROWS_PER_CHUNK = 4096
-
-MAX_TABLE_ROWS = 20_000_000
-"""Most rows of a file that is built; DAPO's public set has 1.8 million."""
 
 _COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
 
@@ -75,55 +70,50 @@ def build_split(
     source: Path | None = None,
     limit: int | None = None,
     options: dict[str, Any] | None = None,
-    on_row: Callable[[int], None] = lambda count: None,
 ) -> SplitRecord:
     """Write one split to `<folder>/<split>.parquet`, unless the same request was finished there before.
 
     Args:
-        folder: where to write; created if missing. An interrupted build starts from the beginning.
         prompt: one of the definition's templates; None for its default.
         source: the local copy; None for the hub or a generator.
-        limit: largest number of rows to keep, 1 to `MAX_TABLE_ROWS`; None for all.
-        on_row: called after each row with the number of rows kept so far.
-
-    Returns:
-        The finished split's record, which is also in the file (`read_record`).
+        limit: largest number of rows to keep, at least 1; None for all.
 
     Raises:
         FileExistsError: the file exists, but another request or another program made it.
         FileNotFoundError: the source is missing.
-        ValueError: an argument is unknown or out of range, a row lacks a column, or there are no rows; the message
-            names it.
+        ValueError: an argument is unknown or out of range, a row lacks a column, or there are no rows.
     """
     prompt = prompt or definition.prompts[0]
     options = json.loads(json.dumps(options or {}))  # as they come back from the file
-    _check(definition, split, prompt, limit, options)
-    if definition.generated and source is not None:
-        raise ValueError(f"source={source}: the problems of {definition.name} are generated; leave out --from")
     request = BuildRequest(definition.name, split, prompt, _describe_source(definition, source), limit, options)
-    folder.mkdir(parents=True, exist_ok=True)
+    _check(definition, request)
     path = folder / f"{split}.parquet"
     if path.exists():
         record = read_record(path)
         if record is not None and record.request == request:
             return record
-        made_by = "by something else" if record is None else f"with {_differences(record.request, request)}"
+        before, after = asdict(record.request) if record else {}, asdict(request)
+        changes = [f"{key}={before[key]!r}, not {after[key]!r}" for key in before if before[key] != after[key]]
+        made_by = f"with {', '.join(changes)}" if record else "by something else"
         raise FileExistsError(f"{path} already exists and was made {made_by}; remove it or choose another folder")
     counts = _Counts()
     rows = definition.rows(source, split=split, prompt=prompt, **options)
     if not definition.repeats:
         rows = _unique(rows, counts)
-    table = _table(islice(rows, limit), counts, definition, on_row)
-    if not counts.kept:
-        raise ValueError(f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file")
-    record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
-    metadata = {METADATA_KEY: json.dumps(asdict(record), sort_keys=True).encode()}
-    _remove_leftovers(folder, split)
     try:
+        table = _table(islice(rows, limit), counts, definition.name)
+        if not counts.kept:
+            raise ValueError(
+                f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file"
+            )
+        record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
+        metadata = {METADATA_KEY: json.dumps(asdict(record), sort_keys=True).encode()}
         with replacing(path) as partial:
             pq.write_table(table.replace_schema_metadata(metadata), partial, row_group_size=ROWS_PER_CHUNK)
     except pa.ArrowException as error:
-        raise ValueError(f"{definition.name}, {split}: Parquet cannot store the rows ({error})") from error
+        raise ValueError(
+            f"{definition.name}, {split}: rows of different types ({error}); give each field one"
+        ) from error
     return record
 
 
@@ -135,12 +125,6 @@ def read_record(path: Path) -> SplitRecord | None:
     except (OSError, ValueError, KeyError, TypeError):
         # pyarrow raises its own kinds of ValueError for a file that is incomplete or not in Parquet format.
         return None
-
-
-def finished_splits(definition: DatasetDefinition, folder: Path) -> tuple[SplitRecord, ...]:
-    """Return the records of a data set's finished splits in a folder, in the definition's order."""
-    records = (read_record(folder / f"{split}.parquet") for split in definition.splits)
-    return tuple(record for record in records if record is not None and record.request.dataset == definition.name)
 
 
 def normalise_prompt(prompt: Iterable[dict[str, str]]) -> str:
@@ -161,14 +145,6 @@ def row_line(row: Row) -> bytes:
     return text.encode("utf-8", errors="surrogatepass") + b"\n"
 
 
-def _remove_leftovers(folder: Path, split: str) -> None:
-    # A killed build could not remove its own partial files. Those of a running build stay.
-    for path in folder.glob(f".{split}.*"):
-        process = path.name.removesuffix(".partial").rpartition(".")[2]
-        if process.isdecimal() and not psutil.pid_exists(int(process)):
-            path.unlink(missing_ok=True)
-
-
 class _Counts:
     def __init__(self) -> None:
         self.kept = self.duplicates = self.conflicts = 0
@@ -179,8 +155,9 @@ def _unique(rows: Iterable[Row], counts: _Counts) -> Iterator[Row]:
     # Ground truths by prompt, as digests, so that 57,000 long prompts need not be kept.
     truths: dict[bytes, bytes] = {}
     for row in rows:
-        key = _digest(normalise_prompt(row["prompt"]).encode("utf-8", errors="surrogatepass"))
-        truth = _digest(row_line({"ground_truth": row["reward_model"]["ground_truth"]}))
+        prompt = normalise_prompt(row["prompt"]).encode("utf-8", errors="surrogatepass")
+        truth = row_line({"ground_truth": row["reward_model"]["ground_truth"]})
+        key, truth = (hashlib.sha256(text).digest()[:16] for text in (prompt, truth))
         if key not in truths:
             truths[key] = truth
             yield row
@@ -189,62 +166,44 @@ def _unique(rows: Iterable[Row], counts: _Counts) -> Iterator[Row]:
             counts.conflicts += truths[key] != truth
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:16]
-
-
-def _table(
-    rows: Iterable[Row], counts: _Counts, definition: DatasetDefinition, on_row: Callable[[int], None]
-) -> pa.Table:
+def _table(rows: Iterator[Row], counts: _Counts, name: str) -> pa.Table:
     # Arrow's columns take much less memory than Python's rows. A field that a chunk lacks is null in it.
     chunks: list[pa.Table] = []
-    iterator = iter(rows)
-    try:
-        while chunk := list(islice(iterator, ROWS_PER_CHUNK)):
-            for row in chunk:
-                if set(row) != _COLUMNS:
-                    raise ValueError(
-                        f"{definition.name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}"
-                    )
-                counts.hash.update(row_line(row))
-                counts.kept += 1
-                on_row(counts.kept)
-            chunks.append(pa.Table.from_pylist(chunk))
-        return pa.concat_tables(chunks, promote_options="permissive") if chunks else pa.table({})
-    except pa.ArrowException as error:
-        raise ValueError(f"{definition.name}: rows of different types ({error}); make each field one type") from error
+    while chunk := list(islice(rows, ROWS_PER_CHUNK)):
+        for row in chunk:
+            if set(row) != _COLUMNS:
+                raise ValueError(f"{name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}")
+            counts.hash.update(row_line(row))
+        counts.kept += len(chunk)
+        chunks.append(pa.Table.from_pylist(chunk))
+    return pa.concat_tables(chunks, promote_options="permissive") if chunks else pa.table({})
 
 
-def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | None, options: dict[str, Any]) -> None:
-    if split not in definition.splits:
-        raise ValueError(f"split={split!r} is not one of {definition.name}'s: {', '.join(definition.splits)}")
-    if prompt not in definition.prompts:
-        raise ValueError(f"prompt={prompt!r} does not fit {definition.name}: {', '.join(definition.prompts)}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} is below 1; give the number of rows to keep at most")
-    if limit is not None and limit > MAX_TABLE_ROWS:
-        raise ValueError(
-            f"limit={limit} is above {MAX_TABLE_ROWS}, the largest number of rows in a file; leave it out for all rows"
-        )
-    known = option_names(definition)
-    hints = get_type_hints(definition.rows)
-    for key, value in options.items():
+def _check(definition: DatasetDefinition, request: BuildRequest) -> None:
+    for key, value in (("split", request.split), ("prompt", request.prompt)):
+        known = getattr(definition, f"{key}s")
+        if value not in known:
+            raise ValueError(f"{key}={value!r} does not fit {definition.name}, only {', '.join(known)}")
+    if request.limit is not None and request.limit < 1:
+        raise ValueError(f"limit={request.limit} is below 1; give the number of rows to keep at most")
+    if definition.generated and request.source != "generated":
+        raise ValueError(f"the problems of {definition.name} are generated; leave out --from")
+    known, hints = option_names(definition), get_type_hints(definition.rows)
+    for key, value in request.options.items():
         if key not in known:
             raise ValueError(f"option {key!r} is unknown to {definition.name}: {', '.join(known) or 'it has none'}")
-        if not _is_of(value, hints.get(key, Any)):
-            wanted = hints[key].__name__ if hints[key] in (int, str) else str(hints[key])
-            wanted = wanted.replace("collections.abc.Sequence", "list")
-            raise ValueError(f"option {key}={value!r} of {definition.name} is not of the type {wanted}")
+        if not _is_of(value, hints[key]):
+            kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
+            kind = str(kind).replace("collections.abc.Sequence", "list")
+            raise ValueError(f"option {key}={value!r} of {definition.name} is not of the type {kind}")
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value from JSON has an option's type: a plain type, a union, or a sequence of such types."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(_is_of(value, one) for one in get_args(hint))
+    """Return whether a value from JSON has an option's type: a plain type, a union of them, or a sequence."""
     if get_origin(hint) is Sequence:
         return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
     # To Python, True is an integer, but it is no number of puzzles.
-    return hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool)))
+    return isinstance(value, hint) and not isinstance(value, bool)
 
 
 def option_names(definition: DatasetDefinition) -> tuple[str, ...]:
@@ -258,18 +217,9 @@ def _describe_source(definition: DatasetDefinition, source: Path | None) -> str:
         return f"hub:{definition.hub}" if definition.hub else "generated"
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist; give the local copy's file or folder")
-    return f"{source.name} sha256:{_fingerprint(source)}"
-
-
-def _fingerprint(source: Path) -> str:
-    # For a folder, only names and sizes are hashed: hashing the content of thousands of files would take too long.
     if source.is_file():
-        return hash_of_file(source)
+        return f"{source.name} sha256:{hash_of_file(source)}"
+    # Only names and sizes: hashing the content of thousands of files would take too long.
     files = sorted(path for path in source.rglob("*") if path.is_file())
     listing = "\n".join(f"{path.relative_to(source).as_posix()} {path.stat().st_size}" for path in files)
-    return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _differences(old: BuildRequest, new: BuildRequest) -> str:
-    before, after = asdict(old), asdict(new)
-    return ", ".join(f"{key}={before[key]!r}, not {after[key]!r}" for key in before if before[key] != after[key])
+    return f"{source.name} sha256:{hashlib.sha256(listing.encode()).hexdigest()}"

@@ -1,24 +1,22 @@
 """The command `clipx data`: list the data sets, build one, show a file."""
 
+import contextlib
 import json
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.messages import fault_of_prompt
-from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.common.terminal import TerminalConsole, warnings_on
 
 app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's format.")
 console = TerminalConsole()
-progress_console = TerminalConsole(stderr=True)
 
 MAX_SHOWN = 2000
 
@@ -30,30 +28,27 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
     from verl_clipx.papers.tasks.catalog import definition_named, definitions
 
     if name is None:
-        found = definitions().values()
-        rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in found]
+        sets = definitions().values()
+        rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in sets]
         print_list(console, "clipx data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
         return
     with failing():
         one = definition_named(name)
     table = Table(show_header=False, title=one.name)
-    for key, value in (
-        ("what", one.summary),
-        ("task, kind", f"{one.task}, {one.kind}"),
-        ("hub", one.hub or "no hub: generated, or a local copy with --from"),
-        ("license", one.license),
-        ("splits", ", ".join(one.splits)),
-        ("prompts, the default first", ", ".join(one.prompts)),
-        ("options", ", ".join(option_names(one)) or "none"),
-    ):
-        table.add_row(key, escape(value))
+    table.add_row("what", escape(one.summary))
+    table.add_row("task, kind", f"{one.task}, {one.kind}")
+    table.add_row("hub", one.hub or "no hub: generated, or a local copy with --from")
+    table.add_row("license", escape(one.license))
+    table.add_row("splits", ", ".join(one.splits))
+    table.add_row("prompts, the default first", ", ".join(one.prompts))
+    table.add_row("options", ", ".join(option_names(one)) or "none")
     console.print(table)
 
 
 @app.command()
 def build(
     name: Annotated[str, typer.Argument(help="The data set; `clipx data list` names them all.")],
-    out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet and README.md to.")],
+    out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet to.")],
     source: Annotated[Path | None, typer.Option("--from", help="A local copy to read instead of the hub.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt template; by default the data set's.")] = None,
     limit: Annotated[int | None, typer.Option(help="Largest number of rows to keep of each split.")] = None,
@@ -62,49 +57,39 @@ def build(
         list[str] | None, typer.Option(help="An option of the data set, KEY=VALUE; you can repeat it.")
     ] = None,
 ) -> None:
-    """Build a data set: deduplicated Parquet files and a card. Splits finished before are not made again."""
-    from verl_clipx.papers.tasks.building import build_split, finished_splits
-    from verl_clipx.papers.tasks.card import PLAIN_TEXT_HINT, is_plain_text, write_card
-    from verl_clipx.papers.tasks.catalog import definition_named, definitions
+    """Build a data set: a deduplicated Parquet file for each split. Splits finished before are not made again."""
+    from verl_clipx.papers.tasks.building import build_split
+    from verl_clipx.papers.tasks.catalog import definition_named
+    from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
 
-    try:
+    with failing(), warnings_on(console):
         definition = definition_named(name)
         options = _parse_options(option or [])
         records = []
-        with _progress() as progress, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            for part in split or definition.splits:
-                task = progress.add_task(f"{name}, {part}", total=None, note="")
-                record = build_split(
-                    definition,
-                    out,
-                    split=part,
-                    prompt=prompt,
-                    source=source,
-                    limit=limit,
-                    options=options,
-                    on_row=lambda count, task=task: progress.update(task, note=f"{count} rows"),
-                )
-                progress.update(task, completed=1, total=1, note=f"{record.rows} rows")
-                records.append(record)
-        write_card(out, definition, finished_splits(definition, out))
-    except (ValueError, OSError) as error:
-        # The hub's client raises many kinds of OSError, and one advice fits all. Wrong arguments raise ValueError.
-        reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)
-        from_hub = reached_out and name in definitions() and definitions()[name].hub
-        advice = f"\nIf the hub ({from_hub}) cannot be reached, give a local copy with --from PATH" if from_hub else ""
-        fail(f"{error}{advice}")
-    for message in caught:
-        console.print(f"[yellow]{escape(str(message.message))}[/]", soft_wrap=True)
+        for part in split or definition.splits:
+            try:
+                with TerminalConsole(stderr=True).status(escape(f"{name}, {part}")):
+                    records.append(
+                        build_split(
+                            definition, out, split=part, prompt=prompt, source=source, limit=limit, options=options
+                        )
+                    )
+            except OSError as error:
+                # The hub's client raises many kinds of OSError, and one advice fits all.
+                if source is not None or not definition.hub or isinstance(error, FileExistsError):
+                    raise
+                fail(f"{error}\nIf the hub ({definition.hub}) cannot be reached, give a local copy with --from PATH")
     for record in records:
         console.print(
             f"{escape(str(out / record.request.split))}.parquet: {record.rows} rows, {record.duplicates} duplicates "
             f"left out ({record.conflicts} with another answer), sha256 {record.sha256}",
             soft_wrap=True,
         )
-    if is_plain_text(records[0].request.prompt):
-        console.print(escape(f"{records[0].request.prompt}: {PLAIN_TEXT_HINT}"), soft_wrap=True)
-    console.print(f"card: {escape(str(out / 'README.md'))}", soft_wrap=True)
+    template = TEMPLATES.get(records[0].request.prompt)
+    if template and template.plain_text:
+        override = f'actor_rollout_ref.model.custom_chat_template="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
+        hint = f"{template.name}: the prompt is plain text for a base model; verl adds no chat markers to it with"
+        console.print(escape(f"{hint}\n{override}"), soft_wrap=True)
 
 
 @app.command()
@@ -120,18 +105,15 @@ def show(
         total = parquet.metadata.num_rows
         first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
-    record = read_record(file)
-    if record is None:
-        console.print("not built by `clipx data build`")
-    else:
+    record, how = read_record(file), "not built by `clipx data build`"
+    if record is not None:
         request = record.request
-        console.print(
-            escape(
-                f"{request.dataset}, split {request.split}, prompt {request.prompt}, from {request.source}, limit "
-                f"{request.limit}, options {request.options}; sha256 {record.sha256}"
-            ),
-            soft_wrap=True,
+        how = (
+            f"{request.dataset}, split {request.split}, prompt {request.prompt}, from {request.source}, limit "
+            f"{request.limit}, options {request.options}; {record.duplicates} duplicates left out ({record.conflicts} "
+            f"with another answer), sha256 {record.sha256}"
         )
+    console.print(escape(how), soft_wrap=True)
     for number, row in enumerate(first.to_pylist()[:rows] if first is not None else []):
         _show_row(number, row)
 
@@ -148,19 +130,13 @@ def _show_row(number: int, row: dict[str, Any]) -> None:
     console.print(escape(json.dumps(row, indent=2, ensure_ascii=False, default=str)))
 
 
-def _progress() -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}"))
-    return Progress(*columns, TimeElapsedColumn(), console=progress_console)
-
-
 def _parse_options(pairs: list[str]) -> dict[str, Any]:
     options = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise ValueError(f"--option {pair!r} is not KEY=VALUE")
-        try:
-            options[key.replace("-", "_")] = json.loads(value)
-        except json.JSONDecodeError:
-            options[key.replace("-", "_")] = value
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+        options[key.replace("-", "_")] = value
     return options

@@ -1,6 +1,6 @@
-"""How a task describes each of its data sets. The command `clipx data` reads only these descriptions."""
+"""What is known of a data set. The command `clipx data` reads only these descriptions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,18 +13,7 @@ RowBuilder = Callable[..., Iterator[Row]]
 
 @dataclass(frozen=True)
 class DatasetDefinition:
-    """One data set that a task can build.
-
-    Args:
-        name: what `clipx data build` calls it, unique over all tasks.
-        task: the task's folder name; its reward scores the rows.
-        kind: whether rows are for training or for measuring.
-        license: licence of the source as its owners state it, or "not stated".
-        prompts: names of the prompt templates that fit, the default first.
-        splits: names of the splits that `rows` accepts, in the order in which they are built.
-        hub: repository id on the Hugging Face hub; None if the rows are generated, or only a local copy can be read.
-        repeats: whether the source repeats problems on purpose, so that duplicates stay.
-        generated: whether its problems are always generated, so that a local copy is refused.
+    """One data set that a task can build; sets.yaml explains the fields.
 
     Raises:
         ValueError: if `kind` is unknown, or there is no prompt or no split; the message names the data set.
@@ -32,12 +21,12 @@ class DatasetDefinition:
 
     name: str
     task: str
-    kind: Literal["train", "evaluation"]
     summary: str
     license: str
-    prompts: tuple[str, ...]
+    prompts: Sequence[str]
     rows: RowBuilder
-    splits: tuple[str, ...]
+    splits: Sequence[str] = ("train", "test")
+    kind: Literal["train", "evaluation"] = "train"
     hub: str | None = None
     repeats: bool = False
     generated: bool = False

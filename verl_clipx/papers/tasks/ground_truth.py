@@ -14,18 +14,8 @@ def encode_ground_truth(truth: Any) -> str:
 
 
 def decode_ground_truth(ground_truth: Any) -> Any:
-    """Return the value that `encode_ground_truth` was given; never raises.
-
-    Args:
-        ground_truth: a row's ground truth. Files from other builders may contain fields or a list; these are returned
-            as they are.
-
-    Returns:
-        The decoded value. A text that is not JSON is returned as it is.
-    """
-    if not isinstance(ground_truth, str):
-        return ground_truth
+    """Return the value of a text in JSON, and anything else as it is, such as other builders' fields; never raises."""
     try:
-        return json.loads(ground_truth)
+        return json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     except (ValueError, RecursionError):
         return ground_truth

@@ -12,29 +12,16 @@ from transformers import AutoTokenizer
 from verl_clipx.common.files import read_table
 
 
-def longest_prompt(model: str, files: list[Path]) -> int:
-    """Return the length of the longest prompt in some files, in tokens, under the model's chat template.
-
-    Args:
-        model: a folder, or an id on the hub; only its tokenizer is read.
-
-    Raises:
-        OSError: the tokenizer or a file does not exist.
-        ValueError: a file is not in verl's schema, or the tokenizer has no chat template.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    prompts = [prompt for file in files for prompt in read_table(file, ["prompt"])["prompt"].to_pylist()]
-    texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in prompts]
-    return max(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
-
-
 def main(
     model: Annotated[str, typer.Argument(help="The model's folder, or its id on the hub.")],
     files: Annotated[list[Path], typer.Argument(help="Parquet files in verl's schema.")],
 ) -> None:
-    """Print the length of the longest prompt, in tokens of the model."""
+    """Print the length of the longest prompt, in tokens of the model and under its chat template."""
     try:
-        typer.echo(longest_prompt(model, files))
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        prompts = [prompt for file in files for prompt in read_table(file, ["prompt"])["prompt"].to_pylist()]
+        texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in prompts]
+        typer.echo(max(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"])))
     except (OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

@@ -12,13 +12,7 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 def read_records(source: Path | None, *, hub: str, hub_split: str, hub_config: str | None = None) -> Iterator[Record]:
-    """Yield the records of a source, in its order.
-
-    Args:
-        source: a local copy (see `local_records`), or None for the hub.
-        hub_split: split to load from the hub; a local copy is read completely.
-        hub_config: which of the repository's configurations to load, if it has several.
-    """
+    """Yield the records of a local copy (see `local_records`), or, without one, of a split on the hub."""
     if source is not None:
         yield from local_records(source)
         return
@@ -36,55 +30,34 @@ def local_records(source: Path) -> Iterator[Record]:
 
     Raises:
         FileNotFoundError: the source does not exist, or is a folder without such a file.
-        ValueError: a file does not have the format that its name says; the message names the file and, where there are
-            lines, the line.
+        ValueError: a file does not have the format that its name says; the message names the file and the place.
     """
-    for path in _files(source):
+    if not source.exists():
+        raise FileNotFoundError(f"{source} does not exist; give the local copy's file or folder")
+    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.suffix in SUFFIXES)
+    if not files:
+        raise FileNotFoundError(f"{source} contains no file that ends in {', '.join(SUFFIXES)}")
+    for path in files:
         if path.suffix == ".parquet":
-            yield from _parquet(path)
+            with parquet_file(path) as file:
+                for batch in file.iter_batches(batch_size=1024):
+                    yield from batch.to_pylist()
         elif path.suffix == ".jsonl":
             yield from read_jsonl(path)
+        elif path.suffix == ".json":
+            content = read_json(path)
+            for number, record in enumerate(content if isinstance(content, list) else [content], 1):
+                yield _object(record, f"{path}, entry {number}")
         else:
-            yield from _json(path)
+            raise ValueError(f"{path}: the kind {path.suffix!r} is unknown; give one of {', '.join(SUFFIXES)}")
 
 
 def read_jsonl(path: Path) -> Iterator[Record]:
-    """Yield the objects of a file with one JSON object per line; empty lines are skipped.
-
-    Raises:
-        ValueError: a line is not a JSON object; the message names the file and the line.
-    """
+    """Yield the objects of a file with one JSON object per line; empty lines are skipped. See `local_records`."""
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             where = f"{path}, line {number}"
             yield _object(parse_json(line, where), where)
-
-
-def _files(source: Path) -> list[Path]:
-    if not source.exists():
-        raise FileNotFoundError(f"{source} does not exist; give the local copy's file or folder")
-    if source.is_file():
-        if source.suffix not in SUFFIXES:
-            raise ValueError(f"{source}: the kind {source.suffix!r} is unknown; give one of {', '.join(SUFFIXES)}")
-        return [source]
-    files = sorted(path for path in source.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    if not files:
-        raise FileNotFoundError(f"{source} contains no file that ends in {', '.join(SUFFIXES)}")
-    return files
-
-
-def _parquet(path: Path) -> Iterator[Record]:
-    with parquet_file(path) as file:
-        for batch in file.iter_batches(batch_size=1024):
-            yield from batch.to_pylist()
-
-
-def _json(path: Path) -> Iterator[Record]:
-    content = read_json(path)
-    if not isinstance(content, list):
-        raise ValueError(f"{path}: contains {type(content).__name__}, not an array of objects; is it the data file?")
-    for number, record in enumerate(content, 1):
-        yield _object(record, f"{path}, entry {number}")
 
 
 def _object(record: Any, where: str) -> Record:

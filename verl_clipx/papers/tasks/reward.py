@@ -1,8 +1,7 @@
 """One reward for all tasks: `data_source` decides by which task's rule a response is scored.
 
 For verl, set `reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reward` and the name `compute_score`. A
-run on
-one task can name that task's own reward instead, which returns more parts. `clipx eval` uses
+run on one task can name that task's own reward instead, which returns more parts. `clipx eval` uses
 `compute_score_for_evaluation`.
 """
 
@@ -19,13 +18,11 @@ PARTS = ("score", "acc", "format")
 """Parts that the reward of every task returns. verl assumes that all rows of a batch have the keys of the first one, so
 in a batch of several tasks any other part would be missing from some rows."""
 
-_VARIANTS = {"countdown_boxed": "verl_clipx.papers.tasks.countdown.boxed_reward"}
-
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score one response by the rule of its row's task.
+    """Score one response by the rule of its row's task. No response can cause an error.
 
     Args:
         data_source: the row's `data_source`, which is the name of a task or of a data set.
@@ -34,7 +31,7 @@ def compute_score(
         `score`, the reward; `acc`, 1.0 if the answer is right, else 0.0; `format`, 1.0 if it can be read, else 0.0.
 
     Raises:
-        ValueError: the data source is unknown. No response can cause an error.
+        ValueError: the data source is unknown.
     """
     parts = reward_of(data_source)(data_source, solution_str, ground_truth, extra_info, **kwargs)
     return {part: parts[part] for part in PARTS}
@@ -43,13 +40,7 @@ def compute_score(
 def compute_score_for_evaluation(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score one response as `compute_score` does, but by the task's rule for evaluation, if the task has one.
-
-    Mathematics has one, in which an answer counts only if it is equal beyond reasonable doubt.
-
-    Raises:
-        ValueError: the data source is unknown.
-    """
+    """Score as `compute_score` does, but in mathematics count only answers that are equal beyond reasonable doubt."""
     reward = reward_of(data_source, for_evaluation=True)
     parts = reward(data_source, solution_str, ground_truth, extra_info, **kwargs)
     return {part: parts[part] for part in PARTS}
@@ -66,26 +57,17 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 
 @lru_cache(maxsize=256)
 def reward_of(data_source: str, for_evaluation: bool = False) -> Reward:
-    """Return the reward function of a data source.
-
-    Args:
-        for_evaluation: whether to return the task's own function for evaluation, if it has one.
+    """Return the reward function of a data source, for evaluation the task's own one if it has one.
 
     Raises:
         ValueError: the data source is unknown; the message lists the known ones.
     """
-    modules = reward_modules()
-    if data_source not in modules:
+    tasks = {name: definition.task for name, definition in definitions().items()}
+    tasks |= {task: task for task in TASKS} | {"countdown_boxed": "countdown"}
+    if data_source not in tasks:
         raise ValueError(
-            f"data_source={data_source!r} has no reward; known are {', '.join(sorted(modules))}. For your own rows, "
+            f"data_source={data_source!r} has no reward; known are {', '.join(sorted(tasks))}. For your own rows, "
             "name your reward in reward.custom_reward_function"
         )
-    module = import_module(modules[data_source])
+    module = import_module(f"verl_clipx.papers.tasks.{tasks[data_source]}.reward")
     return getattr(module, "compute_score_for_evaluation" if for_evaluation else "compute_score", module.compute_score)
-
-
-def reward_modules() -> dict[str, str]:
-    """Return the name of the module with each data source's reward, by data source."""
-    of_tasks = {task: f"verl_clipx.papers.tasks.{task}.reward" for task in TASKS}
-    of_datasets = {name: of_tasks[definition.task] for name, definition in definitions().items()}
-    return of_tasks | of_datasets | _VARIANTS

@@ -5,20 +5,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test")
 
 TEST_SHARE = 0.1
 
+# After this many draws in a row without a new problem, the search ends: there are no more, or they are too rare.
 MAX_FRUITLESS_DRAWS = 20_000
-"""After this many draws in a row without a new problem, the search ends: there are no more, or they are too rare."""
 
 Problem = TypeVar("Problem")
 
 
 def split_of_key(key: object) -> Split:
-    """Return the split of a problem: a hash of its key puts a tenth of all problems into "test".
-
-    Whatever the run or the seed, a problem is therefore never in both splits.
+    """Return the split of a problem: a hash of its key puts a tenth of all problems into "test", whatever the seed.
 
     Args:
         key: equal for problems that count as the same. Its `repr` must be the same in every process.
@@ -30,22 +27,22 @@ def split_of_key(key: object) -> Split:
 def draw_distinct(
     draws: Iterator[Problem | None], key: Callable[[Problem], Any], count: int, split: Split
 ) -> list[Problem]:
-    """Draw problems of one split until there are enough.
+    """Draw problems of one split, all with different keys, until there are enough.
 
     Args:
         draws: an endless iterator; None stands for a draw that failed.
         key: returns a problem's key, see `split_of_key`.
 
     Returns:
-        `count` problems, all with different keys; fewer if `MAX_FRUITLESS_DRAWS` draws in a row yield no new one.
+        `count` problems; fewer if `MAX_FRUITLESS_DRAWS` draws in a row yield no new one.
     """
-    found: dict[Any, Problem] = {}
+    problems: dict[Any, Problem] = {}
     fruitless = 0
-    while len(found) < count and fruitless < MAX_FRUITLESS_DRAWS:
+    while len(problems) < count and fruitless < MAX_FRUITLESS_DRAWS:
         drawn = next(draws)
         own = None if drawn is None else key(drawn)
-        if drawn is None or own in found or split_of_key(own) != split:
+        if drawn is None or own in problems or split_of_key(own) != split:
             fruitless += 1
         else:
-            found[own], fruitless = drawn, 0
-    return list(found.values())
+            problems[own], fruitless = drawn, 0
+    return list(problems.values())

@@ -7,7 +7,6 @@ so that the tokenizer adds no markers.
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -30,11 +29,6 @@ class PromptTemplate:
     plain_text: bool
     source: str
 
-    @cached_property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields, in order of appearance."""
-        return tuple(dict.fromkeys(name for _, text in self.messages for name in _FIELD.findall(text)))
-
     def render(self, **fields: Any) -> Messages:
         """Return the chat messages with the fields filled in.
 
@@ -44,25 +38,21 @@ class PromptTemplate:
         Raises:
             ValueError: a field is missing or unknown; the message names the template and its fields.
         """
-        if set(fields) != set(self.fields):
-            raise ValueError(f"template {self.name!r} takes the fields {list(self.fields)}, not {sorted(fields)}")
+        known = list(dict.fromkeys(name for _, text in self.messages for name in _FIELD.findall(text)))
+        if set(fields) != set(known):
+            raise ValueError(f"template {self.name!r} takes the fields {known}, not {sorted(fields)}")
         return [
             {"role": role, "content": _FIELD.sub(lambda match: str(fields[match[1]]), text)}
             for role, text in self.messages
         ]
 
 
-def _read() -> dict[str, PromptTemplate]:
-    entries = yaml.safe_load(files("verl_clipx.papers.tasks").joinpath("templates.yaml").read_text(encoding="utf-8"))
-    return {
-        name: PromptTemplate(
-            name, tuple(item for message in entry.pop("messages") for item in message.items()), **entry
-        )
-        for name, entry in entries.items()
-    }
+_TEXT = files("verl_clipx.papers.tasks").joinpath("templates.yaml").read_text(encoding="utf-8")
 
-
-TEMPLATES: dict[str, PromptTemplate] = _read()
+TEMPLATES = {
+    name: PromptTemplate(name, tuple(item for message in entry.pop("messages") for item in message.items()), **entry)
+    for name, entry in yaml.safe_load(_TEXT).items()
+}
 
 
 def template_named(name: str) -> PromptTemplate:
@@ -71,7 +61,6 @@ def template_named(name: str) -> PromptTemplate:
     Raises:
         ValueError: there is none; the message lists the names of all.
     """
-    try:
-        return TEMPLATES[name]
-    except KeyError:
-        raise ValueError(f"prompt={name!r} is not a template; there are {', '.join(TEMPLATES)}") from None
+    if name not in TEMPLATES:
+        raise ValueError(f"prompt={name!r} is not a template; there are {', '.join(TEMPLATES)}")
+    return TEMPLATES[name]

@@ -1,9 +1,10 @@
-"""The Parquet files: columns, determinism, and what verl's own dataset, reward loader and reward manager make of them.
+"""Countdown's rows: generated ones through `clipx data build`, and the public set from a handmade local copy.
 
-Not covered: a training run.
+Not covered: the hub itself (a stand-in checks what would be asked of it); its real 490,364 problems; a training run.
 """
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,50 +12,101 @@ from typer.testing import CliRunner
 
 from tests.countdown_files import write_countdown
 from verl_clipx.papers.tasks.commands import app
-from verl_clipx.papers.tasks.countdown import reward
-from verl_clipx.papers.tasks.countdown.prompt import build_prompt, build_response
+from verl_clipx.papers.tasks.countdown.dataset import PROMPTS, build_prompt, generated_rows, public_rows
+from verl_clipx.papers.tasks.reward import compute_score
+
+FIXTURE = Path(__file__).parent / "fixtures" / "countdown_3to4.jsonl"
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_countdown(tmp_path_factory.mktemp("countdown"), 40, 20, seed=3)
+def truth_of(row):
+    return json.loads(row["reward_model"]["ground_truth"])
 
 
-def test_columns_and_sizes(files):
+def test_rows_of_a_seed(tmp_path):
+    files, again, other = (write_countdown(tmp_path / str(name), 40, 20, seed) for name, seed in enumerate((3, 3, 4)))
+    asked = {}
     for split, size in (("train", 40), ("test", 20)):
-        rows = pq.read_table(files[split]).to_pylist()
-        assert len(rows) == size
-        for index, row in enumerate(rows):
-            truth = row["reward_model"]["ground_truth"]
-            assert row["data_source"] == "countdown"
-            problem = json.loads(truth)
-            assert row["prompt"] == build_prompt(problem["numbers"], problem["target"])
-            assert row["reward_model"]["style"] == "rule"
-            assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
-            answer = build_response(row["extra_info"]["solution"])
-            assert reward.compute_score(row["data_source"], answer, truth)["score"] == 1.0
-
-
-def test_prompt_and_response_by_hand():
-    assert build_prompt([13, 2, 5], 21) == [{"role": "user", "content": "13 2 5 = 21"}]
-    assert build_response("13+2*5-2") == "<answer>13+2*5-2</answer>"
-
-
-def test_same_seed_same_content_and_no_partial_file_left(files, tmp_path):
-    again = write_countdown(tmp_path, 40, 20, seed=3)
-    other = write_countdown(tmp_path / "other", 40, 20, seed=4)
-    for split in ("train", "test"):
         assert again[split].read_bytes() == files[split].read_bytes()
         assert pq.read_table(other[split]) != pq.read_table(files[split])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "test.parquet", "train.parquet"]
+        rows = pq.read_table(files[split]).to_pylist()
+        asked[split] = {str(row["prompt"]) for row in rows}
+        assert len(rows) == len(asked[split]) == size
+        for index, row in enumerate(rows):
+            assert row["prompt"] == build_prompt(truth_of(row)["numbers"], truth_of(row)["target"])
+            assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
+            answer = f"<answer>{row['extra_info']['solution']}</answer>"
+            assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])["score"] == 1.0
+    assert not asked["train"] & asked["test"]
+    assert build_prompt([13, 2, 5], 21) == [{"role": "user", "content": "13 2 5 = 21"}]
+
+
+def test_options_reach_the_generator():
+    rows = generated_rows(None, split="train", prompt=PROMPTS[0], size=20, max_value=9, max_numbers=4)
+    assert {max(truth_of(row)["numbers"]) <= 9 for row in rows} == {True}
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
-    [("size=0", "verl cannot load an empty file"), ("size=-1", "count=-1 is negative"), ("max_value=0", "max_value=0")],
+    ("options", "message"),
+    [
+        (["size=0"], "verl cannot load an empty file"),
+        (["size=-1"], "count=-1 is negative"),
+        (["max_value=0"], "max_value=0"),
+        (["operators=+", "min_numbers=6", "max_numbers=6", "min_value=11", "max_value=54"], "raise max_target"),
+    ],
 )
-def test_command_line_names_the_bad_key(tmp_path, option, message):
-    result = CliRunner().invoke(app, ["build", "countdown", "--out", str(tmp_path), "--option", option])
-    assert result.exit_code == 1
-    assert message in result.output
+def test_the_command_names_what_is_wrong(tmp_path, options, message):
+    words = [word for option in options for word in ("--option", option)]
+    done = CliRunner(env={"COLUMNS": "1000"}).invoke(app, ["build", "countdown", "--out", str(tmp_path), *words])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert message in done.output
     assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_the_public_splits_take_the_first_and_the_next_problems():
+    train, test = (
+        list(public_rows(FIXTURE, split=split, prompt="countdown_base", train_size=4, test_size=2))
+        for split in ("train", "test")
+    )
+    assert [truth_of(row)["target"] for row in train] == [16, 98, 24, 16]
+    assert [truth_of(row)["target"] for row in test] == [77, 60]
+    assert train[1] == {
+        "data_source": "countdown",
+        "prompt": build_prompt([44, 19, 35], 98, "countdown_base"),
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": '{"numbers": [44, 19, 35], "target": 98}'},
+        "extra_info": {"index": 1, "split": "train"},
+    }
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_reward_of_a_rows_data_source_reads_what_the_prompt_asks_for(prompt):
+    (row,) = public_rows(FIXTURE, split="train", prompt=prompt, train_size=1, test_size=1)
+    boxed = "boxed" in str(row["prompt"])
+    right, other = r"\boxed{(3+5)*2}", "<answer>(3+5)*2</answer>"
+    for answer, score in ((right, float(boxed)), (other, float(not boxed))):
+        assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ('{"target": "16", "nums": [1]}', "record 0: fields .* 'target' and a list 'nums'"),
+        ('{"target": 16, "nums": "1"}', "record 0: fields .* 'target' and a list 'nums'"),
+        ('{"answer": 1}', "record 0: fields .* 'target' and a list 'nums'"),
+        ('{"target": 16, "nums": [16]}', "train: only 1 of 2 problems from number 0 on"),
+    ],
+)
+def test_another_or_too_short_a_copy_is_refused(tmp_path, record, message):
+    (tmp_path / "data.jsonl").write_text(record + "\n")
+    with pytest.raises(ValueError, match=message):
+        list(public_rows(tmp_path, split="train", prompt="countdown_base", train_size=2))
+
+
+def test_without_a_local_copy_the_hub_is_asked(monkeypatch):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or [{"target": 3, "nums": [3]}])
+    (row,) = public_rows(None, split="train", prompt="countdown_base", train_size=1)
+    assert asked == [(("Jiayi-Pan/Countdown-Tasks-3to4", None), {"split": "train"})]
+    assert truth_of(row) == {"numbers": [3], "target": 3}

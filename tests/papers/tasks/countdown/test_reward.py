@@ -1,23 +1,18 @@
-"""Countdown's reward: hand-made cases, hostile text, and random and mutated text against an independent evaluation.
+"""Countdown's reward: hand-made cases, and thousands of generated responses against an independent evaluation.
 
-Not covered: verl's reward manager around it (test_dataset.py loads the function the way verl does).
+Every answer is given in tags and in a box. Not covered: hostile text and verl's loading (tests/papers/tasks).
 """
 
 import collections
 import concurrent.futures
 import gc
-import itertools
 import random
 import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from verl_clipx.papers.tasks.countdown.config import CountdownConfig
-from verl_clipx.papers.tasks.countdown.generator import generate_problems
 from verl_clipx.papers.tasks.countdown.reward import compute_score
 
 TRUTH = {"numbers": [3, 5, 2], "target": 16}
@@ -26,60 +21,77 @@ WRONG = {"score": 0.0, "acc": 0.0, "format": 1.0}
 NO_ANSWER = {"score": 0.0, "acc": 0.0, "format": 0.0}
 
 
-def score(text, truth=TRUTH):
-    return compute_score(data_source="countdown", solution_str=text, ground_truth=truth, extra_info={}, more=1)
+def score(text, truth=TRUTH, source="countdown"):
+    return compute_score(data_source=source, solution_str=text, ground_truth=truth, extra_info={}, more=1)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("answer", "expected"),
     [
-        ("<answer>(3+5)*2</answer>", RIGHT),
-        ("<answer> ( 3 + 5 ) * 2 </answer>", RIGHT),
-        ("<answer>\n2*(5+3)\n</answer> and so on", RIGHT),
-        ("<answer>1</answer><answer>2*(5+3)</answer>", RIGHT),
-        ("<answer>2*(5+3)</answer><answer>", RIGHT),
-        ("<answer><answer>2*(5+3)</answer>", RIGHT),
-        ("<answer>-(-3-5)*2</answer>", RIGHT),
-        ("<answer>+2*(5+3)</answer>", RIGHT),
-        ("<answer>2*(5+3)</answer><answer>2*5+3</answer>", WRONG),  # only the last one counts
-        ("<answer>3*5+2</answer>", WRONG),
-        ("<answer>2*2*2*2</answer>", WRONG),  # right value, other numbers
-        ("<answer>16</answer>", WRONG),
-        ("<answer>(3+5)*2*1</answer>", WRONG),
-        ("<answer>(3+5)+(3+5)</answer>", WRONG),
-        ("<answer>35-2</answer>", WRONG),
-        ("<answer>3/(5-5)*2</answer>", WRONG),
-        ("<answer>2**(5-3)</answer>", NO_ANSWER),
-        ("<answer>5//3*2</answer>", NO_ANSWER),
-        ("<answer>(3+5)*2=16</answer>", NO_ANSWER),
-        ("<answer>(3+5)*2.0</answer>", NO_ANSWER),
-        ("<answer>(3+5)×2</answer>", NO_ANSWER),
-        ("<answer>(3+5)*2</answer", NO_ANSWER),
-        ("(3+5)*2</answer>", NO_ANSWER),
-        ("</answer>(3+5)*2<answer>", NO_ANSWER),
-        ("(3+5)*2", NO_ANSWER),
-        ("", NO_ANSWER),
+        ("(3+5)*2", RIGHT),
+        (" ( 3 + 5 ) * 2 ", RIGHT),
+        ("\n2*(5+3)\n", RIGHT),
+        ("-(-3-5)*2", RIGHT),
+        ("+2*(5+3)", RIGHT),
+        ("3*5+2", WRONG),
+        ("2*2*2*2", WRONG),  # right value, other numbers
+        ("16", WRONG),
+        ("(3+5)*2*1", WRONG),
+        ("(3+5)+(3+5)", WRONG),
+        ("35-2", WRONG),
+        ("3/(5-5)*2", WRONG),
+        ("2**(5-3)", NO_ANSWER),
+        ("5//3*2", NO_ANSWER),
+        ("(3+5)*2=16", NO_ANSWER),
+        ("(3+5)*2.0", NO_ANSWER),
+        ("(3+5)×2", NO_ANSWER),
+        (r"(3+5)\times 2", NO_ANSWER),
+        ("-" * 255 + "3", WRONG),
+        ("-" * 256 + "3", NO_ANSWER),
     ],
 )
-def test_hand_made(text, expected):
-    assert score(text) == expected
+def test_answers_by_hand(answer, expected):
+    assert score(f"so <answer>{answer}</answer> and so on") == expected
+    assert score(f"so \\boxed{{{answer}}} and so on", source="countdown_boxed") == expected
+    assert score(answer) == score(answer, source="countdown_boxed") == NO_ANSWER
+    assert score(f"\\boxed{{{answer}}}") == NO_ANSWER
+    assert score(f"<answer>{answer}</answer>", source="countdown_boxed") == NO_ANSWER
 
 
 @pytest.mark.parametrize(
-    ("numbers", "target", "answer"),
+    ("source", "text", "expected"),
     [
-        ([8, 3, 8, 3], 24, "8/(3-8/3)"),  # passes through thirds: floats would miss the exact value
-        ([1, 3], Fraction(1, 3), "1/3"),
-        ([1, 3], 0.333333, "1/3"),  # within 1e-5
-        ([3, 3], 9, "3*3"),
+        ("countdown", "<answer>1</answer><answer>2*(5+3)</answer>", RIGHT),
+        ("countdown", "<answer>2*(5+3)</answer><answer>", RIGHT),
+        ("countdown", "<answer><answer>2*(5+3)</answer>", RIGHT),
+        ("countdown", "<answer>2*(5+3)</answer><answer>2*5+3</answer>", WRONG),  # only the last one counts
+        ("countdown", "<answer>(3+5)*2</answer", NO_ANSWER),
+        ("countdown", "(3+5)*2</answer>", NO_ANSWER),
+        ("countdown", "</answer>(3+5)*2<answer>", NO_ANSWER),
+        ("countdown", "", NO_ANSWER),
+        ("countdown_boxed", r"\boxed{3+5+2} no: \boxed{(3+5)*2}", RIGHT),
+        ("countdown_boxed", r"\boxed{(3+5)*2} no: \boxed{3+5+2}", WRONG),
+        ("countdown_boxed", r"\boxed{(3+5)*2", NO_ANSWER),
+        ("countdown_boxed", r"<think>\boxed{(3+5)*2}", NO_ANSWER),
+        ("countdown_boxed", None, NO_ANSWER),
     ],
 )
-def test_exact_arithmetic_within_the_tolerance(numbers, target, answer):
-    assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == RIGHT
+def test_which_answer_counts(source, text, expected):
+    assert score(text, source=source) == expected
 
 
-def test_outside_the_tolerance():
-    assert score("<answer>1/3</answer>", {"numbers": [1, 3], "target": 0.3333}) == WRONG
+@pytest.mark.parametrize(
+    ("numbers", "target", "answer", "expected"),
+    [
+        ([8, 3, 8, 3], 24, "8/(3-8/3)", RIGHT),  # passes through thirds: floats would miss the exact value
+        ([1, 3], Fraction(1, 3), "1/3", RIGHT),
+        ([1, 3], 0.333333, "1/3", RIGHT),  # within 1e-5
+        ([1, 3], 0.3333, "1/3", WRONG),
+        ([3, 3], 9, "3*3", RIGHT),
+    ],
+)
+def test_exact_arithmetic_within_the_tolerance(numbers, target, answer, expected):
+    assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == expected
 
 
 @pytest.mark.parametrize("numbers", [np.array([3, 5, 2]), (3, 5, 2), [np.int64(5), 3.0, 2]])
@@ -99,20 +111,6 @@ def python_value(text: str) -> Fraction | None:
         return eval("".join(f"F({c})" if c.isdigit() else c for c in text), {"__builtins__": {}, "F": Fraction})
     except (SyntaxError, TypeError, ZeroDivisionError):
         return None
-
-
-@settings(max_examples=600)
-@given(st.lists(st.sampled_from([*"352", *"352", *"+-*/", "(", ")", " ", "(3+5)", "2*", "*2"]), max_size=9))
-def test_agrees_with_python_on_random_expressions(pieces):
-    text = "".join(pieces).strip()
-    # The independent rule reads one digit at a time and knows no two operators in a row such as ** and //.
-    if any(pair in text.replace(" ", "") for pair in ("**", "//")) or any(
-        a.isdigit() and b.isdigit() for a, b in itertools.pairwise(text)
-    ):
-        return
-    digits = sorted(character for character in text if character.isdigit())
-    expected = digits == ["2", "3", "5"] and python_value(text) == 16
-    assert score(f"<answer>{text}</answer>")["score"] == float(expected)
 
 
 JUNK = ("=16", "x", "²", "٣", "\0", "\ud800", "**2", "//1", ".0", "<answer>", "</answer>", "(" * 300)
@@ -144,27 +142,12 @@ def test_fifteen_thousand_completions_agree_with_the_rule():
         result = score(text)
         assert result in (RIGHT, WRONG, NO_ANSWER)
         # A tag inside the answer can leave a right expression: then only the form of the result is checked.
-        assert result["score"] == float(right) or "answer>" in junk, text
+        if "answer>" not in junk:
+            assert result["score"] == float(right), text
+            boxed = text.replace("<answer>", "\\boxed{").replace("</answer>", "}")
+            assert score(boxed, source="countdown_boxed") == result
         outcomes[tuple(result.values())] += 1
     assert min(outcomes.values()) > 100 and len(outcomes) == 3, outcomes
-
-
-PROBLEMS = generate_problems(CountdownConfig(min_numbers=2, max_numbers=5), 200, 0, "train")
-
-
-@settings(max_examples=400)
-@given(st.data())
-def test_mutated_solutions(data):
-    problem = data.draw(st.sampled_from(PROBLEMS))
-    truth = {"numbers": list(problem.numbers), "target": problem.target}
-    text = f"<answer>{problem.solution}</answer>"
-    assert score(text, truth) == RIGHT
-    position = data.draw(st.integers(0, len(text) - 1))
-    junk = data.draw(st.sampled_from(["", "(", ")", "0", "9", "*", "/", "-", "\x00", "\ud800", "²", "<answer>", "e9"]))
-    mutated = text[:position] + junk + text[position + data.draw(st.integers(0, 2)) :]
-    assert score(mutated, truth)["score"] in (0.0, 1.0)
-    # Another number in the answer can never be right.
-    assert score(f"<answer>{problem.solution}+0</answer>", truth) == WRONG
 
 
 def test_garbage_collection_between_threads_does_not_raise():

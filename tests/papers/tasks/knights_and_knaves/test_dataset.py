@@ -1,70 +1,63 @@
-"""The rows: schema, counts, determinism, and what verl's own dataset, reward loader and reward manager make of them.
+"""The rows, their wording in English and in compact form, and the papers' prompt.
 
-Not covered: `clipx data build` around them; a training run.
+Not covered: `clipx data build` around them (test_release.py goes through it); a training run; whether every way of
+saying is pleasant English.
 """
 
+import random
+import re
 from collections import Counter
 
+import jinja2
 import pytest
 
+from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves import reward
-from verl_clipx.papers.tasks.knights_and_knaves.dataset import DATASETS, rows, tiny_rows
-from verl_clipx.papers.tasks.knights_and_knaves.prompt import build_chat_prompt
+from verl_clipx.papers.tasks.knights_and_knaves.dataset import rows
+from verl_clipx.papers.tasks.knights_and_knaves.prompt import (
+    QWEN_CHAT_TEMPLATE_WITH_THINK,
+    build_compact_response,
+    compact_puzzle,
+)
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
+from verl_clipx.papers.tasks.knights_and_knaves.wording import NAMES, SAYINGS, word_puzzle, word_statement
+from verl_clipx.papers.tasks.templates import template_named
 
 
-@pytest.fixture(scope="module")
-def paper():
-    return {split: list(rows(None, split=split, prompt="kk_chat")) for split in ("train", "test")}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return {split: list(tiny_rows(None, split=split, prompt="kk_compact")) for split in ("train", "test")}
+@pytest.fixture(scope="module", params=["knights_and_knaves", "knights_and_knaves_tiny"])
+def made(request):
+    definition = definition_named(request.param)
+    prompt = definition.prompts[0]
+    return request.param, {
+        split: list(definition.rows(None, split=split, prompt=prompt)) for split in definition.splits
+    }
 
 
 @pytest.mark.slow
-def test_counts_of_the_papers(paper):
-    for split, count in (("train", 900), ("test", 100)):
-        people = Counter(row["extra_info"]["people"] for row in paper[split])
-        assert people == dict.fromkeys((3, 4, 5, 6, 7), count)
+def test_rows(made):
+    name, splits = made
+    tiny = name.endswith("tiny")
+    for split, made_rows in splits.items():
+        counts = Counter(row["extra_info"]["people"] for row in made_rows)
+        papers = dict.fromkeys((3, 4, 5, 6, 7), 900 if split == "train" else 100)
+        assert counts == (papers if not tiny else {2: 20, 3: 1000} if split == "train" else {2: 5, 3: 123})
         # Sizes are mixed: each is among the first rows.
-        assert {row["extra_info"]["people"] for row in paper[split][:50]} == {3, 4, 5, 6, 7}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["paper", "tiny"])
-def test_schema_and_solutions(name, request):
-    for split, made in request.getfixturevalue(name).items():
-        for index, row in enumerate(made):
-            assert row.keys() == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-            assert row["data_source"] == "knights_and_knaves"
-            assert row["reward_model"]["style"] == "rule"
-            assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
-            truth = row["reward_model"]["ground_truth"]
-            assert len(truth.splitlines()) == row["extra_info"]["people"]
+        assert {row["extra_info"]["people"] for row in made_rows[:100]} == set(counts)
+        for index, row in enumerate(made_rows):
+            about, truth = row["extra_info"], row["reward_model"]["ground_truth"]
+            assert (row["data_source"], about["index"], about["split"]) == ("knights_and_knaves", index, split)
+            names = [line.split()[1] for line in truth.splitlines()]
+            assert len(names) == about["people"]
             response = f"so</think><answer>{truth}</answer>"
             assert reward.compute_score(row["data_source"], response, truth)["score"] == 3.0
-
-
-@pytest.mark.parametrize("name", ["paper", "tiny"])
-def test_no_two_rows_ask_the_same_and_the_splits_are_apart(name, request):
-    made = request.getfixturevalue(name)
-    asked = [row["extra_info"]["statements"] for split in made.values() for row in split]
+            if tiny:
+                assert row["prompt"] == [{"role": "user", "content": about["statements"]}]
+            else:
+                problem = row["prompt"][1]["content"].strip()
+                assert row["prompt"] == template_named("kk_chat").render(problem=problem)
+                assert f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}. " in problem
+    asked = [row["extra_info"]["statements"] for made_rows in splits.values() for row in made_rows]
     assert len(set(asked)) == len(asked)
-
-
-def test_chat_prompt_is_made_of_the_problem(paper):
-    for row in paper["test"]:
-        problem = row["prompt"][1]["content"].strip()
-        assert problem.startswith("A very special island")
-        assert row["prompt"] == build_chat_prompt(problem)
-        names = [line.split()[1] for line in row["reward_model"]["ground_truth"].splitlines()]
-        assert f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}. " in problem
-
-
-def test_compact_prompt_is_the_statements(tiny):
-    for row in tiny["train"]:
-        assert row["prompt"] == [{"role": "user", "content": row["extra_info"]["statements"]}]
 
 
 def test_seed_decides_the_rows():
@@ -72,26 +65,64 @@ def test_seed_decides_the_rows():
     first, again, other = (list(rows(None, seed=seed, **arguments)) for seed in (1, 1, 2))
     assert first == again != other
     assert Counter(row["extra_info"]["people"] for row in first) == {3: 5, 5: 5}
+    with pytest.raises(ValueError, match=r"^count=0 is below 1"):
+        next(rows(None, **arguments | {"count": 0}))
 
 
-@pytest.mark.slow
+A, B, NOT_C = ("knight", 0), ("knight", 1), ("knave", 2)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("statement", "english", "compact"),
     [
-        ({"count": 0}, "count=0 is below 1"),
-        ({"people": [1]}, "people=1 "),
-        ({"people": [2]}, "count=900 train puzzles of 2 people"),
+        (A, "Ann is a knight", "A"),
+        (NOT_C, "Cid is a knave", "~C"),
+        (("not", A), "Ann is not a knight", "!A"),
+        (("not", NOT_C), "Cid is not a knave", "!~C"),
+        (("and", A, NOT_C), "Ann is a knight and Cid is a knave", "A&~C"),
+        (("or", A, B), "Ann is a knight or Bob is a knight", "A|B"),
+        (("if", A, B), "If Ann is a knight then Bob is a knight", "A>B"),
+        (("iff", A, B), "Ann is a knight if and only if Bob is a knight", "A=B"),
+        # A released statement may be deeper.
+        (("not", ("and", A, B)), None, "!(A&B)"),
+        (("or", ("and", A, B), NOT_C), None, "(A&B)|~C"),
+        (("and", ("not", A), B), None, "(!A)&B"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
-    arguments = {"source": None, "split": "train", "prompt": "kk_chat"} | arguments
-    with pytest.raises(ValueError, match=f"^{message}"):
-        list(rows(arguments.pop("source"), **arguments))
+def test_statement(statement, english, compact):
+    assert english is None or word_statement(statement, ["Ann", "Bob", "Cid"]) == english
+    assert compact_puzzle([statement, NOT_C]) == f"A:{compact} B:~C"
 
 
-@pytest.mark.slow
-def test_definitions_build_their_default_prompt(paper, tiny):
-    assert [definition.name for definition in DATASETS] == ["knights_and_knaves", "knights_and_knaves_tiny"]
-    for definition, made in zip(DATASETS, (paper, tiny), strict=True):
-        assert definition.splits == ("train", "test")
-        assert next(definition.rows(None, split="test", prompt=definition.prompts[0])) == made["test"][0]
+def test_puzzle_in_english_has_the_published_frame_and_each_person_speaks_once_in_order():
+    statements = (("or", A, NOT_C), *(("knight", person) for person in range(1, 7)))
+    problem, names = word_puzzle(Puzzle(statements, (True,) * 7), random.Random(1))
+    opening = (
+        "A very special island is inhabited only by knights and knaves. Knights always tell the truth, and knaves "
+        f"always lie. You meet 7 inhabitants: {', '.join(names[:-1])}, and {names[-1]}. "
+    )
+    assert problem.startswith(opening) and problem.endswith(" So who is a knight and who is a knave?")
+    said = problem.removeprefix(opening)
+    assert word_statement(statements[0], names) in said
+    # "X is a knight" names X, and so does the saying around it.
+    after_the_first = re.findall("|".join(names), said)[-12:]
+    assert after_the_first == [name for name in names[1:] for _ in range(2)]
+
+
+def test_names_and_sayings_are_distinct_and_whole():
+    assert len(set(NAMES)) == len(NAMES) >= 50 and len(set(SAYINGS)) == len(SAYINGS)
+    assert all(saying.count("{name}") == saying.count("{statement}") == 1 for saying in SAYINGS)
+    # The reward reads a name as one word of letters.
+    assert all(re.fullmatch(r"[A-Z][a-z]+", name) for name in NAMES)
+
+
+def test_chat_prompt_and_compact_response_end_as_the_reward_expects():
+    template = jinja2.Environment().from_string(QWEN_CHAT_TEMPLATE_WITH_THINK)
+    messages = template_named("kk_chat").render(problem="Who is who?")
+    text = template.render(messages=messages, add_generation_prompt=True)
+    assert text.startswith("<|im_start|>system\nYou are a helpful assistant. The assistant first thinks about")
+    assert text.endswith(
+        "i.e., <answer> (1) Zoey is a knight\n(2) ... </answer>.\n<|im_end|>\n"
+        "<|im_start|>user\nWho is who?\n<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+    assert build_compact_response((True, False)) == "<think></think><answer>A is a knight\nB is a knave</answer>"

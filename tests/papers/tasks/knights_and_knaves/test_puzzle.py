@@ -1,6 +1,6 @@
-"""Truth tables, the solver and the key of a puzzle, against direct evaluation and by hand.
+"""Truth tables, the solver, the key of a puzzle, and drawn puzzles, against direct evaluation and by hand.
 
-Statements are evaluated here by a function of its own, one assignment at a time. Not covered: how puzzles are drawn.
+Statements are evaluated here by a function of its own, one assignment at a time. Not covered: how hard puzzles are.
 """
 
 import itertools
@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of
-from verl_clipx.papers.tasks.knights_and_knaves.statement import knight_tables, truth_table
+from verl_clipx.papers.tasks.knights_and_knaves.generator import draw_puzzles, generate_puzzles
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import (
+    OPERATORS,
+    Puzzle,
+    knight_tables,
+    solve,
+    split_of,
+    truth_table,
+)
 
 
 def holds(statement, kinds) -> bool:
@@ -29,8 +36,7 @@ def holds(statement, kinds) -> bool:
 
 
 def statements_about(people: int):
-    person = st.integers(0, people - 1)
-    leaf = st.tuples(st.sampled_from(["knight", "knave"]), person)
+    leaf = st.tuples(st.sampled_from(["knight", "knave"]), st.integers(0, people - 1))
     return st.recursive(
         leaf,
         lambda inner: (
@@ -71,39 +77,35 @@ def test_truth_tables_by_hand():
         ("iff", a, b): 0b1001,
     }.items():
         assert truth_table(statement, knights) == table
+    for statement in [("xor", a, b), ("knight",), ("and", a), ()]:
+        with pytest.raises(ValueError, match="has an unknown form"):
+            truth_table(statement, knights)
 
 
-@pytest.mark.parametrize("statement", [("xor", ("knight", 0), ("knight", 1)), ("knight",), ("and", ("knight", 0)), ()])
-def test_unknown_form_is_refused(statement):
-    with pytest.raises(ValueError, match="has an unknown form"):
-        truth_table(statement, knight_tables(2))
+HARPER, EMMA, MIA, LUKE, ALEXANDER, DAVID, ETHAN = range(7)
+PRINTED = [
+    # Appendix C.1.1 of arXiv 2505.12929: three (Alexander, Lily, Samuel) and seven people, with the solutions there.
+    ((("or", ("knave", 1), ("knight", 1)), ("iff", ("knight", 2), ("knight", 1)), ("knight", 1)), [(True,) * 3]),
+    (
+        (
+            ("not", ("knight", DAVID)),
+            ("knight", DAVID),
+            ("if", ("knight", EMMA), ("knave", EMMA)),
+            ("if", ("knave", ALEXANDER), ("knight", EMMA)),
+            ("if", ("knight", DAVID), ("knave", HARPER)),
+            ("not", ("knight", ALEXANDER)),
+            ("knight", HARPER),
+        ),
+        [(True, False, True, True, True, False, True)],
+    ),
+    ((("knave", 0), ("knight", 0)), []),  # the liar
+    ((("knight", 1), ("knight", 0)), [(False, False), (True, True)]),
+]
 
 
-def test_the_papers_examples():
-    # Appendix C.1.1 of arXiv 2505.12929: three and seven people, with the solutions printed there.
-    alexander, lily, samuel = range(3)
-    three = (
-        ("or", ("knave", lily), ("knight", lily)),
-        ("iff", ("knight", samuel), ("knight", lily)),
-        ("knight", lily),
-    )
-    assert solve(three) == [(True, True, True)]
-    harper, emma, _, _, alexander, david, _ = range(7)  # the others are mia, luke and ethan
-    seven = (
-        ("not", ("knight", david)),
-        ("knight", david),
-        ("if", ("knight", emma), ("knave", emma)),
-        ("if", ("knave", alexander), ("knight", emma)),
-        ("if", ("knight", david), ("knave", harper)),
-        ("not", ("knight", alexander)),
-        ("knight", harper),
-    )
-    assert solve(seven) == [(True, False, True, True, True, False, True)]
-
-
-def test_none_and_several_solutions():
-    assert solve((("knave", 0), ("knight", 0))) == []  # the liar
-    assert solve((("knight", 1), ("knight", 0))) == [(False, False), (True, True)]
+@pytest.mark.parametrize(("statements", "solutions"), PRINTED)
+def test_solutions_by_hand(statements, solutions):
+    assert solve(statements) == solutions
 
 
 def rename(statement, number):
@@ -162,9 +164,61 @@ def test_keys_are_equal_only_for_equal_puzzles():
     equal = [Puzzle(first, ()).key == Puzzle(second, ()).key for first, second in pairs]
     assert equal == [same_by_search(first, second) for first, second in pairs]
     assert 0 < sum(equal) < len(equal)
-
-
-def test_a_ring_of_seven_is_keyed_though_everyone_looks_alike():
-    ring = tuple(("knave", (person + 1) % 7) for person in range(7))
-    turned = tuple(("knave", (person + 3) % 7) for person in range(7))
+    # A ring of seven is keyed though everyone looks alike.
+    ring, turned = (tuple(("knave", (person + step) % 7) for person in range(7)) for step in (1, 3))
     assert Puzzle(ring, ()).key == Puzzle(turned, ()).key
+
+
+def depth(statement) -> int:
+    return 1 + max((depth(part) for part in statement[1:] if isinstance(part, tuple)), default=0)
+
+
+def kinds_in(statement) -> set:
+    return {statement[0]}.union(*(kinds_in(part) for part in statement[1:] if isinstance(part, tuple)))
+
+
+@pytest.mark.parametrize("people", [3, 5, 7])
+def test_drawn_puzzles_have_one_solution_and_are_those_of_the_published_set(people):
+    drawn = {split: generate_puzzles(people, 60, 0, split, OPERATORS) for split in ("train", "test")}
+    for split, puzzles in drawn.items():
+        assert len(puzzles) == len({puzzle.key for puzzle in puzzles}) == 60
+        for puzzle in puzzles:
+            assert len(puzzle.statements) == people and solve(puzzle.statements) == [puzzle.solution]
+            assert split_of(puzzle) == split
+            # Nobody says "I am a knave", and nobody joins a statement with itself.
+            assert all(puzzle.statements[person] != ("knave", person) for person in range(people))
+            assert all(said[1] != said[2] for said in puzzle.statements if len(said) == 3)
+        said = [statement for puzzle in puzzles for statement in puzzle.statements]
+        assert set().union(*map(kinds_in, said)) == {"knight", "knave", *OPERATORS}
+        assert {depth(statement) for statement in said} == {1, 2}
+    others = {puzzle.key for seed in (1, 2) for puzzle in generate_puzzles(people, 50, seed, "test", OPERATORS)}
+    assert not others & {puzzle.key for puzzle in drawn["train"]}
+    assert generate_puzzles(people, 20, 0, "train", OPERATORS) == drawn["train"][:20]
+    assert generate_puzzles(people, 20, 1, "train", OPERATORS) != drawn["train"][:20]
+
+
+def test_draws_repeat_but_stay_in_their_split_and_to_their_operators():
+    draws = draw_puzzles(2, 0, "test", OPERATORS)
+    puzzles = [next(draws) for _ in range(50)]
+    assert {split_of(puzzle) for puzzle in puzzles} == {"test"}
+    assert len({puzzle.key for puzzle in puzzles}) < len(set(puzzles)) <= 50
+    said = [one for puzzle in generate_puzzles(4, 200, 0, "train", ("not", "or")) for one in puzzle.statements]
+    assert set().union(*map(kinds_in, said)) == {"knight", "knave", "not", "or"}
+
+
+@pytest.mark.parametrize(
+    ("people", "count", "operators", "message"),
+    [
+        (1, 5, OPERATORS, "people=1 is not an integer from 2 to 8"),
+        (9, 5, OPERATORS, "people=9 "),
+        (3.0, 5, OPERATORS, "people=3.0 "),
+        pytest.param(
+            2, 1000, OPERATORS, "count=1000 train puzzles of 2 people .* 35 were found", marks=pytest.mark.slow
+        ),
+        # Exchange knights and knaves: what plain statements and "not" say about each other still holds.
+        (2, 1, ("not",), "no train puzzle of 2 people came up in 20000 draws"),
+    ],
+)
+def test_what_is_refused(people, count, operators, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        generate_puzzles(people, count, 0, "train", operators)

@@ -25,7 +25,7 @@ def test_released_rows_are_built_and_leaks_reported(tmp_path):
     fresh = record(OTHER, (False, True, True), ["Hal", "Ida", "Jon"])
     folder = release(tmp_path / "release", TRAIN, [leak, fresh])
     text = build(folder, tmp_path / "out")
-    assert "equal training puzzles, apart from names, order and wording: 1 of 2 with 3 people" in text
+    assert "1 of 2 test puzzles equal training puzzles, apart from names, order and wording" in text
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
     assert rows[0]["prompt"][1]["content"] == "You meet Eve, Fay, Gus.\n"
@@ -38,7 +38,7 @@ def test_released_rows_are_built_and_leaks_reported(tmp_path):
 def test_sizes_can_be_chosen_and_nothing_leaks_silently(tmp_path):
     folder = release(tmp_path / "release", TRAIN, [record(OTHER, (False, True, True))])
     text = build(folder, tmp_path / "out", "--split", "test", "--option", "people=[3]")
-    assert "also train" not in text and "1 rows" in text
+    assert "equal training puzzles" not in text and "1 rows" in text
     assert "no rows" in build(folder, tmp_path / "four", "--option", "people=[4]", code=1)
 
 
@@ -46,7 +46,7 @@ def test_sizes_can_be_chosen_and_nothing_leaks_silently(tmp_path):
     ("change", "message"),
     [
         ({"solution": [False, False, True]}, "is not the only solution of"),
-        ({"statements": "(('xor', 1),)"}, "has an unknown form"),
+        ({"statements": "(('xor', 1),)"}, "KeyError: 'xor'"),
         ({"statements": "__import__('os')"}, "malformed node"),
         ({"statements": "(" * 5000}, "at most 4096 are read"),
         ({"statements": "(('not', 1), 2, 3)"}, "test.parquet, row 0"),

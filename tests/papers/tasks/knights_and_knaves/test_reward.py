@@ -5,9 +5,11 @@ The generated ones are scored again by a rule written here. Not covered: verl's 
 
 import random
 import re
+import time
 
 import pytest
 
+from verl_clipx.papers.tasks.knights_and_knaves import words
 from verl_clipx.papers.tasks.knights_and_knaves.reward import TAGS, compute_score
 
 TRUTH = "(1) Zoey is a knight\n(2) Liam is a knave\n(3) Ava is a knight"
@@ -83,10 +85,9 @@ def test_wrong_form_scores_the_least_though_the_answer_is_right(text):
 
 
 def test_names_of_any_letters():
-    assert score(respond("Zoë is a knave, Łukasz is a knight"), "(1) Łukasz is a knight\n(2) Zoë is a knave") == RIGHT
-    assert (
-        score(respond("Zoe is a knave, Łukasz is a knight"), "(1) Łukasz is a knight\n(2) Zoë is a knave") == UNPARSED
-    )
+    truth = "(1) Łukasz is a knight\n(2) Zoë is a knave"
+    assert score(respond("Zoë is a knave, Łukasz is a knight"), truth) == RIGHT
+    assert score(respond("Zoe is a knave, Łukasz is a knight"), truth) == UNPARSED
 
 
 def test_text_around_the_tags_is_allowed():
@@ -135,29 +136,9 @@ def test_ground_truth_of_the_released_files():
 PIECES = (
     *TAGS * 3,
     *"<>/ \n,.:;*()",
-    "Zoey is a knight",
-    "Liam is a knave",
-    "Ava is a knight",
-    "Zoey is a knave",
-    "Liam is not a knight",
-    "Mia is a knave",
-    "knight",
-    "knave",
-    "Zoey",
-    "is a",
-    "THINK",
-    "Assistant:",
-    "<|im_start|>assistant",
-    "٣",
-    "Ｋnight",
-    "\x00",
-    "\ud800",
-    "{0}",
-    "%s",
-    "\\",
-    "__import__('os')",
-    "((((",
-    "9**9**9",
+    *("Zoey is a knight", "Liam is a knave", "Ava is a knight", "Zoey is a knave", "Liam is not a knight"),
+    *("Mia is a knave", "knight", "knave", "Zoey", "is a", "THINK", "Assistant:", "<|im_start|>assistant", "٣"),
+    *("Ｋnight", "\x00", "\ud800", "{0}", "%s", "\\", "__import__('os')", "((((", "9**9**9"),
 )
 
 
@@ -206,3 +187,27 @@ def test_fifteen_thousand_completions_agree_with_the_rule():
         totals.append(result["score"])
     # Every outcome must have been met often, or the comparison shows little.
     assert all(totals.count(total) > 300 for total in (3.0, -0.5, -1.0, -3.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Analyze it. We considered, looked at and CHECKED it; examine", {"analysis": 5}),
+        ("Reconsider, checking, analyzes, look up", {}),
+        ("Zoey's statement and Liam\u2019s statements, James' statement, but this statement", {"statement": 3}),
+        ("Since A, because B, due to C, given that D", {"causal_indicator": 4}),
+        ("So. Thus; hence, as a result: consequently, therefore", {"conclusion_indicator": 6}),
+        ("Also, soon", {}),
+        ("Assume A. I assumed B. If C is a knave, then D is. If E\nthen F. If G. Then H", {"assumption": 3}),
+        ("He must be one, a definite one, definitely", {"assertion": 2}),
+        ("if " * 10_000 + "a's " * 10_000, {}),  # and no time
+    ],
+)
+def test_inference_related_words_by_hand(text, expected):
+    """Table 5 of AR-Lopti. Whether the paper counts the same way is not known: it says frequency."""
+    started = time.process_time()
+    parts = words.compute_score("knights_and_knaves", f"{text}\n{respond()}", TRUTH)
+    assert {name: int(parts[name]) for name in words.CATEGORIES if parts[name]} == expected
+    assert RIGHT.items() <= parts.items()
+    # Ample for one pass on a busy machine.
+    assert time.process_time() - started < 10

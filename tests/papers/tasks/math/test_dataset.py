@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_clipx.papers.tasks.building import build_split
-from verl_clipx.papers.tasks.math.dataset import DATASETS
+from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.math.reward import compute_score
 from verl_clipx.papers.tasks.templates import template_named
 
 FIXTURES = Path(__file__).parent / "fixtures"
-BY_NAME = {definition.name: definition for definition in DATASETS}
+BY_NAME = {name: definition for name, definition in definitions().items() if definition.task == "math"}
 
 # data set, fixture, problems and ground truths in order
 CASES = [
@@ -65,10 +65,14 @@ CASES = [
 ]
 
 
+def rows_of(name, source, prompt="r1_base"):
+    return list(BY_NAME[name].rows(source, split=BY_NAME[name].splits[0], prompt=prompt))
+
+
 @pytest.mark.parametrize(("name", "fixture", "expected"), CASES)
-def test_rows(name, fixture, expected, tmp_path):
+def test_rows_and_their_right_answers(name, fixture, expected, tmp_path):
     definition = BY_NAME[name]
-    split = definition.splits[0]
+    (split,) = definition.splits
     build_split(definition, tmp_path, split=split, source=FIXTURES / fixture)
     rows = pq.read_table(tmp_path / f"{split}.parquet").to_pylist()
     template = template_named(definition.prompts[0])
@@ -76,15 +80,7 @@ def test_rows(name, fixture, expected, tmp_path):
         (template.render(problem=problem), truth) for problem, truth in expected
     ]
     for row in rows:
-        assert row["data_source"] == name
-        assert row["reward_model"]["style"] == "rule"
-        assert row["extra_info"]["split"] == split
-
-
-@pytest.mark.parametrize(("name", "fixture", "expected"), CASES)
-def test_the_right_answer_scores(name, fixture, expected):
-    definition = BY_NAME[name]
-    for row in definition.rows(FIXTURES / fixture, split=definition.splits[0], prompt="boxed_step_by_step"):
+        assert (row["data_source"], row["reward_model"]["style"], row["extra_info"]["split"]) == (name, "rule", split)
         truth = row["reward_model"]["ground_truth"]
         for answer in json.loads(truth) if truth.startswith('["') else [truth]:
             assert compute_score(name, rf"It is \boxed{{{answer}}}.", truth, row["extra_info"])["score"] == 1.0
@@ -100,43 +96,40 @@ def test_the_public_repeats_of_dapo_are_dropped_and_counted(tmp_path):
 
 
 def test_what_the_sources_say_is_kept():
-    (first, _) = BY_NAME["dsr_uniform"].rows(FIXTURES / "dsr_uniform.jsonl", split="train", prompt="r1_base")
+    first, _ = rows_of("dsr_uniform", FIXTURES / "dsr_uniform.jsonl")
     assert first["extra_info"] == {"index": 0, "split": "train", "difficulty": 12.5, "source_index": 7}
-    (first, _) = BY_NAME["skywork_or1_math"].rows(FIXTURES / "skywork.jsonl", split="train", prompt="r1_base")
+    with pytest.warns(UserWarning, match="rows 2"):
+        first, _ = rows_of("skywork_or1_math", FIXTURES / "skywork.jsonl")
     assert first["extra_info"]["source"] == "train-math-deepscaler"
     assert first["extra_info"]["model_difficulty"] == {"DeepSeek-R1-Distill-Qwen-7B": 3}
 
 
-def test_the_prompt_is_chosen_by_name(tmp_path):
-    texts = {}
-    for prompt in BY_NAME["math500"].prompts:
-        (row,) = BY_NAME["math500"].rows(FIXTURES / "math500.jsonl", split="test", prompt=prompt)
-        texts[prompt] = row["prompt"][0]["content"]
-    assert texts["r1_base"].endswith("polar coordinates.\nAssistant: <think>")
-    assert texts["boxed_step_by_step"].endswith("final answer within \\boxed{}.")
+def test_the_prompt_is_chosen_by_name():
+    for prompt, end in (("r1_base", "coordinates.\nAssistant: <think>"), ("boxed_step_by_step", "within \\boxed{}.")):
+        (row,) = rows_of("math500", FIXTURES / "math500.jsonl", prompt)
+        assert row["prompt"][0]["content"].endswith(end)
 
 
-def test_a_copy_without_questions_is_named():
-    with pytest.raises(ValueError, match=r"unknown\.jsonl.*\['text'\].*problem"):
-        list(BY_NAME["aime25"].rows(FIXTURES / "unknown.jsonl", split="test", prompt="r1_base"))
-
-
-def test_a_copy_of_another_schema_is_named():
-    with pytest.raises(ValueError, match=r"unknown\.jsonl.*\['text'\].*reward_model"):
-        list(BY_NAME["dapo_17k"].rows(FIXTURES / "unknown.jsonl", split="train", prompt="r1_base"))
-
-
-@pytest.mark.parametrize("content", ["[[1]]", '[[{"value": "x"}]]', '{"a": 1}', "[{}]", "not json"])
-def test_a_broken_copy_of_orz_is_named(content, tmp_path):
-    path = tmp_path / "orz.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"orz\.json.*orz_math_57k_collection\.json"):
-        list(BY_NAME["orz_57k"].rows(path, split="train", prompt="r1_base"))
-
-
-def test_dsr_uniform_says_where_its_file_is():
-    with pytest.raises(ValueError, match="AR-Lopti"):
-        list(BY_NAME["dsr_uniform"].rows(None, split="train", prompt="r1_base"))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("aime25", '{"text": "?"}', r"copy\.json, row 1: LookupError: no problem in "),
+        ("dapo_17k", '{"text": "?"}', r"copy\.json, row 1: LookupError: no problem in "),
+        ("math500", '[{"problem": "?", "answer": 1}, {"answer": 1}]', r"copy\.json, row 2: "),
+        ("dsr_uniform", '{"prompt": [{"content": "?"}], "reward_model": {}}', "row 1: KeyError: 'extra_info'"),
+        ("orz_57k", "[[1]]", r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
+        ("orz_57k", '[[{"value": "x"}]]', r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
+        ("orz_57k", '{"a": 1}', r"copy\.json: contains dict.*is it orz_math_57k_collection\.json"),
+        ("orz_57k", "[{}]", r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
+        ("orz_57k", "not json", r"copy\.json: not JSON"),
+        ("dsr_uniform", None, "the set is not on the hub; give a local copy of .*AR-Lopti"),
+    ],
+)
+def test_another_or_no_copy_is_named_with_its_row(name, content, message, tmp_path):
+    path = tmp_path / "copy.json"
+    path.write_text(content or "")
+    with pytest.raises(ValueError, match=message):
+        rows_of(name, None if content is None else path)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +141,8 @@ def test_dsr_uniform_says_where_its_file_is():
         ({"answer": " "}, "jsonl"),
         ({"solution": "It is 3, without a box."}, "jsonl"),
         ({"solution": None, "final_answer": None}, "jsonl"),
+        ({"prompt": [{"role": "user", "content": "?"}], "reward_model": {"style": "rule"}}, "jsonl"),
+        ({"prompt": [{"role": "user", "content": "?"}], "reward_model": None}, "jsonl"),
     ],
 )
 def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, ends, tmp_path):
@@ -169,23 +164,24 @@ def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, en
     assert row["reward_model"]["ground_truth"] == "2"
 
 
-def test_a_ground_truth_that_is_missing_is_left_out_too(tmp_path):
-    path = tmp_path / "copy.jsonl"
-    row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"style": "rule"}}
-    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"reward_model": None}) + "\n")
-    with pytest.warns(UserWarning, match=r"rows 1, 2"):
-        assert list(BY_NAME["math500"].rows(path, split="test", prompt="r1_base")) == []
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("math500", (("HuggingFaceH4/MATH-500", None), {"split": "test"})),
+        ("olympiadbench", (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), {"split": "train"})),
+    ],
+)
+def test_without_a_local_copy_the_hub_is_asked(name, asked, monkeypatch):
+    import datasets
+
+    calls = []
+    rows = [{"problem": "?", "answer": 1}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or rows)
+    assert len(rows_of(name, None)) == 1 and calls == [asked]
 
 
 def test_a_boxed_solution_stands_in_for_a_missing_answer(tmp_path):
     path = tmp_path / "copy.jsonl"
     path.write_text(json.dumps({"problem": "?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}))
-    (row,) = BY_NAME["math500"].rows(path, split="test", prompt="r1_base")
+    (row,) = rows_of("math500", path)
     assert row["reward_model"]["ground_truth"] == "3"
-
-
-def test_a_row_without_a_question_is_named_by_its_number(tmp_path):
-    path = tmp_path / "copy.jsonl"
-    path.write_text('{"problem": "?", "answer": 1}\n{"answer": 1}\n')
-    with pytest.raises(ValueError, match=r"copy\.jsonl, row 2: .*problem"):
-        list(BY_NAME["math500"].rows(path, split="test", prompt="r1_base"))

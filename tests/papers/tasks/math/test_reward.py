@@ -1,10 +1,9 @@
-r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, verl's own loader.
+r"""All three rewards: hand-made responses, cut-off ones, and what limits a verdict's time.
 
-Not covered: what is equal (test_verdicts.py), and the processes that compare (test_processes.py).
+Not covered: what is equal (test_verdicts.py), the processes that compare (test_processes.py), hostile and random text
+(tests/papers/tasks/test_rewards.py).
 """
 
-import random
-import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,8 +21,6 @@ from verl_clipx.papers.tasks.math.reward import (
     compute_score_strict,
     extract_answers,
 )
-
-KEYS = {"score", "acc", "format", "truncated", "undecided"}
 
 
 def score(response, truth="5", extra_info=None, function=compute_score):
@@ -103,15 +100,12 @@ def test_many_equal_boxes_are_not_an_answer_to_the_strict_reward():
     assert score(r"\boxed{5}" * (MAX_BOXES + 1), function=compute_score_strict) == UNFORMATTED_STRICT
 
 
-@pytest.mark.parametrize("flag", [True, 1, np.True_, np.int64(1)])
-def test_a_response_that_was_cut_off_never_scores(flag):
-    assert score(r"\boxed{5}", extra_info={"truncated": flag}) == CUT_OFF
-    assert score(r"\boxed{5}", extra_info={"truncated": flag}, function=compute_score_strict) == CUT_OFF_STRICT
-
-
-@pytest.mark.parametrize("extra_info", [None, {}, {"truncated": False}, {"truncated": None}, {"truncated": []}, 3, "x"])
-def test_other_extra_info_changes_nothing(extra_info):
-    assert score(r"\boxed{5}", extra_info=extra_info) == RIGHT
+def test_a_response_that_was_cut_off_never_scores_and_other_extra_info_changes_nothing():
+    for flag in (True, 1, np.True_, np.int64(1)):
+        assert score(r"\boxed{5}", extra_info={"truncated": flag}) == CUT_OFF
+        assert score(r"\boxed{5}", extra_info={"truncated": flag}, function=compute_score_strict) == CUT_OFF_STRICT
+    for other in (None, {}, {"truncated": False}, {"truncated": None}, {"truncated": []}, 3, "x"):
+        assert score(r"\boxed{5}", extra_info=other) == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -146,13 +140,19 @@ def test_accepted_answers(truth, accepted):
     assert score(r"\boxed{5}", truth)["score"] == float("5" in accepted)
 
 
-def test_any_accepted_spelling_counts():
-    assert score(r"\boxed{0.02}", '["0.01", "0.02"]') == RIGHT
-    assert score(r"\boxed{0.03}", '["0.01", "0.02"]') == WRONG
-    assert score(r"\boxed{0.02}", ["0.01", "0.02"]) == RIGHT
-    assert score(r"\boxed{0.03}", ["0.01", "0.02"]) == WRONG
-    assert score(r"\boxed{x}", ["9^{9^9}", "x"]) == RIGHT
-    assert score(r"\boxed{y}", ["9^{9^9}", "7"]) == UNDECIDED
+@pytest.mark.parametrize(
+    ("box", "truth", "expected"),
+    [
+        ("0.02", '["0.01", "0.02"]', RIGHT),
+        ("0.03", '["0.01", "0.02"]', WRONG),
+        ("0.02", ["0.01", "0.02"], RIGHT),
+        ("x", ["9^{9^9}", "x"], RIGHT),
+        ("y", ["9^{9^9}", "7"], UNDECIDED),
+        ("$$$$5$$$$$\n\n", "5", RIGHT),  # mere typesetting
+    ],
+)
+def test_any_accepted_spelling_counts(box, truth, expected):
+    assert score(f"\\boxed{{{box}}}", truth) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,6 @@ def test_any_accepted_spelling_counts():
 def test_look_alikes_of_the_right_answer_do_not_pass(answer):
     for function in (compute_score, compute_score_strict, compute_score_for_evaluation):
         assert score(rf"\boxed{{{answer}}}", function=function)["acc"] == 0.0
-    assert score("\\boxed{$$$$5$$$$$\n\n}") == RIGHT  # mere typesetting
 
 
 # Passes the guards, and sympy simplifies its difference to f(x) for minutes.
@@ -188,55 +187,3 @@ def test_endless_comparisons_take_no_verdict_from_others():
         honest = [threads.submit(score, rf"\boxed{{x+y+{index}}}", f"y+{index}+x") for index in range(20)]
     assert [future.result() for future in honest] == [RIGHT] * 20
     assert [future.result() for future in endless] == [UNDECIDED] * 2
-
-
-PIECES = [
-    *("\\boxed{", "}", "{", "<think>", "</think>", "<answer>", "</answer>", "\\frac", "\\sqrt", "\\left(", "\\right)"),
-    *("\\%", "\\\\", "\\", *"^_!()[],=<%$& \n\x00\u200b"),
-    *("0", "5", "12", "3.5", "999999999", "1e400", "x", "\\pi", "i", "e", "\\infty", "\\cup", "\\text{cm}", "５", "−"),
-    *("\\sum_{n=1}^{9}", "\\begin{pmatrix}", "\\end{pmatrix}", "{0}", "%s", "__import__('os')", "lambda:0", "é", "是"),
-]
-
-ANSWERS = ["5", "5.0", "10/2", "4", "x=5", r"\sqrt{25}", r"\frac{5}{1}", "9^{9^9}", "5,6", "(5)", r"5\%", "V", ""]
-
-
-def generated_responses(count, seed):
-    """Yield responses in thirds: random pieces, pieces in a box, and well-formed ones with a piece or two too many."""
-    rng = random.Random(seed)
-    for index in range(count):
-        noise = "".join(rng.choices(PIECES, k=rng.randint(0, 40)))
-        answer = rng.choice(ANSWERS)
-        if index % 3 == 0:
-            yield noise
-        elif index % 3 == 1:
-            yield f"{noise}\\boxed{{{'(' * rng.randint(0, 30)}{noise}9^{{9^{{9}}}}}}"
-        else:
-            yield f"<think>{noise.replace('<think>', '')}</think>\\boxed{{{answer}}}{rng.choice(['', '.', ' done'])}"
-
-
-@pytest.mark.slow
-def test_ten_thousand_generated_responses():
-    # What only a process could decide is drawn from few answers, so that the cache leaves the time to the scans.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seen = set()
-    for response in generated_responses(12_000, seed=7):
-        loose, strict = score(response), score(response, function=compute_score_strict)
-        careful = score(response, function=compute_score_for_evaluation)
-        for result in (loose, strict, careful):
-            assert set(result) == KEYS
-            assert all(type(value) is float for value in result.values())
-        assert loose["score"] == loose["acc"] <= loose["format"]
-        assert strict["score"] == 2 * strict["acc"] - 1
-        assert strict["acc"] <= loose["acc"]
-        assert careful["score"] == careful["acc"] <= loose["acc"]
-        assert not (loose["undecided"] and loose["acc"])
-        seen.add(tuple(loose.values()))
-    assert len(seen) == 5  # right, wrong, no answer, cut off and undecided all occur
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # kilobytes
-
-
-def test_threads_get_the_verdicts_that_one_gets():
-    responses = list(generated_responses(300, seed=11))
-    expected = [score(response) for response in responses]
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda _: [score(response) for response in responses], range(8))) == [expected] * 8

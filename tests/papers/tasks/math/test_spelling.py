@@ -1,4 +1,4 @@
-r"""Spellings, plain numbers, the guards' bounds and what is added to math-verify, where no verdict shows them.
+r"""Plain numbers, the guards' bounds and what is added to math-verify, where no verdict shows them.
 
 Not covered: equality of two answers (test_verdicts.py).
 """
@@ -19,40 +19,6 @@ from verl_clipx.papers.tasks.math.comparison import _differ, _parse_fast_mode_fi
 from verl_clipx.papers.tasks.math.guards import MAX_DEPTH, MAX_DIGITS, MAX_EXPONENT, MAX_LENGTH, is_safe
 from verl_clipx.papers.tasks.math.spelling import MAX_NUMBER_LENGTH, canonical, clean, parse_number
 
-CLEANED = [
-    (" $5$. ", "5"),
-    (r"\$5", r"\$5"),
-    (r"\dfrac{1}{2}", r"\frac{1}{2}"),
-    (r"\left( 3, \frac{\pi}{2} \right)", r"( 3, \frac{\pi}{2} )"),
-    (r"\leftarrow", r"\leftarrow"),
-    (r"(0,1\right", r"(0,1\right"),  # a size without a bracket stays
-    (r"\dfrac{a}2", r"\frac{a}{2}"),
-    (r"\frac1{23}", r"\frac{1}{23}"),
-    (r"\frac123", r"\frac123"),  # 1/23 or 3/2
-    (r"1.2\bar{45}", r"\frac{137}{110}"),
-    (r"0.\dot{9}", r"\frac{1}{1}"),
-    (r"\overline{AB}", r"\overline{AB}"),
-    ("−3", "-3"),
-    ("2×3", r"2\times 3"),
-    ("3E-05", r"3\times 10^{-5}"),
-    ("2e", "2e"),
-    ("x2e5", "x2e5"),
-    ("５", "５"),  # a look-alike stays one
-]
-
-
-@pytest.mark.parametrize(("text", "cleaned"), CLEANED)
-def test_clean(text, cleaned):
-    assert clean(text) == cleaned
-
-
-def test_one_canonical_spelling():
-    pairs = [("p - q", "p-q"), (r"\text{even}", "even"), (r"\mathrm{ cm }", "cm"), ("( 1 , 2 )", "(1,2)")]
-    assert all(canonical(clean(one)) == canonical(clean(other)) for one, other in pairs)
-    separate = [("1 2", "12"), (r"\pi r", r"\pir"), ("a b", "ab"), ("x", "X")]
-    assert all(canonical(one) != canonical(other) for one, other in separate)
-
-
 NUMBERS = {
     "073": 73,
     "+5": 5,
@@ -62,6 +28,9 @@ NUMBERS = {
     "-3 / 4": Fraction(-3, 4),
     r"\frac {3} {4}": Fraction(3, 4),
     r"-\frac{-3}{4}": Fraction(3, 4),
+    r"\dfrac12": Fraction(1, 2),
+    r"\frac1{23}": Fraction(1, 23),
+    r"\tfrac{11}2": Fraction(11, 2),
     r"\frac{3}{-4}": Fraction(-3, 4),
     r"1\frac{1}{2}": Fraction(3, 2),
     "12.5 %": Fraction(1, 8),
@@ -70,7 +39,16 @@ NUMBERS = {
     r"-10^{2}": -100,
 }
 NO_NUMBERS = ["", "x", "1 2", "1,23", "1/0", r"\frac{1}{0}", r"1\frac{3}{2}", "1.2.3", "٣", "５", "²", "0x10", "1_000"]
-NO_NUMBERS += ["inf", "nan", "--1", "5 cm", r"7\times 10^{9999}", r"7\times 10^33", "1" * (MAX_NUMBER_LENGTH + 1)]
+NO_NUMBERS += [
+    r"\frac123",
+    "inf",
+    "nan",
+    "--1",
+    "5 cm",
+    r"7\times 10^{9999}",
+    r"7\times 10^33",
+    "1" * (MAX_NUMBER_LENGTH + 1),
+]
 
 
 def test_numbers():
@@ -86,13 +64,6 @@ def test_cleaning_is_total(text):
     assert isinstance(canonical(cleaned), str)
     parse_number(cleaned)
     is_safe(cleaned)
-
-
-@given(st.fractions(max_denominator=10**6))
-def test_a_fraction_reads_back(value):
-    sign, absolute = "-" if value < 0 else "", abs(value)
-    for text in (str(value), rf"{sign}\frac{{{absolute.numerator}}}{{{absolute.denominator}}}"):
-        assert parse_number(text)[0] == value
 
 
 SAFE = r"""
@@ -164,10 +135,10 @@ def test_the_fast_mode_finds_the_same_expressions(monkeypatch):
 @pytest.mark.slow
 def test_a_difference_in_value_never_contradicts_math_verify():
     expressions = parsed()
-    pairs = itertools.product(ANSWERS, repeat=2)
+    pairs = list(itertools.product(ANSWERS, repeat=2))[::5]
     refuted = [pair for pair in pairs if _differ(*(expressions[answer][0] for answer in pair))]
     assert [pair for pair in refuted if verify(*map(expressions.get, pair), timeout_seconds=None)] == []
-    assert len(refuted) > 300
+    assert len(refuted) > 60
 
 
 @pytest.mark.parametrize(

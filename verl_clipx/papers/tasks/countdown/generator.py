@@ -8,19 +8,53 @@ import random
 from dataclasses import dataclass
 from itertools import repeat
 
-from verl_clipx.papers.tasks.countdown.config import CountdownConfig
-from verl_clipx.papers.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
+from verl_clipx.papers.tasks.splits import Split, draw_distinct
+
+OPERATORS = "+-*/"
 
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One Countdown problem.
+class CountdownConfig:
+    """Difficulty of the generated problems: ranges of how many numbers there are, of each number, and of the target.
 
-    Attributes:
-        solution: an expression that uses each number once and equals the target.
+    A policy of about a million parameters learns the default problems in minutes. The papers' problems have 3 or 4
+    numbers up to 99 and all four operators.
+
+    Args:
+        operators: operators from which solutions are built, as distinct characters of "+-*/". Answers may use all four.
+
+    Raises:
+        ValueError: a value is of the wrong type or outside its range; the message names the key and the range.
     """
+
+    min_numbers: int = 3
+    max_numbers: int = 3
+    min_value: int = 1
+    max_value: int = 20
+    min_target: int = 1
+    max_target: int = 60
+    operators: str = "+-"
+
+    def __post_init__(self) -> None:
+        for quantity, lowest, highest in (("numbers", 2, 6), ("value", 1, 1000), ("target", 0, 100_000)):
+            low = lowest
+            for key in (f"min_{quantity}", f"max_{quantity}"):
+                value = getattr(self, key)
+                if type(value) is not int or not low <= value <= highest:
+                    raise ValueError(
+                        f"{key}={value!r} is not an integer from {low} to {highest}; give one in that range"
+                    )
+                low = value
+        operators = self.operators
+        if not isinstance(operators, str) or not operators or len(set(operators) & set(OPERATORS)) != len(operators):
+            raise ValueError(f"operators={operators!r} is not a set of distinct characters of {OPERATORS!r}; list some")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One Countdown problem; the solution uses each number once and equals the target."""
 
     numbers: tuple[int, ...]
     target: int
@@ -55,21 +89,12 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
     draws = (_draw_problem(config, rng) for _ in repeat(None))
     problems = draw_distinct(draws, lambda problem: problem.key, count, split)
     if len(problems) < count:
-        raise ValueError(_too_few(config, count, split, len(problems)))
+        raise ValueError(
+            f"count={count}: only {len(problems)} {split} problems came up with {config}; ask for fewer, raise "
+            "max_target, lower min_target, or allow other numbers (min_numbers, max_numbers, min_value, max_value) or "
+            "more operators"
+        )
     return problems
-
-
-def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> str:
-    """Say that a configuration allows no problem, or fewer than requested, and how to change it."""
-    more = (
-        "raise max_target, lower min_target, allow other numbers (min_numbers, max_numbers, min_value, max_value) "
-        "or more operators"
-    )
-    if not found:
-        return f"no {split} problem came up in {MAX_FRUITLESS_DRAWS} draws from {config}; {more}"
-    return (
-        f"count={count} {split} problems do not exist with {config}: only {found} were found; ask for fewer, or {more}"
-    )
 
 
 def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:
@@ -110,22 +135,16 @@ def _draw_expression(numbers: list[int], operators: str, rng: random.Random) -> 
 
 
 def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
-    if operator == "+":
-        value = left.value + right.value
-    elif operator == "-":
-        value = left.value - right.value
-    elif operator == "*":
-        value = left.value * right.value
-    elif right.value == 0 or left.value % right.value:
+    if operator == "/" and (right.value == 0 or left.value % right.value):
         return None
-    else:
-        value = left.value // right.value
+    value = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}[operator](
+        left.value, right.value
+    )
     if value < 0:
         return None
-    level = _PRECEDENCE[operator]
+    level, of_right = _PRECEDENCE[operator], _PRECEDENCE[right.operator]
     left_text = f"({left.text})" if _PRECEDENCE[left.operator] < level else left.text
     # On the right of - and /, an operator of the same precedence needs parentheses too.
-    right_level = _PRECEDENCE[right.operator]
-    needs_parentheses = right_level < level or (right_level == level and operator in "-/")
+    needs_parentheses = of_right < level or (of_right == level and operator in "-/")
     right_text = f"({right.text})" if needs_parentheses else right.text
     return _Term(value, f"{left_text}{operator}{right_text}", operator)

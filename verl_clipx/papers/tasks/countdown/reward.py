@@ -1,6 +1,7 @@
-"""Rule reward of Countdown: 1 if the last `<answer>` uses each number exactly once and equals the target, else 0.
+r"""Rule reward of Countdown: 1 if the answer uses each number exactly once and equals the target, else 0.
 
-An `<answer>` inside the thinking does not count.
+The answer is the last `<answer>…</answer>`, or, for rows whose prompt asks for a box, the last `\boxed{…}`. An answer
+inside the thinking does not count.
 
 verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports little more
 than the standard library. Responses come from a policy under training: they must never raise an error, be executed, or
@@ -17,8 +18,11 @@ from fractions import Fraction
 from numbers import Integral, Rational
 from typing import Any
 
-from verl_clipx.common.responses import tagged_answer
+from verl_clipx.common.responses import final_part, last_boxed, tagged_answer
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
+
+BOXED_DATA_SOURCE = "countdown_boxed"
+"""Data source of rows whose prompt asks for a box, in which LaTeX operators such as \\times do not count."""
 
 # Expressions of six numbers have about 30 characters. The limit bounds the parser's depth and the integers' size.
 MAX_ANSWER_LENGTH = 256
@@ -44,13 +48,21 @@ def compute_score(
     parentheses count; other operators do not.
 
     Args:
+        data_source: `BOXED_DATA_SOURCE` for an answer in a box, anything else for one in tags.
         ground_truth: a mapping `{"numbers": integers, "target": number}`, or its JSON; with anything else no answer is
             right.
 
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last answer is an arithmetic expression.
     """
-    return score_expression(parse_answer(solution_str), ground_truth)
+    if data_source == BOXED_DATA_SOURCE:
+        final = final_part(solution_str) if isinstance(solution_str, str) else None
+        answer = last_boxed(final, MAX_ANSWER_LENGTH)
+    else:
+        answer = tagged_answer(solution_str, MAX_ANSWER_LENGTH)
+    expression = None if answer is None else _parse(answer.strip())
+    correct = expression is not None and _is_solution(expression, decode_ground_truth(ground_truth))
+    return {"score": float(correct), "acc": float(correct), "format": float(expression is not None)}
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
@@ -67,31 +79,8 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
         )
 
 
-def score_expression(expression: ast.expr | None, ground_truth: Any) -> dict[str, float]:
-    """Return the parts of the reward for a parsed answer, or for None if there is none; see `compute_score`."""
-    correct = expression is not None and _is_solution(expression, ground_truth)
-    return {"score": float(correct), "acc": float(correct), "format": float(expression is not None)}
-
-
-def parse_answer(text: Any) -> ast.expr | None:
-    """Return the syntax tree of the last `<answer>…</answer>` after a response's thinking.
-
-    Returns:
-        A tree of integers, the signs + and -, and the operators + - * /; None if there is no such answer.
-    """
-    answer = tagged_answer(text, MAX_ANSWER_LENGTH)
-    return None if answer is None else parse_expression(answer)
-
-
-def parse_expression(answer: str) -> ast.expr | None:
-    """Return the syntax tree of an arithmetic expression of at most `MAX_ANSWER_LENGTH` characters.
-
-    Returns:
-        A tree of integers, the signs + and -, and the operators + - * /; None if the text is anything else or longer.
-    """
-    if len(answer) > MAX_ANSWER_LENGTH:
-        return None
-    answer = answer.strip()
+def _parse(answer: str) -> ast.expr | None:
+    """Return the syntax tree of integers, the signs + and -, and the operators + - * /; None of anything else."""
     if not _ARITHMETIC.fullmatch(answer):
         return None
     try:
@@ -112,19 +101,16 @@ def _is_arithmetic(node: ast.expr) -> bool:
     return False
 
 
-def _is_solution(expression: ast.expr, ground_truth: Any) -> bool:
-    ground_truth = decode_ground_truth(ground_truth)
-    if not isinstance(ground_truth, Mapping):
-        return False
-    target, numbers = ground_truth.get("target"), ground_truth.get("numbers")
-    if not isinstance(target, Rational | float):
+def _is_solution(expression: ast.expr, truth: Any) -> bool:
+    if not isinstance(truth, Mapping) or not isinstance(truth.get("target"), Rational | float):
         return False
     used = Counter(node.value for node in ast.walk(expression) if isinstance(node, ast.Constant))
     try:
         # Parquet gives a list or an array. If its length differs, it cannot match, whatever it contains.
+        numbers = truth.get("numbers")
         if len(numbers) != used.total() or used != Counter(numbers):
             return False
-        return abs(_evaluate(expression) - Fraction(target)) <= TOLERANCE
+        return abs(_evaluate(expression) - Fraction(truth["target"])) <= TOLERANCE
     except (ArithmeticError, ValueError, TypeError, RecursionError):
         # Division by zero, a target that is not finite, numbers that cannot be counted, a very deep expression.
         return False

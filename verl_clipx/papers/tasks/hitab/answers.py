@@ -11,21 +11,13 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 
-MAX_ANSWER_LENGTH = 2000
-"""Longest answer that is compared, in characters. The longest list of the release has ten entries."""
-
-MAX_NUMBER_LENGTH = 60
-"""Longest number with its unit, in characters."""
-
-TOLERANCE = Decimal("1e-5")
-"""Largest absolute difference of two equal numbers, as in the release."""
-
-MIN_ROUNDED_DIGITS = 3
-"""Smallest number of significant digits in a rounded number."""
-
-LIST_SEPARATOR = "|"
-"""What separates several answers, according to the prompt (template table_question)."""
+MAX_ANSWER_LENGTH = 2000  # characters that are compared; the longest list of the release has ten entries
+MAX_NUMBER_LENGTH = 60  # characters of a number with its unit
+TOLERANCE = Decimal("1e-5")  # largest absolute difference of two equal numbers, as in the release
+MIN_ROUNDED_DIGITS = 3  # smallest number of significant digits in a rounded number
+LIST_SEPARATOR = "|"  # between several answers, according to the prompt (template table_question)
 
 _LIST_SEPARATORS = (re.compile(r"\|"), re.compile(r";"), re.compile(r"\n"), re.compile(r",\s*and\s|,\s|\sand\s"))
 
@@ -52,21 +44,13 @@ _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is written.
+    """A number as it is written."""
 
-    Args:
-        value: its value; a percent sign does not change it.
-        decimals: number of digits after the point.
-        digits: number of significant digits as written; 0 for a zero.
-        unit: the text after it, without a percent sign; empty if there is none.
-        percent: whether a percent sign, or the word, follows.
-    """
-
-    value: Decimal
-    decimals: int
-    digits: int
-    unit: str
-    percent: bool = False
+    value: Decimal  # which a percent sign does not change
+    decimals: int  # digits after the point
+    digits: int  # significant digits as written; 0 for a zero
+    unit: str  # the text after it, without a percent sign
+    percent: bool  # whether a percent sign, or the word, follows
 
 
 def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, rounding: bool = False) -> bool:
@@ -84,17 +68,11 @@ def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, 
         return False
     answer = clean_latex(answer)
     expected = [clean_latex(text) for text in expected]
-
-    def equal(given: str, wanted: str) -> bool:
-        return _equal(given, wanted, ratio=ratio, rounding=rounding)
-
+    equal = partial(_equal, ratio=ratio, rounding=rounding)
     if len(expected) == 1:
         return equal(answer, expected[0])
-    for separator in _LIST_SEPARATORS:
-        parts = [part for part in separator.split(answer) if part.strip()]
-        if len(parts) == len(expected) and _can_pair(parts, expected, equal):
-            return True
-    return False
+    splits = ([part for part in separator.split(answer) if part.strip()] for separator in _LIST_SEPARATORS)
+    return any(len(parts) == len(expected) and _can_pair(parts, expected, equal) for parts in splits)
 
 
 def clean_latex(text: str) -> str:
@@ -109,14 +87,12 @@ def clean_latex(text: str) -> str:
 
 
 def normalise_text(text: str) -> str:
-    """Return a text for comparison.
+    """Return a text for comparison: in lower case, without accents, outer quotes, a final full stop and double blanks.
 
-    The result has no accents, plain quotes and dashes, lower case, single blanks, and no outer quotes or final full
-    stop. Full-width digits become digits; superscript, subscript and circled ones do not.
+    Full-width digits become digits; superscript, subscript and circled ones do not.
     """
-    if not text.isascii():
-        plain = "".join(map(_plain, text))
-        text = "".join(character for character in plain if unicodedata.category(character) != "Mn")
+    plain = text if text.isascii() else "".join(map(_plain, text))
+    text = "".join(character for character in plain if unicodedata.category(character) != "Mn")
     text = _DOUBLE_QUOTES.sub('"', _SINGLE_QUOTES.sub("'", _DASHES.sub("-", text)))
     text = " ".join(text.casefold().split())
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
@@ -130,30 +106,18 @@ def _plain(character: str) -> str:
 
 
 def parse_number(text: str) -> Number | None:
-    """Read a number, perhaps with a currency before it and a unit after it.
-
-    Args:
-        text: from `normalise_text`.
-
-    Returns:
-        The number; None if the text is anything else or longer than `MAX_NUMBER_LENGTH`.
-    """
-    if len(text) > MAX_NUMBER_LENGTH:
+    """Read a number from a normalised text, perhaps with a currency before it and a unit after it."""
+    match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_LENGTH else None
+    if match is None or _JOINING.search(match["unit"]):
         return None
-    found = _NUMBER.fullmatch(text)
-    if found is None:
-        return None
-    whole, fraction = found["whole"].replace(",", ""), (found["fraction"] or "")[1:]
+    whole, fraction = match["whole"].replace(",", ""), (match["fraction"] or "")[1:]
     if not whole and not fraction:
         return None
-    value = Decimal(f"{whole or 0}.{fraction or 0}{found['exponent'] or ''}")
-    if (found["sign"] == "-") != (found["inner"] == "-"):
+    value = Decimal(f"{whole or 0}.{fraction or 0}{match['exponent'] or ''}")
+    if (match["sign"] == "-") != (match["inner"] == "-"):
         value = -value
-    unit = " ".join(_PERCENT.sub(" ", found["unit"]).split())
-    if _JOINING.search(unit):
-        return None
-    percent = _PERCENT.search(found["unit"]) is not None
-    return Number(value, len(fraction), len((whole + fraction).lstrip("0")), unit, percent)
+    unit, percents = _PERCENT.subn(" ", match["unit"])
+    return Number(value, len(fraction), len((whole + fraction).lstrip("0")), " ".join(unit.split()), percents > 0)
 
 
 def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
@@ -190,12 +154,11 @@ def _can_pair(parts: Sequence[str], expected: Sequence[str], equal: Callable[[st
 
     def place(row: int, seen: set[int]) -> bool:
         for column in candidates[row]:
-            if column in seen:
-                continue
-            seen.add(column)
-            if column not in owner or place(owner[column], seen):
-                owner[column] = row
-                return True
+            if column not in seen:
+                seen.add(column)
+                if column not in owner or place(owner[column], seen):
+                    owner[column] = row
+                    return True
         return False
 
     return all(candidates) and all(place(row, set()) for row in range(len(parts)))

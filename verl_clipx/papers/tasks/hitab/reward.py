@@ -11,8 +11,7 @@ from verl_clipx.common.responses import final_part, last_boxed
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 
-MAX_EXPECTED = 100
-"""Largest number of expected answers. The release has at most ten."""
+MAX_EXPECTED = 100  # expected answers; the release has at most ten
 
 
 def compute_score(

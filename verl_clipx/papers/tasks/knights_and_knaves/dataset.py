@@ -4,23 +4,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
+from verl_clipx.papers.tasks.definition import Row
 from verl_clipx.papers.tasks.knights_and_knaves.generator import generate_puzzles
-from verl_clipx.papers.tasks.knights_and_knaves.prompt import (
-    CHAT_PROMPT,
-    COMPACT_PROMPT,
-    LETTERS,
-    build_chat_prompt,
-    build_compact_prompt,
-    compact_puzzle,
-)
-from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
+from verl_clipx.papers.tasks.knights_and_knaves.prompt import LETTERS, build_compact_prompt, compact_puzzle
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import OPERATORS, Puzzle
 from verl_clipx.papers.tasks.knights_and_knaves.release import released_puzzles
-from verl_clipx.papers.tasks.knights_and_knaves.statement import OPERATORS
 from verl_clipx.papers.tasks.knights_and_knaves.wording import word_puzzle, word_solution
-from verl_clipx.papers.tasks.splits import SPLITS, Split
-
-DATA_SOURCE = "knights_and_knaves"
+from verl_clipx.papers.tasks.splits import Split
+from verl_clipx.papers.tasks.templates import Messages, template_named
 
 # Puzzles of each size. As in Logic-RL and AR-Lopti, 900 are for training and 100 for testing.
 PAPER_PEOPLE = (3, 4, 5, 6, 7)
@@ -54,11 +45,12 @@ def rows(
         ValueError: an argument is out of range or does not apply to released puzzles, a released puzzle is wrong, or
             there are too few different puzzles.
     """
+    template = template_named(prompt)
     if source is not None:
         if seed or count is not None:
             raise ValueError(f"seed={seed!r}, count={count!r}: neither applies to released puzzles; use --limit")
         for index, (puzzle, problem, truth) in enumerate(released_puzzles(source, split, people)):
-            yield _row(puzzle, build_chat_prompt(problem), truth, split, index)
+            yield _row(puzzle, template.render(problem=problem), truth, split, index)
         return
     count = PAPER_COUNT[split] if count is None else count
     if count < 1:
@@ -66,7 +58,8 @@ def rows(
     rng = random.Random(f"wording-{split}-{seed}")
     for index, puzzle in enumerate(_mixed({size: count for size in people}, seed, split, OPERATORS)):
         problem, names = word_puzzle(puzzle, rng)
-        yield _row(puzzle, build_chat_prompt(problem), word_solution(puzzle.solution, names), split, index)
+        truth = word_solution(puzzle.solution, names)
+        yield _row(puzzle, template.render(problem=problem), truth, split, index)
 
 
 def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) -> Iterator[Row]:
@@ -74,31 +67,6 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
         yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)
-
-
-DATASETS = (
-    DatasetDefinition(
-        name="knights_and_knaves",
-        task="knights_and_knaves",
-        kind="train",
-        summary="puzzles of 3 to 7 people, 900 (train) and 100 (test) a size; generated, or AR-Lopti's with --from",
-        license="Apache-2.0",
-        prompts=(CHAT_PROMPT,),
-        rows=rows,
-        splits=SPLITS,
-    ),
-    DatasetDefinition(
-        name="knights_and_knaves_tiny",
-        task="knights_and_knaves",
-        kind="train",
-        summary="generated puzzles of 2 and 3 people in a few characters, for a policy of a million parameters",
-        license="Apache-2.0",
-        prompts=(COMPACT_PROMPT,),
-        rows=tiny_rows,
-        splits=SPLITS,
-        generated=True,
-    ),
-)
 
 
 def _mixed(counts: Mapping[int, int], seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:
@@ -110,9 +78,9 @@ def _mixed(counts: Mapping[int, int], seed: int, split: Split, operators: tuple[
     return puzzles
 
 
-def _row(puzzle: Puzzle, prompt: list[dict[str, str]], truth: str, split: Split, index: int) -> Row:
+def _row(puzzle: Puzzle, prompt: Messages, truth: str, split: Split, index: int) -> Row:
     return {
-        "data_source": DATA_SOURCE,
+        "data_source": "knights_and_knaves",
         "prompt": prompt,
         "ability": "logic",
         "reward_model": {"style": "rule", "ground_truth": truth},

@@ -3,8 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of, whole_key
-from verl_clipx.papers.tasks.knights_and_knaves.statement import LEAVES, Statement
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import LEAVES, Puzzle, Statement, solve, split_of, whole_key
 from verl_clipx.papers.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
 
 MIN_PEOPLE, MAX_PEOPLE = 2, 8
@@ -15,7 +14,7 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
 
     Args:
         seed: determines the puzzles. A shorter list is the beginning of a longer one.
-        operators: those of `statement.OPERATORS` that people use.
+        operators: those of `OPERATORS` that people use.
 
     Raises:
         ValueError: `people` is out of range, or there are too few such puzzles.
@@ -31,9 +30,6 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
 
 def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...]) -> Iterator[Puzzle]:
     """Yield puzzles of one size and split, endlessly. The same puzzle may appear again, also in another wording.
-
-    Args:
-        split: "train" or "test"; a puzzle's key decides which one it belongs to.
 
     Raises:
         ValueError: at the first draw, if `people` is out of range; later, if no puzzle can be found.

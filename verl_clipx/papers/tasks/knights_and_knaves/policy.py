@@ -1,11 +1,8 @@
 """Command line: `python -m verl_clipx.papers.tasks.knights_and_knaves.policy CACHE` prepares its tiny policy."""
 
-import hashlib
-import json
 import random
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,21 +10,15 @@ import typer
 from tokenizers import AddedToken
 from transformers import Qwen2Tokenizer
 
+from verl_clipx.papers.tasks.definition import Row
 from verl_clipx.papers.tasks.knights_and_knaves.dataset import TINY_OPERATORS, tiny_rows
 from verl_clipx.papers.tasks.knights_and_knaves.generator import draw_puzzles
-from verl_clipx.papers.tasks.knights_and_knaves.prompt import (
-    COMPACT_PROMPT,
-    build_compact_prompt,
-    build_compact_response,
-)
+from verl_clipx.papers.tasks.knights_and_knaves.prompt import build_compact_prompt, build_compact_response
 from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
-from verl_clipx.papers.tasks.tiny_policy.sampling import mean_scores
+from verl_clipx.papers.tasks.tiny_policy.sampling import Cache, Mistakes, Seed, Steps, Threads, print_policy
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartConfig, skill_and_habit, warm_start
-
-# Part of the cache key. Raise it when a change of the code below changes the result.
-RECIPE_VERSION = 1
 
 # At Countdown's learning rate of 3e-3, the policy learns the form of an answer but hardly the solution. At 1.5e-3 it
 # solves twice as many puzzles.
@@ -62,12 +53,7 @@ def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
 
 
 def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> list[Example]:
-    """Return one demonstration per puzzle, some of them without the last person.
-
-    Args:
-        mistakes: share of demonstrations without the last person, 0 to 1. The reward cannot read these.
-        seed: decides which demonstrations these are.
-    """
+    """Return one demonstration per puzzle, a share of them without the last person, which the reward cannot read."""
     rng = random.Random(f"mistakes-{seed}")
     return [
         Example(
@@ -81,48 +67,30 @@ def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> lis
 def fit_policy(
     puzzles: Sequence[Puzzle], mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
 ) -> Path:
-    """Fit the tiny policy to demonstrations, of which some leave out a person in the end; see `skill_and_habit`.
-
-    Raises:
-        ValueError: there are no puzzles, or `mistakes` is not a share.
-    """
+    """Fit the tiny policy to demonstrations, of which some leave out a person in the end; see `skill_and_habit`."""
     fits = skill_and_habit(lambda share: build_examples(puzzles, share, config.seed), mistakes, config, HABIT_STEPS)
-    recipe = [[asdict(settings), [asdict(example) for example in examples]] for examples, settings in fits]
-    digest = hashlib.sha256(json.dumps([RECIPE_VERSION, recipe]).encode()).hexdigest()
-    name = f"knights_and_knaves-{digest[:16]}"
-    return warm_start(fits, cache, num_threads, build_puzzle_tokenizer(), name)
+    return warm_start(fits, cache, num_threads, build_puzzle_tokenizer(), "knights_and_knaves")
 
 
 def main(
-    cache: Annotated[Path, typer.Argument(help="Folder that finished policies are kept in.")],
+    cache: Cache,
     examples: Annotated[int, typer.Option(help="Number of solved puzzles to learn from.")] = 26_000,
-    mistakes: Annotated[float, typer.Option(help="Share of mistakes in the last steps of the fit, 0 to 1.")] = 0.3,
-    steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
-        DEFAULT_FIT.steps
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
-    num_threads: Annotated[int, typer.Option(help="Threads of the fit, at most as many as there are free cores.")] = 2,
+    mistakes: Mistakes = 0.3,
+    steps: Steps = DEFAULT_FIT.steps,
+    seed: Seed = 0,
+    num_threads: Threads = 2,
 ) -> None:
     """Fit a policy of about a million parameters to solved puzzles and print its folder on standard output.
 
     A second call with the same arguments returns the finished folder. Held-out figures go to standard error.
     """
-    try:
+
+    def prepare() -> tuple[Path, list[Row]]:
         settings = replace(DEFAULT_FIT, steps=steps, seed=seed)
-        puzzles = draw_training_puzzles(examples, seed)
-        started, worked = time.perf_counter(), time.process_time()
-        folder = fit_policy(puzzles, mistakes, settings, cache, num_threads)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    seconds, work = time.perf_counter() - started, time.process_time() - worked
-    held_out = list(tiny_rows(None, split="test", prompt=COMPACT_PROMPT))
-    means = mean_scores(folder, held_out, seed, compute_score)
-    figures = ", ".join(f"{part} {mean:.3f}" for part, mean in means.items())
-    typer.echo(
-        f"warm start: {seconds:.0f} s ({work:.0f} s of processor time); held out, {len(held_out)} puzzles: {figures}",
-        err=True,
-    )
-    typer.echo(folder)
+        folder = fit_policy(draw_training_puzzles(examples, seed), mistakes, settings, cache, num_threads)
+        return folder, list(tiny_rows(None, split="test", prompt="kk_compact"))
+
+    print_policy(prepare, seed, compute_score)
 
 
 if __name__ == "__main__":

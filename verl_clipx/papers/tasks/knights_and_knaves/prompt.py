@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from verl_clipx.papers.tasks.knights_and_knaves.statement import Statement
-from verl_clipx.papers.tasks.templates import Messages, template_named
-
-CHAT_PROMPT = "kk_chat"
-COMPACT_PROMPT = "kk_compact"
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Statement
+from verl_clipx.papers.tasks.templates import Messages
 
 LETTERS = "ABCDEFGH"
 
@@ -24,13 +21,8 @@ Give it to verl as `actor_rollout_ref.model.custom_chat_template`, or save it in
 """
 
 
-def build_chat_prompt(problem: str) -> Messages:
-    """Return Logic-RL's chat prompt for a problem in English: a system and a user message."""
-    return template_named(CHAT_PROMPT).render(problem=problem)
-
-
 def build_compact_prompt(statements: Sequence[Statement]) -> Messages:
-    """Return one user message such as "A:B&~C B:A=C C:~A"."""
+    """Return one user message such as "A:B&~C B:A=C C:~A"; see `compact_puzzle`."""
     return [{"role": "user", "content": compact_puzzle(statements)}]
 
 
@@ -47,13 +39,10 @@ def build_compact_response(solution: Sequence[bool]) -> str:
 
 
 def compact_puzzle(statements: Sequence[Statement]) -> str:
-    """Write what each person says, such as "A:B&~C B:A=C C:~A".
+    """Write what each of at most 8 people says, such as "A:B&~C B:A=C C:~A".
 
     A letter stands for "is a knight", and with ~ before it for "is a knave". ! stands for "not", & for "and", | for
     "or", > for "if … then", and = for "if and only if".
-
-    Args:
-        statements: what each of at most 8 people says.
     """
     return " ".join(f"{letter}:{_write(statement)}" for letter, statement in zip(LETTERS, statements, strict=False))
 
@@ -64,12 +53,6 @@ def _write(statement: Statement) -> str:
             return LETTERS[person]
         case ("knave", person):
             return f"~{LETTERS[person]}"
-        case ("not", inner):
-            return f"!{_write_part(inner)}"
-    operator, left, right = statement
-    return f"{_write_part(left)}{_SIGNS[operator]}{_write_part(right)}"
-
-
-def _write_part(statement: Statement) -> str:
-    text = _write(statement)
-    return text if statement[0] in ("knight", "knave") else f"({text})"
+    operator, *parts = statement
+    texts = [_write(part) if part[0] in ("knight", "knave") else f"({_write(part)})" for part in parts]
+    return f"!{texts[0]}" if operator == "not" else _SIGNS[operator].join(texts)

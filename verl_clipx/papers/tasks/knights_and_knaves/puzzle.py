@@ -1,20 +1,61 @@
-"""A puzzle, its solutions, and what makes two puzzles the same."""
+"""What people say, the puzzle that it makes, its solutions, and what makes two puzzles the same.
+
+A statement about people, who are numbered from 0, is one of
+
+- `("knight", i)`, `("knave", i)`: person i is a knight, or a knave;
+- `("not", s)`, `("and", s, t)`, `("or", s, t)`, `("if", s, t)`, `("iff", s, t)`, where s and t are statements.
+
+With n people there are 2**n ways to assign kinds. In way number w, person i is a knight if bit i of w is set. A truth
+table is an integer whose bit number w says whether the statement holds in way w.
+"""
 
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from verl_clipx.papers.tasks.knights_and_knaves.statement import Statement, knight_tables, truth_table
 from verl_clipx.papers.tasks.splits import Split, split_of_key
+
+Statement = tuple[Any, ...]
+
+LEAVES = ("knight", "knave")
+OPERATORS = ("not", "and", "or", "if", "iff")
+
+
+@functools.cache
+def knight_tables(people: int) -> tuple[int, ...]:
+    """Return the truth table of "person i is a knight" for each person, over 2**people ways."""
+    return tuple(sum(1 << way for way in range(2**people) if way >> person & 1) for person in range(people))
+
+
+def truth_table(statement: Statement, knights: Sequence[int]) -> int:
+    """Return the truth table of a statement.
+
+    Args:
+        knights: for each person, the table of "this person is a knight". Reordering them renames the people.
+    """
+    everything = (1 << 2 ** len(knights)) - 1
+    match statement:
+        case ("knight", person):
+            return knights[person]
+        case ("knave", person):
+            return everything ^ knights[person]
+        case ("not", inner):
+            return everything ^ truth_table(inner, knights)
+        case ("and", left, right):
+            return truth_table(left, knights) & truth_table(right, knights)
+        case ("or", left, right):
+            return truth_table(left, knights) | truth_table(right, knights)
+        case ("if", left, right):
+            return (everything ^ truth_table(left, knights)) | truth_table(right, knights)
+        case ("iff", left, right):
+            return everything ^ truth_table(left, knights) ^ truth_table(right, knights)
+    raise ValueError(f"statement={statement!r} has an unknown form; use one of {LEAVES + OPERATORS}")
 
 
 def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
-    """Return every assignment in which exactly the knights' statements are true.
-
-    Returns:
-        Tuples of one boolean a person, true for a knight, in a fixed order; empty if the puzzle is contradictory.
-    """
+    """Return every assignment, true for a knight, in which exactly the knights' statements are true."""
     people = len(statements)
     knights = knight_tables(people)
     consistent = (1 << 2**people) - 1
@@ -27,12 +68,7 @@ def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A puzzle with exactly one solution.
-
-    Attributes:
-        statements: what each person says.
-        solution: for each person, true for a knight and false for a knave.
-    """
+    """A puzzle with exactly one solution: what each person says, and whether each is a knight."""
 
     statements: tuple[Statement, ...]
     solution: tuple[bool, ...]
@@ -41,8 +77,7 @@ class Puzzle:
     def key(self) -> tuple[int, ...]:
         """A key that is equal for puzzles that differ only in the order of the people or in wording.
 
-        Wording means everything that does not change the statements' truth tables, such as "Zoey is not a knight"
-        instead of "Zoey is a knave", or the order in which two statements are joined.
+        Wording means everything that does not change the statements' truth tables.
         """
         return min(
             tuple(truth_table(self.statements[person], _renamed(order)) for person in order)

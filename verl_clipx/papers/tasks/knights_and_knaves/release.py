@@ -2,14 +2,13 @@
 
 import ast
 import warnings
-from collections import Counter
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle, Split, solve
-from verl_clipx.papers.tasks.knights_and_knaves.statement import Statement
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle, Statement, solve
 from verl_clipx.papers.tasks.records import Record, local_records
+from verl_clipx.papers.tasks.splits import Split
 
 # Seven people's statements take about 400 characters. Python's parser should not get much longer texts.
 MAX_STATEMENTS_LENGTH = 4096
@@ -20,30 +19,27 @@ _OPERATORS = {"telling-truth": "knight", "lying": "knave", "<=>": "iff", "->": "
 def released_puzzles(source: Path, split: Split, people: Container[int]) -> Iterator[tuple[Puzzle, str, str]]:
     """Yield the puzzles of a split. Warn about test puzzles that equal a training puzzle apart from names and wording.
 
+    Each comes with its problem in English, and its solution with a line per person.
+
     Args:
         source: folder with `train.parquet` and `test.parquet`: `data/kk/instruct/merge_34567ppl` in the repository.
         people: numbers of people of the puzzles to yield.
-
-    Yields:
-        The puzzle, its problem in English, and its solution with a line per person.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a record is not a puzzle whose only solution is the one that it states; the message names it.
     """
-    found = list(_read(source, split, people))
+    released = list(_read(source, split, people))
     if split == "test":
         trained = {puzzle.key for puzzle, *_ in _read(source, "train", people)}
-        leaks = Counter(len(puzzle.statements) for puzzle, *_ in found if puzzle.key in trained)
-        sizes = Counter(len(puzzle.statements) for puzzle, *_ in found)
+        leaks = sum(puzzle.key in trained for puzzle, *_ in released)
         if leaks:
-            counts = ", ".join(f"{leaks[size]} of {sizes[size]} with {size} people" for size in sorted(leaks))
             warnings.warn(
-                f"{source / 'test.parquet'}: these test puzzles equal training puzzles, apart from names, order and "
-                f"wording: {counts}",
+                f"{source / 'test.parquet'}: {leaks} of {len(released)} test puzzles equal training puzzles, apart "
+                "from names, order and wording",
                 stacklevel=2,
             )
-    yield from found
+    yield from released
 
 
 def _read(source: Path, split: Split, people: Container[int]) -> Iterator[tuple[Puzzle, str, str]]:
@@ -75,6 +71,4 @@ def _statement(released: Any) -> Statement:
     operator, *parts = released
     if operator == "not":
         return ("not", _statement(*parts))
-    if operator not in _OPERATORS:
-        raise ValueError(f"statement {released!r} has an unknown form")
     return (_OPERATORS[operator], *(part if isinstance(part, int) else _statement(part) for part in parts))

@@ -63,16 +63,18 @@ def compute_score(
         each of the four tags occurs exactly once, in order. `parsed`: 1.0 if the form is right and the answer names the
         kind of each person.
     """
-    text = _from_think_on(solution_str, think_in_prompt)
-    if text is None or not has_right_format(text):
-        return _result(FORMAT_WRONG + ANSWER_MISSING, right_format=False, parsed=False)
-    start = text.find("<answer>") + len("<answer>")
+    text = _from_think_on(solution_str, think_in_prompt) if isinstance(solution_str, str) else ""
+    places = [text.find(tag) for tag in TAGS]
+    right_format = all(text.count(tag) == 1 for tag in TAGS) and places == sorted(places)
     truth = _parse_truth(ground_truth)
-    answer = parse_answer(text[start : text.find("</answer>")], truth)
-    if answer is None:
-        return _result(FORMAT_RIGHT + ANSWER_MISSING, right_format=True, parsed=False)
-    answer_score = ANSWER_RIGHT if answer == truth else ANSWER_WRONG
-    return _result(FORMAT_RIGHT + answer_score, right_format=True, parsed=True)
+    answer = _parse_answer(text[places[2] + len(TAGS[2]) : places[3]], truth) if right_format else None
+    of_answer = ANSWER_MISSING if answer is None else ANSWER_RIGHT if answer == truth else ANSWER_WRONG
+    return {
+        "score": (FORMAT_RIGHT if right_format else FORMAT_WRONG) + of_answer,
+        "acc": float(answer is not None and answer == truth),
+        "format": float(right_format),
+        "parsed": float(answer is not None),
+    }
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
@@ -84,41 +86,7 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
         )
 
 
-def has_right_format(text: str) -> bool:
-    """Return whether each of the four tags occurs exactly once, in order. Any text may stand between them."""
-    if any(text.count(tag) != 1 for tag in TAGS):
-        return False
-    positions = [text.find(tag) for tag in TAGS]
-    return positions == sorted(positions)
-
-
-def parse_answer(text: str, names: Mapping[str, str]) -> dict[str, str] | None:
-    """Read the kind of each person from an answer.
-
-    Args:
-        text: the text between the answer tags.
-        names: a mapping whose keys are the names to look for, in lower case.
-
-    Returns:
-        The kind of each name, "knight" or "knave". None if a name is missing, or if the words "knight" and "knave" do
-        not occur exactly as often as there are names, so that naming both kinds of a person does not count.
-    """
-    if not names or len(text) > MAX_ANSWER_LENGTH or len(_KIND_WORD.findall(text)) != len(names):
-        return None
-    found: dict[str, str] = {}
-    for name, kind in _KIND.findall(text):
-        found.setdefault(name.lower(), kind.lower())
-    return {name: found[name] for name in names} if names.keys() <= found.keys() else None
-
-
-def _result(score: float, *, right_format: bool, parsed: bool) -> dict[str, float]:
-    right = score == FORMAT_RIGHT + ANSWER_RIGHT
-    return {"score": score, "acc": float(right), "format": float(right_format), "parsed": float(parsed)}
-
-
-def _from_think_on(text: Any, think_in_prompt: bool | None) -> str | None:
-    if not isinstance(text, str):
-        return None
+def _from_think_on(text: str, think_in_prompt: bool | None) -> str:
     if text.lstrip().startswith(PROMPT_OPENINGS):
         places = [(text.find(marker), marker) for marker in ASSISTANT_MARKERS if marker in text]
         if places:
@@ -126,6 +94,19 @@ def _from_think_on(text: Any, think_in_prompt: bool | None) -> str | None:
             return text[start + len(marker) :]
     opened = think_in_prompt if think_in_prompt is not None else "<think>" not in text
     return f"<think>{text}" if opened else text
+
+
+def _parse_answer(text: str, truth: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the kind that an answer gives each person of the truth.
+
+    None if somebody is missing, or if the words "knight" and "knave" do not occur exactly as often as there are people,
+    so that naming both kinds of a person does not count.
+    """
+    if not truth or len(text) > MAX_ANSWER_LENGTH or len(_KIND_WORD.findall(text)) != len(truth):
+        return None
+    # The first mention of a name counts.
+    said = {name.lower(): kind.lower() for name, kind in reversed(_KIND.findall(text))}
+    return {name: said[name] for name in truth} if truth.keys() <= said.keys() else None
 
 
 def _parse_truth(ground_truth: Any) -> dict[str, str]:

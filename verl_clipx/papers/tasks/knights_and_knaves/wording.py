@@ -1,40 +1,18 @@
-"""Writes puzzles in English, worded like the published set (K&K, arXiv 2410.23123) that the papers train on."""
+"""Writes puzzles in English, by the words in wording.yaml."""
 
 import random
 from collections.abc import Sequence
+from importlib.resources import files
 
-from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
-from verl_clipx.papers.tasks.knights_and_knaves.statement import Statement
+import yaml
+
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle, Statement
 from verl_clipx.papers.tasks.templates import template_named
 
-_NAMES = """
-Abigail Aiden Alexander Amelia Aria Aurora Ava Avery Benjamin Charlotte Chloe Daniel David Elizabeth Ella Emily
-Emma Ethan Evelyn Grace Harper Henry Isabella Jack Jackson Jacob James Joseph Liam Lily Logan Lucas Luke Mason
-Matthew Mia Michael Noah Oliver Olivia Owen Penelope Riley Samuel Scarlett Sebastian Sofia Sophia Victoria
-William Zoey
-"""
-NAMES = tuple(_NAMES.split())
-
-SAYINGS = (
-    "{name} said that {statement}.",
-    "{name} told you that {statement}.",
-    "{name} expressed that {statement}.",
-    '{name} said, "{statement}."',
-    '{name} stated, "{statement}".',
-    '{name} remarked, "{statement}".',
-    '{name} commented, "{statement}".',
-    '{name} asserted: "{statement}".',
-    '{name} was heard saying, "{statement}".',
-    'According to {name}, "{statement}".',
-    'As {name} put it, "{statement}".',
-    'In {name}\'s words: "{statement}".',
-    'In a statement by {name}: "{statement}".',
-    '"{statement}," {name} declared.',
-    '"{statement}," {name} mentioned.',
-    '"{statement}" - {name}.',
+_WORDS = yaml.safe_load(
+    files("verl_clipx.papers.tasks.knights_and_knaves").joinpath("wording.yaml").read_text(encoding="utf-8")
 )
-
-_JOINED = {"and": "{0} and {1}", "or": "{0} or {1}", "if": "If {0} then {1}", "iff": "{0} if and only if {1}"}
+NAMES, SAYINGS = _WORDS["names"], _WORDS["sayings"]
 
 
 def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...]]:
@@ -66,7 +44,7 @@ def word_statement(statement: Statement, names: Sequence[str]) -> str:
         case ("not", (kind, person)):
             return f"{names[person]} is not a {kind}"
     operator, left, right = statement
-    return _JOINED[operator].format(word_statement(left, names), word_statement(right, names))
+    return _WORDS["joined"][operator].format(word_statement(left, names), word_statement(right, names))
 
 
 def word_solution(solution: Sequence[bool], names: Sequence[str]) -> str:

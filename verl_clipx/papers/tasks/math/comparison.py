@@ -19,9 +19,6 @@ from sympy import Basic, Equality, Expr, I, Intersection, MatrixBase, Rational, 
 from sympy.core.function import Application
 from sympy.core.relational import Relational
 
-# math-verify drops these before it parses, so that it would read 1,2,\ldots as 1,2.
-_DROPPED = re.compile(r"\\ldots(?![a-zA-Z])")
-
 # Inequalities that are joined describe one set of numbers.
 _OR, _AND = r"\lor ", r"\land "
 
@@ -31,7 +28,11 @@ _LETTER_I = Symbol("i", real=True)
 
 
 def judge(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
-    """Return whether any of some pairs of a right and a given answer is equal; None if one cannot be compared."""
+    """Return whether any of some pairs of a right and a given answer is equal; None if one cannot be compared.
+
+    Args:
+        both_ways: whether they must be equal also with the roles exchanged, since math-verify is not symmetric.
+    """
     undecided = False
     for gold, answer in pairs:
         try:
@@ -50,7 +51,9 @@ def _compare(gold: str, answer: str) -> bool | None:
     right, given = _expression(gold), _expression(answer)
     if right is None or given is None:
         return None
-    if _is_false(given):
+    # An equation between numbers, as in x = 8 = 7. The grammar wraps what it has computed, such as a common divisor.
+    equations = given.atoms(Equality) if isinstance(given, Basic) else ()
+    if any(_differ(one.lhs.doit(), one.rhs.doit()) for one in equations if not one.free_symbols):
         return False
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
@@ -71,7 +74,8 @@ def _compare(gold: str, answer: str) -> bool | None:
 @lru_cache(maxsize=256)
 def _expression(text: str) -> Any:
     """Return what math-verify's grammar reads in the whole text, or None."""
-    if _DROPPED.search(text):
+    # math-verify would drop the dots and read 1,2,\ldots as 1,2.
+    if re.search(r"\\ldots(?![a-zA-Z])", text):
         return None
     try:
         if _OR in text or _AND in text:
@@ -79,8 +83,6 @@ def _expression(text: str) -> Any:
             parsed = Union(*(Intersection(*sets) for sets in parts))
         else:
             parsed = _read(text)
-    except MemoryError:
-        raise
     except Exception:
         return None
     return parsed if isinstance(parsed, Basic | MatrixBase) else None
@@ -99,13 +101,6 @@ def _read(text: str) -> Any:
         return parsed.xreplace({_LETTER_I: I})
     except ValueError:  # the end of an interval, which is a pair here
         return parsed
-
-
-def _is_false(expression: Any) -> bool:
-    """Return whether an equation between two numbers, as in 8 = 7 or x = 8 = 7, does not hold."""
-    equations = expression.atoms(Equality) if isinstance(expression, Basic) else ()
-    # The grammar wraps what it has already computed, such as a greatest common divisor.
-    return any(_differ(one.lhs.doit(), one.rhs.doit()) for one in equations if not one.free_symbols)
 
 
 def _named_value(expression: Any, other: Any) -> Any:
@@ -139,7 +134,7 @@ def _differ(one: Any, other: Any) -> bool:
 def _parse_fast_mode_first(parser: PSParser, parse_fully=PSParser.math) -> Any:
     """Let ANTLR try its fast prediction mode first, which finds the same tree or none and is four times as fast.
 
-    See Terence Parr et al., "Adaptive LL(*) Parsing", OOPSLA 2014, section 3.2. latex2sympy always uses the slow mode.
+    Source: Terence Parr et al., "Adaptive LL(*) Parsing", OOPSLA 2014, section 3.2.
     """
     # All tokens are read first, so that an unknown one raises here. If the first mode met it, the second would miss it.
     parser.getTokenStream().fill()

@@ -1,57 +1,133 @@
-"""The papers' mathematics data sets as rows in verl's schema; sets.yaml lists them."""
+r"""The papers' mathematics data sets as rows in verl's schema, out of the public sets' own."""
 
-from collections.abc import Iterator
-from importlib.resources import files
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
-from verl_clipx.papers.tasks.ground_truth import encode_ground_truth
-from verl_clipx.papers.tasks.math.problems import read_problems
+from verl_clipx.common.files import EMPTY, read_json
+from verl_clipx.common.responses import last_boxed
+from verl_clipx.papers.tasks.definition import Row, RowBuilder
+from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
+from verl_clipx.papers.tasks.records import read_records
 from verl_clipx.papers.tasks.templates import template_named
 
-PROMPTS = ("boxed_step_by_step", "r1_base")
+# What the sources put around a problem; our own templates replace it.
+_OPENING = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem."
+)
+_CLOSINGS = (
+    'Remember to put your answer on its own line after "Answer:".',
+    "Let's think step by step and output the final answer within \\boxed{}.",
+)
+_QUESTION_FIELDS = ("problem", "question", "Problem", "Question")
+_ANSWER_FIELDS = ("answer", "final_answer", "Answer")
+_MAX_BOX = 2000
 
 
-def _define(
-    name: str,
-    kind: str,
-    summary: str,
-    license: str,
-    hub: str | None,
-    read: str = "benchmark",
-    answers: str = "all",
-    prompt: str = PROMPTS[0],
-    repeats: bool = False,
-    **of_hub: Any,
-) -> DatasetDefinition:
-    """Return the definition of a set, which sets.yaml explains; its name is also the rows' `data_source`.
+def rows_of(name: str, hub: str | None, answers: str = "all", **source_settings: Any) -> RowBuilder:
+    """Return what yields the rows of a set, whose settings sets.yaml explains; its name is also their `data_source`.
 
     The ground truth is the JSON of a list if any of a problem's answers is right, and otherwise the text of all.
     """
 
     def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
         template = template_named(prompt)
-        for index, problem in enumerate(read_problems(source, read, hub, **of_hub)):
-            truth = encode_ground_truth(problem.answers) if answers == "any" else ", ".join(problem.answers)
+        problems = _problems(source, hub, answers == "any", **source_settings)
+        for index, (text, accepted, about) in enumerate(problems):
+            truth = encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted)
             yield {
                 "data_source": name,
-                "prompt": template.render(problem=problem.text),
+                "prompt": template.render(problem=text),
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": truth},
-                "extra_info": {"index": index, "split": split, **problem.about},
+                "extra_info": {"index": index, "split": split, **about},
             }
 
-    prompts = tuple(sorted(PROMPTS, key=lambda one: one != prompt))
-    splits = ("train",) if kind == "train" else ("test",)
-    return DatasetDefinition(name, "math", kind, summary, license, prompts, rows, splits, hub, repeats)
+    return rows
 
 
-def _read() -> tuple[DatasetDefinition, ...]:
-    sets = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("sets.yaml").read_text(encoding="utf-8"))
-    return tuple(_define(name, **settings) for name, settings in sets.items())
+def _problems(
+    source: Path | None,
+    hub: str | None,
+    several: bool,
+    hub_split: str = "test",
+    hub_config: str | None = None,
+    file: str | None = None,
+    about: Mapping[str, str] = EMPTY,
+) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+    """Yield each problem, its right answers and what the source says about it, in the source's order.
+
+    Those without an answer are left out, and a warning names their rows.
+
+    Args:
+        several: whether a right answer may be the JSON of a list of spellings.
+    """
+    if source is None and hub is None:
+        raise ValueError(f"the set is not on the hub; give a local copy of {file}")
+    if hub and file:
+        records = _conversations(source, hub, file)
+    else:
+        records = read_records(source, hub=hub or "", hub_split=hub_split, hub_config=hub_config)
+    left_out = []
+    for number, record in enumerate(records, 1):
+        try:
+            text, truth = _text_and_truth(record)
+            known = {key: reduce(getitem, path.split("."), record) for key, path in about.items()}
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{source or hub}, row {number}: {type(error).__name__}: {error} in {record!s:.200}; it needs verl's "
+                f"columns, or one of {_QUESTION_FIELDS} and {(*_ANSWER_FIELDS, 'solution')}; is it {file or hub}?"
+            ) from None
+        if several and isinstance(truth, str) and truth.startswith("["):
+            truth = decode_ground_truth(truth)
+        answers = list(dict.fromkeys(filter(None, map(_spelling, truth if isinstance(truth, list) else [truth]))))
+        if text and answers:
+            yield text, answers, known
+        else:
+            left_out.append(str(number))
+    if left_out:
+        rows = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
+        message = f"{source or hub}: {len(left_out)} problems without an answer were left out (rows {rows})"
+        warnings.warn(message, stacklevel=2)
 
 
-DATASETS = _read()
+def _conversations(source: Path | None, hub: str, file: str) -> list[Any]:
+    if source is None:
+        from huggingface_hub import hf_hub_download
+
+        source = Path(hf_hub_download(hub, file, repo_type="dataset"))
+    conversations = read_json(source)
+    if not isinstance(conversations, list):
+        raise ValueError(f"{source}: contains {type(conversations).__name__}, not an array; is it {file}?")
+    return conversations
+
+
+def _text_and_truth(record: Any) -> tuple[str, Any]:
+    """Return a problem without what its source puts around it, and its right answer; None if there is none."""
+    if isinstance(record, list):  # Open-Reasoner-Zero's pair of messages
+        return str(record[0]["value"]).strip(), record[1]["ground_truth"]["value"]
+    if "reward_model" in record:
+        text = record["prompt"][0]["content"].strip().removeprefix(_OPENING)
+        for closing in _CLOSINGS:
+            text = text.removesuffix(closing)
+        return text.strip(), (record["reward_model"] or {}).get("ground_truth")
+    text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
+    if not isinstance(text, str):
+        raise LookupError("no problem")
+    truth = next((record[name] for name in _ANSWER_FIELDS if _spelling(record.get(name))), None)
+    context = (record.get("context") or "").strip()
+    text = f"{context}\n{text}" if context else text
+    return text.strip(), last_boxed(record.get("solution"), _MAX_BOX) if truth is None else truth
+
+
+def _spelling(answer: Any) -> str:
+    # Tables spell a missing value as NaN, which is not equal to itself.
+    if answer is None or answer != answer:
+        return ""
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    return str(answer).strip()

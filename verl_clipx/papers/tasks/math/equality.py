@@ -13,7 +13,7 @@ from functools import lru_cache
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.papers.tasks.math import processes
 from verl_clipx.papers.tasks.math.guards import is_safe
-from verl_clipx.papers.tasks.math.spelling import INEQUALITY, canonical, clean, parse_number
+from verl_clipx.papers.tasks.math.spelling import ALL_NUMBERS, INEQUALITY, TEXT, canonical, clean, parse_number
 from verl_clipx.papers.tasks.math.units import split_units
 
 for _module in ("math_verify", "pebble"):
@@ -32,22 +32,20 @@ _NAME = re.compile(
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
 # A text after an answer that adds another one or takes it back. The digit of cm3 or m^2 is part of a unit.
 _SECOND_ANSWER = re.compile(
-    r".\s*\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}"
-    r"\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and|but|not|wrong|incorrect)\b)[^{}\\]*\}\W*$"
+    rf".\s*{TEXT}\{{[^{{}}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and|but|not|wrong|incorrect)\b)[^{{}}\\]*\}}\W*$"
 )
-_OR = re.compile(r"\\(?:lor|vee)(?![a-zA-Z])")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,)(?=\d{3}(?!\d))")
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
-_MAGNITUDE = re.compile(r"(?<![A-Za-z\\])(?i:(hundred|thousand|million|billion|trillion|dozen)s?)(?![A-Za-z])")
+_MAGNITUDE = re.compile(
+    r"(?<![A-Za-z\\])(?:hundred|thousand|million|billion|trillion|dozen)(?=s?(?![A-Za-z]))", re.IGNORECASE
+)
 _APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
 _DECIMAL = re.compile(r"\d\.\d")
 # A number in a base. A letter with an index, such as a_{12}, is not one.
 _INDEXED_NUMBER = re.compile(r"\d\)?_")
-_IN_BASE = re.compile(
-    r"(?P<open>\()?(?P<digits>(?=[A-F]*\d)[\dA-F]+(?:(?:\{,\}|,)\d{3})*)(?(open)\))"
-    r"_(?:\{(?P<braced>\w{1,5})\}|(?P<bare>\w))",
-    re.ASCII | re.IGNORECASE,
-)
+_IN_BASE = re.compile(r"\(?(?P<digits>[\dA-Z]+)\)?(?:_\{?(?P<base>\d+|[A-Z]+)\}?)?\)?", re.ASCII | re.IGNORECASE)
 _BASES = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BRACKETED = re.compile(r"([(\[])(?:[^()\[\]]|[(\[][^()\[\]]*[)\]])*([)\]])")
 
 _Pair = tuple[str, str]
 """A right answer and a given one, for math-verify to compare."""
@@ -56,14 +54,13 @@ _Pair = tuple[str, str]
 def is_equivalent(answer: str, *golds: str) -> bool | None:
     r"""Return whether an answer is right for training.
 
-    math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, `3,500` equals 3500, 0.333333 equals 1/3
-    (six decimals), and neither units nor the order of a set matter. However, the whole answer must be readable, words
-    must be equal letter by letter, and numbers that differ by more than a thousandth of the larger one are not equal,
-    however small they are. `5\text{ or 6}`, `x=5 \lor x=6` and `5\text{ million}` are not 5, `8=7` is not 7, `2516_7`
-    is not `2516_8` (but equals 2516), and `a \approx b` counts as a, unless b contradicts it.
+    math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, 0.333333 equals 1/3 (six decimals), and
+    neither units nor the order of a set matter. However, the whole answer must be readable, words must be equal letter
+    by letter, and numbers, however small, differ by at most a thousandth of the larger one. `5\text{ or 6}` and
+    `5\text{ million}` are not 5, `8=7` is not 7, `2516_7` is not `2516_8` (but equals 2516), and `a \approx b` counts
+    as a, unless b contradicts it.
 
     Args:
-        answer: the response's answer, without the box.
         *golds: the right answer, or all answers that are accepted.
 
     Returns:
@@ -111,7 +108,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
         return given.casefold() == right.casefold()
     if _gives_another(answer, gold) or (strict and _gives_another(gold, answer)):
         return False
-    if [word.lower() for word in _MAGNITUDE.findall(answer)] != [word.lower() for word in _MAGNITUDE.findall(gold)]:
+    if _MAGNITUDE.findall(answer.lower()) != _MAGNITUDE.findall(gold.lower()):
         return False
     if bool(_APPROXIMATION.search(answer)) != bool(_APPROXIMATION.search(gold)):
         if strict:
@@ -119,7 +116,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
         if _APPROXIMATION.search(answer):
             return _compare_approximation(answer, gold)
     if _INDEXED_NUMBER.search(f"{given} {right}"):
-        return _compare_bases(answer, gold, without_base=None if strict else True)
+        return _compare_bases(answer, gold, strict)
     answer, gold, unit, unit_of_gold = split_units(answer, gold)
     number, right_number = parse_number(answer), parse_number(gold)
     if strict and unit and unit_of_gold and unit != unit_of_gold:
@@ -134,10 +131,9 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
         # math-verify rounds to six decimals, so that for it all numbers near zero are equal.
         if all(map(_differ, number, right_number)) or number[1].denominator == right_number[1].denominator == 1:
             return False
-    if strict and (("%" in answer) != ("%" in gold) or _brackets_differ(answer, gold)):
+    elif strict and any(number and _DECIMAL.search(text) for number, text in ((number, answer), (right_number, gold))):
         return False
-    # Not both are numbers.
-    if strict and any(number and _DECIMAL.search(text) for number, text in ((number, answer), (right_number, gold))):
+    if strict and (("%" in answer) != ("%" in gold) or _brackets_differ(answer, gold)):
         return False
     return gold, answer
 
@@ -149,13 +145,13 @@ def _without_name(answer: str, gold: str) -> tuple[str, str]:
     return answer, gold
 
 
+def _without_leading_name(cleaned: str) -> str:
+    return cleaned[match.end() :] if (match := _NAME.match(cleaned)) else cleaned
+
+
 def _gives_another(answer: str, gold: str) -> bool:
     """Return whether an answer names a second one or takes itself back, and the right answer does not."""
-    if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
-        return True
-    # Joined inequalities are one set of numbers, which math-verify compares; a list is several answers.
-    joined = _OR.search(answer) and not INEQUALITY.search(answer)
-    return bool(joined and not _OR.search(gold) and not _COMMA.search(gold))
+    return bool(_SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold))
 
 
 def _compare_approximation(answer: str, gold: str) -> bool | _Pair | None:
@@ -174,35 +170,28 @@ def _differ(one: Fraction, other: Fraction) -> bool:
     return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
-def _compare_bases(answer: str, gold: str, without_base: bool | None) -> bool | None:
-    """Compare two numbers of which at least one has a base as its index, which math-verify would ignore.
-
-    Args:
-        without_base: the verdict if the digits are equal but one number has no base. The question must have named it.
-    """
+def _compare_bases(answer: str, gold: str, strict: bool) -> bool | None:
+    """Compare two numbers of which at least one has a base as its index, which math-verify would ignore."""
     given, right = _digits_and_base(answer), _digits_and_base(gold)
     if given is None or right is None:
         return None
     if given[1] and right[1]:
         return given == right
-    return without_base if given[0] == right[0] else False
+    # Without its base, a number is right if the question has named the base, which evaluation cannot know.
+    return False if given[0] != right[0] else None if strict else True
 
 
 def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
     """Return a number's digits and its base, 0 if it has none; None for anything else, such as 9_8 or 5_x."""
-    text = canonical(_without_leading_name(cleaned))
-    text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    text = _THOUSANDS.sub("", canonical(_without_leading_name(cleaned)))
     match = _IN_BASE.fullmatch(text)
-    digits = re.sub(r"[{},]", "", match["digits"] if match else text).upper()
-    if match is None:
-        return (digits, 0) if digits.isascii() and digits.isalnum() else None
-    name = (match["braced"] or match["bare"]).lower()
+    if match is None or text.count("(") != text.count(")"):
+        return None
+    digits, name = match["digits"].upper(), (match["base"] or "").lower()
+    if not name:
+        return digits, 0
     base = _BASES.index(name) if name in _BASES else int(name if name.isdigit() else 0)
     return (digits, base) if all(int(digit, 36) < base <= 36 for digit in digits) else None
-
-
-def _without_leading_name(cleaned: str) -> str:
-    return cleaned[match.end() :] if (match := _NAME.match(cleaned)) else cleaned
 
 
 def _brackets_differ(answer: str, gold: str) -> bool:
@@ -215,13 +204,8 @@ def _brackets_differ(answer: str, gold: str) -> bool:
 
 
 def _outer_brackets(cleaned: str) -> str:
+    """Return the brackets around the whole answer, if it is more than one; all numbers are a set too."""
     text = _without_leading_name(cleaned)
-    if not re.fullmatch(r"[(\[].*[)\]]", text) or not _COMMA.search(text[1:-1]):
-        return ""
-    depth = 0
-    for position, character in enumerate(text, 1):
-        depth += (character in "([") - (character in ")]")
-        if depth == 0:
-            # A list of pairs and a union of intervals have no outer brackets; all numbers are a set too.
-            return text[0] + text[-1] if position == len(text) and canonical(text) != r"(-\infty,\infty)" else ""
-    return ""
+    match = _BRACKETED.fullmatch(text)
+    several = match and _COMMA.search(text[1:-1]) and canonical(text) != ALL_NUMBERS
+    return match[1] + match[2] if several else ""

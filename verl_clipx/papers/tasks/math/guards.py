@@ -5,14 +5,10 @@ The comparison processes have limits of time and memory. This refuses texts that
 
 import re
 
-# The longest answer among the papers' evaluation sets has 224 characters.
-MAX_LENGTH = 400
-
+MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
 MAX_DEPTH = 12
 MAX_DIGITS = 60
-
-# Powers are evaluated: 10**10000 is a number of ten thousand digits.
-MAX_EXPONENT = 10_000
+MAX_EXPONENT = 10_000  # powers are evaluated: 10**10000 is a number of ten thousand digits
 
 # Long numbers; factorials of numbers from 1000 on, of factorials, and of groups with a power or a number from 100 on,
 # and functions that grow as fast; operators that iterate; macros; Python's powers.
@@ -21,13 +17,10 @@ _UNBOUNDED = re.compile(
     r"|\\(?:[dt]?binom|Gamma|zeta)(?![a-zA-Z])[^\n]{0,12}?\d{4}"
     r"|\\(?:sum|prod|i+nt|lim|bigcup|bigcap|input|include|def|newcommand|let|csname)(?![a-zA-Z])"
 )
-_EXPONENT = r"\{[^{}]*\}"
-for _ in range(3):
-    _EXPONENT = rf"\{{(?:[^{{}}]|{_EXPONENT})*\}}"
-_EXPONENT += r"|\([^()]*\)|-?\d+|\\?[A-Za-z]+|\S"
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_EXPONENT = rf"{_GROUP}|\([^()]*\)|-?\d+|\\?[A-Za-z]+|\S"
 # A power right after an exponent, since powers associate to the right; one inside it is seen below.
 _TOWER = re.compile(rf"\^\s*(?:{_EXPONENT})\s*\^")
-_OPENING = "([{"
 _TOKEN = re.compile(rf"\^\s*(?P<exponent>{_EXPONENT})|\S")
 
 
@@ -50,7 +43,7 @@ def is_safe(text: str) -> bool:
             if "^" in exponent or exponent in "([{}])":
                 return False
             base *= max(map(int, re.findall(r"\d+", exponent)), default=1) or 1
-        elif character in _OPENING:
+        elif character in "([{":
             groups.append(1)
             base = 1
         elif character in ")]}":
@@ -60,7 +53,7 @@ def is_safe(text: str) -> bool:
             base = 1
         braces += (character == "{") - (character == "}")
         groups[-1] = max(groups[-1], base)
-        depth = len(groups) - 1 + sum(map(exponent.count, _OPENING))
+        depth = len(groups) - 1 + len(re.findall(r"[(\[{]", exponent))
         if base > MAX_EXPONENT or depth > MAX_DEPTH or braces < 0:
             return False
     return braces == 0

@@ -15,14 +15,9 @@ from typing import Any
 
 import psutil
 
-# Number of processes for each process that asks. verl itself starts several reward workers.
-PROCESSES = 2
-
-# Wall time of one question, from when a process has taken it: no verdict is lost because of other questions.
-SECONDS = 5
-
-# What a process may allocate beyond what it has mapped when it starts.
-MEMORY_BYTES = 1 << 30
+PROCESSES = 2  # for each process that asks; verl itself starts several reward workers
+SECONDS = 5  # of wall time, from when a process has taken the question: other questions cost no verdict
+MEMORY_BYTES = 1 << 30  # that a process may allocate beyond what it has mapped when it starts
 
 # pebble's pools by process id: a fork cannot use its parent's.
 _pools: dict[int, Any] = {}
@@ -33,7 +28,6 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
 
     Args:
         pairs: in LaTeX that `guards.is_safe` accepts.
-        both_ways: whether they must be equal also with the roles exchanged, since math-verify is not symmetric.
 
     Returns:
         The verdict; None if there is none, or it took more than SECONDS or MEMORY_BYTES.
@@ -42,29 +36,24 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
         RuntimeError: no process can be started.
     """
     # Imported here, so that `equality` can say how to install it.
-    from pebble import ProcessExpired
+    from pebble import ProcessExpired, ProcessPool
 
-    failure = None
     for _ in range(2):
-        pool = _pools.get(os.getpid()) or _pools.setdefault(os.getpid(), _new_pool())
+        # Forks of a process with threads may hang.
+        pool = _pools.get(os.getpid()) or _pools.setdefault(
+            os.getpid(),
+            ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn")),
+        )
         try:
             return pool.schedule(_judge, args=(pairs, both_ways), timeout=SECONDS).result()
         except (TimeoutError, ProcessExpired):
             return None
-        except (BrokenExecutor, RuntimeError) as error:
-            failure = error
+        except (BrokenExecutor, RuntimeError):
             # Its processes died while they were idle. Whoever notices first takes a new pool, and reaps them.
             if _pools.get(os.getpid()) is pool:
                 del _pools[os.getpid()]
                 multiprocessing.active_children()
-    raise RuntimeError("no process for math-verify stays alive; standard error says why they ended") from failure
-
-
-def _new_pool() -> Any:
-    from pebble import ProcessPool
-
-    # Forks of a process with threads may hang.
-    return ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn"))
+    raise RuntimeError("no process for math-verify stays alive; standard error says why they ended")
 
 
 def _prepare() -> None:

@@ -12,14 +12,9 @@ from verl_clipx.common.responses import BOX, BOXED, braced, final_part
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 
-# More accepted spellings than any data set has; Minerva has up to 3.
-MAX_ALTERNATIVES = 16
-
-# The longest answer among the papers' data sets has about 300 characters.
-MAX_ANSWER_LENGTH = 2000
-
-# A response with more boxes than this counts as inconsistent.
-MAX_BOXES = 64
+MAX_ALTERNATIVES = 16  # more accepted spellings than any data set has; Minerva has up to 3
+MAX_ANSWER_LENGTH = 2000  # characters; the longest right answer among the papers' data sets has about 300
+MAX_BOXES = 64  # a response with more boxes counts as inconsistent
 
 
 def compute_score(
@@ -45,13 +40,10 @@ def compute_score(
 def compute_score_strict(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
 ) -> dict[str, float]:
-    r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs.
+    r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs; see `compute_score`.
 
     The format is right if the final part has a closed box that is not empty, and no box with another content, so that
     guessing several answers never pays.
-
-    Returns:
-        The keys of `compute_score`; acc is 1.0 only if the format is right too.
     """
     parts = _judge(solution_str, ground_truth, extra_info, is_equivalent, one_answer=True)
     return {"score": 1.0 if parts["acc"] else -1.0, **parts}
@@ -60,12 +52,9 @@ def compute_score_strict(
 def compute_score_for_evaluation(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
 ) -> dict[str, float]:
-    r"""Score one response 1.0 if its last `\boxed{…}` is right beyond reasonable doubt (`equal_answers`), else 0.0.
+    r"""Score one response 1.0 if its last box is right beyond reasonable doubt (`equal_answers`); see `compute_score`.
 
     `clipx eval` uses this by default, because a reported number should not depend on a lenient comparison.
-
-    Returns:
-        The keys of `compute_score`.
     """
     parts = _judge(solution_str, ground_truth, extra_info, equal_answers)
     return {"score": parts["acc"], **parts}
@@ -81,35 +70,27 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 
 
 def accepted_answers(ground_truth: Any) -> list[str]:
-    """Return the accepted spellings of a ground truth, at most MAX_ALTERNATIVES; empty if it has none.
-
-    Args:
-        ground_truth: a text, a number, a list, tuple or array of them (Parquet gives arrays), or the JSON of a list of
-            texts.
-    """
+    """Return the accepted spellings of a ground truth (see `compute_score`), at most MAX_ALTERNATIVES."""
     # Other texts that are valid JSON are answers: "[1, 2]" is an interval, and "7" is 7.
     if isinstance(ground_truth, str) and ground_truth.startswith('["'):
         ground_truth = decode_ground_truth(ground_truth)
-    tolist = getattr(ground_truth, "tolist", None)
-    if callable(tolist):
-        ground_truth = tolist()
+    if callable(getattr(ground_truth, "tolist", None)):
+        ground_truth = ground_truth.tolist()
     alternatives = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
-    return [text for text in map(_as_text, alternatives[:MAX_ALTERNATIVES]) if text]
+    numbers_or_texts = [one for one in alternatives[:MAX_ALTERNATIVES] if isinstance(one, str | int | float)]
+    return [text for text in map(_as_text, numbers_or_texts) if text]
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _as_text(value: str | float) -> str:
+    if isinstance(value, bool):
         return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
 def extract_answers(response: Any) -> tuple[list[str | None], bool]:
     r"""Return the contents of the boxes after the thinking, and whether neither the thinking nor the last box is open.
 
-    The content is stripped; None if no brace closes it within MAX_ANSWER_LENGTH. Of many boxes, the last MAX_BOXES + 1
-    are returned.
+    None stands for a box that no brace closes within MAX_ANSWER_LENGTH. Of many boxes, the last MAX_BOXES + 1 count.
     """
     final = final_part(response) if isinstance(response, str) else ""
     if final is None:
@@ -122,11 +103,7 @@ def extract_answers(response: Any) -> tuple[list[str | None], bool]:
 
 
 def _judge(
-    response: Any,
-    ground_truth: Any,
-    extra_info: Any,
-    equal: Callable[..., bool | None],
-    one_answer: bool = False,
+    response: Any, ground_truth: Any, extra_info: Any, equal: Callable[..., bool | None], one_answer: bool = False
 ) -> dict[str, float]:
     answers, finished = extract_answers(response)
     cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)

@@ -10,7 +10,10 @@ from fractions import Fraction
 # Longer literals are compared only as text, so that no response can demand expensive exact arithmetic.
 MAX_NUMBER_LENGTH = 100
 
+UPRIGHT = r"\\(?:text|textrm|mathrm|mbox)\s{0,4}"
+TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}"
 INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
+ALL_NUMBERS = r"(-\infty,\infty)"
 
 # Characters of typeset mathematics with a plain or LaTeX spelling. No other look-alikes are translated.
 _TRANSLATION = str.maketrans(
@@ -18,13 +21,23 @@ _TRANSLATION = str.maketrans(
     | {"×": r"\times ", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty "}
     | {"°": r"^\circ ", "∪": r"\cup ", "∅": r"\emptyset "}
 )
-_UPRIGHT = r"\\(?:text|textrm|mathrm|mbox)\s*"
+_SPACE = r"\\[,;:>! ]|\\(?:q?quad|(?:thin|med|thick)space|enspace)(?![a-zA-Z])|~"
 # MATH writes 10,\!236; others 10\,236, 10\ 236 or 10 236. Not 1 100/300, which is a mixed number.
-_SPACE_IN_NUMBER = r"(?:,\s*\\!|\\[,;:>! ]|\\(?:thin|med|thick)space|\{\\?,\}|~|\s|')\s*"
+_GROUPED = rf"(?<![\d.^_}}/])\d{{1,3}}(?:(?:,\s*\\!|{_SPACE}|\{{\\?,\}}|\s|')\s*\d{{3}})+(?!\d|\s*/|\s*\\frac)"
+_FUNCTION = r"(gcd|lcm|max|min)"
+_REALS = (
+    rf"\\mathbb\{{R\}}(?!\s*[\^_])|{UPRIGHT}\{{\s*(?:all )?real(?:s| numbers)\s*\}}"
+    r"|-\\infty\s*<\s*[a-z]\s*<\s*\+?\\infty"
+)
+# Words that no product of variables spells are units.
+_UNIT_WORD = (
+    r"(?:square |cubic )?(?:degree|dollar|cent|inche|feet|foot|inch|yard|mile|second|minute|hour|day|week|month|year"
+    r"|unit|gram|kilogram|lit(?:er|re)|(?:centi|milli|kilo)?met(?:er|re))s?"
+)
 
 
 def _repeating(decimal: re.Match[str]) -> str:
-    """Return 0.1\\overline{6} as a fraction: 0.1666… is (16 - 1) / 90."""
+    r"""Return 0.1\overline{6} as a fraction: 0.1666… is (16 - 1) / 90."""
     whole, once, period = decimal.groups()
     value = Fraction(int(whole + once + period) - int(whole + once), (10 ** len(period) - 1) * 10 ** len(once))
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
@@ -35,65 +48,39 @@ _REWRITTEN = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
         (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),  # space between the rows of a matrix
-        (
-            rf"(?<![\d.^_}}/])\d{{1,3}}(?:{_SPACE_IN_NUMBER}\d{{3}})+(?!\d|\s*/|\s*\\frac)",
-            lambda match: "".join(re.findall(r"\d+", match[0])),
-        ),
-        # Two backslashes end a row of a matrix, whatever follows.
-        (r"(?<!\\)\\[,;:> ]|\\(?:q?quad|(?:thin|med|thick)space|enspace)(?![a-zA-Z])|~", " "),
-        # The constants are letters, whatever their font.
-        (r"\\(?:text|textrm|mathrm|mathit|operatorname)\s*\{\s*([ie])\s*\}", r"\1 "),
-        (rf"(?<=[\d}}])\s*(?:{_UPRIGHT}\{{\s*(?:percent|\\?%)\s*\}}|percent\b)", r"\%"),
+        (_GROUPED, lambda match: "".join(re.findall(r"\d+", match[0]))),
+        (rf"(?<!\\)(?:{_SPACE})", " "),  # two backslashes end a row of a matrix, whatever follows
+        (r"\\(?:text|textrm|mathrm|mathit|operatorname)\s*\{\s*([ie])\s*\}", r"\1 "),  # constants, whatever their font
+        (rf"(?<=[\d}}])\s*(?:{UPRIGHT}\{{\s*(?:percent|\\?%)\s*\}}|percent\b)", r"\%"),
         (r"\\degree(?![a-zA-Z])", r"^\\circ "),
         # These are computed, so that gcd(10,15)=6 is seen to be false.
-        (r"\\(?:text|textrm|mathrm|operatorname)\s*\{\s*(gcd|lcm|max|min)\s*\}", r"\\\1"),
-        (r"(?<![A-Za-z\\])(gcd|lcm|max|min)(?=\()", r"\\\1"),
+        (rf"\\(?:text|textrm|mathrm|operatorname)\s*\{{\s*{_FUNCTION}\s*\}}", r"\\\1"),
+        (rf"(?<![A-Za-z\\]){_FUNCTION}(?=\()", r"\\\1"),
         # A size command without a bracket is the rest of an expression that was cut off, and stays.
         (r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?=\s*[^\sa-zA-Z0-9])", ""),
         (r"\\(?:displaystyle|textstyle)(?![a-zA-Z])|(?<!\\)\$", ""),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        # \frac12, \frac1{2}, \frac{1}2. With more digits it is unclear which number they belong to.
-        (r"\\frac\s*(\d)\s*(?=\{|\d(?!\d))", r"\\frac{\1}"),
-        (r"(\\frac\s*\{[^{}]{0,40}\})\s*(\d)(?!\d)", r"\1{\2}"),
-        (r"\\(?:mathbb|Bbb)\s*([A-Za-z])(?![a-zA-Z])", r"\\mathbb{\1}"),
         (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
-        (
-            r"(?<![\w.,}])(?<!\d )(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{\s*(\d{1,30})\s*\}(?!\d)",
-            _repeating,
-        ),
-        (
-            r"(?<![\w.])(\d{1,30}(?:\.\d{1,30})?)[eE]([+-]?\d{1,4})(?!\w)",
-            lambda match: rf"{match[1]}\times 10^{{{int(match[2])}}}",
-        ),
-        (r"\s+", " "),
-        (r"^ | ?\.? ?$", ""),
-        (
-            rf"\\mathbb\{{R\}}(?!\s*[\^_])|{_UPRIGHT}\{{\s*(?:all )?real(?:s| numbers)\s*\}}"
-            r"|-\\infty\s*<\s*[a-z]\s*<\s*\+?\\infty",
-            r"(-\\infty,\\infty)",
-        ),
+        (r"(?<![\w.,}])(?<!\d )(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{\s*(\d{1,30})\s*\}(?!\d)", _repeating),
+        (r"(?<![\w.])(\d{1,30}(?:\.\d{1,30})?)[eE]\+?(-?)0*(\d{1,4})(?!\w)", r"\1\\times 10^{\2\3}"),
+        (r"\\(?:mathbb|Bbb)\s*([A-Za-z])(?![a-zA-Z])", r"\\mathbb{\1}"),
+        (_REALS, lambda _: ALL_NUMBERS),
         (r"(?<=[,<])\s*\+\s*\\infty", r"\\infty"),
-        # Words that no product of variables spells are units.
-        (
-            r"(?<=[\d}])\s*((?:square |cubic )?(?:degree|dollar|cent|inche|feet|foot|inch|yard|mile|second|minute|hour"
-            r"|day|week|month|year|unit|gram|kilogram|lit(?:er|re)|(?:centi|milli|kilo)?met(?:er|re))s?)$",
-            r"\\text{ \1}",
-        ),
+        (rf"(?<=[\d}}])\s*({_UNIT_WORD})\s*\.?\s*$", r"\\text{ \1}"),
     )
 )
 # What joins two inequalities or intervals, which are then one set of numbers.
 _JOINT = re.compile(
-    rf"\s*,?\s*(?:{_UPRIGHT}\{{\s*(or|and)\s*\}}|\b(or|and)\b|\\(lor|vee|land|wedge|cup|cap)(?![a-zA-Z]))\s*"
+    rf"\s*,?\s*(?:{UPRIGHT}\{{\s*(or|and)\s*\}}|\b(or|and)\b|\\(lor|vee|land|wedge|cup|cap)(?![a-zA-Z]))\s*"
 )
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}\{([^{}\\]*)\}")
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
-_FRACTION = re.compile(r"\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}", re.ASCII)
+# Also \frac12, \frac1{2} and \frac{1}2. With more digits it is unclear which number they belong to.
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d)(?!\d))", re.ASCII)
 _EXPONENT = r"\{\s*-?\d{1,3}\s*\}|\d(?!\d)"
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?:(?P<whole>\d+)\s+)?(?P<top>-?\d+)\s*/\s*(?P<bottom>-?\d+)"
-    rf"|(?P<digits>(?:\d{{1,3}}(?:(?:\{{,\}}|,)\d{{3}})+|\d+)(?:\.\d+)?|\.\d+)(?:\s*\\(?:times|cdot)\s*10\^(?P<power>{_EXPONENT}))?"
-    rf"|10\^(?P<ten>{_EXPONENT}))\s*(?P<percent>\\?%)?",
+    r"|(?P<digits>(?:\d{1,3}(?:(?:\{,\}|,)\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
+    rf"(?:\s*\\(?:times|cdot)\s*10\^(?P<power>{_EXPONENT}))?|10\^(?P<ten>{_EXPONENT}))\s*(?P<percent>\\?%)?",
     re.ASCII,
 )
 
@@ -101,19 +88,15 @@ _NUMBER = re.compile(
 def clean(text: str) -> str:
     """Return an answer without mere typesetting: dollar signs, size and spacing commands, a final full stop.
 
-    Every run of white space becomes one blank, since line ends, as in a matrix, mean nothing. Fractions get both pairs
-    of braces, the empty set has one spelling, and a repeating decimal becomes a fraction.
+    Every run of white space becomes one blank, a repeating decimal a fraction, and "or" between inequalities a sign.
+    All numbers and no number have one spelling each.
     """
     if text.isascii() and text.isdigit():  # most answers
         return text
-    text = " ".join(text.translate(_TRANSLATION).split())
+    text = text.translate(_TRANSLATION)
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
-    return _join_sets(text)
-
-
-def _join_sets(text: str) -> str:
-    """Spell "or" and "and" between inequalities as signs, between unbounded intervals as a union or intersection."""
+    text = " ".join(text.split()).removesuffix(".").rstrip()
     parts = _JOINT.split(text)[::4]
     if len(parts) > 1 and all(map(INEQUALITY.search, parts)):
         both, either = r"\land ", r"\lor "
@@ -126,7 +109,7 @@ def _join_sets(text: str) -> str:
 
 def canonical(cleaned: str) -> str:
     r"""Return the spelling that decides equality as text, with `\text{}` unwrapped and without needless spaces."""
-    return _SPACE_OUTSIDE_WORDS.sub("", _TEXT.sub(r"\1", cleaned))
+    return _SPACE_OUTSIDE_WORDS.sub("", re.sub(rf"{TEXT}\{{([^{{}}\\]*)\}}", r"\1", cleaned))
 
 
 def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
@@ -136,9 +119,9 @@ def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
         The exact value, 1/2 for "50%", and the value without the percent sign; None for anything else, and for what is
         longer than MAX_NUMBER_LENGTH.
     """
-    if len(cleaned) > MAX_NUMBER_LENGTH:
-        return None
-    match = _NUMBER.fullmatch(_FRACTION.sub(r" \1/\2", cleaned).lstrip())
+    match = (
+        _NUMBER.fullmatch(_FRACTION.sub(r" \1\2/\3\4", cleaned).lstrip()) if len(cleaned) <= MAX_NUMBER_LENGTH else None
+    )
     if match is None:
         return None
     if match["top"]:

@@ -2,7 +2,8 @@ r"""Splits the unit off an answer: `\text{…}` after it, a degree sign, a dolla
 
 import re
 
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}\{([^{}\\]*)\}")
+from verl_clipx.papers.tasks.math.spelling import TEXT
+
 _UNIT_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
 _FACTORS = rf"\s*(?:{_UNIT_TEXT}(?:{_POWER})?)+\s*"
@@ -14,38 +15,22 @@ _UNIT = re.compile(
 )
 _LETTERS = r"[A-Za-z]+(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
-_GROUP = r"\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
-
-# In order: how a unit is spelt, and its standard spelling.
-_REWRITTEN = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (rf"\\frac{_GROUP}{_GROUP}", r"\1/\2"),
-        (_TEXT.pattern, r" \1 "),
-        (r"\^\{?\\circ\}?", "degree "),
-        (r"\bper\b", "/"),
-        (r"\bsq(?:uare)?\.?\s+([a-z]+)", r"\g<1>2"),
-        (r"\bcu(?:bic)?\.?\s+([a-z]+)", r"\g<1>3"),
-        (r"[A-Za-z]+", lambda match: _short_name(match[0])),
-        (r"\\(?:cdot|times)(?![a-zA-Z])", " "),
-        (r"[{}^.]|\\(?=\$)", ""),
-        (r"([A-Za-z]+) *-(?:1(?!\d)|(\d))", lambda match: f"/{match[1]}{match[2] or ''}"),
-        (r"\s+", " "),
-        (r"^ | $", ""),
-        (r" ?/ ?", "/"),
-        (r"(?<=[A-Za-z]) (?=\d)", ""),
-    )
-)
+_GROUP = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+_TOKEN = re.compile(r"[A-Za-z]+|\$|/|-?\d")
 _NAMES = """
 dollar=$ USD=$ degree=deg inch=in inche=in foot=ft feet=ft yard=yd mile=mi second=s sec=s minute=min hour=h hr=h gram=g
 kilogram=kg meter=m metre=m centimeter=cm centimetre=cm millimeter=mm millimetre=mm kilometer=km kilometre=km liter=l
-litre=l L=l kph=km/h kmh=km/h mph=mi/h
+litre=l L=l kph=km/h kmh=km/h mph=mi/h per=/ sq=square cu=cubic
 """
 _SHORT_NAMES = dict(pair.split("=") for pair in _NAMES.split())
+_POWERS = {"square": 2, "cubic": 3}
+
+Unit = tuple[tuple[str, int], ...]
+"""The short name of each factor and its power: m/s^2 is (("m", 1), ("s", -2))."""
 
 
-def split_units(answer: str, gold: str) -> tuple[str, str, str, str]:
-    """Return two cleaned answers without their units, and the units' standard spellings, "" where there is none.
+def split_units(answer: str, gold: str) -> tuple[str, str, Unit, Unit]:
+    """Return two cleaned answers without their units, and their units, which are empty where there is none.
 
     A unit in plain letters is one only if the other answer has it; otherwise they are variables.
     """
@@ -57,26 +42,37 @@ def split_units(answer: str, gold: str) -> tuple[str, str, str, str]:
     return answer, gold, unit, unit_of_gold
 
 
-def _split(cleaned: str) -> tuple[str, str]:
+def _split(cleaned: str) -> tuple[str, Unit]:
     if match := _DOLLAR.match(cleaned):
-        return match[1] + cleaned[match.end() :], "$"
+        return match[1] + cleaned[match.end() :], (("$", 1),)
     match = _UNIT.search(cleaned)
     # After a word, a text is not a unit: northeast is not north.
-    if match is None or _TEXT.fullmatch(cleaned[: match.start()]):
-        return cleaned, ""
+    if match is None or re.fullmatch(rf"{TEXT}\{{[^{{}}\\]*\}}", cleaned[: match.start()]):
+        return cleaned, ()
     return cleaned[: match.start()], _standard(match[0])
 
 
-def _without_letters(cleaned: str, unit: str) -> str:
+def _without_letters(cleaned: str, unit: Unit) -> str:
     match = _BARE_UNIT.search(cleaned)
     return cleaned[: match.start()] if match and _standard(match[0]) == unit else cleaned
 
 
-def _standard(unit: str) -> str:
-    """Return the standard spelling of a unit: abbreviated, without typesetting, such as m/s2."""
-    for pattern, replacement in _REWRITTEN:
-        unit = pattern.sub(replacement, unit)
-    return unit
+def _standard(unit: str) -> Unit:
+    unit = re.sub(rf"\\frac{_GROUP}{_GROUP}", r"\1/\2", unit)
+    unit = re.sub(r"\\[a-z]+", " ", re.sub(r"\^\{?\\circ\}?", "degree ", unit))
+    factors: list[tuple[str, int]] = []
+    sign = power = 1
+    for token in _TOKEN.findall(" ".join(map(_short_name, _TOKEN.findall(unit)))):
+        if token == "/":
+            sign = -1
+        elif token in _POWERS:
+            power = _POWERS[token]
+        elif token[-1].isdigit():
+            factors[-1:] = [(name, sign * int(token)) for name, _ in factors[-1:]]
+        else:
+            factors.append((token, sign * power))
+            power = 1
+    return tuple(factors)
 
 
 def _short_name(word: str) -> str:

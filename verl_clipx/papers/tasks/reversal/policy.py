@@ -1,18 +1,17 @@
 """Command line: `python -m verl_clipx.papers.tasks.reversal.policy CACHE` prepares the tiny policy for reversal."""
 
 import random
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from verl_clipx.papers.tasks.reversal.dataset import MAX_LENGTH, MIN_LENGTH, build_rows
-from verl_clipx.papers.tasks.reversal.generator import CHARACTERS, generate_texts
+from verl_clipx.papers.tasks.definition import Row
+from verl_clipx.papers.tasks.reversal.dataset import CHARACTERS, MAX_LENGTH, MIN_LENGTH, build_rows, generate_texts
 from verl_clipx.papers.tasks.reversal.reward import compute_score
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
-from verl_clipx.papers.tasks.tiny_policy.sampling import mean_scores
+from verl_clipx.papers.tasks.tiny_policy.sampling import Cache, Seed, Threads, print_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
 
 # Small enough for a run of a minute, and just deep enough: the second layer looks up what the first has combined.
@@ -41,46 +40,39 @@ def build_examples(count: int, seed: int, min_length: int, max_length: int, care
     if not 0 <= carelessness <= 1:
         raise ValueError(f"carelessness={carelessness!r} is not a share of letters; give 0 to 1")
     rng = random.Random(f"careless-{seed}")
+
+    def careless(text: str) -> str:
+        return "".join(rng.choice(CHARACTERS) if rng.random() < carelessness else letter for letter in text)
+
     solved = build_rows(generate_texts(count, seed, "train", min_length, max_length), "train")
     return [
-        Example(row["prompt"], f"<answer>{careless(row['reward_model']['ground_truth'], carelessness, rng)}</answer>")
-        for row in solved
+        Example(row["prompt"], f"<answer>{careless(row['reward_model']['ground_truth'])}</answer>") for row in solved
     ]
 
 
-def careless(text: str, share: float, rng: random.Random) -> str:
-    """Return the text with about that share of its letters replaced by random ones."""
-    return "".join(rng.choice(CHARACTERS) if rng.random() < share else letter for letter in text)
-
-
 def main(
-    cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
+    cache: Cache,
     carelessness: Annotated[
         float, typer.Option(help="Share of wrong letters in the last demonstrations, which training can unlearn.")
     ] = 0.35,
-    seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
-    num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 1,
+    seed: Seed = 0,
+    num_threads: Threads = 1,
 ) -> None:
     """Fit a policy of 150,000 parameters to reversed texts and print its folder on standard output.
 
     A second call with the same arguments returns the finished folder. The held-out scores go to standard error.
     """
-    try:
+
+    def prepare() -> tuple[Path, list[Row]]:
         short, long = build_examples(8000, seed, *SHORT), build_examples(6000, seed, *LONG)
         last = build_examples(6000, seed, MIN_LENGTH, MAX_LENGTH, carelessness)
         fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(SHORT_FITS)]
         fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(LONG_FITS)]
         fits += [(last, replace(CARELESS_FIT, seed=seed))]
-        started = time.perf_counter()
-        folder = warm_start(fits, cache, num_threads)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    seconds = time.perf_counter() - started
-    held_out = build_rows(generate_texts(256, seed, "test", MIN_LENGTH, MAX_LENGTH), "test")
-    means = mean_scores(folder, held_out, seed, compute_score, max_new_tokens=MAX_LENGTH + 8)
-    figures = ", ".join(f"{part} {mean:.3f}" for part, mean in means.items())
-    typer.echo(f"warm start: {seconds:.0f} s; held out, {len(held_out)} texts: {figures}", err=True)
-    typer.echo(folder)
+        held_out = build_rows(generate_texts(256, seed, "test", MIN_LENGTH, MAX_LENGTH), "test")
+        return warm_start(fits, cache, num_threads), held_out
+
+    print_policy(prepare, seed, compute_score, MAX_LENGTH + 8)
 
 
 if __name__ == "__main__":

@@ -34,11 +34,7 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference.
-
-    Raises:
-        ValueError: the ground truth is not a text, or is empty.
-    """
+    """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference."""
     if not isinstance(ground_truth, str) or not ground_truth:
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): reversal needs the text backwards"

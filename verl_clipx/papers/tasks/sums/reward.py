@@ -38,10 +38,7 @@ def compute_score(
 def compute_score_of_last_answer(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score the last number in a response, whatever surrounds it: `score` and `acc` are `compute_score`'s `skill`.
-
-    A model that explains before it answers earns this reward from the first rollout batch on.
-    """
+    """Score the last number in a response: `score` and `acc` are `compute_score`'s `skill`, earned from the start."""
     parts = compute_score(data_source, solution_str, ground_truth)
     return parts | {"score": parts["skill"], "acc": parts["skill"]}
 

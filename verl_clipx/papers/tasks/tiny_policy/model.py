@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+# The smallest head that the CPU attention kernels of inference engines support.
+HEAD_SIZE = 32
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -25,16 +28,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{key}={value!r} is not a positive integer; give 1 or more")
-        if self.hidden_size % HEAD_SIZE:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of the head size; use one of {HEAD_SIZE}"
-            )
-
-
-# The smallest head that the CPU attention kernels of inference engines support.
-HEAD_SIZE = 32
+            step = HEAD_SIZE if key == "hidden_size" else 1
+            if type(value) is not int or value < 1 or value % step:
+                raise ValueError(f"{key}={value!r} is not a positive integer; give a multiple of {step}")
 
 
 def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:

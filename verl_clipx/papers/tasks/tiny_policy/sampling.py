@@ -1,9 +1,12 @@
-"""Samples responses from a policy, to measure it outside a training run."""
+"""Samples responses from a policy to measure it, and what the commands that prepare a tiny policy have in common."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_clipx.papers.tasks.definition import Row
@@ -11,6 +14,13 @@ from verl_clipx.papers.tasks.definition import Row
 Messages = list[dict[str, str]]
 
 MAX_NEW_TOKENS = 24
+
+# The options of the commands.
+Cache = Annotated[Path, typer.Argument(help="Folder that finished policies are kept in.")]
+Mistakes = Annotated[float, typer.Option(help="Share of mistakes in the last steps of the fit, 0 to 1.")]
+Steps = Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")]
+Threads = Annotated[int, typer.Option(help="Threads of the fit, at most as many as there are free cores.")]
 
 
 @torch.inference_mode()
@@ -28,25 +38,15 @@ def sample_responses(
         model: a causal language model; it is put into evaluation mode for the call.
         seed: seed of the samples; torch's global generator is not changed.
         temperature: divisor of the logits, above 0.
-
-    Returns:
-        The decoded responses, in the order of the prompts, without special tokens.
     """
     was_training = model.training
     model.eval()
     texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "max_new_tokens": max_new_tokens}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        output = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_new_tokens,
-        )
+        output = model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **choice)
     model.train(was_training)
     return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -58,17 +58,36 @@ def mean_scores(
     reward: Callable[..., dict[str, float]],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, float]:
-    """Return the mean of each part of a reward, over one response per row, sampled at temperature 1.
+    """Return the mean of each part of a task's reward, over one response per row, sampled at temperature 1.
 
     Args:
         folder: a model with its tokenizer, in Hugging Face format.
         rows: at least one.
-        reward: a task's `compute_score`.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
-    scores = [
-        reward(row["data_source"], response, row["reward_model"]["ground_truth"])
-        for row, response in zip(rows, responses, strict=True)
-    ]
+    pairs = zip(rows, responses, strict=True)
+    scores = [reward(row["data_source"], text, row["reward_model"]["ground_truth"]) for row, text in pairs]
     return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}
+
+
+def print_policy(
+    prepare: Callable[[], tuple[Path, Sequence[Row]]],
+    seed: int,
+    reward: Callable[..., dict[str, float]],
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> None:
+    """Print a prepared policy's folder to standard output, and its `mean_scores` on held-out rows to standard error.
+
+    A ValueError of `prepare` ends the command with its message.
+    """
+    started = time.perf_counter()
+    try:
+        folder, held_out = prepare()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    seconds = time.perf_counter() - started
+    means = mean_scores(folder, held_out, seed, reward, max_new_tokens)
+    figures = ", ".join(f"{part} {mean:.3f}" for part, mean in means.items())
+    typer.echo(f"warm start: {seconds:.0f} s; held out, {len(held_out)} problems: {figures}", err=True)
+    typer.echo(folder)

@@ -27,10 +27,9 @@ def build_tokenizer() -> Qwen2Tokenizer:
     Whatever was saved, transformers rebuilds the tokenizer of a Qwen2 model as a byte-level BPE from its vocabulary and
     merges. This tokenizer has no merges, so that the loaded one equals the saved one, and any text can be encoded.
 
-    Returns:
-        A tokenizer with tokens for the 256 bytes, 5 special tokens, the 2 answer tags and the numbers from 10 to 99. A
-        longer number is split from the left: "123" becomes "12", "3". The tags are ordinary tokens, so that decoding
-        with `skip_special_tokens=True` keeps them for the reward.
+    Its tokens are the 256 bytes, 5 special ones, the 2 answer tags and the numbers from 10 to 99. A longer number is
+    split from the left: "123" becomes "12", "3". The tags are ordinary tokens, so that decoding with
+    `skip_special_tokens=True` keeps them for the reward.
     """
     byte_tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(

@@ -33,11 +33,9 @@ class Example:
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """Length and settings of the supervised fit.
+    """Length and settings of the supervised fit: at least one step, and at least one example a step.
 
     Args:
-        steps: number of optimizer steps, at least 1.
-        batch_size: examples per step, at least 1.
         learning_rate: peak learning rate of AdamW, in (0, 1). It rises linearly during a tenth of the steps and then
             falls linearly to 0.
         seed: seed of the weights and of the order of the examples.
@@ -79,9 +77,6 @@ def skill_and_habit(
         examples: returns demonstrations with a given share of mistakes among them.
         mistakes: share of mistakes in the second fit, 0 to 1; at 0 there is no second fit.
         habit_steps: largest number of steps in the second fit.
-
-    Raises:
-        ValueError: `mistakes` is outside its range.
     """
     if not 0 <= mistakes <= 1:
         raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
@@ -94,25 +89,22 @@ def warm_start(
     cache: Path,
     num_threads: int = 2,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    name: str | None = None,
+    name: str = "tiny_policy",
 ) -> Path:
-    """Fit the tiny policy to demonstrations, one fit after the other, and save it, unless that was done before.
+    """Return a folder with the tiny policy after one fit after the other, made unless that was done before.
 
     Args:
         fits: at least one. The first one's settings determine the model's shape and initial weights.
         num_threads: torch threads of the fits; more than one can change the last digits of the weights.
         tokenizer: None for the tiny policy's own.
-        name: name of the policy's folder in the cache; None derives it from the examples and settings.
-
-    Returns:
-        A folder that AutoModelForCausalLM and AutoTokenizer can load.
+        name: what the folder's name in the cache begins with, another one for each tokenizer.
 
     Raises:
         ValueError: there are no examples, or one is longer than the model's `max_length`.
     """
     if not all(examples for examples, _ in fits):
         raise ValueError("examples is empty; give at least one demonstration")
-    folder = cache / (name or "-".join(["tiny_policy", *(_fingerprint(*one) for one in fits)]))
+    folder = cache / "-".join([name, *(_fingerprint(*one) for one in fits)])
     if folder.is_dir():
         return folder
     tokenizer = tokenizer or build_tokenizer()
@@ -179,18 +171,19 @@ def encode(
         for example in examples
     ]
     responses = [example.response + tokenizer.eos_token for example in examples]
-    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    response_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
-    longest = max(len(p) + len(r) for p, r in zip(prompt_ids, response_ids, strict=True))
+    pairs = zip(
+        *(tokenizer(texts, add_special_tokens=False)["input_ids"] for texts in (prompts, responses)), strict=True
+    )
+    rows = [
+        (torch.tensor(prompt + response), torch.tensor([_IGNORED] * len(prompt) + response))
+        for prompt, response in pairs
+    ]
+    longest = max(len(ids) for ids, _ in rows)
     if longest > max_length:
         raise ValueError(f"max_length={max_length} is shorter than an example of {longest} tokens; raise it")
-    input_ids = torch.full((len(examples), longest), tokenizer.pad_token_id)
-    labels = torch.full((len(examples), longest), _IGNORED)
-    for row, (prompt, response) in enumerate(zip(prompt_ids, response_ids, strict=True)):
-        end = len(prompt) + len(response)
-        input_ids[row, :end] = torch.tensor(prompt + response)
-        labels[row, len(prompt) : end] = torch.tensor(response)
-    return input_ids, labels
+    input_ids, labels = zip(*rows, strict=True)
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(input_ids, True, tokenizer.pad_token_id), pad(labels, True, _IGNORED)
 
 
 def _fingerprint(examples: Sequence[Example], config: WarmStartConfig) -> str:
