@@ -20,6 +20,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.run.config import Observe
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.layout import TokenPass
@@ -136,8 +137,8 @@ def worker_s_call(
     """
     policy_loss, state = actor.policy_loss, state or ControllerState()
 
-    def over_mini_batch(data: Any, step: OptimizerStep) -> dict[str, Tensor]:
-        return extra_pass(policy_loss, _Engine(output), data, step, cut={}, device="cpu")
+    def over_mini_batch(data: Any, step: OptimizerStep, seen: list[Inputs]) -> dict[str, Tensor]:
+        return extra_pass(policy_loss, _Engine(output), data, step, seen, cut={}, device="cpu")
 
     # Not the first update, whose ratio is 1 where a rollout batch gets one update.
     at = RolloutBatch(token_pass=token_pass, update=1)

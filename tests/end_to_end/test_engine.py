@@ -79,7 +79,7 @@ def differences_after_observing(rank, world, policy, rows):
     engine = worker.engine
     # The first observation fills caches of PyTorch and verl.
     step = OptimizerStep(decided_from=DecidedFrom.MINI_BATCH)
-    observation = worker.extra_pass(data, step)["statistics"]
+    observation = worker.extra_pass(data, step, [])["statistics"]
     moves = []
     engine.to = lambda **arguments: moves.append(arguments)
     engine._is_offload_param = True
@@ -87,7 +87,7 @@ def differences_after_observing(rank, world, policy, rows):
     engine.module.train()
     torch.manual_seed(5)
     generator, memory = torch.get_rng_state(), bytes_of_tensors()
-    again = worker.extra_pass(data, step)["statistics"]
+    again = worker.extra_pass(data, step, [])["statistics"]
     equal_generator = torch.equal(generator, torch.get_rng_state())
     kept_memory = bytes_of_tensors() - memory
     ours = len(moves)

@@ -31,6 +31,10 @@ METHODS = {
     "bapo_gradient": ("+clipx=bapo", "clipx.target=0.6", "clipx.counted=gradient", "clipx.weight=rollout"),
     "bapo_reference": ("+clipx=bapo_reference", "clipx.scope=mini_batch"),
     "m2po": ("+clipx=m2po",),
+    "clip_cov": ("+clipx=clip_cov", "clipx.share=0.2", "clipx.covariance_low=0.1"),
+    "kl_cov": ("+clipx=kl_cov", "clipx.share=0.2"),
+    "acpo_fipo": ("+clipx=acpo", "clipx.alpha=0.5", "+clipx/shaping=fipo", "clipx.shaping.half_life=2"),
+    "acpo_masked": ("+clipx=acpo", "clipx.alpha=0.5", "+clipx/mask=opsm", "clipx.mask.delta=0.01"),
     "acpo_reweighted": ("+clipx=acpo", "+clipx/shaping=advantage_reweighting", "clipx.alpha=0.5"),
     "acpo_sequence_mean": (
         "+clipx=acpo",
@@ -40,6 +44,8 @@ METHODS = {
     "selected_over_mini_batch": ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
     "selected_per_sequence": ("+clipx=acpo", "+clipx/select=low_entropy", "clipx.alpha=0.5"),
 }
+# Their statistics have two stages, the second of them about the first one's means.
+TWO_STAGES = ("clip_cov", "kl_cov")
 PASSES = {f"lopti_{name}": ("+clipx=acpo", "+clipx/update=lopti", "clipx.alpha=0.5") for name in ("low", "high")}
 # ranks, micro-batch size (None: all), tokens of a dynamic micro-batch (None: fixed size)
 CUTS = [
@@ -236,7 +242,7 @@ def test_scopes_cost_what_they_promise(results, cut):
     assert plain.collectives == 0
     for name in METHODS:
         result = results[cut, name]
-        assert result.collectives <= 1, name
+        assert result.collectives <= (2 if name in TWO_STAGES else 1), name
         assert result.forwards == 2 * micro_batches, name
     for name in PASSES:
         assert results[cut, name].collectives <= 1

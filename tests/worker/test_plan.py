@@ -47,7 +47,7 @@ class Run:
         inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
         return token_statistics(self.settings.method, self.settings.shaping, inputs)
 
-    def extra_pass(self, data, step):
+    def extra_pass(self, data, step, seen):
         self.passes += 1
         sums = {"statistics": self.own(data)} if step.decided_from is DecidedFrom.MINI_BATCH else {}
         if self.settings.selects_over_mini_batch:

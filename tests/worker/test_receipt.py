@@ -366,8 +366,9 @@ def with_its_pass(config, split=([ROWS],), *, ranks=1, noise=0.0):
     apart = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch["log_prob"] = batch["old_log_prob"] + noise * apart
     (data, _), state = micro_batch(batch, ROWS), ControllerState()
-    passed = lambda data, step: extra_passes(config.policy_loss, batch, split, data, step)  # noqa: E731
-    reduced = dict(extra_pass=passed, all_reduce=lambda vector: vector * ranks)
+    reduced = dict(
+        extra_pass=partial(extra_passes, config.policy_loss, batch, split), all_reduce=lambda vector: vector * ranks
+    )
     step = plan_step(config.policy_loss, state, RolloutBatch(), data, **reduced)
     assert settings.needs_extra_pass and step.statistics is not None
     update = Update(config, step)

@@ -85,7 +85,7 @@ def planned(config, batch, split, token_pass=None):
         ControllerState(),
         RolloutBatch(token_pass=token_pass),
         micro_batch(batch, ROWS)[0],
-        extra_pass=lambda data, step: extra_passes(config.policy_loss, batch, split, data, step),
+        extra_pass=partial(extra_passes, config.policy_loss, batch, split),
         all_reduce=lambda vector: vector,
     )
 

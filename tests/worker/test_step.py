@@ -7,6 +7,7 @@ pass and at ratio 1. Not covered: the numbers that a method makes of them (tests
 """
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -90,8 +91,8 @@ def test_a_method_gets_what_it_asks_for():
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
         policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))
-        seen = lambda data, step, of=policy_loss: extra_passes(of, batch, [[ROWS]], data, step)  # noqa: E731
-        alone = dict(extra_pass=seen, all_reduce=lambda vector: vector)
+        over_all = partial(extra_passes, policy_loss, batch, [[ROWS]])
+        alone = dict(extra_pass=over_all, all_reduce=lambda vector: vector)
         step = plan_step(policy_loss, ControllerState(), RolloutBatch(), data, **alone)
         torch.testing.assert_close(step.statistics, expected)
         assert step.decided_from is DecidedFrom.MINI_BATCH and step.counted_tokens == 25

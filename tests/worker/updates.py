@@ -85,12 +85,12 @@ class PassEngine:
             loss_function(output, part)
 
 
-def extra_passes(policy_loss, batch, split, data, step):
+def extra_passes(policy_loss, batch, split, data, step, seen):
     """What the extra pass finds, summed over the ranks of a split; `data` is verl's whole mini-batch."""
     found = []
     for micro_batches in split:
         parts = [micro_batch(batch, rows, dp_size=len(split), entropy=batch["entropy"]) for rows in micro_batches]
-        found.append(extra_pass(policy_loss, PassEngine(parts), data, step, cut={}, device="cpu"))
+        found.append(extra_pass(policy_loss, PassEngine(parts), data, step, seen, cut={}, device="cpu"))
     return {name: sum(rank[name] for rank in found) for name in found[0]}
 
 

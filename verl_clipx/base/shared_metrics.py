@@ -158,7 +158,7 @@ SELECTED = Metric(
 )
 REJECTED = Metric(
     "rejected_fraction",
-    "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens that are taken out; every other number is of "
+    "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens taken out; every other number is of "
     "those that are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
     "fraction of tokens",
     Over.TOKENS,

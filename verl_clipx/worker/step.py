@@ -135,7 +135,7 @@ class AppliedMethod(NamedTuple):
     Args:
         inputs: what the method saw.
         correction: the factor of verl's rollout correction on F, or None.
-        kept: the tokens that selection and mask keep and bypass mode does not reject, bool; `whole` itself if all are kept.
+        kept: the tokens that selection and mask keep and bypass mode does not reject, bool; `whole` itself if all are.
         unmasked: the tokens before +clipx/mask, bool.
         whole: the mask including the tokens that bypass mode rejects, bool.
     """
