@@ -82,7 +82,7 @@ def doctor(
         bool, typer.Option("--options", help="Print docs/support.md's lists of verl's options.")
     ] = False,
     keys: Annotated[
-        bool, typer.Option("--keys", help="Print docs/support.md's list of the keys that are refused.")
+        bool, typer.Option("--keys", help="List the keys of verl's that a run may be refused for.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print everything that was found.")] = False,
     as_json: AsJson = False,
@@ -123,7 +123,7 @@ def methods(
         str | None, typer.Argument(help="A method, a group, observe, or a loss of your own as package.module:name.")
     ] = None,
     parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,7 +168,7 @@ def methods(
 @app.command()
 def metrics(
     which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs: key, meaning, unit, and what each is computed over."""
     from verl_clipx.common.suggestions import did_you_mean
