@@ -82,7 +82,7 @@ def doctor(
         bool, typer.Option("--options", help="Print docs/support.md's lists of verl's options.")
     ] = False,
     keys: Annotated[
-        bool, typer.Option("--keys", help="List the keys of verl's that a run may be refused for.")
+        bool, typer.Option("--keys", help="Print docs/support.md's list of the keys that are refused.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print everything that was found.")] = False,
     as_json: AsJson = False,

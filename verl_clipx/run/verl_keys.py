@@ -830,7 +830,7 @@ def _short(value: float | None) -> str:
 
 
 def refusal_list() -> str:
-    """The keys of verl's that a run may be refused for, as a list in Markdown."""
+    """The list in docs/support.md of the keys of verl's that a run may be refused for."""
     refused = [row for row in ROWS if row.refusal]
     return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.when}" for row in refused)
 
