@@ -177,13 +177,11 @@ def _meets(rule: Rule, beginnings: list[Run]) -> bool:
 
 
 def alarms_table(counts: dict[str, tuple[int, int]]) -> str:
-    """A row a rule: threshold and reason, and of how many healthy logs a beginning meets it."""
-    lines = ["| rule | threshold: its reason | alarms |", "|---|---|---|"]
+    """A line for each share of healthy logs of which a beginning meets a rule, and the rules with that share."""
+    rules: dict[tuple[int, int], list[str]] = {}
     for rule in RULES:
-        heuristic = " (heuristic)" * rule.heuristic
-        alarms = "{} of {}".format(*counts[rule.name])
-        lines.append(f"| {rule.name} | {rule.threshold}: {rule.reason}{heuristic} | {alarms} |")
-    return "\n".join(lines) + "\n"
+        rules.setdefault(counts[rule.name], []).append(rule.name + " (heuristic)" * rule.heuristic)
+    return "".join(f"- {alarms} of {logs}: {'; '.join(names)}\n" for (alarms, logs), names in rules.items())
 
 
 def summary(found: list[Trial], healthy: dict[str, list[Run]]) -> str:

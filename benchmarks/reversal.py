@@ -1,4 +1,4 @@
-"""Writes the results of the table reversal: docs/results/reversal.json, reversal_tables.md, and its figure.
+"""Writes the results of the table reversal, docs/results/reversal.json and its figure, and prints its tables.
 
 Run: python benchmarks/reversal.py    (after `python benchmarks/table_fill.py reversal --runs docs/results/runs`)
 """
@@ -16,7 +16,6 @@ import numpy as np
 from no_difference import is_claim
 from scipy import stats
 
-from verl_clipx.common.files import write_text
 from verl_clipx.common.statistics.comparison import compare_means
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.runs.folder import RunFolder
@@ -26,13 +25,7 @@ from matplotlib import pyplot  # the backend must be chosen first
 
 DOCS = Path(__file__).parents[1] / "docs"
 RUNS, RESULTS = DOCS / "results" / "runs", DOCS / "results" / "reversal.json"
-PAGE, FIGURE = DOCS / "results" / "reversal_tables.md", DOCS / "figures" / "reversal.png"
-
-HEAD = """# Off-policy training of a small policy: all numbers
-
-Written by `python benchmarks/reversal.py`; [reversal.md](reversal.md) says what they do and do not show.
-
-"""
+FIGURE = DOCS / "figures" / "reversal.png"
 
 PANELS = {
     "critic/score/mean": "reward of the rollouts",
@@ -121,12 +114,12 @@ def power(seeds: int, difference: float, deviation: float, experiments: int = 20
 
 
 def main() -> None:
-    """Collect, render and draw."""
+    """Collects, draws, and prints the tables."""
     clipx("table", "collect", "reversal", "--runs", str(RUNS), "--out", str(RESULTS))
     table = clipx("table", "render", "reversal", "--results", str(RESULTS))
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     draw(curves(results))
-    write_text(PAGE, f"{HEAD}{told_apart(results)}{with_runs(table)}")
+    print(f"{told_apart(results)}{with_runs(table)}")
 
 
 if __name__ == "__main__":

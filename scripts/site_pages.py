@@ -1,7 +1,8 @@
 """MkDocs calls these: pages that are made when the site is built, and links that lead out of docs.
 
 Made are the start page (README), CONTRIBUTING, CHANGELOG, a page a method from its class and its groups, the reference
-of the public names, and a page for every other file of the repository that a page links to.
+of the public names, and a page for every other file of the repository that a page links to. A comment such as
+`<!-- the site shows: clipx metrics --markdown -->` becomes what the command prints.
 """
 
 import inspect
@@ -22,6 +23,7 @@ DOCS = ROOT / "docs"
 # Pages of the site that stand elsewhere in the repository.
 ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".toml": "toml", ".json": "json", ".cff": "yaml"}
+_SHOWN = re.compile(r"<!-- the site shows: clipx (?P<words>.*?) -->")
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?P<after>\))")
 
 
@@ -49,7 +51,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         to = {**ELSEWHERE, "docs": "index.md"}.get(target) or inside or page_of(target)
         return f"{match['before']}{os.path.relpath(to, Path(own).parent)}{match['anchor'] or ''}{match['after']}"
 
-    return outside_code(markdown, lambda text: _LINK.sub(turned, text))
+    return outside_code(with_printed(markdown), lambda text: _LINK.sub(turned, text))
+
+
+def with_printed(markdown: str) -> str:
+    """Puts what a command prints in the place of the comment that names it."""
+    from typer.testing import CliRunner
+
+    from verl_clipx.cli import app
+
+    def printed(match: re.Match) -> str:
+        result = CliRunner().invoke(app, match["words"].split())
+        if result.exit_code:
+            raise ValueError(f"clipx {match['words']}: {result.output}")
+        return result.output
+
+    return _SHOWN.sub(printed, markdown)
 
 
 def outside_code(markdown: str, change: Callable[[str], str]) -> str:

@@ -105,7 +105,7 @@ def methods(
         str | None, typer.Argument(help="A method, a group, observe, or a loss of your own as package.module:name.")
     ] = None,
     parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -148,7 +148,7 @@ def methods(
 @app.command()
 def metrics(
     which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
     from verl_clipx.common.suggestions import did_you_mean

@@ -46,7 +46,7 @@ def test_links_lead_somewhere(path):
 def test_broken_links_are_found():
     text = """# A heading, with `code`
 
-[here](#a-heading-with-code) [there](docs/dev/cpu.md#verl-on-a-cpu) [away](https://example.org/x) ![a](docs/figures)
-[one](docs/nothing.md) [two](#nothing) | [three](docs/dev/cpu.md#nothing)
+[here](#a-heading-with-code) [there](docs/dev/testing.md#on-gpus) [away](https://example.org/x) ![a](docs/figures)
+[one](docs/nothing.md) [two](#nothing) | [three](docs/dev/testing.md#nothing)
 """
-    assert broken_links(text, ROOT) == ["docs/nothing.md", "#nothing", "docs/dev/cpu.md#nothing"]
+    assert broken_links(text, ROOT) == ["docs/nothing.md", "#nothing", "docs/dev/testing.md#nothing"]

@@ -2,7 +2,7 @@
 
 Covers: each number of their sentences, computed anew from the logs in docs/results/runs; the tables of power; which
 rows have a dual clip and how old their rollouts are; that limits and failed controls stay on the page. Not covered: the
-generated tables (`clipx table collect` and `render` have their tests) and runs whose logs were not kept.
+cells of reversal.json (`clipx table collect` and `render` have their tests) and runs whose logs were not kept.
 """
 
 import re
@@ -172,6 +172,17 @@ def sentences_of_reversal() -> list[str]:
 @pytest.mark.parametrize("sentence", sentences_of_reversal())
 def test_each_number_of_reversal_is_that_of_the_logs(sentence):
     assert sentence in text_of("docs/results/reversal.md")
+
+
+@pytest.mark.parametrize("method", ["grpo", *OTHERS])
+def test_the_table_of_rewards_is_that_of_the_logs(method):
+    """A row for each method; bold where Holm's p is below 0.05."""
+    cells = []
+    for regime in REGIMES[1:]:
+        mean = f"{at_end(f'{method}_{regime}').mean():.3f}"
+        cells.append(f"**{mean}**" if method in OTHERS and corrected(f"{method}_{regime}", regime) < 0.05 else mean)
+    name = "GRPO + AR" if method == "ar" else method.upper()
+    assert f"| {name} | {' | '.join(cells)} |" in text_of("docs/results/reversal.md")
 
 
 def points(compared: Comparison) -> tuple[str, str]:

@@ -64,6 +64,18 @@ def test_a_link_out_of_docs_leads_to_a_page():
     assert "Apache" in site_pages.shown("LICENSE")
 
 
+def test_the_site_shows_what_a_page_leaves_to_a_command():
+    names = ("methods.md", "metrics.md")
+    shown = {name: site_pages.with_printed((ROOT / "docs" / name).read_text()) for name in names}
+    assert not any("the site shows" in text for text in shown.values())
+    assert "| `acpo`, `acpo_reference` | " in shown["methods.md"]
+    assert all(
+        f"`clipx/{key}`" in shown["metrics.md"] for key in ("ratio_mean", "entropy_clip_estimate", "clip_fraction")
+    )
+    with pytest.raises(ValueError, match="nothing"):
+        site_pages.with_printed("<!-- the site shows: clipx metrics nothing -->")
+
+
 def build(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

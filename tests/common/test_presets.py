@@ -143,8 +143,8 @@ def test_every_way_into_hydra_finds_the_presets(tmp_path):
 
 
 def documented(start: str) -> str:
-    """The YAML block of docs/dev/presets.md that has this text."""
-    blocks = (Path(__file__).parents[2] / "docs" / "dev" / "presets.md").read_text().split("```")[1::2]
+    """The YAML block of docs/dev/tables.md that has this text."""
+    blocks = (Path(__file__).parents[2] / "docs" / "dev" / "tables.md").read_text().split("```")[1::2]
     (block,) = [block.removeprefix("yaml\n") for block in blocks if block.startswith("yaml\n") and start in block]
     return block
 

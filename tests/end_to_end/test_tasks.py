@@ -2,7 +2,7 @@
 
 Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. What
 evaluation_round.py checks every run of the tests has in test_training.py. Not covered: how far longer training goes
-(docs/dev/evaluation_proof.md and docs/tasks have measured runs), GPUs, vLLM.
+(docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
 """
 
 import json

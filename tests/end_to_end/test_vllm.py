@@ -6,7 +6,7 @@ version the rollout's log-probabilities are the actor's, in sync after every upd
 fails with the stacks of all processes. Not covered: requests that an update interrupts (too short here to be sure of
 one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
 
-docs/dev/testing_evidence.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by
+docs/dev/testing.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by
 scripts/setup_vllm_cpu.sh when it is missing.
 """
 

@@ -1,7 +1,7 @@
 """A metric is added in one place: an entry in shared_metrics.py, in a copy of the package.
 
 Covers: it is logged, exact however the mini-batch is split over micro-batches and ranks, and it is in the list that
-docs/metrics.md is made of, in TensorBoard's charts and on the page of `clipx report`, with its meaning. Not covered:
+`clipx metrics` is made of, in TensorBoard's charts and on the page of `clipx report`, with its meaning. Not covered:
 metrics of a method's own (test_logged_metrics.py).
 """
 

@@ -1,4 +1,4 @@
-"""Which metrics are logged: those that docs/metrics.md names and no others, each once, exact over every split.
+"""Which metrics are logged: those of `clipx metrics` and docs/metrics.md and no others, each once, exact over splits.
 
 Covers: every method with its defaults, and verl's vanilla under +clipx=observe, with clipx.metrics=default and all;
 metrics as verl's Metric class aggregates them. Not covered: the values over a rollout batch
@@ -19,6 +19,7 @@ from tests import example_losses
 from tests.claims.documents import inline_code_of
 from tests.worker.updates import aggregated
 from verl_clipx.cli import app
+from verl_clipx.loss.metric_listing import LISTS, markdown_table
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
@@ -87,7 +88,7 @@ OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics):
     batches = [logged(actor, group, metrics, seed=seed) for seed in range(4)]
     found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
-    patterns = documented(DOCUMENT.read_text(encoding="utf-8"))
+    patterns = documented("\n\n".join([DOCUMENT.read_text(encoding="utf-8"), *map(markdown_table, LISTS)]))
     assert not [name for name in found if not any(one.fullmatch(name.removeprefix("actor/")) for one in patterns)]
     assert not [name for name in found if name.startswith("clipx_sum/") or "max" in name or "min" in name]
     # A method with a hard clip, or without a bound, keeps metrics that all have at 0. What verl's own loss logs beside

@@ -1,4 +1,4 @@
-"""Lists of every metric that a run may log, for `clipx metrics`, docs/metrics.md and TensorBoard's charts."""
+"""Lists of every metric that a run may log, for `clipx metrics`, the site and TensorBoard's charts."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -77,7 +77,7 @@ def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
 
 
 def markdown_table(which: str) -> str:
-    """A table of docs/metrics.md; `which` is as for `rows_of`."""
+    """A table in Markdown, for the site; `which` is as for `rows_of`."""
     lines, section = ["| key | meaning |", "|---|---|"], ""
     for row in rows_of(which):
         if row.section != section:

@@ -87,7 +87,7 @@ def parameter_row(parameter: dict[str, Any]) -> tuple[str, ...]:
 
 
 def markdown_table() -> str:
-    """The table of docs/methods.md: groups, summary, source and file of each method, and a row for observe."""
+    """Groups, summary, source and file of each method, and a row for observe, as a table of the site's methods.md."""
     rows = ["| `+clipx=` | what it does | source | file |", "|---|---|---|---|"]
     for method in describe_methods():
         if method["module"] is None:

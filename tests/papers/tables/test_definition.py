@@ -12,6 +12,7 @@ import pytest
 import verl
 
 from tests.papers.tables.tables import small_table
+from verl_clipx.loss.metric_listing import markdown_table
 from verl_clipx.papers.evaluation.checkpoints import Checkpoint
 from verl_clipx.papers.evaluation.settings import MEAN_OF_LAST_THREE
 from verl_clipx.papers.tables.definition import MEAN_OF, Source, columns_used, load_table, table_names
@@ -53,6 +54,11 @@ def test_the_papers_tables_and_figures_are_all_here():
     }
 
 
+def test_the_page_on_tables_names_each():
+    page = (ROOT / "docs" / "papers.md").read_text()
+    assert [name for name in TABLES if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_is_whole(name):
     """Its presets exist, every field has a comment, labels and counts are what a reader takes them for."""
@@ -78,10 +84,10 @@ def test_every_table_is_whole(name):
 
 
 def test_figures_curves_are_metrics_that_verl_or_the_plugin_logs_by_default():
-    """By verl's source, verl's naming of validations, and the first table of docs/metrics.md."""
+    """By verl's source, verl's naming of validations, and `clipx metrics`."""
     root = Path(verl.__file__).parent / "trainer" / "ppo"
     source = (root / "metric_utils.py").read_text() + (root / "v1" / "trainer_base.py").read_text()
-    described = (ROOT / "docs" / "metrics.md").read_text().split("`clipx.metrics=all` adds")[0]
+    described = markdown_table("default")
     keys = {column.measure["curve"] for name in FIGURES for column in TABLES[name].columns}
     for key in keys:
         if key.startswith("actor/clipx/"):
