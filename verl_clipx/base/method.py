@@ -135,6 +135,11 @@ class Method:
         return ()
 
     @property
+    def ratio_to_sampler(self) -> bool:
+        """Whether the method's ratio is to the policy that sampled, and not to that of old_log_probs."""
+        return False
+
+    @property
     def what_limits(self) -> Limit:
         """What limits the gradient weight: the bounds, if the method has any."""
         return OF_WEIGHT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")

@@ -76,6 +76,10 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return f"log-ratio -tau to tau, the largest tau with a second moment of at most {self.threshold:g}"
 
     @property
+    def ratio_to_sampler(self) -> bool:
+        return self.behaviour == "rollout"
+
+    @property
     def asks_for(self) -> tuple[str, ...]:
         return ("rollout_log_prob",) if self.behaviour == "rollout" else ()
 

@@ -14,6 +14,8 @@ from verl_clipx.run.groups import OBSERVE, group_settings
 from verl_clipx.run.support import untested
 from verl_clipx.run.verl_keys import (
     ACTOR,
+    BYPASS,
+    CALCULATE_LOG_PROBS,
     LOSS_AGG_MODE,
     MINI_BATCH,
     ROLLOUT_IS,
@@ -23,6 +25,7 @@ from verl_clipx.run.verl_keys import (
     WITH_ROLLOUT_RS,
     distillation_term,
     mismatch_remark,
+    ratio_to_the_rollout_policy,
 )
 
 
@@ -42,8 +45,10 @@ def announcement(policy_loss: Any) -> str:
         distillation_term(run.options),
         averages(run, settings),
         *corrections(run, observed=observed),
+        uncorrected(run, settings),
         biased_ratios(run, settings),
         untested_by and f"no test has run {untested_by}",
+        ratio_to(run, settings),
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=twice),
     ]
@@ -100,6 +105,28 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
     corrected = [f"rollout correction {', '.join(applied)}"] if applied else []
     tempered = [] if temperature in (None, 1) else [f"log-probabilities at temperature {shown(temperature)}"]
     return corrected + tempered
+
+
+def uncorrected(run: RunFacts, settings: Settings | Observe) -> str:
+    """That stale samples are trained on without a correction; empty if they are corrected or not stale."""
+    if not run.trains_on_stale_samples or ratio_to_the_rollout_policy(run.options, settings):
+        return ""
+    return "not corrected for the samples' staleness and for the rollout engine"
+
+
+# What corrects stale samples, each in one line.
+REMEDIES = (
+    f"{ROLLOUT_IS}=token {ROLLOUT_IS}_threshold=2 {CALCULATE_LOG_PROBS}=true (truncated weights), or {BYPASS}=true "
+    f"{CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
+)
+
+
+def ratio_to(run: RunFacts, settings: Settings | Observe) -> str:
+    """The policy that the ratio is to, which is what a clip acts on; empty for verl's own losses."""
+    if isinstance(settings, Observe):
+        return ""
+    to_sampler = run.bypass or settings.method.ratio_to_sampler
+    return f"ratio to the policy {'that sampled' if to_sampler else 'of old_log_probs'}"
 
 
 def biased_ratios(run: RunFacts, settings: Settings | Observe) -> str | None:

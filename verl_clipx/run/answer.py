@@ -25,12 +25,15 @@ from verl_clipx.base.refusal import Refusal, written
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
 from verl_clipx.run.announcement import (
+    REMEDIES,
     averages,
     biased_ratios,
     corrections,
     differences,
+    ratio_to,
     shown,
     source_of_old_log_probs,
+    uncorrected,
     untested_options,
     updates,
 )
@@ -69,6 +72,7 @@ class Answer:
         taken: from parameters of the method to verl's key and value that they take over.
         unused: from clip keys of verl's that the method does not read to their values.
         of_verl: what is left to verl and acts beside the loss, in words.
+        uncorrected: that stale samples are not corrected, and what would correct them.
         untested: options of the run that no test has run.
         cost: what the loss costs beyond verl's own.
         files: from what the run keeps (log, record, traces) to where.
@@ -85,6 +89,7 @@ class Answer:
     taken: dict[str, str] = field(default_factory=dict)
     unused: dict[str, Any] = field(default_factory=dict)
     of_verl: list[str] = field(default_factory=list)
+    uncorrected: str | None = None
     untested: list[str] = field(default_factory=list)
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
@@ -101,6 +106,7 @@ class Answer:
             "taken over from verl": taken,
             "not used of verl's": ", ".join(f"{key}={written(value)}" for key, value in self.unused.items()),
             "left to verl": ", ".join(self.of_verl),
+            "samples": self.uncorrected,
             "no test has run": ", ".join(self.untested),
             "costs": self.cost,
             "keeps": ", ".join(f"{what} {where}" for what, where in self.files.items()),
@@ -140,6 +146,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
     common = {
         "line": decision.line,
         "of_verl": [term for term in (*beside, distillation_term(run.options), biased_ratios(run, settings)) if term],
+        "uncorrected": f"{missing}. Add {REMEDIES}" if (missing := uncorrected(run, settings)) else None,
         "untested": untested_options(run),
         "files": files(config, settings),
     }
@@ -154,7 +161,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         loss_mode,
         True,
         bounds=bounds_of(settings.method),
-        updates=f"{acting}; old_log_probs {source_of_old_log_probs(run)}",
+        updates=f"{acting}; {ratio_to(run, settings)}; old_log_probs {source_of_old_log_probs(run)}",
         taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
         unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
         cost=cost(settings, run, twice=twice),

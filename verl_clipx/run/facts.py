@@ -127,6 +127,12 @@ class RunFacts:
         return next((key for key in TORCH_COMPILE if self.options.get(key) is False), None)
 
     @property
+    def trains_on_stale_samples(self) -> bool:
+        """Whether the trainer may train on samples of weights older than those that a rollout batch starts from."""
+        experimental = self.options.get(ROLLOUT_NODES) is not None or self.mini_batches_at_once
+        return bool(experimental or (self.uses_v1 and self.trainer_mode in ("separate_async", "colocate_async")))
+
+    @property
     def old_policy_starts_the_update(self) -> bool:
         """Whether old_log_probs come from the same weights that a rollout batch's first update starts from."""
         in_step = not self.uses_v1 or self.trainer_mode in ("sync", "colocate_async")

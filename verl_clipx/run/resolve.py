@@ -18,6 +18,7 @@ from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, traces_path
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import METHODS
+from verl_clipx.run.announcement import REMEDIES, uncorrected
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.verl_keys import (
@@ -76,6 +77,7 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     taken = {**taken_before(node), **of_clip_keys.taken}
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     run = RunFacts(group, taken, of_clip_keys.unused, folder, values)
+    refuse([correction_missing(run, settings)])
     return Resolved(node.loss_mode, run.complete(settings), run)
 
 
@@ -99,6 +101,13 @@ def replaced(named: Mapping[str, Any]) -> Iterator[Refusal]:
             if f"{key}.".startswith(f"{own}.") and not is_ours:
                 reason = f"{own} is the plugin's, which fills it from the run's other keys"
                 yield Refusal(key, named[key], reason, "Remove it, and set the key that it comes from.")
+
+
+def correction_missing(run: RunFacts, settings: Settings | Observe) -> Refusal | None:
+    """The refusal of stale samples without a correction, where the user requires one."""
+    if isinstance(settings, Observe) or settings.correction != "required" or not uncorrected(run, settings):
+        return None
+    return Refusal(f"{NODE}.correction", "required", f"the run is {uncorrected(run, settings)}", f"Add {REMEDIES}.")
 
 
 def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
