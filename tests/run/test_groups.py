@@ -5,7 +5,6 @@ for unknown keys, wrong types, wrong ranges, missing requirements. Not covered: 
 groups inside a wheel (tests/test_wheel.py).
 """
 
-import math
 import re
 
 import pytest
@@ -13,6 +12,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.claims.configuration import decided, parsed, refused
+from tests.methods.facts import facts
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
@@ -31,90 +31,7 @@ GROUPS = sorted(
     path.stem for path in (configs_folder() / "clipx").glob("*.yaml") if path.stem not in (*NO_METHOD, *MEASURED)
 )
 
-PUBLISHED = {
-    "grpo": dict(clip_low=0.8, clip_high=1.2, dual_clip=3.0, log_ratio_clamp=20.0),
-    "dapo": dict(clip_low=0.8, clip_high=1.28, dual_clip=3.0),
-    "cispo": dict(clip_low=0.8, clip_high=1.2, mask_low=None, mask_high=None),
-    "cispo_minimax": dict(clip_low=None, mask_low=None, mask_high=None),
-    "cispo_acpo": dict(clip_low=None, clip_high=1.45, mask_low=0.8, mask_high=1.3),
-    "gppo": dict(clip_low=0.8, clip_high=1.2),
-    "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),
-    "ce_gppo_reference": dict(beta_low=0.75, beta_high=1.0, dual_clip=3.0),
-    "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0),
-    "aspo_dgpo": dict(flip="both", weight_low=0.67, weight_high=4.0, negative_weight_high=None),
-    "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
-    "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
-    "dro": dict(beta=0.05, log_ratio_clamp=None),
-    "gmpo": dict(clip_low=pytest.approx(math.exp(-0.4)), clip_high=pytest.approx(math.exp(0.4)), log_ratio_clamp=None),
-    "gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0),
-    "sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0),
-    "dppo": dict(divergence="tv", threshold_low=0.2, threshold_high=0.2, weight_high=5.0),
-    "dppo_kl": dict(divergence="kl", threshold_low=0.05, threshold_high=0.05, weight_high=5.0),
-    "dppo_reference": dict(divergence="tv", threshold_low=0.15, threshold_high=0.15, weight_high=10000.0),
-    "acpo": dict(
-        alpha=3.0,
-        epsilon_base=0.2,
-        epsilon_min=None,
-        epsilon_max=None,
-        bins=5,
-        bin_on="old",
-        variance_epsilon=0.0,
-        dual_clip=None,
-        scope="mini_batch",
-    ),
-    "acpo_reference": dict(
-        alpha=3.0,
-        epsilon_base=0.2,
-        epsilon_min=0.0,
-        epsilon_max=3.0,
-        bins=5,
-        bin_on="current",
-        variance_epsilon=1e-8,
-        dual_clip=3.0,
-        scope="micro_batch",
-    ),
-    "bapo": dict(
-        target=0.4,
-        contribution="share",
-        counted="surrogate",
-        weight="old",
-        first="upper",
-        last_step="full",
-        lower_start=0.6,
-        lower_stop=0.9,
-        lower_step=0.02,
-        upper_start=1.2,
-        upper_stop=3.0,
-        upper_step=0.05,
-        dual_clip=None,
-        scope="mini_batch",
-    ),
-    "bapo_reference": dict(
-        target=0.5,
-        contribution="ratio",
-        weight="none",
-        first="lower",
-        last_step="clipped",
-        lower_start=0.8,
-        lower_stop=0.95,
-        lower_step=0.05,
-        upper_start=1.2,
-        upper_stop=2.0,
-        upper_step=0.1,
-        dual_clip=3.0,
-        scope="micro_batch",
-    ),
-    "dcpo": dict(epsilon_low=0.16, epsilon_high=0.2, largest_ratio=10.0, dual_clip=10.0),
-    "dcpo_reference": dict(epsilon_low=0.2, epsilon_high=0.28, largest_ratio=10.0, dual_clip=10.0),
-    "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
-    "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
-    "two_sided": dict(clip_low=0.8, clip_high=1.2),
-    "ipo": dict(threshold=0.3),
-    "spo": dict(epsilon=0.2),
-    "vespo": dict(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0),
-    "ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, power=0.5),
-    "topr": dict(level="sequence", positive_low=1.0, positive_high=1.0, negative_low=0.0, negative_high=1.0),
-}
+PUBLISHED = facts("PUBLISHED")
 
 # Groups under configs/clipx that are not modifiers of the loss: rollouts that are seeded or of old weights, the traces.
 OTHER_GROUPS = 3

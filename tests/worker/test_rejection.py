@@ -28,7 +28,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import token_statistics, tokens_in
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import build
@@ -257,7 +257,7 @@ def test_every_methods_bounds_and_gradient_are_of_the_tokens_that_remain(bypass,
         torch.testing.assert_close(trained.gradient, gradient, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", [name for name in BUILT_IN if name in ("acpo", "bapo", "m2po")])
+@pytest.mark.parametrize("method", [name for name in BUILT_IN if METHODS[name]().statistics_size])
 def test_with_the_rejected_tokens_bounds_would_be_others(bypass, method):
     config, batch = bypass(method), example()
     found = [recomputed(config, batch, mask)[0] for mask in (left(batch, "k3"), batch["mask"])]

@@ -13,16 +13,19 @@ from torch import Tensor
 from verl_clipx.base.method import described, register
 from verl_clipx.base.parameters import Allowed, boolean, choice, integer, number, only, optional, parameter
 from verl_clipx.base.tokens import Tokens
-from verl_clipx.methods import Bounds, FixedBounds, Method
-from verl_clipx.methods.acpo import Acpo
-from verl_clipx.methods.bapo import Bapo
+from verl_clipx.methods import BUILT_IN, METHODS, Bounds, FixedBounds, Method
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
 # Why the number parameters of a function have no narrower range.
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
 
-BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Bapo}
+# Where bounds on the ratio come from: constants, or the statistics of a method that has them.
+BASES: dict[str, type[Method]] = {"fixed": FixedBounds} | {
+    name: METHODS[name]
+    for name in BUILT_IN
+    if METHODS[name]().statistics_size and METHODS[name].bounded is Method.bounded
+}
 
 # From the name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
