@@ -114,7 +114,7 @@ def test_metrics_by_hand():
 
 
 def test_what_all_adds_by_hand():
-    # Old probabilities at the edges of the quartiles and of the eight bins, and inside.
+    # Old probabilities at the edges of the quartiles, and inside.
     probability = torch.tensor([[0.2, 0.25, 0.5, 0.6, 0.9, 1.0]])
     weighted = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
     given = dict(weighted=weighted, dual_clip=1.5, old_log_prob=probability.log())
@@ -129,15 +129,6 @@ def test_what_all_adds_by_hand():
     for name, values in (("weighted_log_prob", weighted), ("ratio_log_prob", RATIO)):
         expected = sum(value * log_prob for value, log_prob in zip(values, current, strict=True))
         assert found[f"clipx_sum/{name}"] == pytest.approx(expected, rel=1e-6), name
-    of_bins = {
-        name: [found[f"clipx_sum/{name}/bin_{k}"] for k in range(8)]
-        for name in ("count", "deviation", "squared_deviation", "fourth_power")
-    }
-    assert of_bins["count"] == [0, 1, 1, 0, 2, 0, 0, 2]
-    assert of_bins["deviation"] == [0, -0.5, 1.0, 0, -0.5 + 3, 0, 0, 0 + 7]
-    assert of_bins["squared_deviation"] == [0, 0.25, 1.0, 0, 0.25 + 9, 0, 0, 49]
-    fourth = [0, 0.8**4, 0.75**4, 0, 0.5**4 + 0.4**4, 0, 0, 0.1**4]
-    assert of_bins["fourth_power"] == pytest.approx(fourth, rel=1e-5, abs=1e-12)
     assert not [name for name in found if "max" in name or "min" in name]
 
 
@@ -146,7 +137,6 @@ def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
     assert [number_in(name, found) for name in REGIONS] == [0, 1, 0, 1, 0]
-    assert sum(found[f"clipx_sum/count/bin_{k}"] for k in range(8)) == 2
     assert sum(found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)) == 6.0
     assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
     assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)

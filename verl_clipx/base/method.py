@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, minimum
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
 from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, VerlKey, number, optional, parameter, validate
@@ -52,6 +52,14 @@ class Bounds(NamedTuple):
     def clip(self, ratio: Tensor) -> Tensor:
         """The ratio clipped to the bounds, (sequences, length). If the bounds cross, the upper one wins."""
         return ratio.clamp(min=self.low).clamp(max=self.high)
+
+    def clipped(self, values: Tensor, advantages: Tensor) -> Tensor:
+        """Which tokens PPO clips: those above with A > 0 and those below with A < 0, bool, (sequences, length)."""
+        return ((advantages > 0) & (values > self.high)) | ((advantages < 0) & (values < self.low))
+
+    def surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """PPO's value of the loss, max(-A r, -A clip(r)), (sequences, length)."""
+        return -minimum(advantages * ratio, advantages * self.clip(ratio))
 
 
 class Limit(NamedTuple):

@@ -43,11 +43,10 @@ class Metric:
         adds_up: for a DECISION that each micro-batch makes by itself: whether the numbers of the micro-batches add up
             over the mini-batch, as counts do, or are averaged.
         sums: over TOKENS or an UPDATE: the names of the sums over tokens that it is made of.
-        of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS. Over an
-            UPDATE it gets floats, and nothing is logged if it returns None.
+        of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS; over an
+            UPDATE it gets floats.
         each: over TOKENS, instead of `sums`: from `metrics.Seen` to the values of every token, or None to count
             them, and the tokens that count, both (sequences, length).
-        last_update: over an UPDATE: whether it describes only the last update.
         logged_as: its whole key if that is not clipx/<name>, for example the key under which verl's own losses log it.
     """
 
@@ -63,7 +62,6 @@ class Metric:
     sums: tuple[str, ...] = ()
     of: Callable[..., Any] = same
     each: Callable[..., Any] | None = None
-    last_update: bool = False
     logged_as: str = ""
 
     @property

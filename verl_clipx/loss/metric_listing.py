@@ -14,7 +14,6 @@ SECTIONS = (
     "What was clipped",
     "How far the policy moved",
     "Where the gradient comes from",
-    "How the ratio spreads",
     "The method's own bounds",
     "The run",
     "Stale samples",

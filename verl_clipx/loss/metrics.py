@@ -9,7 +9,6 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
-from verl_clipx.base.mini_batch_metrics import SPREAD_BINS
 from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
 from verl_clipx.base.tokens import Tokens, number_in, parts
 
@@ -76,25 +75,10 @@ class Seen:
     @property
     def quartile(self) -> Tensor:
         """The quarter of [0, 1] with the old policy's probability, from 0, or `OUTSIDE`, (sequences, length)."""
-        return self.once("quartile", lambda: self._part(QUARTILES))
+        return self.once("quartile", self._quartile)
 
-    @property
-    def bin(self) -> Tensor:
-        """As `quartile`, with `SPREAD_BINS` parts."""
-        return self.once("bin", lambda: self._part(SPREAD_BINS))
-
-    def _part(self, count: int) -> Tensor:
-        return where(self.counted, (self.t.old_log_prob.exp() * count).floor().clamp(0, count - 1), OUTSIDE)
-
-    @property
-    def deviation(self) -> Tensor:
-        """r - 1, float64. In float32, the variance in a bin would be only rounding if its tokens moved alike."""
-        return self.once("deviation", lambda: self.t.ratio.to(torch.float64) - 1)
-
-    @property
-    def fourth_power(self) -> Tensor:
-        """(1 - p)^4, float64; p is the old policy's probability."""
-        return self.once("fourth power", lambda: (-self.t.old_log_prob.to(torch.float64).expm1()) ** 4)
+    def _quartile(self) -> Tensor:
+        return where(self.counted, (self.t.old_log_prob.exp() * QUARTILES).floor().clamp(0, QUARTILES - 1), OUTSIDE)
 
 
 # The values to add up, or None to count tokens; and a mask of the tokens that take part.
@@ -128,16 +112,6 @@ def mass_in_quartile(part: int) -> TokenSum:
     return TokenSum(lambda seen: (seen.mass, seen.quartile == part), of_gradient=True)
 
 
-def in_bin(part: int) -> dict[str, TokenSum]:
-    """The sums over a bin of probability from which the spread of the ratio is computed."""
-    return {
-        f"count/bin_{part}": TokenSum(lambda seen: (None, seen.bin == part)),
-        f"deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation, seen.bin == part)),
-        f"squared_deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation.square(), seen.bin == part)),
-        f"fourth_power/bin_{part}": TokenSum(lambda seen: (seen.fourth_power, seen.bin == part)),
-    }
-
-
 # Sums that need neither the region nor the mass of a token come first. Uncompiled, both are stored once computed.
 SUMS: dict[str, TokenSum] = {
     TOKENS: TokenSum(lambda seen: (None, seen.counted)),
@@ -151,7 +125,6 @@ SUMS: dict[str, TokenSum] = {
     "weighted": TokenSum(lambda seen: (seen.weighted, seen.counted), of_gradient=True),
     "weighted_log_prob": TokenSum(lambda seen: (seen.weighted * seen.t.log_prob, seen.counted), of_gradient=True),
     **{f"quartile_{part + 1}": mass_in_quartile(part) for part in range(QUARTILES)},
-    **{name: one for part in range(SPREAD_BINS) for name, one in in_bin(part).items()},
     **{metric.name: TokenSum(metric.each) for metric in OF_TOKENS if metric.each is not None},
 }
 
@@ -267,10 +240,7 @@ def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float
     for metric in OF_TOKENS:
         if metric.over is not Over.UPDATE or not all(name in sums for name in metric.sums):
             continue
-        updates = list(zip(*(sums[name] for name in metric.sums), strict=True))
-        values = [metric.of(*means) for means in (updates[-1:] if metric.last_update else updates)]
-        if None not in values:
-            result[metric.key] = values
+        result[metric.key] = [metric.of(*means) for means in zip(*(sums[name] for name in metric.sums), strict=True)]
     return result
 
 
