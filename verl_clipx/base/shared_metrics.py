@@ -120,24 +120,19 @@ OF_TOKENS = (
     ),
 )
 
+OF_RUN: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, section="The run")
 RUN: Entry = partial(of_rollout_batch, section="The run")
 STALE: Entry = partial(of_rollout_batch, section="Stale samples", detailed=True)
 AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 
-SELECTED = Metric(
+SELECTED = OF_RUN(
     "selected_fraction",
     "entropy selection: fraction of tokens that are kept; for selection in each sequence only with clipx.metrics=all",
-    "fraction of tokens",
-    Over.TOKENS,
-    section="The run",
 )
-REJECTED = Metric(
+REJECTED = OF_RUN(
     "rejected_fraction",
     "bypass mode with `rollout_rs`: fraction of the tokens that are rejected; every other number is of those that "
     "are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
-    "fraction of tokens",
-    Over.TOKENS,
-    section="The run",
 )
 SKIPPED_UPDATES = RUN(
     "skipped_updates",

@@ -97,19 +97,14 @@ class TokenSum(NamedTuple):
     of_gradient: bool = False
 
 
-def in_region(number: int) -> TokenSum:
-    """The number of tokens in a region."""
-    return TokenSum(lambda seen: (None, seen.region == number))
+def members(part: str, number: int) -> TokenSum:
+    """The number of tokens in a part: "region" or "quartile"."""
+    return TokenSum(lambda seen: (None, getattr(seen, part) == number))
 
 
-def mass_in_region(number: int) -> TokenSum:
-    """The gradient mass of a region."""
-    return TokenSum(lambda seen: (seen.mass, seen.region == number), of_gradient=True)
-
-
-def mass_in_quartile(part: int) -> TokenSum:
-    """The gradient mass of a quarter of the probability's range."""
-    return TokenSum(lambda seen: (seen.mass, seen.quartile == part), of_gradient=True)
+def mass(part: str, number: int) -> TokenSum:
+    """The gradient mass of the tokens in a part."""
+    return TokenSum(lambda seen: (seen.mass, getattr(seen, part) == number), of_gradient=True)
 
 
 # Sums that need neither the region nor the mass of a token come first. Uncompiled, both are stored once computed.
@@ -119,12 +114,12 @@ SUMS: dict[str, TokenSum] = {
     "log_ratio": TokenSum(lambda seen: (seen.t.log_ratio, seen.counted)),
     "ratio": TokenSum(lambda seen: (seen.t.ratio, seen.counted)),
     "squared_ratio": TokenSum(lambda seen: (seen.t.ratio.square(), seen.counted)),
-    **{region: in_region(NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
-    **{f"mass/{region}": mass_in_region(number) for region, number in NUMBERS.items()},
+    **{region: members("region", NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
+    **{f"mass/{region}": mass("region", number) for region, number in NUMBERS.items()},
     "ratio_log_prob": TokenSum(lambda seen: (seen.t.ratio * seen.t.log_prob, seen.counted)),
     "weighted": TokenSum(lambda seen: (seen.weighted, seen.counted), of_gradient=True),
     "weighted_log_prob": TokenSum(lambda seen: (seen.weighted * seen.t.log_prob, seen.counted), of_gradient=True),
-    **{f"quartile_{part + 1}": mass_in_quartile(part) for part in range(QUARTILES)},
+    **{f"quartile_{part + 1}": mass("quartile", part) for part in range(QUARTILES)},
     **{metric.name: TokenSum(metric.each) for metric in OF_TOKENS if metric.each is not None},
 }
 
@@ -231,9 +226,6 @@ def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float
 
     Args:
         metrics: from key to its value in each update: sums over the mini-batch's tokens, divided by their number.
-
-    Returns:
-        The metrics without these sums, and with the metrics made of them.
     """
     sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
@@ -245,14 +237,7 @@ def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float
 
 
 def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
-    """Moves groups of 0-d tensors to the host in one transfer.
-
-    Args:
-        groups: name to 0-d tensor, all on one device.
-
-    Returns:
-        The same groups with Python floats.
-    """
+    """Groups of 0-d tensors of one device, by their names, as Python floats: moved to the host in one transfer."""
     tensors = [tensor.to(torch.float64) for group in groups for tensor in group.values()]
     numbers = iter(torch.stack(tensors).tolist() if tensors else [])
     return [{name: next(numbers) for name in group} for group in groups]
