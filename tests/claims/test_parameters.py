@@ -198,11 +198,6 @@ def test_what_cannot_be_meant_is_refused(method, values, advice):
     assert (raised.value.key, raised.value.value, raised.value.advice) == (f"clipx.{name}", value, advice)
 
 
-def test_a_bound_that_shall_not_move_needs_no_step():
-    assert build("bapo", lower_stop=0.6, lower_step=1).method.lower_stop == 0.6
-    assert build("bapo", last_step="clipped", lower_step=0.4).method.lower_step == 0.4
-
-
 def test_the_settings_of_every_group_are_usual():
     for group in group_names():
         settings = group_settings(group)

@@ -63,32 +63,26 @@ def regions(ratio, advantages, bounds, **given):
     return names
 
 
-def test_regions_by_hand():
-    ratio = [0.5, 2.0, 0.5, 2.0, 1.0, 1.0]
-    advantages = [-1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
-    assert regions(ratio, advantages, Bounds(0.8, 1.2)) == ["LN", "HP", "LP", "HN", "M", "M"]
+OF_TOKENS = Bounds(torch.tensor([[0.9, 0.5]]), torch.tensor([[1.1, 1.5]]))
 
 
-def test_equality_and_zero_advantages_are_in_the_middle():
-    ratio = [0.75, 0.75, 1.25, 1.25, 0.1, 9.0]
-    advantages = [-1.0, 1.0, 1.0, -1.0, 0.0, 0.0]
-    assert regions(ratio, advantages, Bounds(0.75, 1.25)) == ["M"] * 6
-
-
-def test_no_bounds_no_regions():
-    assert regions([1e-30, 1e30], [-1.0, 1.0], NO_BOUNDS, clamp=None) == ["M", "M"]
-
-
-def test_bounds_may_differ_between_tokens():
-    bounds = Bounds(torch.tensor([[0.9, 0.5]]), torch.tensor([[1.1, 1.5]]))
-    assert regions([0.7, 0.7], [-1.0, -1.0], bounds) == ["LN", "M"]
-    assert regions([1.3, 1.3], [1.0, 1.0], bounds) == ["HP", "M"]
-
-
-def test_regions_are_those_of_what_is_bounded():
-    # The ratios alone would be LN, HP, M, M.
-    ratio, advantages = [0.5, 2.0, 1.0, 1.0], [-1.0, 1.0, -1.0, 1.0]
-    assert regions(ratio, advantages, Bounds(0.8, 1.2), bounded=[1.0, 0.1, 0.1, 9.0]) == ["M", "LP", "LN", "HP"]
+@pytest.mark.parametrize(
+    ("ratio", "advantages", "bounds", "given", "expected"),
+    [
+        ([0.5, 2.0, 0.5, 2.0, 1.0], [-1.0, 1.0, 1.0, -1.0, 1.0], Bounds(0.8, 1.2), {}, ["LN", "HP", "LP", "HN", "M"]),
+        # Equality and an advantage of 0 are in the middle.
+        ([0.75, 0.75, 1.25, 1.25], [-1.0, 1.0, 1.0, -1.0], Bounds(0.75, 1.25), {}, ["M"] * 4),
+        ([0.1, 9.0], [0.0, 0.0], Bounds(0.75, 1.25), {}, ["M", "M"]),
+        ([1e-30, 1e30], [-1.0, 1.0], NO_BOUNDS, {"clamp": None}, ["M", "M"]),
+        # Bounds may differ between tokens.
+        ([0.7, 0.7], [-1.0, -1.0], OF_TOKENS, {}, ["LN", "M"]),
+        ([1.3, 1.3], [1.0, 1.0], OF_TOKENS, {}, ["HP", "M"]),
+        # Regions are those of what is bounded.
+        ([0.5, 2.0, 1.0], [-1.0, 1.0, -1.0], Bounds(0.8, 1.2), {"bounded": [1.0, 0.1, 0.1]}, ["M", "LP", "LN"]),
+    ],
+)
+def test_regions_by_hand(ratio, advantages, bounds, given, expected):
+    assert regions(ratio, advantages, bounds, **given) == expected
 
 
 RATIO = [0.5, 2.0, 0.5, 4.0, 1.0, 8.0]

@@ -115,6 +115,11 @@ def test_with_bounds_that_cannot_move_the_loss_is_grpos():
     assert all(map(torch.equal, found, outcome(Grpo(clip_low=0.8, clip_high=1.2, dual_clip=None), t)[1:]))
 
 
+def test_a_bound_that_shall_not_move_needs_no_step():
+    assert Bapo(lower_stop=0.6, lower_step=1).lower_stop == 0.6
+    assert Bapo(last_step="clipped", lower_step=0.4).lower_step == 0.4
+
+
 def test_published_ranges_reach_their_ends():
     assert Bapo()._candidates("lower").tolist() == [round(0.6 + 0.02 * k, 2) for k in range(16)]
     assert Bapo()._candidates("upper").tolist() == [round(1.2 + 0.05 * k, 2) for k in range(37)]

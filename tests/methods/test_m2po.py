@@ -113,15 +113,6 @@ def test_the_tokens_with_the_largest_log_ratios_are_masked(dtype):
     }
 
 
-def test_capped_at_the_bound_the_masked_tokens_count():
-    # 0.01 + 0.04 + 3 tau^2 = 5 * 0.04 at tau = 0.2236.
-    _, _, decision = decided(M2po(moment="capped"), LOG_RATIO, ADVANTAGES)
-    tau, before, after, masked = decision.tolist()
-    assert tau == edge_below(math.sqrt(0.05))
-    assert (before, masked) == pytest.approx((0.15, 0.6), rel=1e-5)
-    assert after == pytest.approx((0.05 + 3 * tau * tau) / 5, rel=1e-5)
-
-
 @pytest.mark.parametrize("moment", ["kept", "capped"])
 def test_nothing_or_all_may_be_masked(moment):
     method = M2po(moment=moment)
