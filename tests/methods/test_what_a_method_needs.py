@@ -13,11 +13,11 @@ from omegaconf import MISSING
 
 from tests.claims.documents import ROOT, inline_code_of
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.run.groups import groups_of, node_of
+from verl_clipx.run.groups import group_names, groups_of, node_of
 from verl_clipx.run.listing import markdown_table
 from verl_clipx.run.verl_keys import clip_key_table
 
-from .facts import fact
+from .facts import fact, facts
 
 FOLDER = Path(__file__).parent
 # Golden vectors, verl's own loss, or a formula by autograd: what a test states or imports for them.
@@ -68,5 +68,9 @@ def missing(method: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_nothing_is_missing(method):
-    lines = [*missing(method)]
-    assert lines == [], f"{method} still needs:\n" + "\n".join(f"- {line}" for line in lines)
+    if lines := [*missing(method)]:
+        pytest.fail("\n- ".join([f"{method} still needs", *lines]), pytrace=False)
+
+
+def test_no_published_values_are_of_a_group_that_is_not_there():
+    assert facts("PUBLISHED").keys() <= {*group_names()}
