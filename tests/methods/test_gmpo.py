@@ -40,6 +40,7 @@ test_by_hand = by_hand(
         "inside": At(METHOD, (1.5, 1.5), 1.0, 1.5, value=-1.5),
         "below with A > 0": At(METHOD, (0.25, 0.25), 2.0, 0.25, value=-0.5),
         "above with A < 0": At(METHOD, (4.0, 4.0), -2.0, 4.0, value=8.0),
+        "A = 0, as in verl": At(METHOD, (4.0, 2.0), 0.0, 1.0, value=0.0),
         "no upper bound": At(FREE, (9.0, 1.0), 1.0, 3.0),
         "no lower bound": At(FREE, (1 / 9, 1.0), -1.0, 1 / 3),
         "tokens outside the mask": At(

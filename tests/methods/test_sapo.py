@@ -34,6 +34,7 @@ test_by_hand = by_hand(
             (1.5, 1.125, 0.375),
             value=(-3 / LOG_3, 3 / LOG_3, 0.5 / LOG_3),
         ),
+        "A = 0 has that of A < 0": At(Sapo(tau_positive=9.0, tau_negative=2 * LOG_3), (1.5,), 0.0, (1.125,)),
         "beyond the clamp there is value but no gradient": At(
             Sapo(), (1 / E25, E25), 1.0, 0.0, value=(-4 / (1 + math.exp(1 - math.exp(-20))), -4.0)
         ),
