@@ -202,6 +202,13 @@ def test_tokens_of_one_sign_or_none(contribution, counted, first):
             assert decided(method, [1.0, 2.0], advantages, mask=mask, dtype=dtype) == [0.6, 1.2, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(("contribution", "target", "c_high"), [("ratio", 1.0, 2.0), ("share", 0.5, 1.0)])
+def test_epsilon_is_added_to_the_negatives_of_ratio_only(contribution, target, c_high):
+    # P = min(4, c_high), N = 1: with epsilon = 1, P / 2 reaches 1 at c_high = 2; the shares 1/2, 2/3 reach 0.5 at 1.
+    method = Bapo(contribution=contribution, target=target, epsilon=1.0, **SMALL)
+    assert decided(method, [4.0, 1.0], [1.0, -1.0])[:2] == [0.25, c_high]
+
+
 def test_bounds_and_metrics():
     method, t = Bapo(**SMALL), tokens_at(row(1.0), row(1.0))
     decision = torch.tensor([0.5, 2.0, 0.25, 0.75], dtype=torch.float64)
