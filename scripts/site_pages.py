@@ -1,8 +1,8 @@
 """MkDocs calls these: pages that are made when the site is built, and links that lead out of docs.
 
-Made are the start page (README), CONTRIBUTING, CHANGELOG, a page a method from its class and its groups, the reference
-of the public names, and a page for every other file of the repository that a page links to. A comment such as
-`<!-- the site shows: clipx metrics --markdown -->` becomes what the command prints.
+Made are the start page (README), CONTRIBUTING, CHANGELOG, a page a method from its class and its groups with its place
+in the navigation, the reference of the public names, and a page for every other file that a page links to. A comment
+such as `<!-- the site shows: clipx metrics --markdown -->` becomes what the command prints.
 """
 
 import inspect
@@ -24,7 +24,26 @@ DOCS = ROOT / "docs"
 ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 _SHOWN = re.compile(r"<!-- the site shows: clipx (?P<words>.*?) -->")
+# Where the navigation of mkdocs.yml has the methods' pages.
+METHOD_PAGES = "methods/"
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?P<after>\))")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the methods' pages into the navigation."""
+    config.nav = with_method_pages(config.nav)
+    return config
+
+
+def with_method_pages(nav: Any) -> Any:
+    """A part of the navigation, with the list of the methods' pages in the place of `METHOD_PAGES`."""
+    from verl_clipx.methods import BUILT_IN
+
+    if isinstance(nav, list):
+        return [with_method_pages(part) for part in nav]
+    if isinstance(nav, dict):
+        return {title: with_method_pages(part) for title, part in nav.items()}
+    return [f"{METHOD_PAGES}{name}.md" for name in BUILT_IN] if nav == METHOD_PAGES else nav
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -122,8 +141,8 @@ def method_pages() -> dict[str, str]:
     pages = {}
     for method in describe_methods():
         if method["module"] is not None:
-            pages[f"methods/{method['name']}.md"] = method_page(method)
-            pages[f"methods/{method['name']}.svg"] = figure(method["name"])
+            pages[f"{METHOD_PAGES}{method['name']}.md"] = method_page(method)
+            pages[f"{METHOD_PAGES}{method['name']}.svg"] = figure(method["name"])
     return pages
 
 

@@ -6,10 +6,9 @@ Does not cover the edges that entropies and probabilities use (tests/modifiers).
 import pytest
 import torch
 
-from verl_clipx.base.histogram import bucket_of, first_reaching, histogram, ratio_or_zero, whole_sums
+from verl_clipx.base.histogram import bucket_of, first_reaching, ratio_or_zero, whole_sums
 
 EDGES = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-MASKS = [torch.bool, torch.int64, torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -18,15 +17,9 @@ def test_a_bucket_contains_its_upper_edge_and_the_outer_ones_are_open(dtype):
     assert bucket_of(values, EDGES).tolist() == [[0, 0, 1, 1, 2, 3, 3]]
 
 
-@pytest.mark.parametrize("mask_dtype", MASKS)
-def test_tokens_outside_the_mask_are_not_counted(mask_dtype):
-    values = torch.tensor([[3.0, torch.nan, torch.inf], [torch.nan, torch.nan, torch.nan]])
-    mask = torch.tensor([[1, 0, 1], [0, 0, 0]]).to(mask_dtype)
-    bucket = bucket_of(values, EDGES)
-    assert bucket.min() >= 0
-    assert bucket.max() < 4
-    assert histogram(bucket, mask, 4).tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert histogram(bucket, mask, 4).dtype == torch.float64
+def test_what_is_no_number_gets_a_valid_bucket_too():
+    bucket = bucket_of(torch.tensor([[3.0, torch.nan, torch.inf], [torch.nan, torch.nan, torch.nan]]), EDGES)
+    assert bucket.min() >= 0 and bucket.max() < 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.worker.registry import is_ours
@@ -203,7 +203,3 @@ def test_a_whole_new_group_is_found_and_trains(tmp_path):
     actor = actor_of(merged(["+clipx=mine"], {}, tmp_path))
     assert actor.policy_loss.clipx.method.clip_high == 1.4
     first_call(actor)
-
-
-def test_the_loss_is_verls_registered_one():
-    assert get_policy_loss_fn(actor_of(merged(["+clipx=dapo"])).policy_loss.loss_mode).args == ("grpo",)

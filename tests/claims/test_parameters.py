@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.matrix import MATRIX
+from tests.methods.facts import fact, facts
 from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.check.contract import finite_for_every_finite_input
@@ -33,26 +34,12 @@ MODIFIER_GROUPS = {
 }
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
-WITH = {
-    ("bapo", "target", 10): {"contribution": "ratio"},
-    ("bapo", "lower_start", 1): {"lower_stop": 1},
-    ("bapo", "lower_stop", 0): {"lower_start": 0},
-    ("bapo", "lower_step", 1): {"lower_start": 0, "lower_stop": 1},
-    ("bapo", "upper_start", 20): {"upper_stop": 20},
-    ("bapo", "upper_stop", 1): {"upper_start": 1},
-    **{(method, "lagged_average", 0.999): {"scope": "lagged"} for method in BUILT_IN},
-    ("acpo", "epsilon_max", 0.01): {"epsilon_base": 0},
-}
+WITH = {(method, *end): values for method in BUILT_IN for end, values in fact(method, "ENDS", {}).items()}
+WITH |= {(method, "lagged_average", 0.999): {"scope": "lagged"} for method in BUILT_IN}
 # Refused whatever the others are.
-NEVER = {
-    *(("dgpo", *case) for case in (("clip_low", None), ("clip_high", None), ("clip_low", 0))),
-}
+NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER", ())}
 # The key that is named instead of a parameter of the same pair.
-PARTNER = {
-    "lower_stop": ["lower_start"],
-    "upper_stop": ["upper_start"],
-    "epsilon_max": ["epsilon_base"],
-}
+PARTNER = facts("PARTNERS")
 OF_ALL = sorted((case for case in (*WITH, *NEVER) if case[1] in AROUND), key=str)
 FIRST_OF_ALL = {name: method for method, name, _ in reversed(OF_ALL)}
 
@@ -211,11 +198,6 @@ def test_what_cannot_be_meant_is_refused(method, values, advice):
     assert (raised.value.key, raised.value.value, raised.value.advice) == (f"clipx.{name}", value, advice)
 
 
-def test_a_bound_that_shall_not_move_needs_no_step():
-    assert build("bapo", lower_stop=0.6, lower_step=1).method.lower_stop == 0.6
-    assert build("bapo", last_step="clipped", lower_step=0.4).method.lower_step == 0.4
-
-
 def test_the_settings_of_every_group_are_usual():
     for group in group_names():
         settings = group_settings(group)
@@ -228,11 +210,8 @@ def test_the_settings_of_every_group_are_usual():
 @pytest.mark.parametrize("end", [0, 1])
 def test_all_parameters_at_one_end_together_train(method, end):
     values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
-    if end == 1:
-        values |= {"scope": "lagged"} | ({"contribution": "ratio"} if method == "bapo" else {})
-    elif method == "dgpo":
-        values["clip_low"] = 1e-6
-    trains(actor(method, values))
+    scope = {"scope": "lagged"} if end == 1 else {}
+    trains(actor(method, values | scope | fact(method, "TOGETHER", {}).get(end, {})))
 
 
 @pytest.mark.parametrize("method", BUILT_IN)

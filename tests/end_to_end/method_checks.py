@@ -1,9 +1,19 @@
-"""What each method must be seen to do, whichever path of verl trained it."""
+"""What each method must be seen to do, whichever path of verl trained it.
 
+It follows from the method's own weight: where that is 0, a region has no gradient mass; without bounds, no tokens are
+outside. What else a method shows stands in its test, as `SEEN`.
+"""
+
+from functools import partial
 from typing import Protocol
 
+from tests.methods.facts import fact
+from verl_clipx.check.contract import evaluate, every_ratio, example, inputs_of
+from verl_clipx.loss.metrics import token_metrics, token_sums
+from verl_clipx.methods import BUILT_IN, METHODS
+
 # What makes a method show itself within a few steps.
-SETTINGS = {"bapo": ("clipx.target=0.7",)}
+SETTINGS = {method: fact(method, "SEEN_UNDER", ()) for method in BUILT_IN}
 
 
 # The share of the tokens in each region, under clipx.metrics=all.
@@ -28,83 +38,28 @@ def mean(trained: Trained, metric: str) -> float:
     return sum(values) / len(values)
 
 
-def check_grpo(trained: Trained) -> None:
-    assert mean(trained, "actor/clipx/gradient_mass/HP") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/LN") == 0
-    assert mean(trained, "actor/pg_clipfrac") > 0
+def regions_of(method: str) -> tuple[set[str], set[str]]:
+    """The regions that tokens of any ratio and either sign are in, and those of them where the weight is not 0."""
+    kind = METHODS[method]()
+    usual = evaluate(kind, **inputs_of(kind, example()))
+    found = evaluate(kind, statistics=usual.statistics, **inputs_of(kind, every_ratio()))
+    t, weighted = found.tokens, kind.gradient(found.tokens, found.weight)
+    sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None, True), detailed=True)
+    reached = {region for region, name in FRACTIONS.items() if sums[f"clipx/{name}"] > 0}
+    return reached, {region for region in reached if sums[f"clipx/gradient_mass/{region}"] > 0}
 
 
-def check_soft(trained: Trained) -> None:
-    outside = mean(trained, "actor/clipx/gradient_mass/HP") + mean(trained, "actor/clipx/gradient_mass/LN")
-    assert outside > 0
+def check(method: str, trained: Trained) -> None:
+    """A training's metrics are those of the method."""
+    reached, pulling = regions_of(method)
+    for region in FRACTIONS.keys() - pulling:
+        assert mean(trained, f"actor/clipx/gradient_mass/{region}") == 0, region
+    # The other regions' fractions are not in every log.
+    for region in {"HP", "LN"} - reached:
+        assert mean(trained, f"actor/clipx/{FRACTIONS[region]}") == 0, region
+    for some in (pulling, pulling & {"HP", "LN"}):
+        assert not some or sum(mean(trained, f"actor/clipx/gradient_mass/{region}") for region in some) > 0, some
+    fact(method, "SEEN", lambda values: None)(trained.values)
 
 
-def check_aspo(trained: Trained) -> None:
-    assert mean(trained, "actor/clipx/gradient_mass/HP") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/M") > 0
-
-
-def check_acpo(trained: Trained) -> None:
-    epsilons = [mean(trained, f"actor/clipx/epsilon/bin_{index}") for index in range(5)]
-    assert min(epsilons) >= 0.2 - 1e-9
-    assert max(epsilons) > 0.21
-
-
-def check_bapo(trained: Trained) -> None:
-    assert mean(trained, "actor/clipx/c_high") > 1.2
-    assert all(0 <= share <= 1 for share in trained.values("actor/clipx/positive_share_after"))
-
-
-def check_masked(trained: Trained) -> None:
-    assert mean(trained, "actor/clipx/gradient_mass/HP") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/LN") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/M") > 0
-
-
-def check_m2po(trained: Trained) -> None:
-    check_masked(trained)
-    before, after = (trained.values(f"actor/clipx/second_moment_{when}") for when in ("before", "after"))
-    assert max(after) <= 0.04 and all(0 <= less <= more for less, more in zip(after, before, strict=True))
-
-
-def check_sapo(trained: Trained) -> None:
-    # Without bounds.
-    assert mean(trained, "actor/pg_clipfrac") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/LP") == mean(trained, "actor/clipx/gradient_mass/HN") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/M") > 0
-
-
-def check_topr(trained: Trained) -> None:
-    # Negative tokens alone have a bound, and weight 1 above it.
-    assert mean(trained, "actor/clipx/clip_fraction_high") == mean(trained, "actor/clipx/gradient_mass/LP") == 0
-    assert mean(trained, "actor/clipx/gradient_mass/HN") > 0
-
-
-def check_two_sided(trained: Trained) -> None:
-    check_masked(trained)
-    assert mean(trained, "actor/clipx/gradient_mass/LP") == mean(trained, "actor/clipx/gradient_mass/HN") == 0
-
-
-CHECKS = {
-    "grpo": check_grpo,
-    "cispo": check_soft,
-    "gppo": check_soft,
-    "ce_gppo": check_soft,
-    "aspo": check_aspo,
-    "dgpo": check_soft,
-    "acpo": check_acpo,
-    "bapo": check_bapo,
-    "dcpo": check_masked,
-    "dppo": check_masked,
-    "dro": check_sapo,
-    "gmpo": check_grpo,
-    "gspo": check_grpo,
-    "m2po": check_m2po,
-    "sapo": check_sapo,
-    "topr": check_topr,
-    "two_sided": check_two_sided,
-    "ipo": check_two_sided,
-    "spo": check_sapo,
-    "vespo": check_sapo,
-    "ctpo": check_masked,
-}
+CHECKS = {method: partial(check, method) for method in BUILT_IN}

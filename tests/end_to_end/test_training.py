@@ -96,8 +96,8 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
     rejected = run.log.get("actor/clipx/rejected_fraction", 0 * fractions)
     # A rejection may take every token of an update, which then has no regions; one of four updates is a quarter.
     assert (fractions[rejected < 0.2] - 1).abs().max() < 1e-6 and fractions.between(0, 1 + 1e-6).all()
-    # Ages, parts and a spread of the ratio are logged in the steps that have them.
-    late = run.log.filter(regex="^actor/clipx/((low|high)/)?(staleness|lemma_1)/")
+    # Ages and their parts are logged in the steps that have them.
+    late = run.log.filter(regex="^actor/clipx/((low|high)/)?staleness/")
     for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].dropna().map(math.isfinite).all(), metric
         assert metric in late or run.log[metric].notna().all(), metric

@@ -63,32 +63,26 @@ def regions(ratio, advantages, bounds, **given):
     return names
 
 
-def test_regions_by_hand():
-    ratio = [0.5, 2.0, 0.5, 2.0, 1.0, 1.0]
-    advantages = [-1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
-    assert regions(ratio, advantages, Bounds(0.8, 1.2)) == ["LN", "HP", "LP", "HN", "M", "M"]
+OF_TOKENS = Bounds(torch.tensor([[0.9, 0.5]]), torch.tensor([[1.1, 1.5]]))
 
 
-def test_equality_and_zero_advantages_are_in_the_middle():
-    ratio = [0.75, 0.75, 1.25, 1.25, 0.1, 9.0]
-    advantages = [-1.0, 1.0, 1.0, -1.0, 0.0, 0.0]
-    assert regions(ratio, advantages, Bounds(0.75, 1.25)) == ["M"] * 6
-
-
-def test_no_bounds_no_regions():
-    assert regions([1e-30, 1e30], [-1.0, 1.0], NO_BOUNDS, clamp=None) == ["M", "M"]
-
-
-def test_bounds_may_differ_between_tokens():
-    bounds = Bounds(torch.tensor([[0.9, 0.5]]), torch.tensor([[1.1, 1.5]]))
-    assert regions([0.7, 0.7], [-1.0, -1.0], bounds) == ["LN", "M"]
-    assert regions([1.3, 1.3], [1.0, 1.0], bounds) == ["HP", "M"]
-
-
-def test_regions_are_those_of_what_is_bounded():
-    # The ratios alone would be LN, HP, M, M.
-    ratio, advantages = [0.5, 2.0, 1.0, 1.0], [-1.0, 1.0, -1.0, 1.0]
-    assert regions(ratio, advantages, Bounds(0.8, 1.2), bounded=[1.0, 0.1, 0.1, 9.0]) == ["M", "LP", "LN", "HP"]
+@pytest.mark.parametrize(
+    ("ratio", "advantages", "bounds", "given", "expected"),
+    [
+        ([0.5, 2.0, 0.5, 2.0, 1.0], [-1.0, 1.0, 1.0, -1.0, 1.0], Bounds(0.8, 1.2), {}, ["LN", "HP", "LP", "HN", "M"]),
+        # Equality and an advantage of 0 are in the middle.
+        ([0.75, 0.75, 1.25, 1.25], [-1.0, 1.0, 1.0, -1.0], Bounds(0.75, 1.25), {}, ["M"] * 4),
+        ([0.1, 9.0], [0.0, 0.0], Bounds(0.75, 1.25), {}, ["M", "M"]),
+        ([1e-30, 1e30], [-1.0, 1.0], NO_BOUNDS, {"clamp": None}, ["M", "M"]),
+        # Bounds may differ between tokens.
+        ([0.7, 0.7], [-1.0, -1.0], OF_TOKENS, {}, ["LN", "M"]),
+        ([1.3, 1.3], [1.0, 1.0], OF_TOKENS, {}, ["HP", "M"]),
+        # Regions are those of what is bounded.
+        ([0.5, 2.0, 1.0], [-1.0, 1.0, -1.0], Bounds(0.8, 1.2), {"bounded": [1.0, 0.1, 0.1]}, ["M", "LP", "LN"]),
+    ],
+)
+def test_regions_by_hand(ratio, advantages, bounds, given, expected):
+    assert regions(ratio, advantages, bounds, **given) == expected
 
 
 RATIO = [0.5, 2.0, 0.5, 4.0, 1.0, 8.0]
@@ -114,7 +108,7 @@ def test_metrics_by_hand():
 
 
 def test_what_all_adds_by_hand():
-    # Old probabilities at the edges of the quartiles and of the eight bins, and inside.
+    # Old probabilities at the edges of the quartiles, and inside.
     probability = torch.tensor([[0.2, 0.25, 0.5, 0.6, 0.9, 1.0]])
     weighted = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
     given = dict(weighted=weighted, dual_clip=1.5, old_log_prob=probability.log())
@@ -129,15 +123,6 @@ def test_what_all_adds_by_hand():
     for name, values in (("weighted_log_prob", weighted), ("ratio_log_prob", RATIO)):
         expected = sum(value * log_prob for value, log_prob in zip(values, current, strict=True))
         assert found[f"clipx_sum/{name}"] == pytest.approx(expected, rel=1e-6), name
-    of_bins = {
-        name: [found[f"clipx_sum/{name}/bin_{k}"] for k in range(8)]
-        for name in ("count", "deviation", "squared_deviation", "fourth_power")
-    }
-    assert of_bins["count"] == [0, 1, 1, 0, 2, 0, 0, 2]
-    assert of_bins["deviation"] == [0, -0.5, 1.0, 0, -0.5 + 3, 0, 0, 0 + 7]
-    assert of_bins["squared_deviation"] == [0, 0.25, 1.0, 0, 0.25 + 9, 0, 0, 49]
-    fourth = [0, 0.8**4, 0.75**4, 0, 0.5**4 + 0.4**4, 0, 0, 0.1**4]
-    assert of_bins["fourth_power"] == pytest.approx(fourth, rel=1e-5, abs=1e-12)
     assert not [name for name in found if "max" in name or "min" in name]
 
 
@@ -146,7 +131,6 @@ def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
     assert [number_in(name, found) for name in REGIONS] == [0, 1, 0, 1, 0]
-    assert sum(found[f"clipx_sum/count/bin_{k}"] for k in range(8)) == 2
     assert sum(found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)) == 6.0
     assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
     assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)

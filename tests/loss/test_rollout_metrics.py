@@ -29,36 +29,29 @@ def added(metrics, method, each=False):
     return {key: values[0] for key, values in found.items() if key not in metrics}
 
 
-def test_acpos_highest_average_and_last_epsilon():
-    assert added(ACPO, Acpo(bins=2)) == {
-        "clipx/epsilon_highest": 0.9,
-        "clipx/epsilon_average": pytest.approx((0.2 * 10 + 0.3 * 10 + 0.9 * 30) / 50),
-        "clipx/epsilon_last/bin_0": 0.9,
-        "clipx/epsilon_last/bin_1": 5.0,
-    }
+BAPO = {"clipx/c_low": [0.6, 0.8, 0.7], "clipx/c_high": [1.2, 3.0, 1.5], "clipx/positive_share_after": [0.4] * 3}
+ADDED = [
+    (
+        *(Acpo(bins=2), ACPO),
+        {
+            **{"epsilon_highest": 0.9, "epsilon_average": (0.2 * 10 + 0.3 * 10 + 0.9 * 30) / 50},
+            **{"epsilon_last/bin_0": 0.9, "epsilon_last/bin_1": 5.0},
+        },
+    ),
+    (Bapo(), BAPO, {"c_low_highest": 0.8, "c_low_last": 0.7, "c_high_highest": 3.0, "c_high_last": 1.5}),
+    (
+        *(M2po(), {"clipx/log_ratio_bound": [64.0, 0.25, 0.5]}),
+        {"log_ratio_bound_lowest": 0.25, "log_ratio_bound_last": 0.5},
+    ),
+    (Grpo(), {"clipx/ratio_mean": [1.0, 1.1]}, {}),
+]
 
 
-def test_how_far_bapos_search_went():
-    metrics = {"clipx/c_low": [0.6, 0.8, 0.7], "clipx/c_high": [1.2, 3.0, 1.5], "clipx/positive_share_after": [0.4] * 3}
-    assert added(metrics, Bapo()) == {
-        **{"clipx/c_low_highest": 0.8, "clipx/c_low_last": 0.7},
-        **{"clipx/c_high_highest": 3.0, "clipx/c_high_last": 1.5},
-    }
-
-
-def test_m2pos_narrowest_bound():
-    assert added({"clipx/log_ratio_bound": [64.0, 0.25, 0.5]}, M2po()) == {
-        **{"clipx/log_ratio_bound_lowest": 0.25, "clipx/log_ratio_bound_last": 0.5}
-    }
-
-
-@pytest.mark.parametrize(
-    ("method", "names"),
-    [(Acpo(bins=1), ("epsilon/bin_0", "count/bin_0")), (Bapo(), ("c_low", "c_high")), (M2po(), ("log_ratio_bound",))],
-)
-def test_of_one_update_the_last_is_the_mean(method, names):
-    found = added({f"clipx/{name}": [1.0] for name in names}, method)
-    assert not [key for key in found if "last" in key]
+@pytest.mark.parametrize(("method", "metrics", "expected"), ADDED)
+def test_what_is_said_of_all_updates(method, metrics, expected):
+    assert added(metrics, method) == pytest.approx({f"clipx/{name}": value for name, value in expected.items()})
+    # Of one update the last is the mean.
+    assert not [key for key in added({name: values[:1] for name, values in metrics.items()}, method) if "last" in key]
 
 
 def test_each_update_where_wanted():
@@ -66,10 +59,6 @@ def test_each_update_where_wanted():
     found = added(metrics, Acpo(bins=2), each=True)
     assert found["clipx/update_0/epsilon/bin_1"] == 0.3 and found["clipx/update_1/epsilon/bin_1"] == 5.0
     assert len(found) == 4 + 2 * 4
-
-
-def test_fixed_bounds_add_nothing():
-    assert added({"clipx/ratio_mean": [1.0, 1.1]}, Grpo(), each=True) == {}
 
 
 def test_passes_are_kept_apart_and_together():
@@ -102,15 +91,12 @@ def test_sums_become_spread_and_updates():
     assert shown == {key: found[key] for key in ("loss", "clipx/staleness/versions")}
 
 
-def test_an_age_that_cannot_move_is_not_logged():
+def test_without_ages_or_where_none_can_move_nothing_is_logged():
+    given = dict(updates_before=0, updates=2, detailed=True)
     sums = staleness_sums(torch.tensor([0]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
     metrics = {name: [float(value) / 2] for name, value in sums.items()}
-    found = with_staleness({**metrics, "loss": [1.0]}, updates_before=0, updates=2, moves=False, detailed=True)
-    assert found == {"loss": [1.0]}
-
-
-def test_without_ages_nothing_changes():
-    assert with_staleness({"loss": [1.0]}, updates_before=0, updates=2, moves=True, detailed=True) == {"loss": [1.0]}
+    assert with_staleness({**metrics, "loss": [1.0]}, moves=False, **given) == {"loss": [1.0]}
+    assert with_staleness({"loss": [1.0]}, moves=True, **given) == {"loss": [1.0]}
 
 
 def test_without_rollout_log_probs_there_is_no_spread():

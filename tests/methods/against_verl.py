@@ -1,4 +1,6 @@
-"""A method's registered loss beside verl's own of that name, through composed configurations."""
+"""A method's registered loss beside verl's own of that name, and beside a formula, through composed configurations."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ ACTOR = "actor_rollout_ref.actor"
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
 
 
-def ragged(seed: int, *, spread: float, sequences: int = 8, length: int = 12) -> dict[str, Tensor]:
+def ragged(
+    seed: int, *, spread: float = 0.6, sequences: int = 8, length: int = 12, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     """Sequences of 1 to `length` tokens, the last one empty, with advantages of both signs that differ by token.
 
     Args:
@@ -25,9 +29,9 @@ def ragged(seed: int, *, spread: float, sequences: int = 8, length: int = 12) ->
     lengths = torch.randint(1, length + 1, (sequences, 1), generator=generator)
     lengths[-1] = 0
     return {
-        "old_log_prob": old_log_prob,
-        "log_prob": (old_log_prob + drift).clamp(max=-1e-3),
-        "advantages": torch.randn(sequences, length, dtype=torch.float64, generator=generator),
+        "old_log_prob": old_log_prob.to(dtype),
+        "log_prob": (old_log_prob + drift).clamp(max=-1e-3).to(dtype),
+        "advantages": torch.randn(sequences, length, dtype=torch.float64, generator=generator).to(dtype),
         "response_mask": torch.arange(length) < lengths,
     }
 
@@ -52,3 +56,27 @@ def assert_same_as_verl(
     for name in metrics:
         # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
         assert_close(found[2][name], expected[2][name], rtol=1e-6, atol=1e-12)
+
+
+def assert_gradient_of(
+    group: str, batch: dict[str, Tensor], objective: Callable[[Tensor], Tensor], **further: Tensor
+) -> dict[str, float]:
+    """A registered loss is minus an objective's mean over the tokens, and its gradient that of the objective.
+
+    Args:
+        group: that chooses the method.
+        batch: old_log_prob, log_prob, advantages and response_mask.
+        objective: of each token, from log_prob, by the paper's formula.
+        **further: arguments of the loss.
+
+    Returns:
+        The loss's metrics.
+    """
+    log_prob, mask = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"]
+    expected = -torch.where(mask, objective(log_prob), 0.0).sum() / mask.sum()
+    expected.backward()
+    loss, gradient, metrics = registered_loss(built_once((f"+clipx={group}",)), batch, **further)
+    assert_close(loss, expected.detach())
+    assert_close(gradient, log_prob.grad)
+    assert gradient.any() and gradient.isfinite().all()
+    return metrics

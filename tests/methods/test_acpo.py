@@ -1,7 +1,4 @@
-"""ACPO's bins, standard deviations and bounds by hand.
-
-Does not cover the golden vectors (tests/worker/test_golden.py), additivity or host syncs (test_properties.py).
-"""
+"""ACPO's bins, standard deviations and bounds by hand; the release's and the paper's are in the golden vectors."""
 
 import math
 
@@ -11,10 +8,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from tests.golden.settings import DUAL_CLIP, UNCLAMPED, Key, Setup
 from verl_clipx.base.method import declared
 from verl_clipx.methods.acpo import Acpo
 
 from .at import row, tokens_at
+
+PUBLISHED = {
+    "acpo": dict(
+        **dict(alpha=3.0, epsilon_base=0.2, epsilon_min=None, epsilon_max=None, bins=5, bin_on="old"),
+        **dict(variance_epsilon=0.0, dual_clip=None, scope="mini_batch"),
+    ),
+    "acpo_reference": dict(
+        **dict(alpha=3.0, epsilon_base=0.2, epsilon_min=0.0, epsilon_max=3.0, bins=5, bin_on="current"),
+        **dict(variance_epsilon=1e-8, dual_clip=3.0, scope="micro_batch"),
+    ),
+}
+GOLDEN = {
+    "acpo": Setup(
+        ("+clipx=acpo_reference",),
+        (
+            Key("variance_alpha", "alpha", 3.0),
+            Key("variance_base_clip", "epsilon_base", 0.2),
+            Key("variance_clip_min", "epsilon_min", 0.0),
+            Key("variance_clip_max", "epsilon_max", 3.0),
+            Key("variance_num_bins", "bins", 5),
+            DUAL_CLIP,
+        ),
+    ),
+    "paper_acpo": Setup(
+        ("+clipx=acpo",),
+        (
+            Key("alpha", "alpha", 3.0),
+            Key("eps_b", "epsilon_base", 0.2),
+            Key("bins", "bins", 5),
+            Key("bin_on", "bin_on", "old"),
+            Key("dual_clip", "dual_clip", None),
+        ),
+        UNCLAMPED,
+    ),
+}
+ENDS = {("epsilon_max", 0.01): {"epsilon_base": 0}}
+PARTNERS = {"epsilon_max": ["epsilon_base"]}
+
+
+def SEEN(values):
+    epsilons = [values(f"actor/clipx/epsilon/bin_{index}") for index in range(5)]
+    means = [sum(of_bin) / len(of_bin) for of_bin in epsilons]
+    assert min(means) >= 0.2 - 1e-9 and max(means) > 0.21
 
 
 def decided(method, ratio, probability, mask=None):
@@ -35,30 +76,22 @@ def test_two_bins_by_hand():
     low, high = method.bounds(t, decision)
     assert_close(low, row(-0.7, -0.7, 0.5, 0.5, 0.5))
     assert_close(high, row(2.7, 2.7, 1.5, 1.5, 1.5))
-
-
-def test_metrics_are_named_by_bin():
-    method = Acpo(bins=2)
-    _, statistics, decision = decided(method, [0.5, 1.5], [0.1, 0.4])
     found = declared(method, method.metrics(statistics, decision))
-    assert {key: value.item() for _, members in found for key, value in members.items()} == {
-        "count/bin_0": 2.0,
-        "count/bin_1": 0.0,
-        "sigma/bin_0": pytest.approx(0.5),
-        "sigma/bin_1": 0.0,
-        "epsilon/bin_0": pytest.approx(1.7),
-        "epsilon/bin_1": 0.2,
-    }
+    named = {key: value.item() for _, members in found for key, value in members.items()}
+    expected = {"count": (2.0, 2.0), "sigma": (0.5, 0.1), "epsilon": (1.7, 0.5)}
+    assert named == pytest.approx({f"{key}/bin_{k}": values[k] for key, values in expected.items() for k in (0, 1)})
 
 
-def test_bin_edges_belong_to_the_upper_bin_and_one_to_the_last():
-    _, statistics, _ = decided(Acpo(bins=4), [1.0] * 6, [0.0, 0.25, 0.5, 0.75, 0.999, 1.0])
-    assert statistics[:4].tolist() == [1.0, 1.0, 1.0, 3.0]
-
-
-def test_a_probability_above_one_by_rounding_counts_in_the_last_bin():
-    _, statistics, _ = decided(Acpo(), [1.0], [1.0 + 1e-6])
-    assert statistics[:5].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+@pytest.mark.parametrize(
+    ("probabilities", "counts"),
+    [
+        # An edge belongs to the upper bin, 1 to the last one; rounding can put a probability above 1.
+        ([0.0, 0.25, 0.5, 0.75, 0.999, 1.0, 1.0 + 1e-6], [1.0, 1.0, 1.0, 4.0]),
+        ([0.1], [1.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_bin_edges(probabilities, counts):
+    assert decided(Acpo(bins=4), [1.0] * len(probabilities), probabilities)[1][:4].tolist() == counts
 
 
 @pytest.mark.parametrize(("bin_on", "expected"), [("old", [1.0, 0.0]), ("current", [0.0, 1.0])])
@@ -71,21 +104,25 @@ def test_which_policy_is_binned(bin_on, expected):
     assert high.item() == 1.25 + 0.5 * expected[1]
 
 
-def test_caps_apply_to_bins_with_tokens_only():
-    method = Acpo(bins=3, epsilon_min=0.5, epsilon_max=1.0)
-    _, _, decision = decided(method, [1.0, 1.0, 0.5, 2.5], [0.1, 0.1, 0.5, 0.5])
-    assert decision[3:].tolist() == [0.5, 1.0, 0.2]
-
-
-@pytest.mark.parametrize(("min_tokens", "expected"), [(3, [0.0, 0.2]), (2, [0.5, 1.7])])
-def test_bins_with_too_few_tokens_keep_the_base(min_tokens, expected):
-    _, _, decision = decided(Acpo(bins=1, min_tokens=min_tokens), [0.5, 1.5], [0.5, 0.5])
-    assert decision.tolist() == expected
-
-
-def test_variance_epsilon_is_under_the_root():
-    _, _, decision = decided(Acpo(bins=1, variance_epsilon=1e-8), [1.3, 1.3], [0.5, 0.5])
-    assert decision[0].item() == pytest.approx(1e-4, rel=1e-6)
+@pytest.mark.parametrize(
+    ("method", "ratio", "probability", "expected"),
+    [
+        # Caps apply to bins with tokens alone.
+        (
+            Acpo(bins=3, epsilon_min=0.5, epsilon_max=1.0),
+            [1, 1, 0.5, 2.5],
+            [0.1, 0.1, 0.5, 0.5],
+            [0, 1, 0, 0.5, 1, 0.2],
+        ),
+        # Bins with too few tokens keep the base.
+        (Acpo(bins=1, min_tokens=3), [0.5, 1.5], [0.5, 0.5], [0.0, 0.2]),
+        (Acpo(bins=1, min_tokens=2), [0.5, 1.5], [0.5, 0.5], [0.5, 1.7]),
+        # Under the root.
+        (Acpo(bins=1, variance_epsilon=1e-8), [1.3, 1.3], [0.5, 0.5], [1e-4, 0.2003]),
+    ],
+)
+def test_decisions_by_hand(method, ratio, probability, expected):
+    assert decided(method, ratio, probability)[2].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize("ratio", [1e-8, 3.7, 1e8])
@@ -94,22 +131,7 @@ def test_equal_ratios_far_from_one_give_zero_and_not_nan(ratio):
     assert 0 <= decision[0].item() <= 1e-7 * max(1.0, ratio)
 
 
-RATIOS = st.lists(st.floats(0.01, 10), min_size=1, max_size=20)
-
-
-@given(ratio=RATIOS, alpha=st.floats(0, 10), more=st.floats(0, 10), epsilon_max=st.none() | st.floats(0.3, 3))
-@settings(deadline=None)
-def test_epsilon_grows_with_alpha(ratio, alpha, more, epsilon_max):
-    probability = [0.05 + 0.9 * index / len(ratio) for index in range(len(ratio))]
-    less, greater = (
-        decided(Acpo(alpha=weight, epsilon_max=epsilon_max), ratio, probability)[2][5:]
-        for weight in (alpha, alpha + more)
-    )
-    assert (greater >= less).all()
-    assert (less >= 0.2).all()
-
-
-@given(ratio=RATIOS)
+@given(ratio=st.lists(st.floats(0.01, 10), min_size=1, max_size=20))
 @settings(deadline=None)
 def test_sigma_is_the_population_standard_deviation(ratio):
     _, _, decision = decided(Acpo(bins=1), ratio, [0.5] * len(ratio))

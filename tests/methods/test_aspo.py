@@ -1,31 +1,52 @@
-"""ASPO's weight by hand, for its authors' reading and for the one that DGPO's rows train.
-
-Does not cover the loss around it.
-"""
+"""ASPO's weight by hand, for its authors' reading and for the one that DGPO's rows train."""
 
 import math
 
-import pytest
-
 from tests.composition import built_once
+from tests.golden.settings import EPSILONS, UNCLAMPED, UNPUBLISHED, Key, Setup, above, below
 from verl_clipx.methods.aspo import Aspo
 
-from .at import row, weight
+from .at import At, by_hand, row, weight
 
+PUBLISHED = {
+    "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0),
+    "aspo_dgpo": dict(flip="both", weight_low=0.67, weight_high=4.0, negative_weight_high=None),
+}
+GOLDEN = {
+    # Not Eq. 6 of DGPO's paper as printed: the vectors share the group's reading of it, 1/ratio clamped to the caps.
+    # They are a second opinion on the arithmetic, not on the reading.
+    "paper_aspo": Setup(
+        ("+clipx=aspo_dgpo",),
+        (*EPSILONS, Key("e_lo", "weight_low", 0.33, below), Key("e_hi", "weight_high", 3.0, above)),
+        UNCLAMPED,
+    ),
+    # The same bounds on 1/ratio with the flip of the authors' code, whose own cap is 3 for both signs.
+    "paper_aspo_posonly": Setup(
+        ("+clipx=aspo",),
+        (*EPSILONS, Key("e_lo", "weight_low", UNPUBLISHED, below), Key("e_hi", "weight_high", UNPUBLISHED, above)),
+        ("clipx.negative_weight_high=null", *UNCLAMPED),
+    ),
+}
 BOUNDS = {"clip_low": 0.8, "clip_high": 1.25}
+SIGNS = (*[1.0] * 4, *[-1.0] * 4)
+FAR = (math.exp(-25), math.exp(25))
 
-
-def test_authors_reading_by_hand():
-    ratio = row(0.25, 0.5, 1.25, 2.0, 0.5, 0.8, 2.0, 4.0)
-    advantages = row(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0)
-    assert weight(Aspo(**BOUNDS), ratio, advantages).tolist() == [[3.0, 2.0, 0.8, 0.0, 0.0, 0.8, 2.0, 3.0]]
-
-
-def test_dgpo_s_rows_by_hand():
-    ratio = row(0.125, 0.5, 1.25, 2.0, 0.5, 0.8, 1.0, 4.0)
-    advantages = row(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0)
-    weights = weight(Aspo(flip="both", weight_low=0.67, weight_high=4.0, **BOUNDS), ratio, advantages)
-    assert weights.tolist() == [[4.0, 2.0, 0.8, 0.0, 0.0, 1.25, 1.0, 0.67]]
+test_by_hand = by_hand(
+    {
+        "the authors' reading": At(
+            Aspo(**BOUNDS), (0.25, 0.5, 1.25, 2.0, 0.5, 0.8, 2.0, 4.0), SIGNS, (3.0, 2.0, 0.8, 0.0, 0.0, 0.8, 2.0, 3.0)
+        ),
+        "that of DGPO's rows": At(
+            Aspo(flip="both", weight_low=0.67, weight_high=4.0, **BOUNDS),
+            (0.125, 0.5, 1.25, 2.0, 0.5, 0.8, 1.0, 4.0),
+            SIGNS,
+            (4.0, 2.0, 0.8, 0.0, 0.0, 1.25, 1.0, 0.67),
+        ),
+        "no caps": At(Aspo(weight_high=None, negative_weight_high=None), (0.01, 100.0), (1.0, -1.0), (100.0, 100.0)),
+        "a capped token keeps its gradient beyond the clamp": At(Aspo(), FAR, (1.0, -1.0), (3.0, 3.0)),
+        "an uncapped one does not": At(Aspo(negative_weight_high=None), FAR, (1.0, -1.0), (3.0, 0.0)),
+    }
+)
 
 
 def test_the_group_of_dgpo_s_rows_swaps_the_caps_that_eq_6_prints():
@@ -34,15 +55,3 @@ def test_the_group_of_dgpo_s_rows_swaps_the_caps_that_eq_6_prints():
     method = built_once(("+clipx=aspo_dgpo",)).policy_loss.clipx.method
     # Printed: [low, high].
     assert weight(method, row(0.1, 10.0), row(1.0, -1.0)).tolist() == [[high, low]]
-
-
-def test_caps_can_be_left_out():
-    found = weight(Aspo(weight_high=None, negative_weight_high=None), row(0.01, 100.0), row(1.0, -1.0))
-    assert found.tolist() == [[100.0, 100.0]]
-
-
-@pytest.mark.parametrize(("negative_weight_high", "negative"), [(3.0, 3.0), (None, 0.0)])
-def test_a_capped_token_keeps_its_gradient_beyond_the_clamp(negative_weight_high, negative):
-    method = Aspo(negative_weight_high=negative_weight_high, log_ratio_clamp=20.0)
-    found = weight(method, row(math.exp(-25), math.exp(25)), row(1.0, -1.0))
-    assert found.tolist() == [[3.0, negative]]

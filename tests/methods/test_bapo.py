@@ -1,23 +1,95 @@
-"""BAPO's candidates, contributions and search by hand.
+"""BAPO's candidates, sums and search by hand, and its vectorised search against the papers' loops, written plainly.
 
-Does not cover the golden vectors (tests/worker/test_golden.py), the search against a plain loop
-(test_bapo_search.py), additivity or host syncs (test_properties.py).
+Two loops: Algorithm 1 of the paper (upper bound first, full steps) and the released code's (lower bound first, last
+step clipped to the stop). Both recompute every contribution token by token at each candidate. Not covered: the golden
+vectors (tests/worker/test_golden.py), contributions so small that BAPO's units round them.
 """
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from tests.golden.settings import DUAL_CLIP, UNCLAMPED, Key, Setup
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.grpo import Grpo
 
-from .at import row, tokens_at, weight_and_value
+from .at import outcome, row, tokens_at
+
+PUBLISHED = {
+    "bapo": dict(
+        **dict(target=0.4, contribution="share", counted="surrogate", weight="old", first="upper", last_step="full"),
+        **dict(lower_start=0.6, lower_stop=0.9, lower_step=0.02, upper_start=1.2, upper_stop=3.0, upper_step=0.05),
+        **dict(dual_clip=None, scope="mini_batch"),
+    ),
+    "bapo_reference": dict(
+        **dict(target=0.5, contribution="ratio", weight="none", first="lower", last_step="clipped"),
+        **dict(lower_start=0.8, lower_stop=0.95, lower_step=0.05, upper_start=1.2, upper_stop=2.0, upper_step=0.1),
+        **dict(dual_clip=3.0, scope="micro_batch"),
+    ),
+}
+VARIANTS = ({"weight": "rollout", "counted": "gradient", "contribution": "net"}, {"counted": "gradient"})
+GOLDEN = {
+    "bapo": Setup(
+        ("+clipx=bapo_reference",),
+        (
+            Key("adv_ratio_target", "target", 0.5),
+            Key("ratio_lower_start", "lower_start", 0.8),
+            Key("ratio_lower_max", "lower_stop", 0.95),
+            Key("ratio_lower_step", "lower_step", 0.05),
+            Key("ratio_upper_start", "upper_start", 1.2),
+            Key("ratio_upper_max", "upper_stop", 2.0),
+            Key("ratio_upper_step", "upper_step", 0.1),
+            Key("eps", "epsilon", 1e-8),
+            DUAL_CLIP,
+        ),
+    ),
+    # pi_rollout weighs, and the vectors have the old policy for it: the group's weight=old and, in a test of its own,
+    # weight=rollout.
+    "paper_bapo": Setup(
+        ("+clipx=bapo",),
+        (
+            Key("rho0", "target", 0.4),
+            Key("denominator", "contribution", "share"),
+            Key("order", "first", "upper_first", lambda order: order.removesuffix("_first")),
+            Key("a_minus", "lower_start", 0.6),
+            Key("b_minus", "lower_stop", 0.9),
+            Key("delta2", "lower_step", 0.02),
+            Key("a_plus", "upper_start", 1.2),
+            Key("b_plus", "upper_stop", 3.0),
+            Key("delta1", "upper_step", 0.05),
+            Key("dual_clip", "dual_clip", None),
+        ),
+        UNCLAMPED,
+    ),
+}
+ENDS = {
+    ("target", 10): {"contribution": "ratio"},
+    ("lower_start", 1): {"lower_stop": 1},
+    ("lower_stop", 0): {"lower_start": 0},
+    ("lower_step", 1): {"lower_start": 0, "lower_stop": 1},
+    ("upper_start", 20): {"upper_stop": 20},
+    ("upper_stop", 1): {"upper_start": 1},
+}
+PARTNERS = {"lower_stop": ["lower_start"], "upper_stop": ["upper_start"]}
+# With this all upper ends train.
+TOGETHER = {1: {"contribution": "ratio"}}
+SEEN_UNDER = ("clipx.target=0.7",)
+
+
+def SEEN(values):
+    highs = values("actor/clipx/c_high")
+    assert sum(highs) / len(highs) > 1.2
+    assert all(0 <= share <= 1 for share in values("actor/clipx/positive_share_after"))
+
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+# Upper candidates 1, 2, 3 and lower ones 0.25, 0.5, 0.75.
+SMALL = {"lower_start": 0.25, "lower_stop": 0.75, "lower_step": 0.25, "upper_start": 1.0, "upper_stop": 3.0}
+SMALL |= {"upper_step": 1.0, "weight": "none"}
 
 
 def decided(method, ratio, advantages, *, mask=None, dtype=torch.float64, **log_probs):
@@ -37,16 +109,15 @@ def candidates(start, stop, step, last_step):
 def test_with_bounds_that_cannot_move_the_loss_is_grpos():
     bapo = Bapo(lower_start=0.8, lower_stop=0.8, upper_start=1.2, upper_stop=1.2)
     ratio = row(0.5, 0.79, 0.8, 0.81, 1.0, 1.19, 1.2, 1.21, 3.0, dtype=torch.float32).repeat(2, 1)
-    advantages = torch.tensor([[1.5], [-0.5]]).expand_as(ratio)
-    t = tokens_at(ratio, advantages)
-    bounds = bapo.bounds(t, bapo.decide(bapo.statistics(t)))
+    t = tokens_at(ratio, torch.tensor([[1.5], [-0.5]]).expand_as(ratio))
+    bounds, *found = outcome(bapo, t)
     assert [float(bounds.low), float(bounds.high)] == pytest.approx([0.8, 1.2])
-    for found, expected in zip(
-        weight_and_value(bapo, ratio, advantages, bounds),
-        weight_and_value(Grpo(clip_low=0.8, clip_high=1.2, dual_clip=None), ratio, advantages),
-        strict=True,
-    ):
-        assert torch.equal(found, expected)
+    assert all(map(torch.equal, found, outcome(Grpo(clip_low=0.8, clip_high=1.2, dual_clip=None), t)[1:]))
+
+
+def test_a_bound_that_shall_not_move_needs_no_step():
+    assert Bapo(lower_stop=0.6, lower_step=1).lower_stop == 0.6
+    assert Bapo(last_step="clipped", lower_step=0.4).lower_step == 0.4
 
 
 def test_published_ranges_reach_their_ends():
@@ -108,108 +179,6 @@ def test_candidates_passed_are_bucketize_at_between_and_beside_candidates(sides,
         assert found[: len(edges) + 1].tolist() == torch.bincount(passed[0], minlength=len(edges) + 1).tolist()
 
 
-# Upper candidates 1, 2, 3 and lower ones 0.25, 0.5, 0.75 in the tests by hand.
-SMALL = {"lower_start": 0.25, "lower_stop": 0.75, "lower_step": 0.25, "upper_start": 1.0, "upper_stop": 3.0}
-SMALL |= {"upper_step": 1.0, "weight": "none"}
-
-
-@pytest.mark.parametrize(("target", "c_low", "c_high"), [(0.4, 0.25, 1.0), (0.5, 0.25, 2.0), (0.7, 0.75, 3.0)])
-def test_surrogate_share_by_hand(target, c_low, c_high):
-    # P = min(r, c_high), N = 2 max(0.125, c_low) + 1: at 1, 2, 3 with c_low = 0.25, P / (P + N) = 1/2.5, 2/3.5, 3/4.5.
-    ratio, advantages = [4.0, 0.125, 1.0], [1.0, -2.0, -1.0]
-    assert decided(Bapo(target=target, **SMALL), ratio, advantages)[:2] == [c_low, c_high]
-    before, after = decided(Bapo(target=0.6, **SMALL), ratio, advantages)[2:]
-    assert before == pytest.approx(1 / 2.5)
-    assert after == pytest.approx(3 / 4.5)
-
-
-@pytest.mark.parametrize(
-    ("contribution", "reached", "c_high", "missed"),
-    [
-        # P = 1, 2, 3 and N = 1.5: shares 0.4, 0.571, 0.667; nets 2, 4, 2; ratios 0.667, 1.333, 2.
-        ("share", 3 / 4.5, 3.0, 0.67),
-        ("net", 4.0, 2.0, 4.01),
-        ("ratio", 1.99, 3.0, 2.01),
-    ],
-)
-def test_contributions_by_hand(contribution, reached, c_high, missed):
-    for target, expected in ((reached, [0.25, c_high]), (missed, [0.75, 3.0])):
-        method = Bapo(contribution=contribution, target=target, **SMALL)
-        assert decided(method, [4.0, 0.125, 1.0], [1.0, -2.0, -1.0])[:2] == expected
-
-
-@pytest.mark.parametrize(("contribution", "target", "c_high"), [("ratio", 1.0, 2.0), ("share", 0.5, 1.0)])
-def test_epsilon_is_added_to_the_negatives_of_ratio_only(contribution, target, c_high):
-    # P = min(4, c_high), N = 1: with epsilon = 1, P / 2 reaches 1 at c_high = 2; the shares 1/2, 2/3 reach 0.5 at 1.
-    method = Bapo(contribution=contribution, target=target, epsilon=1.0, **SMALL)
-    assert decided(method, [4.0, 1.0], [1.0, -1.0])[:2] == [0.25, c_high]
-
-
-def test_counted_gradient_can_stop_c_low_strictly_between():
-    # Negatives at 0.3 and 0.6 leave one by one as c_low passes them: N = 6.9, then 3.9 from 0.5 on, then 3 at 0.75.
-    ratio, advantages = [1.0, 1.0, 0.3, 0.6], [3.0, -3.0, -10.0, -1.5]
-    target = 3 / (3 + 3.9) - 0.01
-    assert decided(Bapo(counted="gradient", target=target, **SMALL), ratio, advantages)[0] == 0.5
-    assert decided(Bapo(target=target, **SMALL), ratio, advantages)[0] == 0.75
-
-
-def test_counted_gradient_drops_positive_tokens_above_c_high():
-    # P = 1 until c_high reaches 2.5, then 3.5.
-    method = Bapo(counted="gradient", target=0.5, **SMALL)
-    _, c_high, before, after = decided(method, [1.0, 2.5, 1.0], [1.0, 1.0, -2.0])
-    assert c_high == 3.0
-    assert before == pytest.approx(1 / 3)
-    assert after == pytest.approx(3.5 / 5.5)
-
-
-@given(
-    ratio=st.lists(st.floats(0.05, 5), min_size=1, max_size=12),
-    signs=st.lists(st.floats(-2, 2), min_size=12, max_size=12),
-    target=st.floats(0.01, 0.99),
-    contribution=st.sampled_from(["share", "net", "ratio"]),
-    first=st.sampled_from(["upper", "lower"]),
-)
-@settings(deadline=None)
-def test_under_the_surrogate_c_low_ends_at_its_start_or_its_stop(ratio, signs, target, contribution, first):
-    # For net only with a target below 1: there P < N while it is missed, and |P - N| grows with N.
-    method = Bapo(target=target, contribution=contribution, first=first, weight="none")
-    assert decided(method, ratio, signs[: len(ratio)])[0] in (0.6, 0.9)
-
-
-@FLOATS
-@pytest.mark.parametrize("index", range(37))
-def test_positive_ratio_equal_to_an_upper_candidate_is_not_clipped_away(dtype, index):
-    # Only with the token at the candidate is P / (P + N) above one half.
-    method = Bapo(counted="gradient", weight="none", target=0.4)
-    candidate = method._candidates("upper").to(dtype)[index].item()
-    _, c_high, _, _ = decided(method, [candidate, 1.0], [1.0, -1.0], dtype=dtype)
-    assert c_high == pytest.approx(candidate, rel=1e-6)
-
-
-@FLOATS
-@pytest.mark.parametrize("index", range(16))
-def test_negative_ratio_equal_to_a_lower_candidate_is_not_clipped_away(dtype, index):
-    # The negative token goes only when c_low passes it, at the next candidate; the last one keeps it.
-    method = Bapo(counted="gradient", weight="none", first="lower", target=0.9)
-    lower = method._candidates("lower")
-    c_low, c_high, _, share = decided(method, [1.0, lower.to(dtype)[index].item()], [1.0, -1.0], dtype=dtype)
-    assert c_low == lower[min(index + 1, 15)].item()
-    assert (c_high, share) == ((1.2, 1.0) if index < 15 else (3.0, pytest.approx(1 / 1.9)))
-
-
-@pytest.mark.parametrize(("first", "expected"), [("upper", [0.25, 3.0]), ("lower", [0.5, 1.0])])
-def test_order_of_the_search(first, expected):
-    # Gradient counting: either bound alone can reach the target, so the first one to move is the one that moves.
-    method = Bapo(first=first, counted="gradient", target=0.5, **SMALL)
-    assert decided(method, [1.0, 2.5, 0.3, 1.0], [1.0, 1.0, -5.0, -1.0])[:2] == expected
-
-
-@pytest.mark.parametrize("first", ["upper", "lower"])
-def test_upper_range_is_searched_when_the_lower_one_has_no_room(first):
-    method = Bapo(first=first, **{**SMALL, "lower_stop": 0.25, "target": 0.5})
-    assert decided(method, [4.0, 1.0], [1.0, -1.5])[:2] == [0.25, 2.0]
-
-
 @pytest.mark.parametrize(("weight", "share"), [("old", 0.2), ("rollout", 0.8), ("none", 0.5)])
 def test_weights(weight, share):
     method, low, high = Bapo(weight=weight, target=0.01), math.log(0.2), math.log(0.8)
@@ -221,21 +190,23 @@ def test_weights(weight, share):
 @pytest.mark.parametrize("contribution", ["share", "net", "ratio"])
 @pytest.mark.parametrize("counted", ["surrogate", "gradient"])
 @pytest.mark.parametrize("first", ["upper", "lower"])
-class TestOneSided:
-    def test_no_negatives_satisfy_any_target(self, contribution, counted, first):
-        target = 1.0 if contribution == "share" else 10.0
-        method = Bapo(contribution=contribution, counted=counted, first=first, target=target)
-        assert decided(method, [1.0, 0.1, 9.0], [1.0, 1.0, 1.0])[:2] == [0.6, 1.2]
+def test_tokens_of_one_sign_or_none(contribution, counted, first):
+    method = Bapo(contribution=contribution, counted=counted, first=first)
+    most = Bapo(
+        contribution=contribution, counted=counted, first=first, target=1.0 if contribution == "share" else 10.0
+    )
+    assert decided(most, [1.0, 0.1, 9.0], [1.0, 1.0, 1.0])[:2] == [0.6, 1.2]
+    assert decided(method, [1.0, 2.0], [-1.0, -1.0]) == [0.9, 3.0, 0.0, 0.0]
+    for dtype in (torch.float32, torch.float64):
+        for advantages, mask in (([-1.0, 1.0], [False, False]), ([0.0, 0.0], [True, True])):
+            assert decided(method, [1.0, 2.0], advantages, mask=mask, dtype=dtype) == [0.6, 1.2, 0.0, 0.0]
 
-    def test_no_positives_move_both_bounds_to_their_ends(self, contribution, counted, first):
-        method = Bapo(contribution=contribution, counted=counted, first=first)
-        assert decided(method, [1.0, 2.0], [-1.0, -1.0]) == [0.9, 3.0, 0.0, 0.0]
 
-    @FLOATS
-    @pytest.mark.parametrize(("advantages", "mask"), [([-1.0, 1.0], [False, False]), ([0.0, 0.0], [True, True])])
-    def test_no_tokens_leave_both_bounds_at_their_starts(self, contribution, counted, first, dtype, advantages, mask):
-        method = Bapo(contribution=contribution, counted=counted, first=first)
-        assert decided(method, [1.0, 2.0], advantages, mask=mask, dtype=dtype) == [0.6, 1.2, 0.0, 0.0]
+@pytest.mark.parametrize(("contribution", "target", "c_high"), [("ratio", 1.0, 2.0), ("share", 0.5, 1.0)])
+def test_epsilon_is_added_to_the_negatives_of_ratio_only(contribution, target, c_high):
+    # P = min(4, c_high), N = 1: with epsilon = 1, P / 2 reaches 1 at c_high = 2; the shares 1/2, 2/3 reach 0.5 at 1.
+    method = Bapo(contribution=contribution, target=target, epsilon=1.0, **SMALL)
+    assert decided(method, [4.0, 1.0], [1.0, -1.0])[:2] == [0.25, c_high]
 
 
 def test_bounds_and_metrics():
@@ -255,27 +226,17 @@ def test_statistics_by_hand():
     assert_close(statistics, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=0)
 
 
-@FLOATS
-def test_advantages_of_zero_count_nothing(dtype):
-    t = tokens_at(row(0.5, 1.0, 9.0, dtype=dtype), torch.zeros(1, 3, dtype=dtype))
-    assert not Bapo().statistics(t).any()
-
-
-def test_the_order_of_tokens_does_not_matter_to_the_last_bit():
+def test_neither_the_order_of_tokens_nor_micro_batches_matter_to_the_last_bit():
     generator = torch.Generator().manual_seed(0)
     log_ratio, advantages, old_log_prob = torch.randn(3, 4, 300, dtype=torch.float64, generator=generator)
     t = tokens_at(log_ratio.exp(), advantages, old_log_prob=-old_log_prob.abs())
-    order = torch.randperm(300, generator=generator)
-    one, other = (Bapo().statistics(u) for u in (t, type(t)(*(None if part is None else part[:, order] for part in t))))
-    assert torch.equal(one, other)
+    order, whole = torch.randperm(300, generator=generator), Bapo().statistics(t)
 
+    def part(*index):
+        return Bapo().statistics(type(t)(*(None if tensor is None else tensor[index] for tensor in t)))
 
-def test_sequences_count_the_same_in_any_micro_batch_to_the_last_bit():
-    generator = torch.Generator().manual_seed(0)
-    log_ratio, advantages, old_log_prob = torch.randn(3, 4, 300, dtype=torch.float64, generator=generator)
-    t = tokens_at(log_ratio.exp(), advantages, old_log_prob=-old_log_prob.abs())
-    rows = [type(t)(*(None if part is None else part[k : k + 1] for part in t)) for k in range(4)]
-    assert torch.equal(sum(Bapo().statistics(alone) for alone in rows), Bapo().statistics(t))
+    assert torch.equal(part(slice(None), order), whole)
+    assert torch.equal(sum(part(slice(k, k + 1)) for k in range(4)), whole)
 
 
 def test_a_huge_ratio_leaves_the_sums_of_the_other_sign_as_they_are():
@@ -286,3 +247,116 @@ def test_a_huge_ratio_leaves_the_sums_of_the_other_sign_as_they_are():
     # All but the 2 * 17 sums of negative tokens. Those are counted in larger units, still tiny parts of their total.
     assert torch.equal(other[:-34], one[:-34])
     assert_close(other[-34:], one[-34:] + torch.tensor([0] * 16 + [0.9] + [0] * 16 + [0.9e8]), rtol=0, atol=1e-2)
+
+
+# A contribution is rounded to 2^-36 of the largest possible one: with these, at most 3e-8 of itself.
+ADVANTAGES = st.just(0.0) | st.floats(0.1, 3.0) | st.floats(-3.0, -0.1)
+ROUNDING = 1e-7
+TOKENS = st.lists(st.tuples(st.floats(0.05, 6.0), ADVANTAGES), min_size=1, max_size=14)
+# A share is at most 1.
+CRITERIA = st.tuples(st.just("share"), st.floats(0.02, 1.0)) | st.tuples(
+    st.sampled_from(["net", "ratio"]), st.floats(0.02, 3.0)
+)
+COUNTED, FIRST = st.sampled_from(["surrogate", "gradient"]), st.sampled_from(["upper", "lower"])
+
+
+def contributions(tokens, c_low, c_high, method):
+    """What positive and negative tokens contribute."""
+    if method.counted == "surrogate":
+        return (
+            math.fsum(a * min(r, c_high) for r, a in tokens if a > 0),
+            math.fsum(-a * max(r, c_low) for r, a in tokens if a < 0),
+        )
+    return (
+        math.fsum(a * r for r, a in tokens if a > 0 and r <= c_high),
+        math.fsum(-a * r for r, a in tokens if a < 0 and r >= c_low),
+    )
+
+
+def criterion(tokens, c_low, c_high, method):
+    positive, negative = contributions(tokens, c_low, c_high, method)
+    if negative == 0:
+        return math.inf
+    if method.contribution == "share":
+        return positive / (positive + negative)
+    if method.contribution == "net":
+        return positive / abs(positive - negative) if positive != negative else math.inf
+    return positive / (negative + method.epsilon)
+
+
+def next_bound(bound, start, stop, step, last_step):
+    """The next candidate, or None; counted in whole steps from start, so that 0.6 + 15 * 0.02 is 0.9."""
+    taken = round((bound - start) / step)
+    if abs(start + taken * step - bound) > 1e-9:
+        return None
+    candidate = round(start + (taken + 1) * step, 12)
+    if candidate <= stop:
+        return candidate
+    return stop if last_step == "clipped" and bound < stop else None
+
+
+def loop(tokens, method, target):
+    """Move the first bound while the criterion is missed and there is room, then the other."""
+    bounds = {"lower": method.lower_start, "upper": method.upper_start}
+    for side in ("upper", "lower") if method.first == "upper" else ("lower", "upper"):
+        start, stop, step = (getattr(method, f"{side}_{part}") for part in ("start", "stop", "step"))
+        while criterion(tokens, bounds["lower"], bounds["upper"], method) < target:
+            candidate = next_bound(bounds[side], start, stop, step, method.last_step)
+            if candidate is None:
+                break
+            bounds[side] = candidate
+    return bounds["lower"], bounds["upper"]
+
+
+def assert_same_bounds(tokens, method):
+    # Where the rounding of the sums decides, either answer is right.
+    answers = [loop(tokens, method, method.target * (1 + shift)) for shift in (-ROUNDING, 0.0, ROUNDING)]
+    assume(answers[0] == answers[1] == answers[2])
+    ratio, advantages = zip(*tokens, strict=True)
+    *bounds, before, after = decided(method, ratio, advantages)
+    assert tuple(bounds) == answers[1]
+    for share, at in ((before, (method.lower_start, method.upper_start)), (after, bounds)):
+        positive, negative = contributions(tokens, *at, method)
+        assert share == pytest.approx(positive / (positive + negative) if positive + negative else 0.0, abs=1e-6)
+
+
+@given(
+    tokens=TOKENS,
+    criteria=CRITERIA,
+    counted=COUNTED,
+    first=FIRST,
+    epsilon=st.sampled_from([1e-8, 1.0]),
+    lower_stop=st.sampled_from([0.6, 0.9]),
+)
+@settings(max_examples=400, deadline=None)
+def test_algorithm_1(tokens, criteria, counted, **further):
+    contribution, target = criteria
+    method = Bapo(target=target, contribution=contribution, counted=counted, weight="none", **further)
+    assert_same_bounds(tokens, method)
+
+
+@pytest.mark.slow
+@given(tokens=TOKENS, target=st.floats(0.02, 3.0), counted=COUNTED, upper_step=st.sampled_from([0.1, 0.3, 0.7]))
+@settings(max_examples=300, deadline=None)
+def test_the_releases_loops(tokens, target, counted, upper_step):
+    parts = dict(contribution="ratio", weight="none", first="lower", last_step="clipped", upper_stop=2.0)
+    steps = dict(lower_start=0.8, lower_stop=0.95, lower_step=0.04, upper_step=upper_step)
+    assert_same_bounds(tokens, Bapo(target=target, counted=counted, **parts, **steps))
+
+
+@given(
+    picks=st.lists(
+        st.tuples(st.integers(0, 15), st.integers(0, 36), st.floats(0.1, 3.0), st.booleans()), min_size=1, max_size=14
+    ),
+    criteria=CRITERIA,
+    first=FIRST,
+)
+@settings(max_examples=300, deadline=None)
+def test_ratios_exactly_on_candidates(picks, criteria, first):
+    contribution, target = criteria
+    tokens = [
+        (round(1.2 + 0.05 * upper, 2), advantage) if positive else (round(0.6 + 0.02 * lower, 2), -advantage)
+        for lower, upper, advantage, positive in picks
+    ]
+    method = Bapo(target=target, contribution=contribution, counted="gradient", first=first, weight="none")
+    assert_same_bounds(tokens, method)

@@ -1,24 +1,37 @@
-"""CE-GPPO's weight by hand and its relation to GPPO's. Does not cover the loss around it."""
+"""CE-GPPO's weight by hand and its relation to GPPO's; the paper's formula is in the golden vectors."""
 
 import torch
 
+from tests.golden.settings import EPSILONS, UNCLAMPED, Key, Setup
 from verl_clipx.methods.ce_gppo import CeGppo
 from verl_clipx.methods.gppo import Gppo
 
-from .at import row, weight
+from .at import At, by_hand, weight
 
+PUBLISHED = {
+    "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),
+    "ce_gppo_reference": dict(beta_low=0.75, beta_high=1.0, dual_clip=3.0),
+}
+GOLDEN = {
+    "paper_cegppo": Setup(
+        ("+clipx=ce_gppo",), (*EPSILONS, Key("beta1", "beta_low", 0.75), Key("beta2", "beta_high", 1.0)), UNCLAMPED
+    )
+}
 BOUNDS = {"clip_low": 0.8, "clip_high": 1.25}
 
-
-def test_weight_by_hand():
-    ratio, advantages = row(0.5, 0.5, 1.0, 1.25, 2.0, 2.0, 4.0), row(-1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0)
-    found = weight(CeGppo(beta_low=0.5, beta_high=2.0, **BOUNDS), ratio, advantages)
-    assert found.tolist() == [[0.4, 0.5, 1.0, 1.25, 2.5, 2.0, 4.0]]
-
-
-def test_dual_clip_drops_negative_tokens_above_it_and_no_others():
-    found = weight(CeGppo(dual_clip=3.0, **BOUNDS), row(3.0, 4.0, 4.0), row(-1.0, -1.0, 1.0))
-    assert found.tolist() == [[3.0, 0.0, 1.25]]
+test_by_hand = by_hand(
+    {
+        "scales": At(
+            CeGppo(beta_low=0.5, beta_high=2.0, **BOUNDS),
+            (0.5, 0.5, 1.0, 1.25, 2.0, 2.0, 4.0),
+            (-1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0),
+            (0.4, 0.5, 1.0, 1.25, 2.5, 2.0, 4.0),
+        ),
+        "the dual clip drops negative tokens alone": At(
+            CeGppo(dual_clip=3.0, **BOUNDS), (3.0, 4.0, 4.0), (-1.0, -1.0, 1.0), (3.0, 0.0, 1.25)
+        ),
+    }
+)
 
 
 def test_betas_of_one_are_gppo():

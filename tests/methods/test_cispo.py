@@ -1,43 +1,63 @@
-"""CISPO's weight and value by hand. Does not cover that the clamp leaves its gradient alone (test_loss.py)."""
+"""CISPO's weight and value by hand; verl's, the paper's and ACPO's numbers are in the golden vectors."""
 
-import pytest
-import torch
+import math
 
+from tests.golden.settings import EPSILONS, UNCLAMPED, Key, Setup, above, below, bounds
 from verl_clipx.methods.cispo import Cispo
 
-from .at import row, tokens_at, weight
+from .at import At, by_hand
 
+PUBLISHED = {
+    "cispo": dict(clip_low=0.8, clip_high=1.2, mask_low=None, mask_high=None),
+    "cispo_minimax": dict(clip_low=None, mask_low=None, mask_high=None),
+    "cispo_acpo": dict(clip_low=None, clip_high=1.45, mask_low=0.8, mask_high=1.3),
+}
+GOLDEN = {
+    "acpo_cispo": Setup(
+        ("+clipx=cispo_acpo",),
+        (
+            # The release's lower bound of 1 - 1 bounds nothing, which the group writes as null.
+            Key("clip_ratio_is_low", "clip_low", 1.0, below),
+            Key("clip_ratio_is_high", "clip_high", 0.45, above),
+            Key("cliprange_low", "mask_low", 0.2, below),
+            Key("cliprange_high", "mask_high", 0.3, above),
+        ),
+    ),
+    "verl091_cispo": Setup(("+clipx=cispo",), bounds("clip_ratio_low", "clip_ratio_high")),
+    "paper_cispo": Setup(("+clipx=cispo",), EPSILONS, UNCLAMPED),
+}
+MASKED = dict(clip_low=None, clip_high=3.0)
 
-@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
-def test_every_token_keeps_the_clamped_ratio(advantage):
-    ratio = row(0.5, 0.8, 1.0, 1.2, 9.0)
-    found = weight(Cispo(clip_low=0.8, clip_high=1.2), ratio, torch.full_like(ratio, advantage))
-    assert found.tolist() == [[0.8, 0.8, 1.0, 1.2, 1.2]]
-
-
-def test_minimax_has_no_lower_bound():
-    assert weight(Cispo(clip_low=None, clip_high=5.0), row(1e-6, 9.0), row(-1.0, 1.0)).tolist() == [[1e-6, 5.0]]
-
-
-def test_no_token_loses_its_gradient_to_the_clamp():
-    found = weight(Cispo(clip_low=None, clip_high=None, log_ratio_clamp=2.0), row(1e-6, 9.0), row(-1.0, 1.0))
-    assert found.log().tolist() == [[pytest.approx(-2.0), pytest.approx(2.0)]]
-
-
-def test_mask_drops_what_ppo_with_the_masks_bounds_would_clip():
-    ratio = row(0.5, 0.5, 0.75, 1.3, 1.4, 1.4, 2.0)
-    advantages = row(-1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0)
-    found = weight(Cispo(clip_low=None, clip_high=1.45, mask_low=0.75, mask_high=1.3), ratio, advantages)
-    assert found.tolist() == [[0.0, 0.5, 0.75, 1.3, 0.0, 1.4, 1.45]]
-
-
-@pytest.mark.parametrize(("side", "expected"), [({"mask_low": 0.8}, [0.0, 2.0]), ({"mask_high": 1.2}, [0.5, 0.0])])
-def test_each_side_of_the_mask_stands_alone(side, expected):
-    found = weight(Cispo(clip_low=None, clip_high=3.0, **side), row(0.5, 2.0), row(-1.0, 1.0))
-    assert found.tolist() == [expected]
-
-
-def test_value():
-    t = tokens_at(row(0.8, 1.2), row(2.0, -1.0))._replace(log_prob=row(-3.0, -0.5))
-    value = Cispo().loss_value(t, None, t.ratio)
-    assert value.tolist() == [[pytest.approx(4.8), pytest.approx(-0.6)]]
+test_by_hand = by_hand(
+    {
+        **{
+            f"every token keeps the clamped ratio, A = {A}": At(
+                Cispo(), (0.5, 0.8, 1.0, 1.2, 9.0), A, (0.8, 0.8, 1.0, 1.2, 1.2)
+            )
+            for A in (1.0, -1.0, 0.0)
+        },
+        "MiniMax's has no lower bound": At(Cispo(clip_low=None, clip_high=5.0), (1e-6, 9.0), (-1.0, 1.0), (1e-6, 5.0)),
+        "no token loses its gradient to the clamp": At(
+            Cispo(clip_low=None, clip_high=None, log_ratio_clamp=2.0),
+            (1e-6, 9.0),
+            (-1.0, 1.0),
+            (math.exp(-2.0), math.exp(2.0)),
+        ),
+        "the mask drops what PPO with its bounds would clip": At(
+            Cispo(clip_low=None, clip_high=1.45, mask_low=0.75, mask_high=1.3),
+            (0.5, 0.5, 0.75, 1.3, 1.4, 1.4, 2.0),
+            (-1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0),
+            (0.0, 0.5, 0.75, 1.3, 0.0, 1.4, 1.45),
+        ),
+        "its lower side alone": At(Cispo(mask_low=0.8, **MASKED), (0.5, 2.0), (-1.0, 1.0), (0.0, 2.0)),
+        "its upper side alone": At(Cispo(mask_high=1.2, **MASKED), (0.5, 2.0), (-1.0, 1.0), (0.5, 0.0)),
+        "value": At(
+            Cispo(),
+            (0.8, 1.2),
+            (2.0, -1.0),
+            (0.8, 1.2),
+            old=(0.5, 0.25),
+            value=(-1.6 * math.log(0.4), 1.2 * math.log(0.3)),
+        ),
+    }
+)

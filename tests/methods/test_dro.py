@@ -5,6 +5,7 @@ is the gradient elsewhere is part of the contract.
 """
 
 import copy
+import math
 
 import pytest
 import torch
@@ -12,17 +13,36 @@ from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
 from tests.composition import built_once
-from tests.worker.updates import Update
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.compiled import token_functions
 from verl_clipx.methods.dro import Dro
 
 from .against_verl import ACTOR, AGGREGATIONS, assert_same_as_verl, ragged
-from .at import row, tokens_at
+from .at import At, by_hand, row, tokens_at
 
+PUBLISHED = {"dro": dict(beta=0.05, log_ratio_clamp=None)}
+VARIANTS = ({"beta": 100, "log_ratio_clamp": None},)
 OURS = ("+clipx=dro", "clipx.beta=0.3")
 VERLS = (f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.policy_loss.dro_beta=0.3")
 MAPPED = ("+clipx=dro", f"{ACTOR}.policy_loss.dro_beta=0.3")
+LOG_2 = math.log(2)
+RATIO, ADVANTAGES = (1.0, 2.0, 2.0, 0.5), (2.0, -1.0, 0.0, 4.0)
+WEIGHT = (1.0, 1 + 0.5 * LOG_2, 0.0, 1 + 0.125 * LOG_2)
+
+test_by_hand = by_hand(
+    {
+        "weight and value": At(
+            Dro(beta=0.5),
+            *(RATIO, ADVANTAGES, WEIGHT),
+            value=(0.0, 0.25 * LOG_2**2 + LOG_2, 0.25 * LOG_2**2, 0.25 * LOG_2**2 + 4 * LOG_2),
+        )
+    }
+)
+
+
+def test_the_gradient_pulls_where_the_advantage_is_0():
+    found = Dro(beta=0.5).gradient(tokens_at(row(*RATIO), row(*ADVANTAGES)), row(*WEIGHT))
+    assert_close(found, row(2.0, -1 - 0.5 * LOG_2, -0.5 * LOG_2, 4 + 0.5 * LOG_2))
 
 
 def with_zeros(seed, spread):
@@ -31,24 +51,10 @@ def with_zeros(seed, spread):
     return batch
 
 
-def test_weight_gradient_and_value_by_hand():
-    method = Dro(beta=0.5)
-    t = tokens_at(row(1.0, 2.0, 2.0, 0.5), row(2.0, -1.0, 0.0, 4.0))
-    log_2 = torch.tensor(2.0, dtype=torch.float64).log()
-    weight = method.gradient_weight(t, method.bounds(t, None))
-    assert_close(weight, row(1.0, 1 + 0.5 * log_2, 0.0, 1 + 0.125 * log_2))
-    assert_close(method.gradient(t, weight), row(2.0, -1 - 0.5 * log_2, -0.5 * log_2, 4 + 0.5 * log_2))
-    assert_close(
-        method.loss_value(t, None, weight),
-        row(0.0, 0.25 * log_2**2 + log_2, 0.25 * log_2**2, 0.25 * log_2**2 + 4 * log_2),
-    )
-
-
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("spread", [1e-2, 0.7, 15.0])
 def test_same_as_verls_own(spread, mode):
-    for seed in (0, 1):
-        assert_same_as_verl(OURS, VERLS, with_zeros(seed, spread), mode, ("actor/ppo_kl",))
+    assert_same_as_verl(OURS, VERLS, with_zeros(0, spread), mode, ("actor/ppo_kl",))
 
 
 def test_verls_key_is_its_penalty():
@@ -71,6 +77,8 @@ def without_advantages(data):
 
 
 def test_the_receipt_knows_the_pull_where_the_advantages_are_0(monkeypatch):
+    from tests.worker.test_receipt import Update
+
     config = copy.deepcopy(built_once(OURS))
     update = Update(config)
     update.run(change=without_advantages)

@@ -1,7 +1,7 @@
-"""GRPO's weight and surrogate by hand and against their definitions.
+"""GRPO's weight and surrogate by hand and against their definitions; verl's numbers are in the golden vectors.
 
 Covers equality at the bounds, the dual clip, the clamp, per-token bounds and gradcheck of the surrogate with the bounds
-of ACPO and BAPO held fixed. Does not cover how those bounds are found.
+of ACPO and BAPO held fixed. Not covered: how those bounds are found.
 """
 
 import math
@@ -12,74 +12,61 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from tests.golden.settings import DUAL_CLIP, EPSILONS, UNCLAMPED, Setup, bounds
 from verl_clipx.check.contract import evaluate
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.grpo import Grpo
 
-from .at import row, weight_and_value
+from .at import At, by_hand, row
+
+PUBLISHED = {
+    "grpo": dict(clip_low=0.8, clip_high=1.2, dual_clip=3.0, log_ratio_clamp=20.0),
+    "dapo": dict(clip_low=0.8, clip_high=1.28, dual_clip=3.0),
+}
+GOLDEN = {
+    "acpo_dapo": Setup(("+clipx=dapo",), (*bounds("cliprange_low", "cliprange_high", published_high=0.28), DUAL_CLIP)),
+    "dgpo_ppo": Setup(("+clipx=grpo",), (*EPSILONS, DUAL_CLIP)),
+    "verl091_vanilla": Setup(
+        ("+clipx=dapo",), (*bounds("clip_ratio_low", "clip_ratio_high", published_high=0.28), DUAL_CLIP)
+    ),
+    "paper_grpo": Setup(("+clipx=grpo",), EPSILONS, ("clipx.dual_clip=null", *UNCLAMPED)),
+}
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "expected", "loss"),
-    [
-        (0.5, 2.0, 0.5, -1.0),
-        (0.5, -2.0, 0.0, 1.6),
-        (0.8, -1.0, 0.8, 0.8),
-        (1.0, -1.0, 1.0, 1.0),
-        (1.25, 1.0, 1.25, -1.25),
-        (1.5, 2.0, 0.0, -2.5),
-        (1.5, -2.0, 1.5, 3.0),
-        (3.0, -1.0, 3.0, 3.0),
-        (3.5, -2.0, 0.0, 6.0),
-        (3.5, 2.0, 0.0, -2.5),
-        (3.5, 0.0, 3.5, 0.0),
-    ],
+def SEEN(values):
+    assert sum(values("actor/pg_clipfrac")) > 0
+
+
+FAR = Grpo(dual_clip=None, log_ratio_clamp=None)
+E25, E20 = math.exp(25), math.exp(20)
+
+test_by_hand = by_hand(
+    {
+        "both bounds and the dual clip": At(
+            Grpo(clip_low=0.8, clip_high=1.25, dual_clip=3.0),
+            (0.5, 0.5, 0.8, 1.0, 1.25, 1.5, 1.5, 3.0, 3.5, 3.5, 3.5),
+            (2.0, -2.0, -1.0, -1.0, 1.0, 2.0, -2.0, -1.0, -2.0, 2.0, 0.0),
+            (0.5, 0.0, 0.8, 1.0, 1.25, 0.0, 1.5, 3.0, 0.0, 0.0, 3.5),
+            value=(-1.0, 1.6, 0.8, 1.0, -1.25, -2.5, 3.0, 3.0, 6.0, -2.5, 0.0),
+        ),
+        "no dual clip": At(Grpo(dual_clip=None), (100.0,), -1.0, (100.0,), value=(100.0,)),
+        "beyond the clamp there is value but no gradient": At(
+            Grpo(dual_clip=None), (E25, 1 / E25), (-1.0, 1.0), 0.0, value=(E20, -1 / E20)
+        ),
+        "bounds as a number and a tensor": At(
+            Grpo(), (1.3, 1.3), 1.0, (0.0, 1.3), value=(-1.1, -1.3), bounds=Bounds(0.8, row(1.1, 1.5))
+        ),
+        # ACPO's epsilon can exceed 1.
+        **{
+            f"a lower bound of {low} never clips": At(
+                FAR, (1e-9, 1e9), (-1.0, 1.0), (1e-9, 1e9), value=(1e-9, -1e9), bounds=Bounds(low, math.inf)
+            )
+            for low in (0.0, -2.0)
+        },
+    }
 )
-def test_weight_and_value_by_hand(ratio, advantage, expected, loss):
-    method = Grpo(clip_low=0.8, clip_high=1.25, dual_clip=3.0)
-    found, value = weight_and_value(method, row(ratio), row(advantage))
-    assert found.item() == expected
-    assert value.item() == pytest.approx(loss, rel=1e-15)
-
-
-def test_without_a_dual_clip_negative_tokens_are_unbounded_above():
-    found, value = weight_and_value(Grpo(dual_clip=None), row(100.0), row(-1.0))
-    assert found.item() == value.item() == 100.0
-
-
-def test_beyond_the_clamp_there_is_value_but_no_gradient():
-    ratio, advantages = row(math.exp(25), math.exp(-25)), row(-1.0, 1.0)
-    found, value = weight_and_value(Grpo(dual_clip=None), ratio, advantages)
-    assert found.tolist() == [[0.0, 0.0]]
-    assert_close(value, row(math.exp(20), -math.exp(-20)))
-
-
-def test_mixed_float_and_tensor_bounds():
-    found, value = weight_and_value(Grpo(), row(1.3, 1.3), row(1.0, 1.0), Bounds(0.8, row(1.1, 1.5)))
-    assert found.tolist() == [[0.0, 1.3]]
-    assert value.tolist() == [[-1.1, -1.3]]
-
-
-# ACPO's epsilon can exceed 1.
-@pytest.mark.parametrize("low", [0.0, -2.0])
-def test_lower_bound_of_zero_or_less_never_clips(low):
-    method = Grpo(dual_clip=None, log_ratio_clamp=None)
-    found, value = weight_and_value(method, row(1e-9, 1e9), row(-1.0, 1.0), Bounds(low, math.inf))
-    assert found.tolist() == [[1e-9, 1e9]]
-    assert value.tolist() == [[1e-9, -1e9]]
-
-
-def loss_and_gradient(method, log_prob, advantages):
-    result = evaluate(
-        method,
-        log_prob=log_prob,
-        old_log_prob=torch.zeros_like(log_prob),
-        advantages=advantages,
-        mask=torch.ones_like(log_prob, dtype=torch.bool),
-    )
-    return result.loss, torch.autograd.grad(result.loss.sum(), log_prob)[0]
 
 
 @given(
@@ -101,9 +88,10 @@ def test_value_and_gradient_agree_with_autograd_through_the_textbook_formula(
     value = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
     if dual_clip is not None and advantage < 0:
         value = torch.minimum(value, -advantages * dual_clip)
-    (gradient,) = torch.autograd.grad(value.sum(), log_prob)
-    found = loss_and_gradient(Grpo(clip_low=low, clip_high=high, dual_clip=dual_clip), log_prob, advantages)
-    assert_close(found, (value, gradient))
+    inputs = {"old_log_prob": torch.zeros(1, 1).double(), "advantages": advantages, "mask": torch.ones(1, 1) > 0}
+    found = evaluate(Grpo(clip_low=low, clip_high=high, dual_clip=dual_clip), log_prob=log_prob, **inputs).loss
+    gradients = (torch.autograd.grad(one.sum(), log_prob)[0] for one in (found, value))
+    assert_close((found, next(gradients)), (value, next(gradients)))
 
 
 @pytest.mark.parametrize(

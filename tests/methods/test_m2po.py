@@ -1,7 +1,7 @@
 """M2PO's buckets, bounds and weights by hand, and against sorting the tokens.
 
 Covers both readings of the second moment, both policies that ratios are taken to, and a run without rollout
-log-probabilities. Does not cover the contract and micro-batches (test_properties.py).
+log-probabilities.
 """
 
 import math
@@ -16,10 +16,23 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tests.composition import built_once, compose_once
 from tests.golden.runs import registered_loss
-from verl_clipx.check.contract import evaluate, example
+from verl_clipx.check.contract import example
 from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
 
+from .against_verl import assert_gradient_of, ragged
 from .at import row, tokens_at
+
+PUBLISHED = {
+    "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
+    "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
+}
+VARIANTS = ({"moment": "capped"}, {"behaviour": "old"}, {"log_ratio_clamp": None})
+
+
+def SEEN(values):
+    before, after = (values(f"actor/clipx/second_moment_{when}") for when in ("before", "after"))
+    assert max(after) <= 0.04 and all(0 <= less <= more for less, more in zip(after, before, strict=True))
+
 
 EDGES = inner_edges("cpu")
 
@@ -100,28 +113,14 @@ def test_the_tokens_with_the_largest_log_ratios_are_masked(dtype):
     }
 
 
-def test_capped_at_the_bound_the_masked_tokens_count():
-    # 0.01 + 0.04 + 3 tau^2 = 5 * 0.04 at tau = 0.2236.
-    _, _, decision = decided(M2po(moment="capped"), LOG_RATIO, ADVANTAGES)
-    tau, before, after, masked = decision.tolist()
-    assert tau == edge_below(math.sqrt(0.05))
-    assert (before, masked) == pytest.approx((0.15, 0.6), rel=1e-5)
-    assert after == pytest.approx((0.05 + 3 * tau * tau) / 5, rel=1e-5)
-
-
 @pytest.mark.parametrize("moment", ["kept", "capped"])
-@pytest.mark.parametrize("log_ratio", [[0.1, -0.1, 0.19], [-1.0, 0.0, -1.0]])
-def test_nothing_is_masked_where_the_moment_fits(moment, log_ratio):
+def test_nothing_or_all_may_be_masked(moment):
     method = M2po(moment=moment)
-    t, statistics, decision = decided(method, log_ratio, [1.0, -1.0, 1.0])
-    assert decision[0] == math.inf and decision[3] == 0
-    assert_close(method.gradient_weight(t, method.bounds(t, decision)), row(*log_ratio).exp())
-    assert method.metrics(statistics, decision)["log_ratio_bound"] == LARGEST
-
-
-@pytest.mark.parametrize("moment", ["kept", "capped"])
-def test_all_may_be_masked(moment):
-    method = M2po(moment=moment)
+    for log_ratio in ([0.1, -0.1, 0.19], [-1.0, 0.0, -1.0]):
+        t, statistics, decision = decided(method, log_ratio, [1.0, -1.0, 1.0])
+        assert decision[0] == math.inf and decision[3] == 0
+        assert_close(method.gradient_weight(t, method.bounds(t, decision)), row(*log_ratio).exp())
+        assert method.metrics(statistics, decision)["log_ratio_bound"] == LARGEST
     t, _, decision = decided(method, [1.0, 2.0, -1.5], [1.0, 1.0, -1.0])
     assert method.gradient_weight(t, method.bounds(t, decision)).tolist() == [[0.0, 0.0, 0.0]]
     assert decision[3] == 1
@@ -157,49 +156,32 @@ def test_within_a_bucket_of_sorting(log_ratio, threshold, moment):
     below, above = (exact_tau(log_ratio, threshold * factor, moment) for factor in (1 - 1e-4, 1 + 1e-4))
     kept = [x for x in log_ratio if x <= tau]
     assert not kept or max(kept) <= above
+    if moment == "kept":
+        assert math.fsum(x * x for x in kept) / max(len(kept), 1) <= threshold * (1 + 1e-4)
     # What sorting would keep besides is in the first bucket that is masked.
     first_masked = int(torch.bucketize(tau, EDGES)) + 1
     assert {int(torch.bucketize(x, EDGES)) for x in log_ratio if tau < x <= below} <= {first_masked}
 
 
-@given(log_ratio=LOG_RATIOS, threshold=st.floats(1e-3, 1.0))
-@settings(deadline=None)
-def test_the_second_moment_of_the_kept_tokens_is_at_most_the_threshold(log_ratio, threshold):
-    _, _, decision = decided(M2po(threshold=threshold), log_ratio, [1.0] * len(log_ratio))
-    kept = [x * x for x in log_ratio if x <= decision[0].item()]
-    assert math.fsum(kept) / max(len(kept), 1) <= threshold * (1 + 1e-4)
-
-
-def m2po_by_sorting(batch, threshold):
-    """The paper's objective by autograd: tokens sorted by their squared log-ratio, the largest masked until it fits."""
-    log_prob = batch["log_prob"].clone().requires_grad_(True)
-    x = (log_prob - batch["rollout_log_prob"]).detach()
-    A, mask = batch["advantages"], batch["mask"]
-    acts = mask & (A * x > 0)
-    order = x[acts].square().sort().values
-    means = order.cumsum(0) / torch.arange(1, len(order) + 1)
-    fitting = order[means <= threshold]
-    masked = acts & (x.square() > (fitting[-1] if len(fitting) else 0.0))
-    loss = -(torch.where(mask & ~masked, A * (log_prob - batch["rollout_log_prob"]).exp(), 0.0)).sum()
-    loss.backward()
-    return loss.detach(), log_prob.grad, int(masked.sum())
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_against_sorting_and_autograd(seed):
+    """The paper's objective: tokens sorted by their squared log-ratio, the largest masked until it fits."""
     # Few tokens, so that no two are in one bucket.
     batch = example(seed=seed)
-    loss, gradient, masked = m2po_by_sorting(batch, threshold=0.04)
-    assert masked
-    log_prob = batch["log_prob"].clone().requires_grad_(True)
-    result = evaluate(M2po(), **{**batch_of(batch), "log_prob": log_prob})
-    result.loss.sum().backward()
-    assert_close(result.loss.sum().detach(), loss)
-    assert_close(log_prob.grad, gradient)
+    batch["response_mask"] = mask = batch.pop("mask")
+    A, rollout = batch["advantages"], batch["rollout_log_prob"]
+    x = batch["log_prob"] - rollout
+    acts = mask & (A * x > 0)
+    order = x[acts].square().sort().values
+    fitting = order[order.cumsum(0) / torch.arange(1, len(order) + 1) <= 0.04]
+    masked = acts & (x.square() > (fitting[-1] if len(fitting) else 0.0))
+    assert masked.any()
 
+    def objective(log_prob):
+        return torch.where(masked, 0.0, A * (log_prob - rollout).exp())
 
-def batch_of(batch):
-    return {name: batch[name] for name in ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")}
+    metrics = assert_gradient_of("m2po", batch, objective, rollout_log_prob=rollout)
+    assert metrics["clipx/masked_share"] > 0
 
 
 WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=False"
@@ -213,12 +195,5 @@ def test_without_rollout_log_probabilities_it_stops_in_the_driver():
 
 
 def test_a_call_without_rollout_log_probabilities_is_refused():
-    batch = example()
-    inputs = {name: batch[name] for name in ("old_log_prob", "log_prob", "advantages")}
-    config = built_once(("+clipx=m2po",))
     with pytest.raises(ValueError, match="clipx_m2po needs rollout_log_prob"):
-        registered_loss(config, {**inputs, "response_mask": batch["mask"]})
-    loss, _, metrics = registered_loss(
-        config, {**inputs, "response_mask": batch["mask"]}, rollout_log_prob=batch["rollout_log_prob"]
-    )
-    assert loss.isfinite() and metrics["clipx/masked_share"] > 0
+        registered_loss(built_once(("+clipx=m2po",)), ragged(0, spread=0.5))

@@ -1,7 +1,7 @@
 """Lopti's split by hand, and its quantile.
 
-Does not cover the release's vectors (tests/worker/test_golden_tokens.py), the gradients of the passes
-(tests/worker/test_layout.py), or the worker's optimizer steps.
+Not covered: the release's vectors (tests/worker/test_golden_tokens.py), the gradients of the passes
+(tests/worker/test_layout.py), the worker's optimizer steps, the histogram (test_buckets.py).
 """
 
 import math
@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.modifiers.layouts import layouts, padded
+from tests.modifiers.layouts import layouts
 from verl_clipx.modifiers.lopti import (
-    PROBABILITY_BUCKETS,
     Lopti,
     low_probability,
     probability_quantile,
@@ -22,7 +21,6 @@ from verl_clipx.modifiers.lopti import (
 )
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]
-MASKS = [torch.bool, torch.int64, torch.float32]
 PORTIONS = st.one_of(st.sampled_from([0.5, 1.0, 1e-9]), st.floats(0.001, 1.0))
 LAYOUTS = layouts(st.one_of(st.sampled_from([0.0, math.log(0.5), -2.0, 1e-9]), st.floats(-30.0, 0.0)))
 
@@ -64,25 +62,6 @@ def test_the_order_of_the_passes():
     assert Lopti(order="low_only").passes == ("low",)
 
 
-@pytest.mark.parametrize("mask_dtype", MASKS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_quantile_by_hand(dtype, mask_dtype):
-    old_log_prob = torch.tensor([[0.0, -1e-5, math.nan], [-0.75, -30.0, math.inf]], dtype=dtype)
-    mask = torch.tensor([[1, 1, 0], [1, 1, 0]]).to(mask_dtype)
-    statistics = probability_statistics(old_log_prob, mask)
-    expected = {
-        0.25: [[0, 0], [0, 1]],
-        0.26: [[0, 0], [1, 1]],
-        0.5: [[0, 0], [1, 1]],
-        0.75: [[0, 1], [1, 1]],
-        1.0: [[1, 1], [1, 1]],
-    }
-    for portion, low in expected.items():
-        eta = probability_quantile(statistics, portion=portion)
-        assert (eta.dtype, eta.dim()) == (torch.float64, 0)
-        assert low_probability(old_log_prob, eta=eta, equal=True)[:, :2].int().tolist() == low
-
-
 @given(layout=LAYOUTS, portion=PORTIONS)
 @settings(deadline=None)
 def test_the_quantile_is_the_smallest_edge_that_reaches_the_portion(layout, portion):
@@ -102,59 +81,6 @@ def test_the_quantile_is_the_smallest_edge_that_reaches_the_portion(layout, port
     assert below.sum() < wanted
 
 
-@given(layout=LAYOUTS, data=st.data())
-@settings(deadline=None)
-def test_statistics_are_additive(layout, data):
-    part = torch.tensor(data.draw(st.lists(st.booleans(), min_size=layout.mask.numel(), max_size=layout.mask.numel())))
-    part = part.view(layout.mask.shape)
-    parts = [probability_statistics(layout.values, layout.mask & side) for side in (part, ~part)]
-    whole = probability_statistics(*layout)
-    assert (parts[0] + parts[1] == whole).all()
-    assert whole.shape == (PROBABILITY_BUCKETS,)
-    assert whole.dtype == torch.float64
-    assert whole.sum() == layout.mask.sum()
-
-
-@given(layout=LAYOUTS, left=st.integers(0, 4), right=st.integers(0, 40), data=st.data())
-@settings(deadline=None)
-def test_padding_and_the_order_of_sequences_change_nothing(layout, left, right, data):
-    order = torch.tensor(data.draw(st.permutations(range(len(layout.mask)))))
-    old_log_prob = padded(layout.values[order], math.nan, left=left, right=right)
-    mask = padded(layout.mask[order], False, left=left, right=right)
-    assert (probability_statistics(old_log_prob, mask) == probability_statistics(*layout)).all()
-
-
 def test_without_tokens_the_quantile_is_the_first_edge():
     statistics = probability_statistics(torch.full((2, 3), math.nan), torch.zeros(2, 3))
     assert_close(probability_quantile(statistics, portion=0.5).item(), 1e-6, rtol=1e-9, atol=0)
-
-
-@given(log_odds=st.floats(-13.7, 13.7))
-@settings(max_examples=200, deadline=None)
-def test_buckets_are_as_narrow_as_documented(log_odds):
-    # 0.0136 apart are at least one bucket apart, 0.0134 at most one.
-    log_probs = torch.nn.functional.logsigmoid(
-        torch.tensor([log_odds, log_odds + 0.0136, log_odds + 0.0134], dtype=torch.float64)
-    )
-    first, wider, narrower = (probability_statistics(row.view(1, 1), torch.ones(1, 1)).argmax() for row in log_probs)
-    assert wider - first in (1, 2)
-    assert narrower - first in (0, 1)
-
-
-def test_a_large_sample_is_split_to_within_the_width_of_a_bucket():
-    generator = torch.Generator().manual_seed(0)
-    # A trained policy's probabilities: a median of about 0.997.
-    old_log_prob = torch.nn.functional.logsigmoid(6 + 4 * torch.randn(64, 512, generator=generator))
-    statistics = probability_statistics(old_log_prob, torch.ones(64, 512))
-    for portion in (0.1, 0.5, 0.8):
-        eta = probability_quantile(statistics, portion=portion)
-        share = low_probability(old_log_prob, eta=eta, equal=True).double().mean()
-        assert portion <= share < portion + 0.004
-
-
-def test_nothing_is_fetched_to_the_host():
-    # Reading any value raises on the meta device, as it would stall an accelerator.
-    old_log_prob, mask = torch.zeros(3, 7, device="meta"), torch.ones(3, 7, device="meta")
-    eta = probability_quantile(probability_statistics(old_log_prob, mask), portion=0.5)
-    assert eta.device.type == "meta"
-    assert low_probability(old_log_prob, eta=eta, equal=True).device.type == "meta"

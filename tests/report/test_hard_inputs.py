@@ -126,7 +126,7 @@ def test_extreme_log_probabilities(tmp_path, now, old):
 
 @pytest.mark.parametrize("function", ["./file.py:f", "/tmp/file.py:f", "..:f", "a-b:f", "file.py/:f", ".m:f", "a..b:f"])
 def test_a_file_in_place_of_a_module_is_refused(function):
-    assert "is no name of a module" in said("check-loss", function, code=1)
+    assert "write it as package.module:name" in said("check-loss", function, code=1)
 
 
 @pytest.mark.parametrize("start", ["=", "\r=", "\n=", "\t=", "\uff1d", "x\r="])

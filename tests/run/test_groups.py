@@ -5,13 +5,13 @@ for unknown keys, wrong types, wrong ranges, missing requirements. Not covered: 
 groups inside a wheel (tests/test_wheel.py).
 """
 
-import math
 import re
 
 import pytest
 from omegaconf import OmegaConf
 
 from tests.claims.configuration import decided, parsed, refused
+from tests.methods.facts import facts
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
@@ -29,49 +29,14 @@ GROUPS = sorted(
     path.stem for path in (configs_folder() / "clipx").glob("*.yaml") if path.stem not in (*NO_METHOD, *MEASURED)
 )
 
-PUBLISHED = {
-    "grpo": "clip_low=0.8 clip_high=1.2 dual_clip=3 log_ratio_clamp=20",
-    "dapo": "clip_low=0.8 clip_high=1.28 dual_clip=3",
-    "cispo": "clip_low=0.8 clip_high=1.2 mask_low=null mask_high=null",
-    "cispo_minimax": "clip_low=null mask_low=null mask_high=null",
-    "cispo_acpo": "clip_low=null clip_high=1.45 mask_low=0.8 mask_high=1.3",
-    "gppo": "clip_low=0.8 clip_high=1.2",
-    "ce_gppo": "clip_low=0.8 clip_high=1.2 beta_low=0.75 beta_high=1 dual_clip=null",
-    "ce_gppo_reference": "beta_low=0.75 beta_high=1 dual_clip=3",
-    "aspo": "flip=positive weight_low=null weight_high=3 negative_weight_high=3",
-    "aspo_dgpo": "flip=both weight_low=0.67 weight_high=4 negative_weight_high=null",
-    "dgpo": "clip_low=0.8 clip_high=1.2 n=1 m=2 log_ratio_clamp=null",
-    "dgpo_reference": "clip_low=0.8 clip_high=1.2 n=1 m=2 log_ratio_clamp=20",
-    "dro": "beta=0.05 log_ratio_clamp=null",
-    "gmpo": f"clip_low={math.exp(-0.4)} clip_high={math.exp(0.4)} log_ratio_clamp=null",
-    "gspo": "clip_low=0.9997 clip_high=1.0004 log_ratio_clamp=10",
-    "sapo": "tau_positive=1 tau_negative=1.05 log_ratio_clamp=20",
-    "dppo": "divergence=tv threshold_low=0.2 threshold_high=0.2 weight_high=5",
-    "dppo_kl": "divergence=kl threshold_low=0.05 threshold_high=0.05 weight_high=5",
-    "dppo_reference": "divergence=tv threshold_low=0.15 threshold_high=0.15 weight_high=10000",
-    "acpo": "alpha=3 epsilon_base=0.2 epsilon_min=null epsilon_max=null bins=5 bin_on=old variance_epsilon=0 "
-    "dual_clip=null scope=mini_batch",
-    "acpo_reference": "alpha=3 epsilon_base=0.2 epsilon_min=0 epsilon_max=3 bins=5 bin_on=current "
-    "variance_epsilon=1e-8 dual_clip=3 scope=micro_batch",
-    "bapo": "target=0.4 contribution=share counted=surrogate weight=old first=upper last_step=full lower_start=0.6 "
-    "lower_stop=0.9 lower_step=0.02 upper_start=1.2 upper_stop=3 upper_step=0.05 dual_clip=null scope=mini_batch",
-    "bapo_reference": "target=0.5 contribution=ratio weight=none first=lower last_step=clipped lower_start=0.8 "
-    "lower_stop=0.95 lower_step=0.05 upper_start=1.2 upper_stop=2 upper_step=0.1 dual_clip=3 scope=micro_batch",
-    "dcpo": "epsilon_low=0.16 epsilon_high=0.2 largest_ratio=10 dual_clip=10",
-    "dcpo_reference": "epsilon_low=0.2 epsilon_high=0.28 largest_ratio=10 dual_clip=10",
-    "m2po": "threshold=0.04 moment=kept behaviour=rollout scope=mini_batch",
-    "m2po_reference": "threshold=0.04 moment=capped behaviour=old scope=micro_batch",
-    "two_sided": "clip_low=0.8 clip_high=1.2",
-    "ipo": "threshold=0.3",
-    "spo": "epsilon=0.2",
-    "vespo": "k_positive=2 lambda_positive=3 k_negative=3 lambda_negative=2",
-    "ctpo": "width_low=0.025 width_high=0.05 width_dual=0.05 power=0.5",
-    "topr": "level=sequence positive_low=1 positive_high=1 negative_low=0 negative_high=1",
-}
+PUBLISHED = facts("PUBLISHED")
+
+# Groups under configs/clipx that are not modifiers of the loss: rollouts that are seeded or of old weights, the traces.
+OTHER_GROUPS = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", PUBLISHED)
 def test_group_reaches_the_actor_with_its_published_settings(actor, group):
     policy_loss = actor(f"+clipx={group}").policy_loss
     built = {**policy_loss.clipx.method.parameters, **vars(policy_loss.clipx)}

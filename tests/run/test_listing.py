@@ -1,8 +1,7 @@
 """What follows from the classes: the list of methods, and `clipx methods observe`.
 
-Covers: every group that chooses a method is in the list; what `clipx methods` makes of a group's name and of observe;
-README names every method. Not covered: what the rows say,
-its other columns (tests/run/test_groups.py).
+Covers: every group that chooses a method is in the list; what `clipx methods` makes of a group's name and of observe.
+Not covered: what the rows say, and the pages (tests/methods/test_what_a_method_needs.py).
 """
 
 from pathlib import Path
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.cli import app
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.groups import group_settings
 from verl_clipx.run.listing import describe_methods, markdown_table
 
@@ -49,15 +47,3 @@ def test_observe_is_described_with_its_one_parameter(monkeypatch):
         assert words in shown.output
     refused = CliRunner().invoke(app, ["methods", "observed"])
     assert refused.exit_code == 1 and "Did you mean observe?" in refused.output.replace("\n", " ")
-
-
-def methods_named(text: str) -> set[str]:
-    """The methods that a text's code spans choose, by their own names or their groups'."""
-    groups = {path.stem for path in (configs_folder() / "clipx").glob("*.yaml")}
-    return {group_settings(span).get("method", span) for span in text.split("`")[1::2] if span in groups}
-
-
-def test_readme_says_when_to_take_each_method():
-    section = README.read_text().split("## Which method when")[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("|")]
-    assert {*BUILT_IN} - methods_named("".join(row.split("|")[2] for row in rows)) == set()

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from tests.composition import built_once
 from tests.golden.cases import GoldenCase, golden_cases, golden_methods
 from tests.golden.runs import Run, per_token, registered_loss, run
-from tests.golden.settings import SETUPS, TOKEN_SETUPS, overrides_of
+from tests.golden.settings import TOKEN_SETUPS, overrides_of, setups
 from verl_clipx.base.tokens import saturation_limit
 from verl_clipx.loss.metrics import TOKENS
 from verl_clipx.worker.step import MicroBatch, in_micro_batch
@@ -46,6 +46,7 @@ def parametrize(cases: list[GoldenCase]):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
+SETUPS = setups()
 ALL = {method: golden_cases(method) for method in SETUPS}
 FINITE = [case for cases in ALL.values() for case in cases if not {"loss", "grad"} & set(case.nonfinite)]
 EMPTY_ROWS = [case for cases in ALL.values() for case in cases if "loss" in case.nonfinite]

@@ -17,25 +17,11 @@ def bucket_of(values: Tensor, inner_edges: Tensor) -> Tensor:
     return torch.bucketize(values.detach().to(torch.float64), inner_edges)
 
 
-def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
-    """The number of tokens in each bucket.
-
-    Each sequence is counted separately first. Most tokens fall into a few buckets, and in this way those of different
-    sequences do not compete for the same addresses.
-
-    Args:
-        bucket: int64 in [0, bucket_count), (sequences, length).
-        mask: bool or 0/1, (sequences, length).
-
-    Returns:
-        Whole numbers, whose sums are exact in any order: (bucket_count,), float64.
-    """
-    zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=torch.float64, device=bucket.device)
-    return zeros.scatter_add(1, bucket, mask.bool().to(torch.float64)).sum(0)
-
-
 def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
     """The sums of each sequence's values by bucket. The values are whole numbers, so the sums are exact in any order.
+
+    Each sequence is summed separately first. Most tokens fall into a few buckets, and in this way those of different
+    sequences do not compete for the same addresses.
 
     Args:
         bucket: int32 or int64 in [0, bucket_count), (sequences, length).

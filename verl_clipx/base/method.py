@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, minimum
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
 from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, VerlKey, number, optional, parameter, validate
@@ -52,6 +52,14 @@ class Bounds(NamedTuple):
     def clip(self, ratio: Tensor) -> Tensor:
         """The ratio clipped to the bounds, (sequences, length). If the bounds cross, the upper one wins."""
         return ratio.clamp(min=self.low).clamp(max=self.high)
+
+    def clipped(self, values: Tensor, advantages: Tensor) -> Tensor:
+        """Which tokens PPO clips: those above with A > 0 and those below with A < 0, bool, (sequences, length)."""
+        return ((advantages > 0) & (values > self.high)) | ((advantages < 0) & (values < self.low))
+
+    def surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """PPO's value of the loss, max(-A r, -A clip(r)), (sequences, length)."""
+        return -minimum(advantages * ratio, advantages * self.clip(ratio))
 
 
 class Limit(NamedTuple):
@@ -268,11 +276,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
-    """What limits the weight of a method whose bounds may all be null.
-
-    Args:
-        method: the method, with its `other_limits`.
-    """
+    """What limits the weight of a method whose bounds may all be null: they, or else its `other_limits`."""
     if any(bound is not None for bound in bounds):
         return Limit(described, "clipping")
     others = " and ".join(key for key in method.other_limits if getattr(method, key) is not None)
@@ -294,27 +298,17 @@ def dual_clip_parameter(default: float | None, source: str) -> Any:
 
 
 def not_above(method: Any, low: str, high: str) -> None:
-    """Raises if one parameter is above another. null is never above or below anything.
-
-    Args:
-        method: a method with its parameters.
-        low, high: the parameters' names.
-
-    Raises:
-        Refusal: names both keys and their values.
-    """
+    """Raises a Refusal if a method's parameter `low` is above its parameter `high`; null is above or below nothing."""
     first, second = getattr(method, low), getattr(method, high)
     if first is not None and second is not None and first > second:
         raise Refusal(f"{NODE}.{low}", first, f"must not be above {NODE}.{high}={second:g}")
 
 
 def register(method: type[Method], name: str, source: str = "") -> None:
-    """Registers a method under its name. If a module is imported again, its copy replaces the first one.
+    """Registers a method under its name, which verl knows as `clipx_<name>`; source: paper and equation.
 
-    Args:
-        method: the class. If another class has the name, this one is not registered and cannot be built.
-        name: without prefix; verl knows it as `clipx_<name>`.
-        source: paper and equation.
+    If a module is imported again, its copy replaces the first one. If another class has the name, this one is not
+    registered and cannot be built.
     """
     method.name, method.source, method.refused = name, source or described(method), None
     wrong = [f"{described(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
@@ -347,7 +341,7 @@ def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric,
     """The declaration of each metric of a decision, together with its members.
 
     Raises:
-        ValueError: a metric is not declared with `of_decision`, or it is a family and was declared as a number.
+        ValueError: a metric is not declared with `of_decision`, or is a family and was declared as a number.
     """
     known = {metric.name: metric for metric in method.logs if metric.over is Over.DECISION}
     found = []
@@ -372,13 +366,10 @@ def described(target: Any) -> str:
 
 
 def method_named(name: str) -> type[Method]:
-    """The method of that name.
-
-    Args:
-        name: with or without the prefix `clipx_`.
+    """The method of that name, with or without the prefix `clipx_`.
 
     Raises:
-        Refusal: there is none; names the key, the value and the nearest method.
+        Refusal: there is none; names the nearest.
     """
     method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
     if method is None:

@@ -43,11 +43,10 @@ class Metric:
         adds_up: for a DECISION that each micro-batch makes by itself: whether the numbers of the micro-batches add up
             over the mini-batch, as counts do, or are averaged.
         sums: over TOKENS or an UPDATE: the names of the sums over tokens that it is made of.
-        of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS. Over an
-            UPDATE it gets floats, and nothing is logged if it returns None.
+        of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS; over an
+            UPDATE it gets floats.
         each: over TOKENS, instead of `sums`: from `metrics.Seen` to the values of every token, or None to count
             them, and the tokens that count, both (sequences, length).
-        last_update: over an UPDATE: whether it describes only the last update.
         logged_as: its whole key if that is not clipx/<name>, for example the key under which verl's own losses log it.
     """
 
@@ -63,7 +62,6 @@ class Metric:
     sums: tuple[str, ...] = ()
     of: Callable[..., Any] = same
     each: Callable[..., Any] | None = None
-    last_update: bool = False
     logged_as: str = ""
 
     @property
@@ -74,7 +72,11 @@ class Metric:
     @property
     def pattern(self) -> str:
         """A regular expression that matches its keys and no others."""
-        return re.escape(self.key) + (rf"/{self.numbered}_\d+" if self.numbered else "")
+        return self.pattern_after(self.key)
+
+    def pattern_after(self, beginning: str) -> str:
+        """A regular expression for what begins so and, for a family, goes on with the number of a member."""
+        return re.escape(beginning) + (rf"/{self.numbered}_\d+" if self.numbered else "")
 
 
 def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:
@@ -90,13 +92,9 @@ def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metr
 def same_key(one: Metric, other: Metric) -> bool:
     """Whether two metrics may be logged under one key: equal names, or one is a member of the other's family."""
     members = [f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name for metric in (one, other)]
-    families = [
-        re.escape(metric.name) + (rf"/{metric.numbered}_\d+" if metric.numbered else "") for metric in (one, other)
-    ]
-    return (
-        one.name == other.name
-        or re.fullmatch(families[0], members[1]) is not None
-        or re.fullmatch(families[1], members[0]) is not None
+    of_families = zip((one, other), reversed(members), strict=True)
+    return one.name == other.name or any(
+        re.fullmatch(metric.pattern_after(metric.name), member) for metric, member in of_families
     )
 
 

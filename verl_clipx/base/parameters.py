@@ -1,14 +1,11 @@
-"""Typed, documented, validated fields for the methods' configurations.
-
-A parameter is an ordinary dataclass field whose metadata says what it means and which values it takes. The error
-messages, `clipx methods` and the documentation all use this metadata.
-"""
+"""Fields of dataclasses whose metadata says what they mean and which values they take, and their validation."""
 
 import dataclasses
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+import numpy
 
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.suggestions import did_you_mean
@@ -82,11 +79,7 @@ def number(
 
 
 def integer(*, at_least: int | None = None, at_most: int | None = None, reason: str = "") -> Allowed:
-    """A whole number in a range that includes its ends. Booleans and fractions are refused.
-
-    Args:
-        reason: as for `number`.
-    """
+    """A whole number in a range that includes its ends, as for `number`. Booleans and fractions are refused."""
     within = number(at_least=at_least, at_most=at_most, reason=reason)
 
     def convert(value: Any) -> int:
@@ -101,8 +94,7 @@ def integer(*, at_least: int | None = None, at_most: int | None = None, reason: 
 
 def next_float32(number: float) -> float:
     """The smallest float32 above a number of at least 0 that float32 can hold."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", number))
-    return struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+    return float(numpy.nextafter(numpy.float32(number), numpy.float32(numpy.inf)))
 
 
 def shown(number: float) -> str:
@@ -121,11 +113,7 @@ def boolean() -> Allowed:
 
 
 def only(description: str, fits: Callable[[Any], bool]) -> Allowed:
-    """The values that fit, unchanged.
-
-    Args:
-        description: the end of the sentence "must be ...".
-    """
+    """The values that fit, unchanged; the description ends the sentence "must be ..."."""
 
     def convert(value: Any) -> Any:
         if not fits(value):
@@ -199,7 +187,6 @@ def validate(config: Any, node: str) -> None:
     """Converts and checks every parameter of a frozen dataclass in place.
 
     Args:
-        config: the dataclass instance; its fields were made by `parameter`.
         node: the configuration node that the fields are under, for the message.
 
     Raises:
@@ -219,26 +206,19 @@ def validate(config: Any, node: str) -> None:
 
 
 def slip(name: str, value: Any) -> str:
-    """What to write for a width where a bound is wanted; empty if the mistake is another.
-
-    Args:
-        value: which is refused.
-    """
+    """What to write for a width where a bound is wanted; empty if the refused value is another mistake."""
     if name != "clip_high" or not isinstance(value, float) or not 0 < value < 1:
         return ""
     return f"Bounds are ratios: write {1 + value:.6g} for {100 * value:.6g} % above 1."
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner: str) -> None:
-    """Raises for the first key that is not a parameter.
+    """Raises a Refusal for the first key that is not known; it names the nearest that is.
 
     Args:
         given: the keys that the user wrote, perhaps with their values.
         node: the configuration node that the keys are under.
         owner: what the parameters belong to, for the message.
-
-    Raises:
-        Refusal: names the key and the nearest known one.
     """
     known = sorted(known)
     for key in given:

@@ -1,10 +1,17 @@
 """The one error of a setting that cannot be meant as it stands: key, value, reason and advice are fields."""
 
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
-ABSENT = object()
-"""The value of a refusal that is about a key alone."""
+
+class Absence(Enum):
+    """The value of a refusal that is about a key alone."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absence.ABSENT
 
 
 class Refusal(ValueError):
@@ -20,12 +27,8 @@ class Refusal(ValueError):
 
     def __init__(self, key: str, value: Any, reason: str, advice: str = "", others: tuple["Refusal", ...] = ()):
         # Positional, so that the error survives pickling on its way out of a Ray worker.
-        super().__init__(key, value is not ABSENT, value if value is not ABSENT else None, reason, advice, others)
+        super().__init__(key, value, reason, advice, others)
         self.key, self.value, self.reason, self.advice, self.others = key, value, reason, advice, others
-
-    def __reduce__(self) -> tuple:
-        _, has_value, value, reason, advice, others = self.args
-        return _restore, (self.key, has_value, value, reason, advice, others)
 
     def __repr__(self) -> str:
         # Hydra shows an error by its repr.
@@ -42,10 +45,6 @@ class Refusal(ValueError):
     def all(self) -> tuple["Refusal", ...]:
         """This refusal, without its others, and they."""
         return (Refusal(self.key, self.value, self.reason, self.advice), *self.others)
-
-
-def _restore(key: str, has_value: bool, value: Any, *rest: Any) -> Refusal:
-    return Refusal(key, value if has_value else ABSENT, *rest)
 
 
 def refuse(refusals: Iterable[Refusal | None]) -> None:

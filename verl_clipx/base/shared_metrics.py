@@ -10,19 +10,10 @@ from operator import add, neg
 from typing import Any
 
 from verl_clipx.base.metric import Metric, Over, of_rollout_batch
-from verl_clipx.base.mini_batch_metrics import (
-    SPREAD_BINS,
-    effective_sample_size,
-    entropy_clip_estimate,
-    lemma_1_r_squared,
-    lemma_1_slope,
-)
+from verl_clipx.base.mini_batch_metrics import effective_sample_size, entropy_clip_estimate
 
 REGIONS = ("LN", "HP", "LP", "HN", "M")
 QUARTILES = 4
-# The sums over the tokens of each bin of probability from which the fit of ACPO's Lemma 1 is made.
-SPREAD = ("count", "deviation", "squared_deviation", "fourth_power")
-IN_BINS = tuple(f"{name}/bin_{k}" for name in SPREAD for k in range(SPREAD_BINS))
 # The middle region, split by the advantage's sign.
 NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
 
@@ -42,16 +33,6 @@ CLIPPED: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, se
 MOVED: Entry = partial(Metric, section="How far the policy moved")
 MASS: Entry = partial(
     Metric, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from", of=total
-)
-LEMMA_1: Entry = partial(
-    Metric,
-    unit="1",
-    over=Over.UPDATE,
-    section="How the ratio spreads",
-    sums=IN_BINS,
-    last_update=True,
-    detailed=True,
-    chart="Lemma 1",
 )
 
 OTHER_REGIONS = "fraction of tokens in each of the other regions; the clip fractions are those of LN and HP"
@@ -137,42 +118,28 @@ OF_TOKENS = (
         of=entropy_clip_estimate,
         detailed=True,
     ),
-    LEMMA_1(
-        "lemma_1/slope",
-        "slope of log σ over log(1 - p) in the last update; σ is the ratio's standard deviation at old probability p",
-        of=lemma_1_slope,
-    ),
-    LEMMA_1("lemma_1/r_squared", "R² of that line", of=lemma_1_r_squared),
 )
 
+OF_RUN: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, section="The run")
 RUN: Entry = partial(of_rollout_batch, section="The run")
 STALE: Entry = partial(of_rollout_batch, section="Stale samples", detailed=True)
 AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 
-SELECTED = Metric(
+SELECTED = OF_RUN(
     "selected_fraction",
     "entropy selection: fraction of tokens that are kept; for selection in each sequence only with clipx.metrics=all",
-    "fraction of tokens",
-    Over.TOKENS,
-    section="The run",
 )
-REJECTED = Metric(
+REJECTED = OF_RUN(
     "rejected_fraction",
     "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens taken out; every other number is of "
     "those that are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
-    "fraction of tokens",
-    Over.TOKENS,
-    section="The run",
 )
 # Of what `+clipx/mask` takes out, by the sign of the advantage; a sequence's is that of its mean.
 SIGNS = ("negative", "positive")
 MASKED = {
-    sign: Metric(
+    sign: OF_RUN(
         f"masked_fraction/{sign}",
         f"`+clipx/mask`: fraction of the tokens that are masked and have a {sign} advantage",
-        "fraction of tokens",
-        Over.TOKENS,
-        section="The run",
         chart="masked tokens",
     )
     for sign in SIGNS

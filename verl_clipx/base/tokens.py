@@ -81,13 +81,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def parts(values: Tensor) -> Tensor:
     """What one block of threads adds up: sequences or, on an accelerator that can divide them evenly, parts of them.
 
-    The grid of threads then follows from the number of tokens, however they are divided into sequences.
-
-    Args:
-        values: (sequences, length).
-
-    Returns:
-        (sequences, length), or (sequences * length / PART, PART).
+    The grid of threads then follows from the number of tokens, however they are divided into sequences: (sequences,
+    length) becomes (sequences * length / PART, PART).
     """
     # Asked of the graph and not of the numbers: it would be another one where they happen to be whole.
     whole = values.device.type != "cpu" and statically_known_true(values.shape[-1] % PART == 0)

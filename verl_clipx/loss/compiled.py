@@ -44,11 +44,7 @@ class Functions:
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def call(self, function: Callable[..., Any], tokens: TokenTensors, *others: Any) -> Any:
-        """Calls a function with a micro-batch. If it is compiled, the micro-batch, and so what it returns, is padded.
-
-        Args:
-            function: takes `first`, tokens, others.
-        """
+        """Calls function(*first, tokens, *others). Compiled, the micro-batch, and so what is returned, is padded."""
         # Without gradient and autocast: each would need another graph, and autocast would lose precision.
         with torch.no_grad(), torch.autocast(tokens.mask.device.type, enabled=False):
             if self.compiled:
@@ -63,12 +59,7 @@ class Functions:
 
 
 class TokenFunctions(Functions):
-    """`token_loss` and `token_statistics` for one configuration.
-
-    Args:
-        detailed: as for `token_loss`.
-        compiled: as for `Functions`.
-    """
+    """`token_loss` and `token_statistics` for one configuration."""
 
     def __init__(self, method: Method, shaping: Shaping | None, *, detailed: bool = False, compiled: bool):
         super().__init__(method.name, method, shaping, compiled=compiled)
@@ -165,12 +156,7 @@ def in_parts(inputs: TokenTensors) -> TokenTensors:
 
 
 class ObservedFunctions(Functions):
-    """`observed_sums`, for +clipx=observe.
-
-    Args:
-        detailed: as for `observed_sums`.
-        compiled: as for `Functions`.
-    """
+    """`observed_sums`, for +clipx=observe."""
 
     def __init__(self, *, detailed: bool = False, compiled: bool):
         super().__init__("+clipx=observe", compiled=compiled)
@@ -183,12 +169,7 @@ class ObservedFunctions(Functions):
         return self.call(function, tokens, bounds, by_sequence, self.detailed)
 
     def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
-        """Compiles now, so that no step waits for it.
-
-        Args:
-            device: where the tokens will be.
-            bounds, by_sequence: as for `observed_sums`.
-        """
+        """Compiles now, so that no step waits for it; device: where the tokens will be."""
         if self.compiled:
             one = torch.full(example_size(device), -1.0, device=device)
             tokens = ObservedTokens(one, one.clone(), one.clone(), one.bool(), one.clone())
@@ -252,7 +233,7 @@ def alike(inputs: TokenTensors) -> TokenTensors:
 
 
 def example_size(device: torch.device | str) -> tuple[int, int]:
-    """The numbers of sequences and of tokens per sequence in the micro-batch that functions are compiled with."""
+    """The numbers of sequences and of tokens in each that functions are compiled with."""
     on_cpu = torch.device(device).type == "cpu"
     return EXAMPLE_SEQUENCES, EXAMPLE_LENGTH_ON_CPU if on_cpu else EXAMPLE_LENGTH
 

@@ -101,12 +101,7 @@ def token_statistics(method: Method, shaping: Shaping | None, inputs: Inputs, fi
 def token_loss(
     method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool = False
 ) -> TokenLoss:
-    """A method's loss per token, as `apply` computes it, with the sums of its metrics.
-
-    Args:
-        decision: what the method decided.
-        detailed: as for `metrics.token_sums`.
-    """
+    """A method's loss per token, as `apply` computes it, with the sums of its metrics (`metrics.token_sums`)."""
     t, _, _, bounds, weight, value, weighted = apply(method, shaping, inputs, decision)
     # The sums do not need it, and it would be a part of the loss's largest memory.
     del weight

@@ -14,7 +14,6 @@ SECTIONS = (
     "What was clipped",
     "How far the policy moved",
     "Where the gradient comes from",
-    "How the ratio spreads",
     "The method's own bounds",
     "The run",
     "Stale samples",
@@ -60,11 +59,7 @@ def rows_of(which: str) -> list[Row]:
 
 
 def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
-    """Merges neighbours with the same section and meaning into one row.
-
-    Args:
-        entries: pairs of a method's name, or "", and a metric.
-    """
+    """Merges neighbours with the same section and meaning, given with their method's name or "", into one row."""
     rows: list[Row] = []
     for method, metric in entries:
         meaning = f"{method.upper()}: {metric.meaning}" if method else metric.meaning

@@ -9,7 +9,6 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
-from verl_clipx.base.mini_batch_metrics import SPREAD_BINS
 from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
 from verl_clipx.base.tokens import Tokens, number_in, parts
 
@@ -76,25 +75,10 @@ class Seen:
     @property
     def quartile(self) -> Tensor:
         """The quarter of [0, 1] with the old policy's probability, from 0, or `OUTSIDE`, (sequences, length)."""
-        return self.once("quartile", lambda: self._part(QUARTILES))
+        return self.once("quartile", self._quartile)
 
-    @property
-    def bin(self) -> Tensor:
-        """As `quartile`, with `SPREAD_BINS` parts."""
-        return self.once("bin", lambda: self._part(SPREAD_BINS))
-
-    def _part(self, count: int) -> Tensor:
-        return where(self.counted, (self.t.old_log_prob.exp() * count).floor().clamp(0, count - 1), OUTSIDE)
-
-    @property
-    def deviation(self) -> Tensor:
-        """r - 1, float64. In float32, the variance in a bin would be only rounding if its tokens moved alike."""
-        return self.once("deviation", lambda: self.t.ratio.to(torch.float64) - 1)
-
-    @property
-    def fourth_power(self) -> Tensor:
-        """(1 - p)^4, float64; p is the old policy's probability."""
-        return self.once("fourth power", lambda: (-self.t.old_log_prob.to(torch.float64).expm1()) ** 4)
+    def _quartile(self) -> Tensor:
+        return where(self.counted, (self.t.old_log_prob.exp() * QUARTILES).floor().clamp(0, QUARTILES - 1), OUTSIDE)
 
 
 # The values to add up, or None to count tokens; and a mask of the tokens that take part.
@@ -113,29 +97,14 @@ class TokenSum(NamedTuple):
     of_gradient: bool = False
 
 
-def in_region(number: int) -> TokenSum:
-    """The number of tokens in a region."""
-    return TokenSum(lambda seen: (None, seen.region == number))
+def members(part: str, number: int) -> TokenSum:
+    """The number of tokens in a part: "region" or "quartile"."""
+    return TokenSum(lambda seen: (None, getattr(seen, part) == number))
 
 
-def mass_in_region(number: int) -> TokenSum:
-    """The gradient mass of a region."""
-    return TokenSum(lambda seen: (seen.mass, seen.region == number), of_gradient=True)
-
-
-def mass_in_quartile(part: int) -> TokenSum:
-    """The gradient mass of a quarter of the probability's range."""
-    return TokenSum(lambda seen: (seen.mass, seen.quartile == part), of_gradient=True)
-
-
-def in_bin(part: int) -> dict[str, TokenSum]:
-    """The sums over a bin of probability from which the spread of the ratio is computed."""
-    return {
-        f"count/bin_{part}": TokenSum(lambda seen: (None, seen.bin == part)),
-        f"deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation, seen.bin == part)),
-        f"squared_deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation.square(), seen.bin == part)),
-        f"fourth_power/bin_{part}": TokenSum(lambda seen: (seen.fourth_power, seen.bin == part)),
-    }
+def mass(part: str, number: int) -> TokenSum:
+    """The gradient mass of the tokens in a part."""
+    return TokenSum(lambda seen: (seen.mass, getattr(seen, part) == number), of_gradient=True)
 
 
 # Sums that need neither the region nor the mass of a token come first. Uncompiled, both are stored once computed.
@@ -145,13 +114,12 @@ SUMS: dict[str, TokenSum] = {
     "log_ratio": TokenSum(lambda seen: (seen.t.log_ratio, seen.counted)),
     "ratio": TokenSum(lambda seen: (seen.t.ratio, seen.counted)),
     "squared_ratio": TokenSum(lambda seen: (seen.t.ratio.square(), seen.counted)),
-    **{region: in_region(NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
-    **{f"mass/{region}": mass_in_region(number) for region, number in NUMBERS.items()},
+    **{region: members("region", NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
+    **{f"mass/{region}": mass("region", number) for region, number in NUMBERS.items()},
     "ratio_log_prob": TokenSum(lambda seen: (seen.t.ratio * seen.t.log_prob, seen.counted)),
     "weighted": TokenSum(lambda seen: (seen.weighted, seen.counted), of_gradient=True),
     "weighted_log_prob": TokenSum(lambda seen: (seen.weighted * seen.t.log_prob, seen.counted), of_gradient=True),
-    **{f"quartile_{part + 1}": mass_in_quartile(part) for part in range(QUARTILES)},
-    **{name: one for part in range(SPREAD_BINS) for name, one in in_bin(part).items()},
+    **{f"quartile_{part + 1}": mass("quartile", part) for part in range(QUARTILES)},
     **{metric.name: TokenSum(metric.each) for metric in OF_TOKENS if metric.each is not None},
 }
 
@@ -258,31 +226,18 @@ def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float
 
     Args:
         metrics: from key to its value in each update: sums over the mini-batch's tokens, divided by their number.
-
-    Returns:
-        The metrics without these sums, and with the metrics made of them.
     """
     sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
     for metric in OF_TOKENS:
         if metric.over is not Over.UPDATE or not all(name in sums for name in metric.sums):
             continue
-        updates = list(zip(*(sums[name] for name in metric.sums), strict=True))
-        values = [metric.of(*means) for means in (updates[-1:] if metric.last_update else updates)]
-        if None not in values:
-            result[metric.key] = values
+        result[metric.key] = [metric.of(*means) for means in zip(*(sums[name] for name in metric.sums), strict=True)]
     return result
 
 
 def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
-    """Moves groups of 0-d tensors to the host in one transfer.
-
-    Args:
-        groups: name to 0-d tensor, all on one device.
-
-    Returns:
-        The same groups with Python floats.
-    """
+    """Groups of 0-d tensors of one device, by their names, as Python floats: moved to the host in one transfer."""
     tensors = [tensor.to(torch.float64) for group in groups for tensor in group.values()]
     numbers = iter(torch.stack(tensors).tolist() if tensors else [])
     return [{name: next(numbers) for name in group} for group in groups]

@@ -21,17 +21,13 @@ SUM_KEYS = frozenset([VERSIONS_SUM, *SUM_OF.values()])
 
 
 def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -> dict[str, list[Any]]:
-    """Adds what a mean over updates would hide: the bounds of single updates.
+    """Adds what a mean over updates would hide: the method's `over_updates`.
 
     verl averages a list over the updates, so each added metric is a list with one number.
 
     Args:
         metrics: from metric key to its value in each update.
-        method: the method, whose `over_updates` decides what is added about its own metrics.
-        each: whether to also add the method's metrics for each update.
-
-    Returns:
-        The same metrics, with those of `over_updates` and, if `each`, clipx/update_<number>/<name>, numbered from 0.
+        each: whether to also add the method's metrics of each update, as clipx/update_0/<name>.
     """
     empty = torch.zeros(method.statistics_size, dtype=torch.float64)
     own = {
@@ -53,11 +49,7 @@ def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -
 
 
 def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """The metrics of all passes together, and those of each pass under the pass's name.
-
-    Args:
-        passes: from the name of each pass to its metrics. A single pass has the name None.
-    """
+    """The metrics of all passes together, and of each under its name; a single pass has the name None."""
     if len(passes) == 1:
         return next(iter(passes.values()))
     merged: dict[str, list[Any]] = {}
@@ -110,9 +102,8 @@ def with_staleness(
         detailed: whether to add more than the mean age.
 
     Returns:
-        The metrics without the sums. If `moves`, they include the mean age. If also `detailed`, they include the age in
-        updates and, for each age, the fraction of tokens and, if its sums are given, the standard deviation of the
-        log-ratio (0 if no token has that age).
+        The metrics without the sums; if `moves`, with the mean age; if also `detailed`, with the age in updates and the
+        fraction of tokens of each age with, if its sums are given, the standard deviation of the log-ratio.
     """
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
     if VERSIONS_SUM not in metrics or not moves:

@@ -37,9 +37,7 @@ def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> Tok
     """What a method does to each token.
 
     Args:
-        applied: from `loss.apply`.
-        factor: the factor of verl's rollout correction and of entropy selection on F, broadcastable to (sequences,
-            length).
+        factor: of verl's rollout correction and of entropy selection on F, broadcastable to (sequences, length).
     """
     return _trace(applied.tokens, method.bounded(applied.tokens), applied.bounds, applied.weight * factor)
 
@@ -47,14 +45,11 @@ def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> Tok
 def observed_token_trace(
     tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor | float
 ) -> TokenTrace:
-    """What any loss does to each token.
+    """What any loss does to each token: F = -gradient / (share * advantage), and 0 where the advantage is 0.
 
     Args:
         tokens, bounds, by_sequence: as for `observed.observed_sums`.
         share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
-
-    Returns:
-        The trace with F = -gradient / (share * advantage), and F = 0 where the advantage is 0.
     """
     t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
     weighted = -tokens.gradient.to(t.ratio.dtype) / share

@@ -13,16 +13,19 @@ from torch import Tensor
 from verl_clipx.base.method import described, register
 from verl_clipx.base.parameters import Allowed, boolean, choice, integer, number, only, optional, parameter
 from verl_clipx.base.tokens import Tokens
-from verl_clipx.methods import Bounds, FixedBounds, Method
-from verl_clipx.methods.acpo import Acpo
-from verl_clipx.methods.bapo import Bapo
+from verl_clipx.methods import BUILT_IN, METHODS, Bounds, FixedBounds, Method
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
 # Why the number parameters of a function have no narrower range.
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
 
-BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Bapo}
+# Where bounds on the ratio come from: constants, or the statistics of a method that has them.
+BASES: dict[str, type[Method]] = {"fixed": FixedBounds} | {
+    name: METHODS[name]
+    for name in BUILT_IN
+    if METHODS[name]().statistics_size and METHODS[name].bounded is Method.bounded
+}
 
 # From the name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
@@ -59,29 +62,19 @@ def register_loss(
     """
 
     def decorate(gradient_weight: GradientWeight) -> GradientWeight:
+        flags = dict(unconstrained_weight=unconstrained_weight, by_sequence=by_sequence, by_batch=by_batch)
         try:
-            DECORATED[described(gradient_weight)] = method_class(
-                name,
-                gradient_weight,
-                bounds,
-                unconstrained_weight=unconstrained_weight,
-                by_sequence=by_sequence,
-                by_batch=by_batch,
-            )
+            made = method_class(name, gradient_weight, bounds, **flags)
         except ValueError as error:
-            DECORATED[described(gradient_weight)] = error
+            made = error
+        DECORATED[described(gradient_weight)] = made
         return gradient_weight
 
     return decorate
 
 
 def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **flags: bool) -> type[Method]:
-    """The method that a decorated function stands for.
-
-    Args:
-        gradient_weight: the user's function.
-        bounds: key of `BASES`.
-        **flags: unconstrained_weight, by_sequence and by_batch, as for `register_loss`.
+    """The method that a decorated function stands for; the arguments are those of `register_loss`.
 
     Raises:
         ValueError: `bounds` is unknown, or the function's signature or a default does not fit.
@@ -180,11 +173,7 @@ def _allowed(default: Any, annotation: Any) -> Allowed:
 
 
 def as_written(value: Any) -> int | float:
-    """A number that float32 holds, unchanged.
-
-    Raises:
-        ValueError: the value is none.
-    """
+    """A number that float32 holds, unchanged; raises a ValueError for what is none."""
     number(reason=ANY_NUMBER).convert(value)
     return value
 
@@ -198,13 +187,11 @@ def load_method(function: str) -> type[Method]:
     Raises:
         ValueError: `function` is not of that form, cannot be imported, or is not a usable method.
     """
-    module_name, separator, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
-    if not separator or not module_name or not attribute:
-        raise ValueError(f"clipx.function={function!r}: write it as package.module:name.")
-    if not all(part.isidentifier() for part in module_name.split(".")):
+    module_name, _, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ValueError(
-            f"clipx.function={function!r}: {module_name} is no name of a module: write package.module:name. "
-            "For a file my_losses.py write my_losses:name, with the file's folder on PYTHONPATH."
+            f"clipx.function={function!r}: write it as package.module:name. For a file my_losses.py write "
+            "my_losses:name, with the file's folder on PYTHONPATH."
         )
     try:
         loaded = getattr(importlib.import_module(module_name), attribute)
@@ -217,11 +204,7 @@ def load_method(function: str) -> type[Method]:
 
 
 def method_of(loaded: Any) -> type[Method]:
-    """The method of a class or of a decorated function.
-
-    Raises:
-        ValueError: `loaded` is neither, or it is not usable as a method.
-    """
+    """The method of a class or of a decorated function; raises a ValueError if it is neither, or not usable."""
     method = loaded if isinstance(loaded, type) and issubclass(loaded, Method) else DECORATED.get(described(loaded))
     if method is None:
         raise ValueError(
@@ -241,11 +224,7 @@ def method_of(loaded: Any) -> type[Method]:
 
 
 def reject_unusable_fields(method: type[Method]) -> None:
-    """Raises for a field that cannot be a parameter.
-
-    Raises:
-        ValueError: names the field, and what to do.
-    """
+    """Raises a ValueError for a field that cannot be a parameter, with what to do."""
     parents = [parent for parent in method.__mro__[1:] if dataclasses.is_dataclass(parent)]
     inherited = {field.name for parent in parents for field in dataclasses.fields(parent)}
     for field in dataclasses.fields(method):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor, cat, float32, float64, stack, where
 
@@ -118,17 +119,14 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
         """The largest epsilon of a bin with tokens in any update, the average over all tokens, the last update's."""
-        of_bins = {
-            f"bin_{k}": list(zip(metrics[f"epsilon/bin_{k}"], metrics[f"count/bin_{k}"], strict=True))
-            for k in range(self.bins)
-        }
+        epsilons, counts = ([metrics[f"{name}/bin_{k}"] for k in range(self.bins)] for name in ("epsilon", "count"))
         found = {}
-        pairs = [(epsilon, count) for pairs in of_bins.values() for epsilon, count in pairs if count > 0]
+        pairs = [(epsilon, count) for epsilon, count in zip(chain(*epsilons), chain(*counts), strict=True) if count > 0]
         if pairs:
             found["epsilon_highest"] = max(epsilon for epsilon, _ in pairs)
             found["epsilon_average"] = sum(map(math.prod, pairs)) / sum(count for _, count in pairs)
-        if len(of_bins["bin_0"]) > 1:
-            found |= {f"epsilon_last/{name}": pairs[-1][0] for name, pairs in of_bins.items()}
+        if len(epsilons[0]) > 1:
+            found |= {f"epsilon_last/bin_{k}": of_updates[-1] for k, of_updates in enumerate(epsilons)}
         return found
 
     def _bin(self, t: Tokens) -> Tensor:

@@ -52,5 +52,4 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
                 # By the ratio, live or not: a capped weight is the cap, also beyond the clamp.
                 unflipped = where(r > self.negative_weight_high, self.negative_weight_high, unflipped)
             weight = where(A > 0, weight, unflipped)
-        clipped = ((A < 0) & (r < bounds.low)) | ((A > 0) & (r > bounds.high))
-        return where(clipped, 0.0, weight)
+        return where(bounds.clipped(r, A), 0.0, weight)

@@ -271,12 +271,7 @@ def magnitude_sums(values: Tensor, slot: Tensor, positive: int, negative: int) -
     """Each sequence's sums of the values' magnitudes by slot, (sequences, positive + negative), float64.
 
     They are counted in whole numbers. Each sign has its own unit, because a single large value of the other sign would
-    leave little of its sums. On an accelerator, "sequence" is a part of one.
-
-    Args:
-        values: (sequences, length), at least 0 in the slots for positive tokens, at most 0 in the others.
-        slot: int32 in [0, positive + negative), (sequences, length).
-        positive, negative: number of slots for tokens of each sign, in this order.
+    leave little of its sums. On an accelerator, "sequence" is a part of one. The slots of positive tokens come first.
     """
     values = parts(values)
     # The largest magnitude of each sign, rounded up to a power of two, holds UNITS of its units.

@@ -20,6 +20,7 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
     """
 
     by_sequence = True
+    what_limits = Limit("bounds on the prefix's ratio that widen with its length", "clipping")
 
     width_low: float = parameter(
         0.025, number(above=0, at_most=5), "log-width of the first token's lower bound", "release"
@@ -41,10 +42,6 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
     )
 
     @property
-    def what_limits(self) -> Limit:
-        return Limit("bounds on the prefix's ratio that widen with its length", "clipping")
-
-    @property
     def starting_bounds(self) -> str:
         first = interval(math.exp(-self.width_low), math.exp(self.width_high))
         return f"prefix's ratio {first} at the first token, log-widths times position^{self.power:.6g}"
@@ -59,15 +56,14 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, R = t.advantages, self.bounded(t)
-        clipped = ((A > 0) & (bounds.high < R)) | ((A < 0) & (bounds.low > R))
+        clipped = bounds.clipped(R, A)
         if self.width_dual is not None:
             clipped = clipped | ((A < 0) & ((self.width_dual * self._scale(t)).exp() < R))
         return where(clipped, 0.0, R)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """max(-A R, -A clip(R)), and at most -A exp(width_dual t^power) where A < 0."""
-        A, R = t.advantages, self.bounded(t)
-        value = -minimum(A * R, A * bounds.clip(R))
+        A, value = t.advantages, bounds.surrogate(self.bounded(t), t.advantages)
         if self.width_dual is None:
             return value
         return where(A < 0, minimum(value, -A * (self.width_dual * self._scale(t)).exp()), value)

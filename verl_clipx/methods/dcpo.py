@@ -26,6 +26,8 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     Source: the paper's dynamic-adaptive clipping, without its advantages and its average over tokens.
     """
 
+    what_limits = Limit("bounds by each token's old probability", "clipping")
+
     dual_clip: float | None = dual_clip_parameter(10.0, "paper")
 
     epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1), "how wide the lower bound is", "paper")
@@ -36,10 +38,6 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
         "the upper bound is at most this; null: no limit",
         "paper",
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return Limit("bounds by each token's old probability", "clipping")
 
     @property
     def starting_bounds(self) -> str:

@@ -82,7 +82,5 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         return where(p < q, -kl, kl)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, moved = t.advantages, self.bounded(t)
-        dropped = ((A > 0) & (moved > bounds.high)) | ((A < 0) & (moved < bounds.low))
         weight = t.ratio if self.weight_high is None else t.ratio.clamp(max=self.weight_high)
-        return where(dropped, 0.0, weight)
+        return where(bounds.clipped(self.bounded(t), t.advantages), 0.0, weight)

@@ -18,6 +18,8 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
     still -beta log r.
     """
 
+    what_limits = Limit("a penalty on the log-ratio and no bounds", "the penalty")
+
     unconstrained_weight = True
 
     # As in the example of verl's pull request 7245 and in Tinker's documentation; verl itself has no default.
@@ -28,10 +30,6 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
         "choice",
         VerlKey(("policy_loss.dro_beta",)),
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return Limit("a penalty on the log-ratio and no bounds", "the penalty")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages

@@ -38,9 +38,7 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, r = t.advantages, t.ratio
-        clipped = ((A > 0) & (r > bounds.high)) | ((A < 0) & (r < bounds.low))
-        return where(clipped, 0.0, self._geometric_mean(t, bounds))
+        return where(bounds.clipped(t.ratio, t.advantages), 0.0, self._geometric_mean(t, bounds))
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-A s, also for a token that is clipped."""

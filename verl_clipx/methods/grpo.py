@@ -24,15 +24,14 @@ class ClippedSurrogate(Method):
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio
-        clipped = ((A > 0) & (r > bounds.high)) | ((A < 0) & (r < bounds.low)) | ~t.live
+        clipped = bounds.clipped(r, A) | ~t.live
         if self.dual_clip is not None:
             clipped = clipped | ((A < 0) & (r > self.dual_clip))
         return where(clipped, 0.0, r)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """max(-A r, -A clip(r)), and at most -A dual_clip where A < 0."""
-        A, r = t.advantages, t.ratio
-        value = -minimum(A * r, A * bounds.clip(r))
+        A, value = t.advantages, bounds.surrogate(t.ratio, t.advantages)
         if self.dual_clip is None:
             return value
         return where(A < 0, minimum(value, -A * self.dual_clip), value)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from torch import Tensor, minimum, where
+from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, limit_of
 from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
@@ -57,16 +57,15 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         return self._log_ratio(t).clamp(max=highest).exp().expand_as(t.ratio)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, s = t.advantages, self.bounded(t)
-        clipped = ((A > 0) & (s > bounds.high)) | ((A < 0) & (s < bounds.low))
+        s = self.bounded(t)
+        clipped = bounds.clipped(s, t.advantages)
         if self.log_ratio_clamp is not None:
             clipped = clipped | (self._log_ratio(t) > self.log_ratio_clamp)
         return where(clipped, 0.0, s)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """max(-A s, -A clip(s))."""
-        A, s = t.advantages, self.bounded(t)
-        return -minimum(A * s, A * bounds.clip(s))
+        return bounds.surrogate(self.bounded(t), t.advantages)
 
     def _log_ratio(self, t: Tokens) -> Tensor:
         """(sequences, 1), within the range of the dtype. As in verl, only the mean is clamped and not each token."""

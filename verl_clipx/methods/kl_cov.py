@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, cat, where
 
 from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
-from verl_clipx.base.histogram import bucket_of, histogram, ratio_or_zero
+from verl_clipx.base.histogram import bucket_of, ratio_or_zero, whole_sums
 from verl_clipx.base.method import Bounds, Limit, Method
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, number, parameter
@@ -66,7 +66,8 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """The histogram of the covariances."""
-        return histogram(bucket_of(covariances(t, means_of(first)), inner_edges(first.device)), t.mask, BUCKETS)
+        bucket = bucket_of(covariances(t, means_of(first)), inner_edges(first.device))
+        return whole_sums(bucket, t.mask, BUCKETS).sum(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
         """The two means; the covariance above which a token is penalised; the share of the tokens that are."""

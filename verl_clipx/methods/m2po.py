@@ -139,8 +139,8 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return {"log_ratio_bound_lowest": min(bounds), "log_ratio_bound_last": bounds[-1]}
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, x = t.advantages, self.bounded(t)
-        masked = ((A > 0) & (x > bounds.high)) | ((A < 0) & (x < bounds.low))
+        x = self.bounded(t)
+        masked = bounds.clipped(x, t.advantages)
         if self.log_ratio_clamp is not None:
             masked = masked | (x.abs() > self.log_ratio_clamp)
         return where(masked, 0.0, x.exp())

@@ -18,6 +18,8 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
 
+    what_limits = Limit("a soft gate and no bounds", "the gate")
+
     tau_positive: float = parameter(
         1.0,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
@@ -33,10 +35,6 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         "paper",
         VerlKey(("tau_neg", "policy_loss.tau_neg")),
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return Limit("a soft gate and no bounds", "the gate")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

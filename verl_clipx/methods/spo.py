@@ -17,6 +17,8 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
     0 at the edge of PPO's clip and has the other sign beyond it. F = 0 beyond log_ratio_clamp.
     """
 
+    what_limits = Limit("a penalty on the ratio and no bounds", "the penalty")
+
     # It is 1 at ratio 1, and below 0 beyond the edge of PPO's clip.
     unconstrained_weight = True
 
@@ -27,10 +29,6 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
         "for ratios of 0 to 2, which is hardly a limit",
         "paper",
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return Limit("a penalty on the ratio and no bounds", "the penalty")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

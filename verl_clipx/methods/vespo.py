@@ -26,6 +26,8 @@ class Vespo(
     k_negative and lambda_negative elsewhere. log_ratio_clamp acts on each token before the product.
     """
 
+    what_limits = Limit("a soft weight of the sequence's ratio and no bounds", "the weight")
+
     by_sequence = True
 
     k_positive: float = parameter(
@@ -40,10 +42,6 @@ class Vespo(
     lambda_negative: float = parameter(
         2.0, number(above=0, at_most=100), "decay with w where A < 0; larger: less weight of large ratios", "release"
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return Limit("a soft weight of the sequence's ratio and no bounds", "the weight")
 
     def bounded(self, t: Tokens) -> Tensor:
         """The sequence's ratio w, at each of its tokens."""

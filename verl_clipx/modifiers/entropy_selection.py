@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verl_clipx.base.histogram import bucket_of, first_reaching, histogram
+from verl_clipx.base.histogram import bucket_of, first_reaching, whole_sums
 from verl_clipx.base.parameters import choice, number, parameter, validate
 
 # 2046 buckets of equal logarithmic width between the two limits, an open one below and an open one above: neighbouring
@@ -72,9 +72,6 @@ class EntropySelection:
         """The number of tokens of each sequence that are kept, which needs no entropy: int64, (sequences,).
 
         The whole part of ratio * tokens, but at least 1, as in ACPO's released code; 0 for a sequence without tokens.
-
-        Args:
-            mask: bool or 0/1, (sequences, length).
         """
         tokens = mask.bool().sum(-1)
         # float64 as in Python's int(tokens * ratio): in float32 the whole part may differ.
@@ -88,8 +85,7 @@ class EntropySelection:
             statistics: sum of `entropy_statistics` over any tokens, (ENTROPY_BUCKETS,).
 
         Returns:
-            The last bucket that is kept, 0-d int64; the number of tokens that are kept, 0-d float64. Both stay on the
-            device.
+            The last bucket that is kept, 0-d int64; the number of tokens that are kept, 0-d float64; on the device.
         """
         if self.keep == "lowest":
             return first_reaching(statistics, self.ratio)
@@ -101,14 +97,13 @@ def entropy_statistics(entropy: Tensor, mask: Tensor) -> Tensor:
     """Additive statistics from which `EntropySelection.threshold` chooses: the histogram of the entropies.
 
     Args:
-        entropy: entropy of the policy at each token in nats, (sequences, length), any float dtype.
+        entropy: of the policy at each token in nats, (sequences, length), any float dtype.
         mask: bool or 0/1, (sequences, length).
 
     Returns:
-        (ENTROPY_BUCKETS,), float64: tokens per bucket. Buckets are logarithmic from 1e-6 to 20 nats, neighbouring
-        edges 0.83 % apart; the first and the last bucket are open.
+        (ENTROPY_BUCKETS,), float64: tokens per bucket.
     """
-    return histogram(_bucket(entropy), mask, ENTROPY_BUCKETS)
+    return whole_sums(_bucket(entropy), mask.bool(), ENTROPY_BUCKETS).sum(0)
 
 
 def _bucket(entropy: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verl_clipx.base.histogram import bucket_of, first_reaching, histogram
+from verl_clipx.base.histogram import bucket_of, first_reaching, whole_sums
 from verl_clipx.base.parameters import boolean, choice, number, optional, parameter, validate
 
 # Buckets of equal width in log-odds, an open one at either end: neighbouring edges differ by 1.4 % of the probability
@@ -50,15 +50,12 @@ class Lopti:
 
 
 def low_probability(old_log_prob: Tensor, *, eta: float | Tensor, equal: bool) -> Tensor:
-    """The tokens of the low-probability group. The rest of the mask is the other group.
+    """The tokens of the low-probability group, compared in float64; the rest of the mask is the other group.
 
     Args:
-        old_log_prob: log-probability of each token under the old policy, (sequences, length), any float dtype.
+        old_log_prob: under the old policy, (sequences, length), any float dtype.
         eta: the threshold on the probability, in (0, 1], or a 0-d tensor.
         equal: whether a probability of exactly eta counts as low. It does in the paper, but not in the released code.
-
-    Returns:
-        bool, (sequences, length), compared in float64. Values outside the mask are meaningless.
 
     Source: AR-Lopti, Algorithm 1, lines 12 to 20.
     """
@@ -70,29 +67,27 @@ def probability_statistics(old_log_prob: Tensor, mask: Tensor) -> Tensor:
     """Additive statistics for `probability_quantile`: the histogram of the old policy's probabilities.
 
     Args:
-        old_log_prob: log-probability of each token under the old policy, (sequences, length), any float dtype.
+        old_log_prob: under the old policy, (sequences, length), any float dtype.
         mask: bool or 0/1, (sequences, length).
 
     Returns:
-        (PROBABILITY_BUCKETS,), float64: tokens per bucket. Buckets are equally wide in log-odds from 1e-6 to 1 - 1e-6,
-        neighbouring edges 1.4 % of min(p, 1 - p) apart, and contain their upper edge; the first and the last bucket
+        (PROBABILITY_BUCKETS,), float64: tokens per bucket. A bucket contains its upper edge; the first and the last one
         reach to 0 and 1.
     """
     bucket = bucket_of(_probability(old_log_prob), _inner_edges(old_log_prob.device))
-    return histogram(bucket, mask, PROBABILITY_BUCKETS)
+    return whole_sums(bucket, mask.bool(), PROBABILITY_BUCKETS).sum(0)
 
 
 def probability_quantile(statistics: Tensor, *, portion: float) -> Tensor:
-    """The threshold below which a given portion of the tokens lies. It is computed without a host sync.
+    """The threshold eta below which a given portion of the tokens lies, without a host sync.
 
     Args:
         statistics: sum of `probability_statistics` over any tokens, (PROBABILITY_BUCKETS,).
         portion: in (0, 1].
 
     Returns:
-        eta: 0-d float64, the smallest bucket edge with at least `portion` of the tokens at or below it, for
-        `low_probability` with `equal=True`. Without equality those exactly on the edge are left out, which matters
-        only at 1. If there are no tokens, the first edge.
+        0-d float64: the smallest bucket edge with at least `portion` of the tokens at or below it, for
+        `low_probability` with `equal=True`; the first edge if there are no tokens.
 
     Source: the quantile variant of AR-Lopti's released code (its eta = 0), here to the width of a bucket.
     """

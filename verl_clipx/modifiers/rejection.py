@@ -46,12 +46,7 @@ class Criterion:
     high: float
 
     def rejects(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
-        """Which tokens are rejected: bool, broadcastable to (sequences, length).
-
-        Args:
-            log_ratio: clamped, (sequences, length).
-            mask: bool, (sequences, length).
-        """
+        """Which tokens are rejected, by their clamped log-ratios: bool, broadcastable to (sequences, length)."""
         divergence = ESTIMATORS[self.estimator](log_ratio)
         if self.level != "token":
             divergence = OVER_SEQUENCE[self.level](divergence, mask)
@@ -65,11 +60,10 @@ class Rejection:
     criteria: tuple[Criterion, ...] = ()
 
     def remaining(self, mask: Tensor, log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-        """The tokens that stay: bool, (sequences, length); the mask itself where nothing is rejected.
+        """The tokens of the mask that stay: bool, (sequences, length).
 
         Args:
-            mask: bool, (sequences, length).
-            log_prob, old_log_prob: under the current policy and the one that sampled, (sequences, length); detached.
+            log_prob, old_log_prob: under the current policy and the one that sampled, (sequences, length).
         """
         if not self.criteria:
             return mask

@@ -1,0 +1,70 @@
+"""What a method needs besides its class, each missing thing by name in one message.
+
+Covers: its group; its test with the published values of each group; numbers that are not ours, which are golden
+vectors, verl's own loss, or a formula by autograd; its places in README and docs. Not covered: what these say.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import MISSING
+
+from tests.claims.documents import ROOT
+from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.run.groups import group_names, groups_of, node_of
+from verl_clipx.run.verl_keys import clip_key_table
+
+from .facts import fact, facts
+
+FOLDER = Path(__file__).parent
+# Golden vectors, verl's own loss, or a formula by autograd: what a test states or imports for them.
+OTHERS = ("GOLDEN", "assert_same_as_verl", "assert_gradient_of", "registered_loss")
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def names_in(cells: str) -> set[str]:
+    """The words of a table's cells."""
+    return set(re.findall(r"\w+", cells))
+
+
+def missing(method: str) -> Iterator[str]:
+    """What a method still needs, each in one line."""
+    groups = groups_of(method)
+    if method not in groups:
+        yield f"configs/clipx/{method}.yaml, which chooses it and states what deviates from the class"
+    test = FOLDER / f"test_{method}.py"
+    if not test.exists():
+        yield f"tests/methods/{test.name} (tests/methods/facts.py says what it may state)"
+    for group in groups:
+        # What a user has to give is not published.
+        if group not in fact(method, "PUBLISHED", {}) and MISSING not in node_of(group).values():
+            yield f"PUBLISHED in tests/methods/{test.name}: the published values of +clipx={group}"
+    if not any(fact(method, name, None) for name in OTHERS):
+        yield f"numbers that are not ours in tests/methods/{test.name}: one of {', '.join(OTHERS)}"
+    formulas = page("docs/methods.md").split("\n## Formulas\n")[1]
+    if not re.search(rf"\b{method}\b", formulas):
+        yield "docs/methods.md, 'Formulas': its row in the table of F by region"
+    for number in re.findall(r"\d{4}\.\d{5}", METHODS[method].source):
+        if number not in formulas:
+            yield f"docs/methods.md, 'Formulas': {number}, which its source names"
+    advice = page("README.md").split("## Which method when")[1].split("\n## ")[0]
+    chosen = [row.split("|")[2] for row in advice.splitlines() if row.startswith("|")]
+    if not names_in(" ".join(chosen)) & {*groups}:
+        yield "README.md, 'Which method when': a row with one of its groups"
+    if clip_key_table() not in page("docs/swap.md") and f"`{method}`" in clip_key_table():
+        yield "docs/swap.md: the table of verl's keys (verl_clipx.run.verl_keys.clip_key_table)"
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_nothing_is_missing(method):
+    if lines := [*missing(method)]:
+        pytest.fail("\n- ".join([f"{method} still needs", *lines]), pytrace=False)
+
+
+def test_no_published_values_are_of_a_group_that_is_not_there():
+    assert facts("PUBLISHED").keys() <= {*group_names()}
