@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds the wheel and the sdist into dist/ and checks what is in them. docs/dev/release.md has the steps of a release.
-# Usage: bash scripts/release.sh
+# Builds the wheel and the sdist into dist/ and checks them: content, metadata, installations beside verl.
+# docs/dev/release.md has the steps of a release.
+# Usage: bash scripts/release.sh [ARGUMENT OF PYTEST ...]
 set -euo pipefail
 
 ############################ adjustable by environment variables ############################
 
-# where both are written; emptied first
+# where both are written; what is in it of an earlier build goes
 DIST=${DIST:-dist}
 
 # the environment whose tools build and check
@@ -14,9 +15,10 @@ VENV=${VENV:-.venv}
 #############################################################################################
 
 cd "$(dirname "$0")/.."
-bash scripts/environment.sh dev
-rm -rf "$DIST"
-"$VENV/bin/python" -m build --outdir "$DIST" .
-"$VENV/bin/python" -m twine check --strict "$DIST"/*
-"$VENV/bin/python" -m pytest -q tests/test_artefacts.py --artefacts "$DIST" "$@"
-printf '\n[release] built and checked: %s\n' "$DIST"/*
+VENV=$VENV bash scripts/environment.sh cpu dev
+python=$VENV/bin/python
+mkdir -p "$DIST"
+rm -f "$DIST"/verl_clipx-*.whl "$DIST"/verl_clipx-*.tar.gz
+"$python" -m build --no-isolation --outdir "$DIST" .
+ARTEFACTS=$(cd "$DIST" && pwd) "$python" -m pytest -q tests/end_to_end/test_wheel.py "$@"
+printf '[release] built and checked: %s\n' "$DIST"/verl_clipx-*

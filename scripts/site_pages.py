@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 
 # Pages of the site that stand elsewhere in the repository.
-ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ELSEWHERE = {
+    "README.md": "index.md",
+    "README.zh.md": "index.zh.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 _SHOWN = re.compile(r"<!-- the site shows: clipx (?P<words>.*?) -->")
 # Where the navigation of mkdocs.yml has the methods' pages.

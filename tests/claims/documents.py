@@ -13,7 +13,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "AGENTS", "SECURITY"))]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 # What a command may need that a test does not have; minutes and hours are its own running time.
 REASONS = frozenset({"GPUs", "a cluster", "the hub", "the network", "Docker", "minutes", "hours"})

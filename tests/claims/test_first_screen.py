@@ -9,6 +9,8 @@ from importlib import metadata
 import pytest
 import yaml
 
+import verl_clipx
+
 from .documents import PAGES, ROOT, blocks_of, commands_of, links_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,6 +46,7 @@ def test_the_citation_names_the_version_and_the_licence():
     project = metadata.metadata("verl-clipx")
     assert (citation["version"], citation["license"]) == (project["Version"], project["License-Expression"])
     assert project["Name"] in citation["title"]
+    assert verl_clipx.__version__ == project["Version"]
 
 
 def test_the_changelog_names_the_version_that_is_being_made():

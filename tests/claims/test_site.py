@@ -31,7 +31,7 @@ NAVIGATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[
 def test_every_page_is_in_the_navigation():
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     pages |= {f"methods/{name}.md" for name in BUILT_IN} | {*site_pages.ELSEWHERE.values(), "reference.md"}
-    assert set(re.findall(r"[\w/]+\.md", str(site_pages.with_method_pages(NAVIGATION)))) == pages
+    assert set(re.findall(r"[\w/.]+\.md", str(site_pages.with_method_pages(NAVIGATION)))) == pages
 
 
 def differs(parameter: dict, group: str) -> bool:

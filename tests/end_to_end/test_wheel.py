@@ -1,63 +1,173 @@
-"""The built wheel, and `pip install .`, in an environment that knows nothing of the repository.
+"""The wheel and the sdist, and the wheel in environments that know nothing of the repository.
 
-Covers: the wheel's content; its entry point, Hydra groups and command working from site-packages, outside the
-checkout, on verl's own main, after the installation that README prints. The environment borrows the installed
-dependencies (a directory on its path), so their installation is not covered; scripts/quickstart.sh covers that.
+Covers: the artefacts' content and metadata; beside verl 0.8.0 from the index and beside 0.9.1, an installation without
+an index that adds this one package, verl's own main as it was where nothing is asked, one line or the loss where
+something is, an explained command that does not run, and an uninstallation that leaves no file; the installation
+without a network that docs/install.md prints; entry point, Hydra groups and command from site-packages. Not covered:
+0.9.0 (test_verl_versions.py), a version above the range (tests/common/test_verl_version.py), and what the other
+packages of an older verl's environment were: all but verl is that of the tests, linked in.
 """
 
+import os
+import re
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import venv
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
 
+from tests.claims.documents import ROOT, blocks_of
+
 pytestmark = pytest.mark.end_to_end
 
-ROOT = Path(__file__).parents[2]
+# Of the environment of the tests, what the new ones must not see: this project, verl, and what verl brings beside it.
+HIDDEN = re.compile(r"(verl|verl_clipx|hydra_plugins|tests|scripts|recipe|pip|_editable\w*)(-.*|\.pth)?")
+INSTALL = ("-m", "pip", "install", "--quiet", "--no-compile")
+MAIN = ("-m", "verl.trainer.main_ppo")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+def artefacts(tmp_path_factory) -> Path:
+    """The folder of a wheel and an sdist: what scripts/release.sh has built, or built here."""
+    if "ARTEFACTS" in os.environ:
+        return Path(os.environ["ARTEFACTS"])
+    folder = tmp_path_factory.mktemp("artefacts")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(artefacts) -> Path:
+    (built,) = artefacts.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory) -> Path:
-    """The interpreter of a new environment after `pip install .`."""
-    folder = tmp_path_factory.mktemp("environment")
+def underneath(tmp_path_factory) -> Path:
+    """A folder with links to the packages of the tests' environment, without those that are HIDDEN."""
+    folder = tmp_path_factory.mktemp("underneath")
+    for site_packages in (Path(entry) for entry in sys.path if entry.endswith("-packages")):
+        for path in site_packages.iterdir():
+            if not HIDDEN.fullmatch(path.name) and not (folder / path.name).exists():
+                (folder / path.name).symlink_to(path)
+    return folder
+
+
+def make_environment(folder: Path, underneath: Path, verl: str) -> Path:
+    """The interpreter of a new environment with this verl of the index and all else from underneath."""
     venv.create(folder, with_pip=True)
-    interpreter = folder / "bin" / "python"
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "."], cwd=ROOT, check=True)
+    python = folder / "bin" / "python"
     (site_packages,) = folder.glob("lib/python*/site-packages")
-    # A directory added by a .pth file does not have its own .pth files read, so the editable install stays unseen.
-    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return interpreter
+    (site_packages / "underneath.pth").write_text(f"{underneath}\n")
+    subprocess.run([python, *INSTALL, "--no-deps", f"verl=={verl}"], check=True)
+    return python
 
 
-def run(python, folder, *arguments):
-    return subprocess.run([python, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def python(tmp_path_factory, underneath, wheel) -> Path:
+    """The interpreter of an environment with verl 0.9.1 and the wheel."""
+    python = make_environment(tmp_path_factory.mktemp("environment"), underneath, "0.9.1")
+    subprocess.run([python, *INSTALL, "--no-index", wheel], check=True)
+    return python
 
 
-def test_the_wheel_carries_groups_and_plugins(wheel):
+def run(python: Path, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"VERL_LOGGING_LEVEL": "ERROR"}
+    return subprocess.run([python, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("verl_clipx/configs/clipx/acpo.yaml", "verl_clipx/configs/hardware/cpu.yaml"):
-        assert name in names
-    assert "verl_clipx/configs/recipe/acpo/presets.yaml" in names
+    assert {name.split("/")[0] for name in names} == {"verl_clipx", "hydra_plugins", "verl_clipx-0.1.0.dist-info"}
+    shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*") if path.is_file()}
+    assert {f"verl_clipx/{name}" for name in shipped} == {name for name in names if "/configs/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
-    assert not [name for name in names if name.startswith(("tests/", "configs/", "runs/"))]
+    assert len(names) == len({*names}) and not [name for name in names if re.search(r"(^|/)(tests?|runs/data)/", name)]
+
+
+def test_the_sdist_carries_what_the_wheel_is_built_from(artefacts):
+    (sdist,) = artefacts.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    beside = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", ".gitignore", "PKG-INFO"}
+    assert beside == {name for name in names if "/" not in name}
+    assert {name.split("/")[0] for name in names} - beside == {"verl_clipx", "hydra_plugins", "configs"}
+
+
+def test_the_metadata_are_what_an_index_asks_for(wheel):
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
+    metadata = message_from_string(zipfile.ZipFile(wheel).read(name).decode())
+    # An index refuses versions of the format that it does not know.
+    assert (metadata["Metadata-Version"], metadata["Name"], metadata["Version"]) == ("2.4", "verl-clipx", "0.1.0")
+    assert (metadata["License-Expression"], metadata.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
+    assert metadata["Requires-Python"] == "<3.13,>=3.10" and metadata["Summary"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def files(environment: Path) -> set[Path]:
+    return {path for path in environment.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
+def packages(python: Path, folder: Path) -> set[str]:
+    lines = run(python, folder, "-m", "pip", "freeze", "--all").stdout.splitlines()
+    # A wheel from a folder is listed with the file's address.
+    return {line.split(" @ ")[0] for line in lines}
+
+
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
+def test_it_installs_beside_a_verl_and_goes_without_a_trace(version, underneath, wheel, tmp_path):
+    environment = tmp_path / "environment"
+    python = make_environment(environment, underneath, version)
+    before, there = packages(python, tmp_path), files(environment)
+    assert f"verl=={version}" in before and "verl-clipx" not in str(before)
+    installed = run(python, tmp_path, *INSTALL, "--no-index", wheel)
+    assert installed.returncode == 0, installed.stderr
+    assert packages(python, tmp_path) ^ before == {"verl-clipx"}
+    if version == "0.8.0":
+        is_silent_until_it_is_asked(python, tmp_path)
+    assert run(python, tmp_path, "-m", "pip", "uninstall", "--yes", "verl-clipx").returncode == 0
+    assert files(environment) == there
+
+
+def is_silent_until_it_is_asked(python: Path, folder: Path) -> None:
+    """On verl's own main, with the real 0.8.0, which loads no plugins: only Hydra knows of this one."""
+    plain = run(python, folder, *MAIN, "--cfg", "job")
+    assert plain.returncode == 0 and "clipx" not in plain.stdout + plain.stderr
+    line = "verl-clipx needs verl<0.10,>=0.9.0, and this is verl 0.8.0: pip install"
+    asked = run(python, folder, *MAIN, "--cfg", "job", "+clipx=acpo")
+    assert asked.returncode == 1 and asked.stderr.count(f"clipx/acpo: {line}") == 1 and "Traceback" not in asked.stderr
+    # No hook would end the command before it trains.
+    explained = run(python, folder, python.parent / "clipx", "explain", "--", str(python), *MAIN)
+    assert explained.returncode == 1 and f"clipx explain: {line}" in explained.stdout
+    assert "actor" not in explained.stdout
+
+
+def test_without_a_network(tmp_path):
+    page = (ROOT / "docs" / "install.md").read_text()
+    (block,) = [block for block in blocks_of(page) if "--no-index" in block.text]
+    venv.create(tmp_path / "environment", with_pip=True)
+    script = block.text.replace("wheelhouse", str(tmp_path / "wheelhouse")).replace("have.txt", str(tmp_path / "have"))
+    path = f"{tmp_path / 'environment' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # As metadata say: of what verl brings, torch included, nothing.
+    names = run(tmp_path / "environment" / "bin" / "python", tmp_path, "-m", "pip", "freeze").stdout
+    assert "verl-clipx" in names and "hydra-core" in names and "torch" not in names
+    assert run(tmp_path / "environment" / "bin" / "python", tmp_path, "-m", "pip", "check").returncode == 0
 
 
 def test_verls_own_main_composes_a_run_and_its_groups(python, tmp_path):
     where = run(python, tmp_path, "-c", "import verl_clipx; print(verl_clipx.__file__)")
     assert where.stdout.startswith(str(python.parents[1]))
-    done = run(python, tmp_path, "-m", "verl.trainer.main_ppo", "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
+    done = run(python, tmp_path, *MAIN, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
     assert done.returncode == 0, done.stderr
     assert "loss_mode: clipx_acpo" in done.stdout and "experiment_name: countdown_3b_acpo_off" in done.stdout
 

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool
-from verl_clipx.common.verl_version import VERL_RANGE, verl_version
+from verl_clipx.common.verl_version import VERL_RANGE, unsuitable_verl, verl_version
 
 Level = Literal["ok", "warning", "error"]
 
@@ -107,7 +107,7 @@ def check_versions(has_gpu: bool) -> list[Finding]:
         Finding("ok", "Python", python)
         if python in PYTHON_RANGE
         else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}"),
-        in_range("verl", VERL_RANGE, "error"),
+        in_range("verl", VERL_RANGE, "error", f"the plugin does nothing beside it; pip install 'verl{VERL_RANGE}'"),
     ]
     extra = "gpu" if has_gpu else "cpu"
     by_whom, combination = COMBINATIONS[extra]
@@ -230,12 +230,17 @@ def check_resources(folder: Path) -> list[Finding]:
 
 
 def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
-    """Runs all checks; yields each group's name and findings at once, so that progress can be shown."""
+    """Runs the checks; yields each group's name and findings at once, so that progress can be shown.
+
+    Beside a verl that the plugin does not extend, nothing is registered or composed: that one error is the answer.
+    """
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
     yield "versions", [*check_versions(has_gpu), *check_extras(has_gpu)]
     yield "accelerators", accelerators
     yield "memory and disk", check_resources(Path.cwd())
+    if unsuitable_verl():
+        return
     yield "Hydra groups", [check_hydra()]
     yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", REGISTERED, 180)
     if ray:
