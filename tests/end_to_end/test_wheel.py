@@ -51,8 +51,8 @@ def wheel(artefacts) -> Path:
 def underneath(tmp_path_factory) -> Path:
     """A folder with links to the packages of the tests' environment, without those that are HIDDEN."""
     folder = tmp_path_factory.mktemp("underneath")
-    for site_packages in (Path(entry) for entry in sys.path if entry.endswith("-packages")):
-        for path in site_packages.iterdir():
+    for installed in (Path(entry) for entry in sys.path if any(Path(entry).glob("*.dist-info"))):
+        for path in installed.iterdir():
             if not HIDDEN.fullmatch(path.name) and not (folder / path.name).exists():
                 (folder / path.name).symlink_to(path)
     return folder
