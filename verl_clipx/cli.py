@@ -367,10 +367,10 @@ def replay(
 ) -> None:
     """Apply methods to the tokens that a run traced: what would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
-    from verl_clipx.replay.command import content_of, print_replayed, replayed
+    from verl_clipx.replay.command import content_of, print_replayed, replay_run
 
     with failing():
-        found = replayed(run, settings or [], step=step, match=match)
+        found = replay_run(run, settings or [], step=step, match=match)
         if as_json:
             print_json(**content_of(found, tokens))
         else:

@@ -22,10 +22,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def harmless(text: str) -> str:
-    """A text without what could control a terminal.
-
-    Source: ECMA-48 (control functions), Unicode Standard Annex #9 (directional formatting characters).
-    """
+    """A text without what could control a terminal (ECMA-48, Unicode Standard Annex #9)."""
     return _STEERING.sub("", text)
 
 
@@ -44,11 +41,7 @@ class TerminalConsole(Console):
 
 
 def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items, with a progress bar on standard error; in a redirected log, with a line every ten seconds.
-
-    Args:
-        what: what is being done with them.
-    """
+    """The items, with a progress bar on standard error that says what is done; in a log, lines."""
     console = TerminalConsole(stderr=True)
     if console.is_terminal:
         yield from track(items, what, console=console)

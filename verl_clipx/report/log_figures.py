@@ -19,10 +19,9 @@ from verl_clipx.diagnose.findings import (
     mass_shares,
     rewards,
     same_signs,
-    went_as_estimated,
     what_bounds_did,
 )
-from verl_clipx.report.drawing import end_labels, figure, room_at_the_ends
+from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
 from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, describe_windows, marks, window_of, windowed
 from verl_clipx.runs import keys
@@ -65,10 +64,12 @@ def log_plates(settings: list[DrawnSetting], baseline: DrawnSetting | None = Non
         settings: at least one.
         baseline: what the others' rewards are compared with.
     """
-    plates = (outcome(settings, baseline), bounds(settings), fractions(settings), masses(settings), entropy(settings))
-    plates += (samples(settings),)
-    return [plate for plate in plates if plate.panels]
+    mechanism = [draw(settings) for draw in (bounds, fractions, masses, entropy, samples)]
+    return [plate for plate in (outcome(settings, baseline), *mechanism) if plate.panels]
 
+
+# How many steps a heading calls the end of a run.
+LAST_STEPS = 20
 
 OUTCOMES = (
     ("reward", "Reward", keys.REWARD),
@@ -95,15 +96,15 @@ def _panels(settings: list[DrawnSetting], measures: tuple[tuple[str, str, str], 
 def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> Plate:
     """Reward, entropy, KL and gradient norm over steps."""
     panels, window = _panels(settings, OUTCOMES), window_of(settings)
-    found = rewards(settings, baseline)
+    found, runs = rewards(settings, baseline), [run for setting in settings for run in setting.runs]
     note = describe_windows(window) + "As in BAPO’s Figure 9. "
-    if any(len(setting.runs) > 1 for setting in settings):
+    if len(runs) > len(settings):
         note += (
             "Where a setting has several seeds, the band spans them, from the lowest to the highest; lines are means. "
         )
-    if any(run.held_out for setting in settings for run in setting.runs):
+    if any(run.held_out for run in runs):
         note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
-    errors = any(len(run.values(keys.REWARD_ERROR)) for setting in settings for run in setting.runs)
+    errors = any(len(run.values(keys.REWARD_ERROR)) for run in runs)
     if errors and window == 1:
         note += "Vertical lines: 1.96 standard errors over prompts."
     elif panels and not errors:
@@ -141,10 +142,6 @@ def samples(settings: list[DrawnSetting]) -> Plate:
     )
 
 
-# How many steps a heading calls the end of a run.
-LAST_STEPS = 20
-
-
 def _lines(settings: list[DrawnSetting], key: str) -> Figure:
     drawing, (axes,) = figure(236, left=52, top=12)
     window, ends = window_of(settings), []
@@ -159,10 +156,9 @@ def _lines(settings: list[DrawnSetting], key: str) -> Figure:
         else:
             curve(axes, setting.mean(key), window, setting.colour, **marks(mean, window))
         if key == keys.REWARD and len(setting.runs) == 1:
-            if window == 1 and len(error := setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()):
-                axes.vlines(
-                    error.index, (mean - 1.96 * error).dropna(), (mean + 1.96 * error).dropna(), setting.colour, lw=1
-                )
+            error = 1.96 * setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()
+            if window == 1 and len(error):
+                axes.vlines(error.index, (mean - error).dropna(), (mean + error).dropna(), setting.colour, lw=1)
             _diamonds(axes, setting)
         ends.append((mean.index[-1], mean.iloc[-1], setting.label, setting.colour))
     low, high = axes.get_ylim()
@@ -171,8 +167,7 @@ def _lines(settings: list[DrawnSetting], key: str) -> Figure:
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol="\u202f%"))
     step_axis(axes)
     if len(settings) > 1:
-        room_at_the_ends(drawing, [label for _, _, label, _ in ends])
-        end_labels(axes, ends)
+        label_ends(drawing, axes, ends)
     return drawing
 
 
@@ -197,7 +192,7 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
     window, panels = window_of(settings), []
     drawn = [setting for setting in settings if setting.bins("epsilon") or has_searched_bounds(setting)]
     for index, setting in enumerate(drawn):
-        draw = _bin_bounds if setting.bins("epsilon") else _searched_bounds
+        draw = _draw_bins if setting.bins("epsilon") else _draw_search
         text = f"Bounds of {setting.label} over steps, against 0.8 to 1.2."
         panels.append(Panel(f"bounds_{index}", setting.label, text, draw(setting, window)))
     found = [finding.head.rstrip(".") for setting in drawn if (finding := what_bounds_did(setting))]
@@ -213,17 +208,17 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
     )
 
 
-def _bin_bounds(setting: DrawnSetting, window: int) -> Figure:
+def _draw_bins(setting: DrawnSetting, window: int) -> Figure:
     names = setting.bins("epsilon")
     shown = [names[i] for i in sorted(set(numpy.linspace(0, len(names) - 1, min(len(names), MOST_BINS)).astype(int)))]
     rows = ceil(len(shown) / 3)
     drawing, panels = figure(46 + 132 * rows, rows=rows, columns=3, left=30, sharex=True, sharey=True)
     highest = max(1 + setting.mean(name).max() for name in (*names, *setting.bins("epsilon_last")))
     for axes, name in zip(panels, shown, strict=False):
-        epsilon, bin = setting.mean(name), int(name.rpartition("_")[2])
-        last = setting.mean(name.replace("/epsilon/", "/epsilon_last/"))
-        _band(axes, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour, window)
-        _last_bounds(axes, (1 - last).clip(lower=0), 1 + last, setting.colour, window)
+        bin = int(name.rpartition("_")[2])
+        both = [setting.mean(key) for key in (name, name.replace("/epsilon/", "/epsilon_last/"))]
+        mean, last = [[(1 - epsilon).clip(lower=0), 1 + epsilon] for epsilon in both]
+        _draw_bounds(axes, mean, last, setting.colour, window)
         edges = f"{bin / len(names):.2g}–{(bin + 1) / len(names):.2g}"
         axes.set_title(f"p  {edges}" if bin == 0 else edges, pad=4)
         axes.set_ylim(0, max(2.0, 1.08 * highest))
@@ -235,13 +230,12 @@ def _bin_bounds(setting: DrawnSetting, window: int) -> Figure:
     return drawing
 
 
-def _searched_bounds(setting: DrawnSetting, window: int) -> Figure:
+def _draw_search(setting: DrawnSetting, window: int) -> Figure:
     share = setting.mean(keys.SHARE_BEFORE)
     drawing, panels = figure(330 if len(share) else 220, rows=2 if len(share) else 1, sharex=True)
-    low, high = setting.mean(keys.BOUND_LOW), setting.mean(keys.BOUND_HIGH)
-    _band(panels[0], low, high, setting.colour, window)
+    mean = [setting.mean(key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
     last = [setting.mean(key) for key in (keys.BOUND_LOW_LAST, keys.BOUND_HIGH_LAST)]
-    _last_bounds(panels[0], *last, setting.colour, window)
+    _draw_bounds(panels[0], mean, last, setting.colour, window)
     panels[0].set_title("bounds on the ratio")
     if len(share):
         axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
@@ -254,18 +248,14 @@ def _searched_bounds(setting: DrawnSetting, window: int) -> Figure:
     return drawing
 
 
-def _band(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str, window: int) -> None:
-    low, high = low.align(high, join="inner")
-    lines = [curve(axes, bound, window, colour) for bound in (low, high)]
+def _draw_bounds(axes: Axes, mean: list[pandas.Series], last: list[pandas.Series], colour: str, window: int) -> None:
+    """Draws the band between two bounds, dashed those of a step's last update, and GRPO's."""
+    lines = [curve(axes, bound, window, colour) for bound in mean[0].align(mean[1], join="inner")]
     axes.fill_between(lines[0].index, *lines, color=colour, alpha=0.14, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
-
-
-def _last_bounds(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str, window: int) -> None:
-    for bound in (low, high):
-        middle = windowed(bound, window)
-        axes.plot(middle.index, middle, color=colour, lw=1, ls=(0, (3, 2)))
+    for bound in (windowed(values, window) for values in last):
+        axes.plot(bound.index, bound, color=colour, lw=1, ls=(0, (3, 2)))
 
 
 def fractions(settings: list[DrawnSetting]) -> Plate:
@@ -292,7 +282,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
     note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
     note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
-    of_verl = [one for one in settings if not len(clipped_share(one)) and len(one.mean(keys.PG_CLIPPED))]
+    of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
         text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
@@ -311,11 +301,10 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
 
 def _most_clipping(settings: list[DrawnSetting]) -> str:
     shares = {setting.label: clipped_share(setting).mean() for setting in settings}
-    ranked = sorted(shares, key=shares.get, reverse=True)
+    most, *others = sorted(shares, key=shares.get, reverse=True) or [""]
     # Which of two has more is a question of seeds; that one has hardly any is in the logs.
-    if len(ranked) < 2 or shares[ranked[0]] == shares[ranked[1]] or shares[ranked[1]] >= HARDLY:
+    if not others or shares[most] == shares[others[0]] or shares[others[0]] >= HARDLY:
         return "How many tokens are outside the bounds"
-    most, others = ranked[0], ranked[1:]
     if shares[most] < HARDLY:
         return "Hardly any token is outside the bounds"
     if shares[others[0]]:
@@ -383,12 +372,12 @@ def entropy(settings: list[DrawnSetting]) -> Plate:
         description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
         panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
     return Plate(
-        went_as_estimated(settings),
+        "The Entropy-Clip estimate, and how entropy changed",
         "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
         f"{describe_windows(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. "
         "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the "
-        "next step, whose samples are others. Steps of a run depend on each other, so the heading tests what most "
-        "of a seed’s steps did, which takes six seeds.",
+        "next step, whose samples are others. Steps of a run depend on each other, so that a share of equal signs "
+        "above or below half is no evidence by itself.",
         panels,
     )
 

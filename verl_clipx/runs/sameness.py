@@ -32,10 +32,8 @@ LEFT_OUT = (
     "*.experiment_name",
     "trainer.log_val_generations",
     "trainer.val_before_train",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.max_critic_ckpt_to_keep",
+    "trainer.resume_*",
+    "trainer.max_*_ckpt_to_keep",
     "trainer.del_local_ckpt_after_load",
     "trainer.esi_redundant_time",
     "*.checkpoint.*",
@@ -54,8 +52,7 @@ LEFT_OUT = (
     "reward.num_workers",
     "actor_rollout_ref.nccl_timeout",
     "*.rollout.agent.num_workers",
-    "*micro_batch_size_per_gpu",
-    "*micro_batch_size",
+    "*micro_batch_size*",
     "*max_token_len_per_gpu",
     "*use_dynamic_bsz",
     "*.ulysses_sequence_parallel_size",
@@ -70,8 +67,7 @@ LEFT_OUT = (
     "*.model.use_remove_padding",
     "*.rollout.tensor_model_parallel_size",
     "*.rollout.gpu_memory_utilization",
-    "*.rollout.max_num_batched_tokens",
-    "*.rollout.max_num_seqs",
+    "*.rollout.max_num_*",
     "*.rollout.enforce_eager",
     "*.rollout.free_cache_engine",
     # seeds, and what makes samples a function of them
@@ -80,8 +76,7 @@ LEFT_OUT = (
     "clipx_rollout.sampler.*",
     "clipx_rollout.cpu_dtype",
     # what is recorded about a run
-    "clipx.trace",
-    "clipx.trace.*",
+    "clipx.trace*",
     "clipx.metrics",
     "clipx.receipt",
     "clipx.health",
@@ -89,10 +84,8 @@ LEFT_OUT = (
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # derived from other keys
-    "actor_rollout_ref.actor.policy_loss.run",
-    "actor_rollout_ref.actor.policy_loss.run.*",
-    "actor_rollout_ref.actor.policy_loss.clipx",
-    "actor_rollout_ref.actor.policy_loss.clipx.*",
+    "actor_rollout_ref.actor.policy_loss.run*",
+    "actor_rollout_ref.actor.policy_loss.clipx*",
     "*_target_",
     # words of the announced line
     "clipx.paper_loss_agg_mode",
@@ -107,8 +100,6 @@ _AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 # The plugin's loop is verl's with a seed for each sample; any other loop is another run.
 _SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
 
-_PLACEHOLDER = "(left out)"
-
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
     """The values that define a run, resolved, by dotted key.
@@ -121,14 +112,12 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     config = config.copy()
     OmegaConf.set_struct(config, False)
     _complete(config)
-    kept = []
-    for key, parent, name in _leaves(config):
+    leaves = list(_leaves(config))
+    for key, parent, name in leaves:
         if is_left_out(key):
             # A value derived from an ignored key must be ignored too.
-            parent[name] = _PLACEHOLDER
-        else:
-            kept.append((key, parent, name))
-    values = {key: _value(parent, name) for key, parent, name in kept}
+            parent[name] = "(left out)"
+    values = {key: _value(parent, name) for key, parent, name in leaves if not is_left_out(key)}
     if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
         values[_AGENT_LOOP] = _STOCK_LOOP
     return values
@@ -140,12 +129,11 @@ def _complete(config: DictConfig) -> None:
     from verl_clipx.run.config import NODES, completed
 
     node = None if OmegaConf.is_interpolation(config, "clipx") else config.get("clipx")
-    if not isinstance(node, DictConfig):
-        return
-    method = None if OmegaConf.is_missing(node, "method") else node.get("method")
-    for parameter, default in completed({"method": method}).items():
-        if parameter not in node and parameter not in NODES:
-            node[parameter] = default
+    if isinstance(node, DictConfig):
+        method = None if OmegaConf.is_missing(node, "method") else node.get("method")
+        for parameter, default in completed({"method": method}).items():
+            if parameter not in node and parameter not in NODES:
+                node[parameter] = default
 
 
 def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,13 +178,9 @@ def is_left_out(key: str) -> bool:
 @cache
 def hardware_keys() -> frozenset[str]:
     """Every key that a group in configs/hardware sets."""
-    found = set()
-    for path in sorted((configs_folder() / "hardware").rglob("*.yaml")):
-        config = OmegaConf.load(path)
-        if isinstance(config, DictConfig):
-            config.pop("defaults", None)
-            found.update(key for key, _, _ in _leaves(config))
-    return frozenset(found)
+    groups = map(OmegaConf.load, (configs_folder() / "hardware").rglob("*.yaml"))
+    keys = {key for config in groups if isinstance(config, DictConfig) for key, _, _ in _leaves(config)}
+    return frozenset(key for key in keys if key != "defaults")
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:

@@ -68,18 +68,11 @@ class Split:
     sample: float | None
 
     def of_mean(self, questions: int, seeds: int, samples: int) -> dict[str, float | None]:
-        """What each part adds to the squared standard error of a mean over all three.
-
-        Args:
-            samples: of one training on one question.
-        """
-        counts = {
-            "question": questions,
-            "seed": seeds,
-            "interaction": seeds * questions,
-            "sample": seeds * questions * (1 if self.sample is None else samples),
-        }
-        return {part: None if value is None else value / counts[part] for part, value in asdict(self).items()}
+        """What each part adds to the squared standard error of a mean over all three, samples of each of the others."""
+        of_both = seeds * questions
+        counts = (questions, seeds, of_both, of_both * (1 if self.sample is None else samples))
+        parts = zip(asdict(self).items(), counts, strict=True)
+        return {part: None if value is None else value / count for (part, value), count in parts}
 
 
 def split_variance(values: np.ndarray, samples: int | None) -> Split:
