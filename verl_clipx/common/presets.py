@@ -84,14 +84,7 @@ def read_presets(paper: str) -> Presets:
 
 
 def entry_at(path: str) -> Entry | None:
-    """Return the preset or the part that Hydra calls by a path, or None if there is none.
-
-    Args:
-        path: such as recipe/acpo/countdown_3b_acpo_near or recipe/acpo/method/dapo.
-
-    Raises:
-        ValueError: see `read_presets`.
-    """
+    """Return the preset or the part that Hydra calls by a path such as recipe/acpo/method/dapo, or None."""
     group, _, rest = path.partition("/")
     paper, _, name = rest.partition("/")
     if group != "recipe" or not name or not (configs_folder() / file_of(paper)).is_file():
@@ -105,10 +98,8 @@ def settings_of(
 ) -> Iterator[Setting]:
     """Yield the values of a part of a YAML file, each with the comment above it.
 
-    Args:
-        values: the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are not in it
-            are left out.
-        prefix: what comes before the keys, such as "data.".
+    `values` are the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text; other keys are left
+    out.
     """
     for key, value in node.value:
         if key.value not in values:

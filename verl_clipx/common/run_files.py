@@ -24,8 +24,7 @@ def log_path(project: str, experiment: str) -> Path:
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
     """Where the plugin keeps a run's log and record: verl's file log, or without one in trainer.default_local_dir.
 
-    Returns:
-        None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
+    None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
     trainer, node = config.get("trainer") or {}, config.get("clipx")
     if not node or not node.get("log", True):
@@ -56,11 +55,9 @@ def traces_path(log: Path) -> Path:
 
 
 def checkpoint_step(path: str | Path | None) -> int:
-    """The step of a checkpoint by its path; 0 if the path names none.
+    """The step of a checkpoint by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
 
-    Args:
-        path: verl's folder `global_step_<N>`, or one in it. Folders above it may have such a name too: like verl
-            (trainer_base.py, `_load_checkpoint`), this goes by the last one.
+    Folders above it may have such a name too: like verl (trainer_base.py, `_load_checkpoint`), this goes by the last.
     """
-    found = STEP_FOLDER.findall(str(path))
-    return int(found[-1]) if found else 0
+    steps = STEP_FOLDER.findall(str(path))
+    return int(steps[-1]) if steps else 0

@@ -21,13 +21,7 @@ class FolderInUse(RuntimeError):
 
 
 def hold(path: Path) -> bool:
-    """Takes a lock, until `release` or the end of this process.
-
-    Args:
-        path: its file, which stays where it is; its folder is made if missing.
-
-    Returns:
-        Whether the file system has locks.
+    """Takes a lock on a file, which stays, until `release` or the end of this process; says if there are locks at all.
 
     Raises:
         FolderInUse: another process held it for `PATIENCE` seconds.

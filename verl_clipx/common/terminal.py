@@ -72,11 +72,7 @@ def print_plain(text: str) -> None:
 
 
 def with_whole_output(command: Callable[[], None]) -> None:
-    """Runs a command; if its output could not be written, ends with a message and exit code 1.
-
-    Raises:
-        SystemExit: the command's; or with 1, if standard output is full or was closed by its reader.
-    """
+    """Runs a command; if standard output is full or was closed by its reader, ends with a message and exit code 1."""
     # Python has no stream where the caller closed one; a file opened later would take its number.
     closed = sys.stdout is None
     for name in ("stdout", "stderr"):
@@ -89,17 +85,11 @@ def with_whole_output(command: Callable[[], None]) -> None:
             sys.stdout.flush()
             if closed:
                 raise OSError(errno.EBADF, "standard output is closed")
-    except BrokenPipeError:
-        _leave_stdout()
-        raise SystemExit(1) from None
     except OSError as error:
         if error.filename is not None:
             raise
-        _leave_stdout()
-        print(f"clipx: its output could not be written: {error.strerror or error}", file=sys.stderr)
+        # Python flushes standard output when it ends, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"clipx: its output could not be written: {error.strerror or error}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def _leave_stdout() -> None:
-    # Python flushes standard output when it ends, which would fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -56,7 +56,6 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None, match: 
     """Replays settings on a run.
 
     Args:
-        path: the run's folder or log.
         words: as for `candidates_of`; without any, the run's own setting.
         step: as for `traced_step`.
         match: as for `target_of`, or None.
@@ -148,11 +147,7 @@ def replay_settings(
 
 
 def say_match(replay: Replay, match: Match, quantity: str, target: float) -> Finding:
-    """What `--match` found, of the setting with the value that was found.
-
-    Args:
-        quantity, target: as `target_of` returns them.
-    """
+    """What `--match` found, of the setting with the value that was found."""
     label = replay.label
     if match.crossings == 0:
         wider = " or ".join(f"{NODE}.{name}" for name in match.others)

@@ -55,14 +55,7 @@ def is_own(settings: Settings, own: Settings | None) -> bool:
 
 
 def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, batch: TokenBatch) -> LossOnTokens:
-    """A loss on tokens of an update.
-
-    Args:
-        settings: the loss, for which `why_refused` has no reason.
-        own: that of the run, or None if unknown.
-        tokens: the update.
-        batch: all tokens of the update, or a resample of them.
-    """
+    """A loss, for which `why_refused` has no reason, on all tokens of an update or a resample of them."""
     with torch.no_grad():
         factor = _factor(settings, batch)
         keeps = keeps_decisions(settings, own, tokens)

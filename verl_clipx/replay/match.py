@@ -72,7 +72,6 @@ def find_match(
 
     Args:
         candidate: its swept parameter's least and greatest value are the range.
-        quantity, target: from `target_of`.
         own: the run's settings, or None if unknown.
         updates: of one step.
 

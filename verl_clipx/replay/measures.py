@@ -77,8 +77,6 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
     """Applies a loss to the tokens of a step's updates.
 
     Args:
-        label: what to call the setting.
-        settings: the loss.
         own: the run's own settings, or None if unknown.
         updates: those of one step, at least one.
 

@@ -75,7 +75,6 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
     """The updates of a step that a run traced.
 
     Args:
-        run: the run.
         step: the step; None: the last one in which a traced token has an advantage, or else the last one.
 
     Returns:

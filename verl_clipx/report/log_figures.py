@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from verl_clipx.common.sentences import HARDLY, percent
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.base_rates import BEYOND, CLIPPED, usual
 from verl_clipx.diagnose.findings import (
@@ -17,9 +17,7 @@ from verl_clipx.diagnose.findings import (
     entropy_changes,
     has_searched_bounds,
     mass_shares,
-    rewards,
     same_signs,
-    what_bounds_did,
 )
 from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
@@ -57,19 +55,11 @@ class Plate:
     panels: list[Panel]
 
 
-def log_plates(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> list[Plate]:
-    """The plates of which the logs allow a figure: outcome first, then mechanism.
+def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
+    """The plates of which the logs allow a figure: outcome first, then mechanism."""
+    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, entropy, samples)]
+    return [plate for plate in plates if plate.panels]
 
-    Args:
-        settings: at least one.
-        baseline: what the others' rewards are compared with.
-    """
-    mechanism = [draw(settings) for draw in (bounds, fractions, masses, entropy, samples)]
-    return [plate for plate in (outcome(settings, baseline), *mechanism) if plate.panels]
-
-
-# How many steps a heading calls the end of a run.
-LAST_STEPS = 20
 
 OUTCOMES = (
     ("reward", "Reward", keys.REWARD),
@@ -93,10 +83,10 @@ def _panels(settings: list[DrawnSetting], measures: tuple[tuple[str, str, str], 
     ]
 
 
-def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> Plate:
+def outcome(settings: list[DrawnSetting]) -> Plate:
     """Reward, entropy, KL and gradient norm over steps."""
     panels, window = _panels(settings, OUTCOMES), window_of(settings)
-    found, runs = rewards(settings, baseline), [run for setting in settings for run in setting.runs]
+    runs = [run for setting in settings for run in setting.runs]
     note = describe_windows(window) + "As in BAPO’s Figure 9. "
     if len(runs) > len(settings):
         note += (
@@ -109,7 +99,6 @@ def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) 
         note += "Vertical lines: 1.96 standard errors over prompts."
     elif panels and not errors:
         note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
-    heading = found[0].head.rstrip(".") if found else "Reward, entropy, KL and gradient norm"
     look = "a gap between settings that lasts and is wider than bands and intervals."
     if len(settings) == 1:
         look = "a rise that lasts."
@@ -118,20 +107,13 @@ def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) 
             "jumps and trends of each run. A gap between settings says nothing about methods yet: with so few seeds it "
             "may be no wider than between runs of one setting."
         )
-    return Plate(heading, look, note, panels)
+    return Plate("Reward, entropy, KL and gradient norm", look, note, panels)
 
 
 def samples(settings: list[DrawnSetting]) -> Plate:
     """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
-    alike = [setting.mean(keys.ALIKE) for setting in settings]
-    last = [values.iloc[-LAST_STEPS:].mean() for values in alike if len(values)]
-    heading = "What the samples were like"
-    if last:
-        each = percent(min(last)) if len(last) == 1 else f"{percent(min(last))} to {percent(max(last))}"
-        when = f"In the last {LAST_STEPS} steps" if any(len(values) > LAST_STEPS for values in alike) else "On average"
-        heading = f"{when} {each} of the prompts taught nothing, as their samples scored alike"
     return Plate(
-        heading,
+        "What the samples were like",
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
         f"{describe_windows(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. "
@@ -195,11 +177,10 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
         draw = _draw_bins if setting.bins("epsilon") else _draw_search
         text = f"Bounds of {setting.label} over steps, against 0.8 to 1.2."
         panels.append(Panel(f"bounds_{index}", setting.label, text, draw(setting, window)))
-    found = [finding.head.rstrip(".") for setting in drawn if (finding := what_bounds_did(setting))]
     of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting in drawn)
     last = "Dashed: those of its last update. " if of_last else "A single update’s bounds can lie much further out. "
     return Plate(
-        found[0] if len(found) == 1 else "How the bounds moved",
+        "How the bounds moved",
         "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
         "gradient that GRPO would clip.",
         f"{describe_windows(window)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
@@ -291,7 +272,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         note += f" Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
         note += "a mean over micro-batches of what the loss itself counts, both sides together."
     return Plate(
-        _most_clipping(known),
+        "How many tokens are outside the bounds",
         "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
         "(orange) below the lower with A < 0.",
         note,
@@ -299,28 +280,15 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     )
 
 
-def _most_clipping(settings: list[DrawnSetting]) -> str:
-    shares = {setting.label: clipped_share(setting).mean() for setting in settings}
-    most, *others = sorted(shares, key=shares.get, reverse=True) or [""]
-    # Which of two has more is a question of seeds; that one has hardly any is in the logs.
-    if not others or shares[most] == shares[others[0]] or shares[others[0]] >= HARDLY:
-        return "How many tokens are outside the bounds"
-    if shares[most] < HARDLY:
-        return "Hardly any token is outside the bounds"
-    if shares[others[0]]:
-        return f"{most} has tokens outside its bounds, {' and '.join(others)} hardly any"
-    return f"Only {most} has tokens outside its bounds"
-
-
 def masses(settings: list[DrawnSetting]) -> Plate:
     """The share of the gradient's mass outside the bounds, by region, over steps."""
-    known = {setting.label: (setting, shares) for setting in settings if len(shares := mass_shares(setting))}
+    known = [(setting, shares) for setting in settings if len(shares := mass_shares(setting))]
     panels, window = [], window_of(settings)
     highest, lowest = (
-        max([windowed(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known.values()], default=0)
+        max([windowed(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known], default=0)
         for of in (["HP", "HN"], ["LN", "LP"])
     )
-    for index, (label, (setting, shares)) in enumerate(known.items()):
+    for index, (setting, shares) in enumerate(known):
         drawing, (axes,) = figure(220, left=52)
         # Steps without any mass stay on the axis.
         shares = shares.reindex(setting.mean(keys.MASS["M"]).index)
@@ -333,18 +301,10 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         if len(regions := setting.mean(keys.IN_M)):
             text += f", {percent((1 - regions).mean())} of the tokens"
         axes.set_title(text, fontweight="normal")
-        description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
-        panels.append(Panel(f"mass_{index}", label, description, drawing))
-    kept = {label: float((shares.HP + shares.LN).mean()) for label, (_, shares) in known.items()}
-    tokens = {label: clipped_share(setting).mean() for label, (setting, _) in known.items()}
-    outside = max([float((1 - shares.M).max()) for _, shares in known.values()], default=0.0)
-    most = max(kept, key=kept.get, default="")
-    soft = kept and kept[most] > 0
+        description = f"Bars of the share of {setting.label}’s gradient mass outside its bounds, by region and step."
+        panels.append(Panel(f"mass_{index}", setting.label, description, drawing))
     return Plate(
-        f"{most} keeps {percent(kept[most])} of the gradient’s mass, in {percent(tokens[most])} of the tokens, where "
-        "PPO’s clip would drop it"
-        if soft
-        else f"At most {percent(outside)} of a step’s gradient mass lies outside the bounds",
+        "Gradient mass outside the bounds",
         "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
         "mass outside the bounds that no clip removes (HN up, LP down).",
         f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds. To compare: mass "
@@ -355,9 +315,9 @@ def masses(settings: list[DrawnSetting]) -> Plate:
 
 def entropy(settings: list[DrawnSetting]) -> Plate:
     """The Entropy-Clip estimate over steps, and the change of entropy that happened."""
-    known = {setting.label: (setting, changes) for setting in settings if len(changes := entropy_changes(setting))}
+    known = [(setting, changes) for setting in settings if len(changes := entropy_changes(setting))]
     panels, window = [], window_of(settings)
-    for index, (label, (setting, changes)) in enumerate(known.items()):
+    for index, (setting, changes) in enumerate(known):
         drawing, (estimate, change) = figure(330, rows=2, left=58, sharex=True)
         same, steps = same_signs(setting)
         titles = (
@@ -369,8 +329,8 @@ def entropy(settings: list[DrawnSetting]) -> Plate:
             curve(axes, changes[name], window, setting.colour, **marks(changes[name], window))
             axes.set_title(title, fontweight="normal")
         step_axis(change)
-        description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
-        panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
+        text = f"The Entropy-Clip estimate of {setting.label} over steps, above the change of entropy that happened."
+        panels.append(Panel(f"entropy_change_{index}", setting.label, text, drawing))
     return Plate(
         "The Entropy-Clip estimate, and how entropy changed",
         "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",

@@ -68,7 +68,7 @@ def write_report(
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.
-        out: the folder to write to; made if missing. What an earlier report wrote there is replaced; all else stays.
+        out: the folder to write to. What an earlier report wrote there is replaced; all else stays.
         title: the headline; by default it names what is compared.
         baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
         replayed: other settings to apply to the traced tokens, as `run.candidates.candidates_of` takes them.
@@ -99,7 +99,7 @@ def write_report(
         sentences += of_replays
     with style():
         others = declared_plate(settings)
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
+        plates = [*log_plates(settings), *trace_plates(updates), ratio_parts(updates), others]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before([*written, *([TOKENS] if updates else [])], out)

@@ -66,15 +66,13 @@ def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
 def spread(updates: list[TracedUpdate]) -> Plate:
     """The ratio by probability bin, with each setting's bounds."""
     spreads = [_spreads(update.tokens) for update in updates]
-    wide = all(map(_narrows, spreads))
-    heading = "The ratio spreads where the probability is low" if wide else "The ratio by probability"
     right = max(1.5, *(float(update.tokens.ratio.quantile(0.998)) * 1.05 for update in updates))
     panels = [
         Panel(f"spread_{index}", how_many(update), _describe(update, by_bin), _draw_spread(update, min(right, 3.0)))
         for index, (update, by_bin) in enumerate(zip(updates, spreads, strict=True))
     ]
     return Plate(
-        heading,
+        "The ratio by probability",
         "dots outside the grey lines (0.8 and 1.2, GRPO’s bounds), and whether the setting’s own bounds, the coloured "
         "box, follow the spread.",
         "A dot a token of the last traced update, by its probability when it was sampled. Boxes: median bounds of the "
@@ -86,12 +84,6 @@ def spread(updates: list[TracedUpdate]) -> Plate:
 def _spreads(tokens: pandas.DataFrame) -> pandas.DataFrame:
     """By probability bin the spread of the ratio, `std`, and the number of tokens, `size`."""
     return tokens.ratio.groupby(bin_of(tokens, BINS)).agg(["std", "size"])
-
-
-def _narrows(spreads: pandas.DataFrame) -> bool:
-    """Whether the ratio's spread is much larger in the lowest than in the highest bin, of those with enough tokens."""
-    known = spreads["std"][spreads["size"] >= FEW]
-    return len(known) > 1 and known.iloc[0] > 1.5 * known.iloc[-1]
 
 
 def _describe(update: TracedUpdate, spreads: pandas.DataFrame) -> str:
@@ -164,20 +156,17 @@ def _mark(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series)
 
 def where_clipped(updates: list[TracedUpdate]) -> Plate:
     """Probability against ratio, marked by what happened to each token."""
-    of_clipped = [probabilities(update.tokens[is_clipped(update.tokens)]) for update in updates]
-    counts, together = list(map(len, of_clipped)), pandas.concat(of_clipped)
-    if len(together) == 0:
-        heading = "None of these tokens is clipped"
-    elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
-        of_all = percent(float((pandas.concat([probabilities(update.tokens) for update in updates]) < 0.5).mean()))
-        whose = " and ".join(update.setting.label for update, count in zip(updates, counts, strict=True) if count)
-        share = percent((together < 0.5).mean())
-        heading = f"{share} of the tokens that {whose} clipped had a probability below one half, of all tokens {of_all}"
-    elif len(updates) > 1:
-        each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
-        heading = "Of these tokens " + ", ".join(each)
-    else:
-        heading = f"{counts[0]} of these {len(updates[0].tokens)} tokens are clipped"
+    clipped, every = (
+        pandas.concat([probabilities(tokens) for tokens in chosen]) < 0.5
+        for chosen in (
+            [update.tokens[is_clipped(update.tokens)] for update in updates],
+            [update.tokens for update in updates],
+        )
+    )
+    heading = "Which tokens are clipped"
+    if len(clipped) >= FEW and clipped.mean() > 0.5:
+        shares = percent(clipped.mean()), percent(every.mean())
+        heading = f"{shares[0]} of the clipped tokens had a probability below one half, of all tokens {shares[1]}"
     top = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
     panels = [
         Panel(f"clipped_{index}", how_many(update), *_draw_clipped(update, top)) for index, update in enumerate(updates)
@@ -218,18 +207,6 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
     """Probability against the policy's entropy, marked by what happened to each token."""
     together = pandas.concat([update.tokens for update in updates])
     correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
-    clipped = together[is_clipped(together)]
-    share, of_all = (
-        float(((probabilities(some) < 0.5) & (some.entropy < together.entropy.median())).mean())
-        for some in (clipped, together)
-    )
-    if len(clipped) >= FEW and share > 0.5:
-        heading = f"{percent(share)} of the clipped tokens have a low probability and a low entropy"
-        heading += f", of all tokens {percent(of_all)}"
-    elif correlation < -0.5:
-        heading = "Unlikely tokens stand where the policy is unsure"
-    else:
-        heading = "Entropy by probability"
     panels = []
     for index, update in enumerate(updates):
         drawing, (axes,) = figure(250, top=10)
@@ -240,7 +217,7 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
         text = f"Probability against entropy under {update.setting.label}."
         panels.append(Panel(f"entropy_by_probability_{index}", how_many(update), text, drawing))
     return Plate(
-        heading,
+        "Entropy by probability",
         "where the triangles are: low means that the policy was sure of another token, high that it was unsure.",
         f"Entropy of the current policy at a token; Spearman’s correlation with probability: {number(correlation, 2)}."
         " As in ACPO’s Figure 2c and BAPO’s Figure 10.",
@@ -266,10 +243,8 @@ def contributions(updates: list[TracedUpdate]) -> Plate:
         axes.set_xlabel("probability when sampled")
         text = "; ".join(f"{row.positive:.2f} positive, {row.negative:.2f} negative" for row in part.itertuples())
         panels.append(Panel(f"mass_by_probability_{index}", update.setting.label, f"Mass by quarter: {text}.", drawing))
-    lowest = [part.loc[0] for part in parts]
-    pulls = all(row.positive + row.negative > 1.1 * (row.positive_tokens + row.negative_tokens) > 0 for row in lowest)
     return Plate(
-        "Unlikely tokens pull harder than their number" if pulls else "Gradient mass by probability",
+        "Gradient mass by probability",
         "bars against the black lines, the share of the tokens: a bar that passes its line pulls harder than its "
         "number. Filled upwards: A > 0; open downwards: A < 0.",
         "Shares of Σ|F·A|, and of the tokens with an advantage, over the traced update; the gradient of log p itself "

@@ -23,11 +23,7 @@ RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
-    """The function that reads a log other than verl's file log; None for a file log, or if there is none.
-
-    Args:
-        path: a file, or a folder in which there is no file log.
-    """
+    """The function that reads a log other than verl's file log; None for a file log, or if there is none."""
     if path.is_dir():
         if next(path.rglob(EVENTS), None) is not None:
             return read_tensorboard
@@ -57,10 +53,7 @@ def read_console(path: Path) -> Rows:
 
 
 def read_tensorboard(path: Path) -> Rows:
-    """The scalars of a TensorBoard folder.
-
-    Args:
-        path: the folder of one run, or one above it.
+    """The scalars of a TensorBoard folder, that of one run, or one above it.
 
     Raises:
         ValueError: it has the events of several runs.
@@ -82,10 +75,7 @@ def read_tensorboard(path: Path) -> Rows:
 
 
 def read_exports(path: Path) -> Rows:
-    """W&B's exports: the CSV files of one run's panels, or of its history.
-
-    Args:
-        path: a file, or a folder of them.
+    """W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
         ValueError: a file has no column of steps, or those of several runs.

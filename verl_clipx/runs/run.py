@@ -26,18 +26,15 @@ _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 
 @dataclass(frozen=True)
 class SkippedUpdates:
-    """Optimizer updates that verl left out, because their gradients were not finite."""
+    """Optimizer updates that verl left out, because their gradients were not finite.
+
+    From the `first` step with one on, `steps` of `trained` steps have one; `updates` is None if the log does not count.
+    """
 
     first: int
-    """The first step with one."""
-
     steps: int
-    """How many steps have one, of `trained` steps from the first one on."""
-
     trained: int
-
     updates: int | None
-    """How many updates; None where the log only says in which steps."""
 
 
 # Two runs are the same only if they are one object: tables have no truth value.

@@ -28,10 +28,6 @@ class Entry(NamedTuple):
 def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
     """The entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
 
-    Args:
-        text: what the log holds.
-        path: the log, for messages.
-
     Raises:
         ValueError: there are lines and none is an entry, so that this is no log of verl's.
     """
@@ -75,10 +71,7 @@ def _numbers(data: dict[str, Any]) -> dict[str, float]:
 
 
 def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """Reads the JSON lines of verl's file logger.
-
-    Args:
-        path: the file that VERL_FILE_LOGGER_PATH named, or a run that is kept in one file.
+    """Reads the JSON lines of verl's file logger, or of a run that is kept in one file.
 
     Returns:
         The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs.

@@ -108,11 +108,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
 
 
 def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
-    """The setting that the others are compared with.
-
-    Args:
-        settings: at least one.
-        name: of a run or a method, or a setting's label; None: GRPO if there is one, else the first setting.
+    """The setting that the others are compared with: by the name of a run, method or label, or GRPO, or the first.
 
     Raises:
         ValueError: nothing or more than one setting has that name; says which names there are.
@@ -121,12 +117,12 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
         return next((one for one in settings if one.runs[0].method == GRPO_METHOD), settings[0])
     of_run = [one for one in settings if any(run.name == name for run in one.runs)]
     method = name.lower().replace(" ", "_")
-    found = of_run or [one for one in settings if name == one.label or one.runs[0].method.lower() == method]
-    if len(found) == 1:
-        return found[0]
+    named = of_run or [one for one in settings if name == one.label or one.runs[0].method.lower() == method]
+    if len(named) == 1:
+        return named[0]
     runs = ", ".join(run.name for one in settings for run in one.runs)
-    if found:
-        raise ValueError(f"--baseline {name}: {len(found)} settings have that name. Name a run of one of them: {runs}.")
+    if named:
+        raise ValueError(f"--baseline {name}: {len(named)} settings have that name. Name a run of one of them: {runs}.")
     methods = ", ".join(dict.fromkeys(one.runs[0].method for one in settings))
     raise ValueError(f"--baseline {name}: no such run or method. The runs: {runs}. The methods: {methods}.")
 

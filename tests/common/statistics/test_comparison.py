@@ -103,15 +103,6 @@ def test_swapping_the_methods_flips_the_sign():
     assert (back.wins, back.losses) == (there.losses, there.wins)
 
 
-def test_pairing_takes_the_difficulty_of_questions_out():
-    generator = np.random.default_rng(0)
-    first = generator.random((1, 60))
-    second = first + 0.05 + 0.01 * generator.standard_normal((1, 60))
-    paired = compare({"b": first}, {"b": second})
-    shuffled = compare({"b": first}, {"b": generator.permutation(second, axis=1)})
-    assert 0 < paired.low < paired.high < 0.1 and shuffled.low < 0 < shuffled.high
-
-
 def test_a_mean_of_benchmarks_is_the_mean_of_their_means():
     # Of independent benchmarks with half the weight each the questions' errors add up.
     generator = np.random.default_rng(3)

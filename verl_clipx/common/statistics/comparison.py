@@ -168,8 +168,7 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
     seeds and finds more than Fisher's: 3 of 3 against 0 of 3 has p 0.031. There is no interval; `share` gives each
     method's.
 
-    Args:
-        first, second: for each training a value that is true if it happened, such as the step.
+    For each training a value is given that is true if it happened, such as the step.
     """
     first, second = (np.asarray(side, dtype=bool) for side in (first, second))
     described = _describe(*(side.astype(np.float64) for side in (first, second)))
