@@ -105,6 +105,7 @@ LEFT_OUT = (
     *("clipx.metrics", "actor_rollout_ref.actor.policy_loss.clipx.metrics", "clipx.trace", "clipx.trace.every"),
     *("actor_rollout_ref.actor.ppo_micro_batch_size", "trainer.max_critic_ckpt_to_keep", "trainer.resume_from_path"),
     *("actor_rollout_ref.rollout.max_num_seqs", "actor_rollout_ref.actor.policy_loss.run.unused.x"),
+    "actor_rollout_ref.actor._target_",
 )
 COUNTED = (
     *("data.train_batch_size", "data.max_response_length", "actor_rollout_ref.actor.ppo_mini_batch_size"),

@@ -27,6 +27,7 @@ from verl_clipx.run.candidates import Candidate, candidates_of
 from verl_clipx.run.config import Settings, build
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
+from verl_clipx.runs.sameness import nested
 
 # Keys of the node that do not change the loss on given tokens.
 NOT_OF_THE_LOSS = ("trace", "update")
@@ -110,14 +111,11 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
 
 def own_settings(run: Run) -> Settings | None:
     """The settings that a run trained with, by its record; None if it names none, or a loss that is not here."""
-    node: dict[str, Any] = {}
-    for key, value in run.configuration.items():
-        root, *folders, name = key.split(".")
-        if root == NODE and (*folders, name)[0] not in NOT_OF_THE_LOSS and name != "_target_":
-            at = node
-            for part in folders:
-                at = at.setdefault(part, {})
-            at[name] = value
+    own = {
+        key.removeprefix(f"{NODE}."): value for key, value in run.configuration.items() if key.startswith(f"{NODE}.")
+    }
+    kept = {key: value for key, value in own.items() if not f".{key}".endswith("._target_")}
+    node = {key: value for key, value in nested(kept).items() if key not in NOT_OF_THE_LOSS}
     try:
         built = build(**node)
     except (ValueError, ImportError, AttributeError):

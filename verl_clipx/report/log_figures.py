@@ -1,7 +1,7 @@
 """Figures of the runs' logs: up is above the upper bound, down is below the lower."""
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -30,8 +30,7 @@ MOST_BINS = 9
 MOST_DIAMONDS = 24
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """A figure of the page's width."""
 
     name: str
@@ -40,14 +39,8 @@ class Panel:
     drawing: Figure
 
 
-@dataclass(frozen=True)
-class Plate:
-    """What stands under one heading.
-
-    Args:
-        look: what to look for.
-        panels: none if no log has what it shows.
-    """
+class Plate(NamedTuple):
+    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show."""
 
     heading: str
     look: str

@@ -95,20 +95,25 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         configuration: dotted key to value, as a run wrote it down.
     """
-    nested: dict[str, Any] = {}
-    for key, value in configuration.items():
-        *folders, name = key.split(".")
-        node = nested
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = value
-    values = significant_values(OmegaConf.create(nested))
+    values = significant_values(OmegaConf.create(nested(configuration)))
     named = {key: name_of_model(configuration.get(key)) for key in MODELS}
     named |= {key: names_of_data(configuration.get(key)) for key in DATA}
     if values.get("clipx.scope") == "micro_batch":
         actor = "actor_rollout_ref.actor"
         named |= {f"{actor}.{key}": configuration.get(f"{actor}.{key}") for key in MICRO_BATCHES}
     return values | {key: name for key, name in named.items() if name not in ("", None)}
+
+
+def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of dotted keys as nodes within each other."""
+    root: dict[str, Any] = {}
+    for key, value in configuration.items():
+        *folders, name = key.split(".")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = value
+    return root
 
 
 def name_of_model(path: Any) -> str:
