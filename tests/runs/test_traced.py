@@ -13,7 +13,7 @@ from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import WHOLE, read_columns, write_run
 from verl_clipx.common.traces import Shard, write_shard
 from verl_clipx.report.token_view import MOST_COMPLETIONS, token_sections, visible
-from verl_clipx.report.trace_figures import BINS, bin_of, shown, swarm
+from verl_clipx.report.trace_figures import BINS, bin_of, shown
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import settings_of
 from verl_clipx.runs.traced import events, traced_updates, under_grpo
@@ -109,7 +109,3 @@ def test_what_is_drawn_of_tokens():
     # Clipped tokens before others.
     found = shown(pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10}))
     assert len(found) == 500 and (found.event == "low").sum() == 10
-    # Dots do not overlap while there is room.
-    positions = numpy.array([10.0, 10.0, 10.5, 30.0])
-    points = list(zip(positions, swarm(positions, 2.0, 20.0), strict=True))
-    assert min(numpy.hypot(a[0] - b[0], a[1] - b[1]) for i, a in enumerate(points) for b in points[:i]) > 3.6

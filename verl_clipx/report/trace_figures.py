@@ -1,14 +1,12 @@
 """Figures of traced tokens: dots rather than densities."""
 
-from math import sin
-
 import numpy
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_clipx.common.sentences import number, percent
-from verl_clipx.report.drawing import WIDTH, figure
+from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
 from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, TracedUpdate
@@ -65,11 +63,15 @@ def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
 
 def spread(updates: list[TracedUpdate]) -> Plate:
     """The ratio by probability bin, with each setting's bounds."""
-    spreads = [_spreads(update.tokens) for update in updates]
     right = max(1.5, *(float(update.tokens.ratio.quantile(0.998)) * 1.05 for update in updates))
     panels = [
-        Panel(f"spread_{index}", how_many(update), _describe(update, by_bin), _draw_spread(update, min(right, 3.0)))
-        for index, (update, by_bin) in enumerate(zip(updates, spreads, strict=True))
+        Panel(
+            f"spread_{index}",
+            how_many(update),
+            f"Ratios of {update.setting.label} by probability, and the median bounds of each bin.",
+            _draw_spread(update, min(right, 3.0)),
+        )
+        for index, update in enumerate(updates)
     ]
     return Plate(
         "The ratio by probability",
@@ -81,25 +83,11 @@ def spread(updates: list[TracedUpdate]) -> Plate:
     )
 
 
-def _spreads(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """By probability bin the spread of the ratio, `std`, and the number of tokens, `size`."""
-    return tokens.ratio.groupby(bin_of(tokens, BINS)).agg(["std", "size"])
-
-
-def _describe(update: TracedUpdate, spreads: pandas.DataFrame) -> str:
-    rows = [
-        f"{bin / BINS:g} to {(bin + 1) / BINS:g}: {row['size']:.0f} tokens, spread {row['std']:.2f}"
-        for bin, row in spreads.iterrows()
-    ]
-    return f"Ratios of {update.setting.label} by probability: {'; '.join(rows)}."
-
-
 def _draw_spread(update: TracedUpdate, right: float) -> Figure:
     row, of_all, tokens = 58, update.tokens, shown(update.tokens)
     drawing, (axes,) = figure(30 + BINS * row + 38, left=50, top=10)
     bins, medians = bin_of(tokens, BINS), of_all.groupby(bin_of(of_all, BINS))[["low", "high"]].median()
     on_ratio = numpy.isclose(of_all.bounded, of_all.ratio, rtol=1e-5, atol=1e-6).all()
-    scale = (WIDTH - 62) / right
     middles = [bin * row + row / 2 for bin in range(BINS)]
     for bin, y in enumerate(middles):
         if on_ratio and bin in medians.index:
@@ -107,7 +95,8 @@ def _draw_spread(update: TracedUpdate, right: float) -> Figure:
             axes.fill_between([low, high], y - 24, y + 24, color=update.setting.colour, alpha=0.12, lw=0)
             axes.vlines([low, high], y - 24, y + 24, color=update.setting.colour, lw=1.5)
         ratios = tokens.ratio[bins == bin].clip(upper=right).to_numpy()
-        axes.scatter(ratios, y + swarm(ratios * scale, 1.7, 21), s=7, color=INK, alpha=0.6, lw=0)
+        # Fixed scattering across the line keeps most dots apart.
+        axes.scatter(ratios, y + 21 * numpy.sin(12.9898 * numpy.arange(len(ratios))), s=7, color=INK, alpha=0.6, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axvline(bound, color=GRPO, lw=1)
     axes.set_ylim(BINS * row, 0)
@@ -116,26 +105,6 @@ def _draw_spread(update: TracedUpdate, right: float) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("ratio r = probability now / when sampled")
     return drawing
-
-
-def swarm(positions: numpy.ndarray, radius: float, half: float) -> numpy.ndarray:
-    """Offsets across a line that keep its dots of a radius apart, all in pixels.
-
-    Args:
-        half: the largest offset; where the line is full, dots overlap.
-    """
-    placed: list[tuple[float, float]] = []
-    offsets = numpy.zeros(len(positions))
-    levels = sorted({sign * k * radius for k in range(int(half / radius) + 1) for sign in (1, -1)}, key=abs)
-    for index in numpy.argsort(positions, kind="stable"):
-        x = positions[index]
-        near = [(px, py) for px, py in placed if abs(px - x) < 2 * radius]
-        free = (y for y in levels if all((px - x) ** 2 + (py - y) ** 2 >= 3.4 * radius**2 for px, py in near))
-        # Where no place is free, any fixed scattering will do.
-        y = next(free, half * sin(index * 12.9898))
-        placed.append((x, y))
-        offsets[index] = y
-    return offsets
 
 
 MARKS = {
