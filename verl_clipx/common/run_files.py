@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.common.files import read_whole_number
+
 METRICS = "metrics.jsonl"
 # In a run's folder, trainer.validation_data_dir as the recipes set it.
 VALIDATION = "validation"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
+# verl's file with the step of the last checkpoint; verl writes it once the rest of the checkpoint is there.
+LATEST = "latest_checkpointed_iteration.txt"
 
 
 def log_path(project: str, experiment: str) -> Path:
@@ -61,3 +65,16 @@ def checkpoint_step(path: str | Path | None) -> int:
     """
     steps = STEP_FOLDER.findall(str(path))
     return int(steps[-1]) if steps else 0
+
+
+def resumed_step(trainer: Mapping[str, Any]) -> int:
+    """The step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
+    mode = trainer.get("resume_mode", "disable")
+    if mode == "resume_path":
+        return checkpoint_step(trainer.get("resume_from_path"))
+    folder = Path(str(trainer.get("default_local_dir")))
+    if mode != "auto" or not (folder / LATEST).exists():
+        return 0
+    step = read_whole_number(folder / LATEST)
+    # Without the folder verl trains from scratch.
+    return step if (folder / f"global_step_{step}").exists() else 0

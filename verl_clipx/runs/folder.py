@@ -8,9 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.common.checkpoints import LATEST
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
-from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
+from verl_clipx.common.run_files import LATEST, METRICS, VALIDATION, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
