@@ -20,7 +20,7 @@ TOOLS = ("mkdocs", "ruff", "shellcheck", "hadolint", "lint-imports", "chromium")
 
 
 def options_of_pytest(folder: Path, *words: str) -> set[tuple[str, ...]]:
-    """What scripts/test.sh tells hypothesis, for each of its calls of pytest; all that it runs is a stand-in."""
+    """What scripts/test.sh tells hypothesis, in its call of pytest; all that it runs is a stand-in."""
     for name in ("scripts", "recipes", ".ci", "docker"):
         (folder / name).mkdir(parents=True)
     for name in ("environment.sh", "setup_triton.sh"):
@@ -30,7 +30,7 @@ def options_of_pytest(folder: Path, *words: str) -> set[tuple[str, ...]]:
     done = machine.run(script, *words, END_TO_END_VLLM="0")
     assert done.returncode == 0, done.stderr
     calls = [call for call in machine.calls if call[:3] == ["python", "-m", "pytest"]]
-    assert len(calls) == (1 if "--fast" in words else 2)
+    assert len(calls) == 1
     return {tuple(word for word in call if word.startswith("--hypothesis")) for call in calls}
 
 

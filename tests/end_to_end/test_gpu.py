@@ -1,5 +1,6 @@
-"""tests/gpu on two gloo ranks, with nothing but the device another: what a CPU can run of it passes.
+"""tests/gpu on gloo ranks, with nothing but the device another: what a CPU can run of it passes.
 
+Covers: one rank, and two with `-m matrix`, where FSDP2 shards (test_invariance.py has sharding in every run).
 Not covered: what needs a GPU (FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
 """
 
@@ -14,8 +15,9 @@ NEEDS_A_GPU = 5
 
 
 @pytest.mark.end_to_end
-def test_what_a_cpu_can_run_passes():
-    command = ["torchrun", "--nproc-per-node", "2", "--local-ranks-filter", "0", "-m", "pytest", "tests/gpu", "-q"]
+@pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=pytest.mark.matrix)])
+def test_what_a_cpu_can_run_passes(ranks):
+    command = ["torchrun", "--nproc-per-node", ranks, "--local-ranks-filter", "0", "-m", "pytest", "tests/gpu", "-q"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     counts = re.findall(r"^(\d+) passed, (\d+) skipped", done.stdout, re.MULTILINE)
     assert done.returncode == 0 and len(counts) == 1, done.stdout[-3000:] + done.stderr[-3000:]
