@@ -69,18 +69,18 @@ def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
     return run.log.drop(columns=receipt.name)
 
 
-def train(task, folder: Path, *overrides: str, steps: int = 2, **options) -> Run:
-    """Trains for a few steps and returns what happened; arguments as for `launch`.
+def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = SECONDS, **options) -> Run:
+    """Trains for a few steps, within some seconds, and returns what happened; arguments as for `launch`.
 
     Raises:
         AssertionError: the run failed or did not end in time; the message holds the end of its output.
     """
     process = launch(task, folder, *overrides, steps=steps, **options)
     try:
-        code = process.wait(SECONDS)
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
         kill_tree(process.pid)
-        code = f"none within {SECONDS} s"
+        code = f"none within {seconds} s"
     assert code == 0, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
     return Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
 
