@@ -48,10 +48,6 @@ OmegaConf.load = staticmethod(
     lambda file: copy.deepcopy(_loaded(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
 )
 
-# A million objects of torch, transformers and verl live to the end. Without this the collector goes through them again
-# and again, which takes a sixth to a third of the tests' time.
-gc.set_threshold(50_000, 20, 50)
-
 
 def pytest_collection_modifyitems(items) -> None:
     """Runs of verl come first: the short tests at the end then keep all processes busy."""
@@ -59,6 +55,10 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported is not collected any more."""
+    """What has been imported is not collected any more.
+
+    A million objects of torch, transformers and verl live to the end. The collector would go through them again and
+    again, which takes a sixth to a third of the tests' time.
+    """
     gc.collect()
     gc.freeze()

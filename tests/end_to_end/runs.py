@@ -176,10 +176,15 @@ def launch(
         )
 
 
+def finding(*folders: Path) -> dict[str, str]:
+    """The environment in which all of verl's processes find the tests and modules of folders."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": ":".join(map(str, [REPOSITORY, *folders, *([inherited] if inherited else [])]))}
+
+
 def loading(*modules: str) -> dict[str, str]:
     """The environment in which all of verl's processes import modules of this folder."""
-    names = ",".join(f"{__package__}.{module}" for module in modules)
-    return {"VERL_USE_EXTERNAL_MODULES": names, "PYTHONPATH": str(REPOSITORY)}
+    return finding() | {"VERL_USE_EXTERNAL_MODULES": ",".join(f"{__package__}.{module}" for module in modules)}
 
 
 def metrics_of(folder: Path) -> Path:

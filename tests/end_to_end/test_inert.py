@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from .runs import REPOSITORY, SECONDS, launch, loading, metrics_of, output_of
+from .runs import SECONDS, finding, launch, loading, metrics_of, output_of
 from .training_ranks import build_worker, on_ranks
 
 pytestmark = pytest.mark.end_to_end
 
 # Nothing of the plugin but the CPU's port; and all of it.
 PORT_ALONE = {"VERL_USE_EXTERNAL_PLUGINS": "none", **loading("cpu_port")}
-PLUGIN = {"PYTHONPATH": str(REPOSITORY)}
+PLUGIN = finding()
 LATEST = Path("checkpoints/latest_checkpointed_iteration.txt")
 # Another run's, in the places in which the plugin once kept locks: of a host that cannot be asked.
 LOCK = '{"host": "elsewhere", "pid": 1, "started": "boot/1", "at": "2026-11-25 12:00:00 UTC", "job": ""}\n'

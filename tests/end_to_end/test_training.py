@@ -20,7 +20,7 @@ from verl_clipx.common.traces import read_shards, shards_in
 
 from .evaluation_round import VALIDATION, check_both_ways, check_evaluation
 from .method_checks import CHECKS, FRACTIONS, SETTINGS
-from .runs import Run, check_receipt, train, write_documented_method
+from .runs import Run, check_receipt, finding, train, write_documented_method
 from .test_options import SHOWN, TOGETHER, check_together
 
 pytestmark = pytest.mark.end_to_end
@@ -66,7 +66,7 @@ def own(task, tmp_path_factory) -> Run:
         "+clipx/rollout=seeded",
         *TOGETHER,
         # A module that only this path leads to, in all of verl's processes.
-        environment=SHOWN | {"PYTHONPATH": f"{SHOWN['PYTHONPATH']}:{folder}"},
+        environment=SHOWN | finding(folder),
         steps=STEPS,
     )
 

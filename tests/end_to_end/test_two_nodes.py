@@ -30,6 +30,7 @@ from .ray_nodes import HEAD, NODES, ON_TWO_NODES, REPOSITORY, Cluster, ray_clust
 from .runs import (
     SECONDS,
     Run,
+    finding,
     growing_rows,
     growing_run,
     launch,
@@ -161,10 +162,8 @@ def placement(cluster: Cluster, folder: Path) -> Placement:
 @pytest.fixture(scope="module", params=CASES)
 def rehearsal(request, task, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_nodes")
-    environment = loading("rank_location") | {
-        "PYTHONPATH": f"{REPOSITORY}:{write_documented_method(folder)}",
-        "RANK_LOCATIONS": str(folder),
-    }
+    where = finding(write_documented_method(folder))
+    environment = loading("rank_location") | where | {"RANK_LOCATIONS": str(folder)}
     with ray_cluster(**environment) as cluster:
         cluster.start(HEAD)
         cluster.start(*NODES)
