@@ -304,12 +304,12 @@ def fused_kernels(rank, world, folder):
     found = {}
     engine = (f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.model.use_fused_kernels=True")
     fused = {"use_fused_kernels": True, "fused_kernel_options": {"impl_backend": "torch"}, "use_remove_padding": True}
-    for tied in (True, False):
-        policy = save_checkpoint(Path(folder) / str(tied), random_policy(tied=tied))
-        rows = torch.load(make_rows(policy, 3, masked=(), drift=0.4), weights_only=False)
-        # verl replaces the forward pass of transformers' model: this function is the last in its process.
-        worker = build_worker(policy, engine=engine, **fused)
-        data = mini_batch(rows, sequences=len(rows))
+    policies = [save_checkpoint(Path(folder) / str(tied), random_policy(tied=tied)) for tied in (True, False)]
+    # Before verl replaces the forward pass of transformers' model; this function is the last in its process.
+    rows = [make_rows(policy, 3, masked=(), drift=0.4) for policy in policies]
+    for tied, policy, drawn in zip((True, False), policies, rows, strict=True):
+        worker, loaded = build_worker(policy, engine=engine, **fused), torch.load(drawn, weights_only=False)
+        data = mini_batch(loaded, sequences=len(loaded))
         tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3, compute_loss=False)
         tu.assign_non_tensor(data, calculate_entropy=False)
         try:

@@ -68,7 +68,7 @@ def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
 def test_rollouts_of_earlier_weights_are_refused_through_ray(task, tmp_path):
     process = launch(task, tmp_path, "+clipx=grpo", STALE, "clipx_rollout.versions_old=3", steps=1)
     assert process.wait(300) != 0
-    assert "clipx_rollout.versions_old=3: must be 0: only training in one process" in output_of(tmp_path)
+    assert "clipx_rollout.versions_old=3: must be 0; only training in one process" in output_of(tmp_path)
 
 
 def test_samples_are_of_the_weights_that_many_versions_ago(task, tmp_path):

@@ -165,17 +165,18 @@ def configuration_of_a_cpu_run() -> Any:
 @functools.cache
 def actor_config(overrides: tuple[str, ...]) -> Any:
     """verl's ActorConfig under a CPU run's settings; groups go on top of it without Hydra, in a third of the time."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
-    from tests.claims.configuration import group_s_own, parsed
+    from tests.claims.configuration import group_s_own
 
     groups = [word for word in overrides if word.startswith("+clipx") and "." not in word.partition("=")[0]]
     config = copy.deepcopy(configuration_of_a_cpu_run())
     for group in groups:
         config.merge_with(group_s_own(group))
-    for key, value in parsed(*(word for word in overrides if word not in groups)).items():
-        OmegaConf.update(config, key, value, force_add=True)
+    for one in OverridesParser.create().parse_overrides([word for word in overrides if word not in groups]):
+        OmegaConf.update(config, one.key_or_group, one.value(), force_add=True)
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
