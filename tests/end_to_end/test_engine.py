@@ -165,7 +165,7 @@ def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
         data[field].values()[0] = value
         before, worker.batch = weights(worker), RolloutBatch()
         worker.train_batch(data)
-        found[name, field, value] = (worker.batch.skipped, differing(weights(worker), before), worker.state.step)
+        found[name, field, str(value)] = (worker.batch.skipped, differing(weights(worker), before), worker.state.step)
     return found
 
 
