@@ -1,8 +1,8 @@
-"""The built wheel, and `pip install .`, in an environment that knows nothing of the repository.
+"""The wheel that pip builds, in an environment that knows nothing of the repository.
 
 Covers: the wheel's content; its entry point, Hydra groups and command working from site-packages, outside the
-checkout, on verl's own main, after the installation that README prints. The environment borrows the installed
-dependencies (a directory on its path), so their installation is not covered; scripts/quickstart.sh covers that.
+checkout, on verl's own main. The environment borrows the installed dependencies (a directory on its path), so their
+installation is not covered; scripts/quickstart.sh covers that.
 """
 
 import subprocess
@@ -21,24 +21,29 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    """As `pip install .` builds it."""
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
+    pip("wheel", "--no-deps", "--wheel-dir", folder, ROOT)
     (built,) = folder.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory) -> Path:
-    """The interpreter of a new environment after `pip install .`."""
+def python(wheel, tmp_path_factory) -> Path:
+    """The interpreter of a new environment that the wheel is installed in."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     interpreter = folder / "bin" / "python"
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "."], cwd=ROOT, check=True)
+    pip("--python", interpreter, "install", "--no-deps", wheel)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     # A directory added by a .pth file does not have its own .pth files read, so the editable install stays unseen.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return interpreter
+
+
+def pip(*arguments) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def run(python, folder, *arguments):
