@@ -47,16 +47,20 @@ GIVEN = {
         for group, overrides in MEASURED.items()
     },
 }
+# What a modifier's group leaves to the user.
+FURTHER = {f"+clipx/mask={name}": {"clipx.mask.delta": 0.01} for name in ("opsm", "sequence_divergence")}
 TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
 # The one that trains verl's own loss: nothing that is about the plugin's losses goes with it.
 OBSERVE = "+clipx=observe"
+# Their second stage is about the means of the tokens themselves.
+TWO_STAGES = ("+clipx=clip_cov", "+clipx=kl_cov")
 WITH_OPTIONS = [group for group in TRAINABLE if group != OBSERVE]
 
 
 def test_there_are_groups_of_every_kind():
     assert len(METHODS) >= 20 and {*REFUSED} <= {*METHODS}
     assert {modifier.split("=")[0] for modifier in MODIFIERS} == {
-        f"+clipx/{name}" for name in ("shaping", "select", "update", "rollout", "trace")
+        f"+clipx/{name}" for name in ("shaping", "mask", "select", "update", "rollout", "trace")
     }
 
 
@@ -100,13 +104,16 @@ def test_a_group_that_cannot_train_says_so_in_the_driver(group):
 @pytest.mark.parametrize("modifier", MODIFIERS)
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_with_a_modifier(group, modifier):
-    first_call(actor_of(merged([group, modifier], GIVEN.get(group, {}))))
+    first_call(actor_of(merged([group, modifier], GIVEN.get(group, {}) | FURTHER.get(modifier, {}))))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_under_a_scope(group, scope):
+    if scope == "lagged" and group in TWO_STAGES:
+        assert keys_refused(merged([group], {"clipx.scope": scope})) == ["clipx.scope"]
+        return
     # +clipx.scope where the group does not have it: fixed bounds have no statistics that a scope could be about.
     first_call(actor_of(merged([group], {**GIVEN.get(group, {}), "clipx.scope": scope})))
 

@@ -28,10 +28,16 @@ from .configuration import actor_of, merged, refusals_in
 from .first_call import first_call
 
 MODIFIER_GROUPS = {
-    "shaping": "+clipx/shaping=advantage_reweighting",
-    "select": "+clipx/select=high_entropy",
-    "update": "+clipx/update=lopti",
+    "AdvantageReweighting": "+clipx/shaping=advantage_reweighting",
+    "FutureInfluence": "+clipx/shaping=fipo",
+    "EntropySelection": "+clipx/select=high_entropy",
+    "Lopti": "+clipx/update=lopti",
+    "OffPolicySequenceMask": "+clipx/mask=opsm",
+    "SequenceDivergence": "+clipx/mask=sequence_divergence",
+    "IcePop": "+clipx/mask=icepop",
+    "OutlierVeto": "+clipx/mask=outlier_veto",
 }
+KINDS = [kind for kinds in MODIFIERS.values() for kind in kinds]
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
 WITH = {(method, *end): values for method in BUILT_IN for end, values in fact(method, "ENDS", {}).items()}
@@ -56,10 +62,11 @@ CASES = [
     for value in (*allowed.ends, *([None] if allowed.null else []))
 ]
 MODIFIER_CASES = [
-    (node, name, value)
-    for node, kind in MODIFIERS.items()
+    (kind, name, value)
+    for kind in KINDS
     for name, allowed in numbers_of(dataclasses.fields(kind)).items()
-    for value in (*allowed.ends, *([None] if allowed.null else []))
+    # A delta of null leaves the choice to the user, and is refused (tests/modifiers/test_masks.py).
+    for value in (*allowed.ends, *([None] if allowed.null and name != "delta" else []))
 ]
 
 
@@ -70,7 +77,7 @@ def actor(method, values, *modifiers):
 def trains(built):
     first_call(built)
     settings = built.policy_loss.clipx
-    if not (settings.shaping or settings.select or settings.update):
+    if not (settings.shaping or settings.mask or settings.select or settings.update):
         finite_for_every_finite_input(settings.method)
 
 
@@ -95,14 +102,15 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
     assert [refusal.key.removeprefix("clipx.") for refusal in refusals_in(raised.value)] in ([name], PARTNER.get(name))
 
 
-@pytest.mark.parametrize(("node", "name", "value"), MODIFIER_CASES)
+@pytest.mark.parametrize(("kind", "name", "value"), MODIFIER_CASES)
 # cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
 @pytest.mark.parametrize("method", ["cispo", "acpo"])
-def test_a_modifiers_parameter_at_an_end_trains(method, node, name, value):
+def test_a_modifiers_parameter_at_an_end_trains(method, kind, name, value):
+    node = kind.node.removeprefix("clipx.")
     overs = ["sequence", "mini_batch"] if node == "select" else [None]
     for over in overs:
         values = {f"{node}.{name}": value, **({"select.over": over} if over else {})}
-        trains(actor(method, values, MODIFIER_GROUPS[node]))
+        trains(actor(method, values, MODIFIER_GROUPS[kind.__name__]))
 
 
 @pytest.mark.parametrize(
@@ -121,16 +129,17 @@ def test_a_parameter_trains_with_each_of_its_words(method, name, word):
 
 
 @pytest.mark.parametrize(
-    ("node", "name", "word"),
+    ("kind", "name", "word"),
     [
-        (node, field.name, word)
-        for node, kind in MODIFIERS.items()
+        (kind, field.name, word)
+        for kind in KINDS
         for field in dataclasses.fields(kind)
         for word in field.metadata["allowed"].choices
     ],
 )
-def test_a_modifiers_parameter_trains_with_each_of_its_words(node, name, word):
-    trains(actor("acpo", {f"{node}.{name}": word}, MODIFIER_GROUPS[node]))
+def test_a_modifiers_parameter_trains_with_each_of_its_words(kind, name, word):
+    node = kind.node.removeprefix("clipx.")
+    trains(actor("acpo", {f"{node}.{name}": word}, MODIFIER_GROUPS[kind.__name__]))
 
 
 # Methods share parameters: the first that has one stands for all whose range is the same.
@@ -233,7 +242,7 @@ def test_a_users_loss_without_bounds_trains():
 
 def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
     kinds = [(method.__module__, parameters_of(method).values()) for method in METHODS.values()]
-    kinds += [(kind.__module__, dataclasses.fields(kind)) for kind in MODIFIERS.values()]
+    kinds += [(kind.__module__, dataclasses.fields(kind)) for kind in KINDS]
     reasons = {}
     for module, fields in kinds:
         for field in fields:

@@ -165,7 +165,7 @@ SEQUENCES = f"(the paper averages each sequence first; set {AGG}=seq-mean-token-
     [*((group, SEQUENCES) for group in ("sapo", "gspo", "topr", "acpo", "acpo_reference", "grpo")), ("dapo", "")],
 )
 def test_a_paper_that_averages_otherwise_is_named(group, of_paper):
-    said = f"; loss_agg_mode token-mean {of_paper}; {NO_TEST}; old_log_probs ".replace(" ;", ";")
+    said = f"; loss_agg_mode token-mean {of_paper}; {NO_TEST}; ratio to the policy ".replace(" ;", ";")
     assert said in line_of(f"+clipx={group}")
     other = line_of(f"+clipx={group}", **{AGG: "seq-mean-token-mean"})
     assert "loss_agg_mode seq-mean-token-mean" in other and (group == "dapo") == ("averages over all tokens" in other)
@@ -189,7 +189,7 @@ def test_rollout_correction_and_temperature(group):
     )
     assert (
         "; rollout correction rollout_is=token (threshold 0.5_5, normalised over the batch), rollout_rs=seq_mean_k3 "
-        f"(threshold 0.03); log-probabilities at temperature 0.6; {NO_TEST}; old_log_probs "
+        f"(threshold 0.03); log-probabilities at temperature 0.6; {NO_TEST}; ratio to the policy "
     ) in line
     assert not {"correction", "temperature"} & set(line_of(f"+clipx={group}").split())
 

@@ -408,7 +408,8 @@ def statistics_are_the_same_each_time(method: Method) -> None:
     """The statistics of the same tokens are the same to the last bit."""
     inputs = Inputs(**inputs_of(method, example()))
     first, second = token_statistics(method, None, inputs), token_statistics(method, None, inputs)
-    require(tuple(first.shape) == (method.statistics_size,), f"statistics of shape {tuple(first.shape)}")
+    size = method.statistics_size + method.second_statistics_size
+    require(tuple(first.shape) == (size,), f"statistics of shape {tuple(first.shape)}")
     require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
     require(torch.equal(first, second), "the statistics of the same tokens differ")
 
@@ -420,10 +421,10 @@ def statistics_add_up_over_any_split(method: Method) -> None:
     bounds = evaluate(method, statistics=whole, **tensors).bounds
     for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
         part = torch.tensor(cut)
-        split = sum(
-            token_statistics(method, None, Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()}))
-            for k in range(max(cut) + 1)
-        )
+        parts = [Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()}) for k in range(max(cut) + 1)]
+        # A second stage is about the first one's total.
+        first = sum(token_statistics(method, None, inputs)[: method.statistics_size] for inputs in parts)
+        split = sum(token_statistics(method, None, inputs, first) for inputs in parts)
         require(torch.allclose(split, whole, rtol=1e-9, atol=1e-9), "the statistics do not add up over a split")
         for bound, of_split in zip(bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
             bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in (bound, of_split))
