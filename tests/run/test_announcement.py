@@ -165,7 +165,7 @@ SEQUENCES = f"(the paper averages each sequence first; set {AGG}=seq-mean-token-
     [*((group, SEQUENCES) for group in ("sapo", "gspo", "topr", "acpo", "acpo_reference", "grpo")), ("dapo", "")],
 )
 def test_a_paper_that_averages_otherwise_is_named(group, of_paper):
-    said = f"; loss_agg_mode token-mean {of_paper}; {NO_TEST}; ratio to the policy ".replace(" ;", ";")
+    said = f"; loss_agg_mode token-mean {of_paper}; {NO_TEST}; ".replace(" ;", ";")
     assert said in line_of(f"+clipx={group}")
     other = line_of(f"+clipx={group}", **{AGG: "seq-mean-token-mean"})
     assert "loss_agg_mode seq-mean-token-mean" in other and (group == "dapo") == ("averages over all tokens" in other)

@@ -269,6 +269,8 @@ def inputs_stay_unchanged(method: Method) -> None:
         inputs = Inputs(**inputs_of(method, tensors))
         t = tokens_in(method, None, inputs)
         statistics = without_writes(method, "statistics", t)
+        if method.second_statistics_size:
+            statistics = torch.cat([statistics, without_writes(method, "second_statistics", t, statistics)])
         decision = without_writes(method, "decide", statistics)
         without_writes(method, "metrics", statistics, decision)
         bounds = without_writes(method, "bounds", t, decision)
