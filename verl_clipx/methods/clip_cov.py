@@ -31,6 +31,8 @@ class ClipCov(
     micro-batch, about the micro-batch's means.
     """
 
+    unconstrained_weight = True
+
     logs = (
         of_decision(
             "eligible_share", "share of the tokens whose covariance is between the bounds", "fraction of tokens"
