@@ -16,6 +16,7 @@ from verl_clipx.methods.kl_cov import KlCov, inner_edges
 from .against_verl import ACTOR, AGGREGATIONS, assert_same_as_verl, ragged
 from .at import row, tokens_at
 
+PUBLISHED = {"kl_cov": dict(share=2e-4, coefficient=1.0)}
 VERLS = (f"{ACTOR}.policy_loss.loss_mode=kl_cov",)
 # The paper's and the default of verl's function; its YAML has 0.1.
 KL_COEF = f"{ACTOR}.policy_loss.ppo_kl_coef=1"

@@ -19,7 +19,7 @@ from verl_clipx.run.groups import group_names, groups_of, node_of
 from .facts import fact, facts
 
 FOLDER = Path(__file__).parent
-KEY_TABLE = runpy.run_path(str(ROOT / "scripts" / "key_tables.py"))["clip_key_table"]()
+CLIP_KEYS = runpy.run_path(str(ROOT / "scripts" / "key_tables.py"))["clip_key_table"]()
 # Golden vectors, verl's own loss, or a formula by autograd: what a test states or imports for them.
 OTHERS = ("GOLDEN", "assert_same_as_verl", "assert_gradient_of", "registered_loss")
 
@@ -57,8 +57,8 @@ def missing(method: str) -> Iterator[str]:
     chosen = [row.split("|")[2] for row in advice.splitlines() if row.startswith("|")]
     if not names_in(" ".join(chosen)) & {*groups}:
         yield "README.md, 'Which method when': a row with one of its groups"
-    if KEY_TABLE not in page("docs/swap.md") and f"`{method}`" in KEY_TABLE:
-        yield "docs/swap.md: the table of verl's keys that scripts/key_tables.py prints"
+    if CLIP_KEYS not in page("docs/swap.md") and f"`{method}`" in CLIP_KEYS:
+        yield "docs/swap.md: the table of verl's keys (scripts/key_tables.py prints it)"
 
 
 @pytest.mark.parametrize("method", BUILT_IN)

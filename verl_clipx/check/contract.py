@@ -268,9 +268,8 @@ def inputs_stay_unchanged(method: Method) -> None:
     for tensors in (example(), every_ratio()):
         inputs = Inputs(**inputs_of(method, tensors))
         t = tokens_in(method, None, inputs)
-        statistics = without_writes(method, "statistics", t)
-        if method.second_statistics_size:
-            statistics = torch.cat([statistics, without_writes(method, "second_statistics", t, statistics)])
+        first = without_writes(method, "statistics", t)
+        statistics = torch.cat([first, without_writes(method, "second_statistics", t, first)])
         decision = without_writes(method, "decide", statistics)
         without_writes(method, "metrics", statistics, decision)
         bounds = without_writes(method, "bounds", t, decision)
@@ -423,14 +422,24 @@ def statistics_add_up_over_any_split(method: Method) -> None:
     bounds = evaluate(method, statistics=whole, **tensors).bounds
     for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
         part = torch.tensor(cut)
-        parts = [Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()}) for k in range(max(cut) + 1)]
-        # A second stage is about the first one's total.
-        first = sum(token_statistics(method, None, inputs)[: method.statistics_size] for inputs in parts)
-        split = sum(token_statistics(method, None, inputs, first) for inputs in parts)
+        split = statistics_of_parts(
+            method,
+            [
+                Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()})
+                for k in range(int(part.max()) + 1)
+            ],
+        )
         require(torch.allclose(split, whole, rtol=1e-9, atol=1e-9), "the statistics do not add up over a split")
         for bound, of_split in zip(bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
             bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in (bound, of_split))
             require(torch.allclose(bound, of_split, rtol=1e-12, atol=1e-14), "a split changes the bounds")
+
+
+def statistics_of_parts(method: Method, parts: list[Inputs]) -> Tensor:
+    """The statistics of a mini-batch from its parts, each stage summed over them before the next."""
+    size = method.statistics_size
+    first = sum(token_statistics(method, None, part)[:size] for part in parts)
+    return sum(token_statistics(method, None, part, first) for part in parts)
 
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
