@@ -21,11 +21,9 @@ LOCK = "a lock, of which nothing is read"
 IN_MEMORY = "a text in memory"
 EXCEPTIONS = {
     "trainer/log.py:__init__:open": GROWS,
-    "common/terminal.py:_leave_stdout:open": "the null device",
     "common/terminal.py:with_whole_output:open": "the null device",
     "common/run_lock.py:hold:open": LOCK,
     "common/run_lock.py:is_held:open": LOCK,
-    "report/page.py:_alone_in:open": LOCK,
     "report/drawing.py:svg_of:savefig": IN_MEMORY,
     "papers/evaluation/validation_run.py:_launch:open": GROWS,
     "run/answer.py:end_with:open": OWN,

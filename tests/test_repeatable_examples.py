@@ -35,6 +35,6 @@ def test_the_script_asks_for_new_ones_under_all_alone(tmp_path, words, profile):
     done = machine.run(script, *words, END_TO_END_VLLM="0")
     assert done.returncode == 0, done.stderr
     calls = [call for call in machine.calls if call[:3] == ["python", "-m", "pytest"]]
-    assert len(calls) == (1 if "--fast" in words else 2)
+    assert len(calls) == 1
     asked = {word.partition("=")[2] for call in calls for word in call if word.startswith("--hypothesis-profile")}
     assert asked == {profile}

@@ -333,10 +333,10 @@ def replay(
 ) -> None:
     """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
-    from verl_clipx.replay.command import content_of, print_replayed, replayed
+    from verl_clipx.replay.command import content_of, print_replayed, replay_run
 
     with failing():
-        result = replayed(run, settings or [], step=step, match=match)
+        result = replay_run(run, settings or [], step=step, match=match)
         if as_json:
             print_json(**content_of(result, tokens))
         else:

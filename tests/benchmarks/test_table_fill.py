@@ -13,7 +13,7 @@ import table_fill
 import typer
 from typer.testing import CliRunner
 
-from verl_clipx.cli import app
+from tests.runs.example_runs import write_log
 from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
 from verl_clipx.papers.tables.collect import collect as collect_table
 from verl_clipx.papers.tables.definition import load_table
@@ -35,13 +35,8 @@ def trained(monkeypatch, tmp_path):
 
     def train(config, log, trainer):
         made.append((config.data.seed, completed(config.clipx)["clip_high"], config.actor_rollout_ref.rollout.seed))
-        log.write_text(
-            "".join(
-                json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "actor/ppo_kl": 0.001, "x": 1}})
-                + "\n"
-                for step in range(1, config.trainer.total_training_steps + 1)
-            )
-        )
+        steps = range(1, config.trainer.total_training_steps + 1)
+        write_log(log, [{"critic/score/mean": step / 100, "actor/ppo_kl": 0.001, "x": 1} for step in steps])
 
     monkeypatch.setattr(trainer, "train", train)
     for name in ("reversal/test.parquet", "policies/reversal/config.json", "policies/reversal/model.safetensors"):
@@ -50,13 +45,6 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setenv("CLIPX_DATA", "")
     monkeypatch.setattr(only_rank, "become_only_rank", lambda: None)
     return made
-
-
-def collect(folder):
-    """The exit code, the output and the file that `clipx table collect` leaves."""
-    out = folder / "results.json"
-    done = CliRunner().invoke(app, ["table", "collect", "reversal", "--runs", str(folder), "--out", str(out)])
-    return done.exit_code, done.output, json.loads(out.read_text())
 
 
 def fill(folder, *arguments, table="reversal"):
@@ -72,38 +60,39 @@ def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp
     assert fill(tmp_path, *seeds)[0] == 0
     assert trained == [(seed, bound, seed) for seed in (1, 2, 3) for bound in (1.2, 1.28)]
     assert f"nothing to do: every run that was asked for is in {tmp_path}" in fill(tmp_path, *seeds)[1]
-    lost = tmp_path / "reversal" / "dapo_4-seed2.jsonl.gz"
-    lost.unlink()
+    (tmp_path / "reversal" / "dapo_4-seed2.jsonl.gz").unlink()
     assert fill(tmp_path, *seeds)[0] == 0
     assert trained[6:] == [(2, 1.28, 2)]
-
-    code, output, results = collect(tmp_path)
-    assert code == 0, output
-    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"] if "mean" in cell}
-    assert {row for row, _ in cells} == set(ROWS[1::2])
+    found = collect_table(load_table("reversal"), tmp_path, rows=ROWS[1::2])
+    cells = {(cell["row"], cell["column"]): cell for cell in found["cells"] if "mean" in cell}
     # The last three of sixteen steps.
     assert cells["GRPO, 4 updates", "reward"]["mean"] == pytest.approx(0.15)
     assert cells["GRPO, 4 updates", "KL a batch"]["by_seed"] == {"1": 0.001, "2": 0.001, "3": 0.001}
     assert cells["DAPO, 4 updates", "collapsed"]["interval"] == "share of seeds"
-    assert [run["seed"] for run in results["runs"]] == [1, 2, 3, 1, 2, 3]
-    assert all(run["policy"] and run["commit"] is not None for run in results["runs"])
+    assert [run["seed"] for run in found["runs"]] == [1, 2, 3, 1, 2, 3]
+    assert all(run["policy"] and run["commit"] is not None for run in found["runs"])
 
 
-def test_a_run_of_other_settings_is_refused(trained, tmp_path):
+def test_runs_of_other_settings_and_of_another_policy_are_refused(trained, tmp_path):
     assert fill(tmp_path, "--seed", 1)[0] == 0
     kept = tmp_path / "reversal" / CONFIGURATIONS
     made = read_configurations(kept.parent)
     changed = {hashed: values | {"actor_rollout_ref.actor.optim.lr": 1e-3} for hashed, values in made.items()}
     kept.write_bytes(gzip.compress(json.dumps(changed).encode()))
     (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").write_bytes(b"no gzip")
-    code, _, results = collect(tmp_path)
-    assert code == 1
-    found = {entry["folder"]: entry["reasons"] for entry in results["refused"]}
-    assert found["reversal/grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
-    assert "dapo_4-seed1.jsonl.gz, line 1" in found["reversal/dapo_4-seed1.jsonl.gz"][0]
+
+    def refused():
+        entries = collect_table(load_table("reversal"), tmp_path, rows=ROWS[1::2])["refused"]
+        return {entry["folder"].removeprefix("reversal/"): entry["reasons"] for entry in entries}
+
+    assert refused()["grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
+    assert "dapo_4-seed1.jsonl.gz, line 1" in refused()["dapo_4-seed1.jsonl.gz"][0]
     kept.unlink()
-    found = {entry["folder"]: entry["reasons"] for entry in collect(tmp_path)[2]["refused"]}
-    assert found["reversal/grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
+    assert refused()["grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
+    (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
+    (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").unlink()
+    code, output = fill(tmp_path, "--seed", 2)
+    assert code == 1 and "is not the policy of" in output and "--runs a folder of its own" in output
 
 
 def test_the_committed_runs_are_still_their_presets():
@@ -117,14 +106,6 @@ def test_the_committed_runs_are_still_their_presets():
         for of in (found, committed)
     )
     assert numbers == expected
-
-
-def test_seeds_of_another_policy_are_refused(trained, tmp_path):
-    assert fill(tmp_path, "--seed", 1)[0] == 0
-    (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
-    code, output = fill(tmp_path, "--seed", 2)
-    assert code == 1 and "is not the policy of" in output and "--runs a folder of its own" in output
-    assert len(trained) == 2
 
 
 def test_another_tables_runs_are_the_recipes(tmp_path):

@@ -169,9 +169,9 @@ def sentences_of_reversal() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("sentence", sentences_of_reversal())
-def test_each_number_of_reversal_is_that_of_the_logs(sentence):
-    assert sentence in text_of("docs/results/reversal.md")
+def test_each_number_of_reversal_is_that_of_the_logs():
+    page = text_of("docs/results/reversal.md")
+    assert [sentence for sentence in sentences_of_reversal() if sentence not in page] == []
 
 
 @pytest.mark.parametrize("method", ["grpo", *OTHERS])

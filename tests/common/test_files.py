@@ -45,20 +45,17 @@ def test_the_file_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
     assert read_json(tmp_path / "new" / "file.json") == {"é": 1}
 
 
-def test_an_interrupted_write_leaves_the_old_file_alone(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file_alone_and_no_folder_is_written_over(tmp_path):
     write_json(tmp_path / "file.json", 1)
     with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file.json") as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
     assert read_json(tmp_path / "file.json") == 1
-
-
-@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"", b"\xff", b'{"a": 1} 2'])
-def test_what_is_no_json_is_named(tmp_path, content):
-    (tmp_path / "file.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"file\.json: not JSON"):
-        read_json(tmp_path / "file.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_json(tmp_path / "folder", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "folder"]
 
 
 SHAPE = {"a": int, "all": {str: {"b": str | None}}, "list": [{"c": int}]}
@@ -115,13 +112,22 @@ def test_a_configuration_is_keys_and_values(tmp_path, content, message):
     assert read_config(tmp_path / "config.yaml") == {"a": {"b": [1, 1e-6]}, "c": [1, 1e-6]}
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"-1", b"1.5", "\u0663".encode(), b"1 2"])
-def test_a_number_is_one(tmp_path, content):
-    (tmp_path / "step").write_bytes(content)
-    with pytest.raises(ValueError, match=r"step: .* is not a whole number"):
-        read_whole_number(tmp_path / "step")
-    (tmp_path / "step").write_bytes(b"12\n")
-    assert read_whole_number(tmp_path / "step") == 12
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        *((read_json, one, "not JSON") for one in (b"{", b"[" * 100_000, b"", b"\xff", b'{"a": 1} 2')),
+        *(
+            (read_whole_number, one, ".* is not a whole number")
+            for one in (b"", b"x", b"-1", b"1.5", "\u0663".encode(), b"1 2")
+        ),
+    ],
+)
+def test_what_is_no_json_and_no_number_is_named(tmp_path, read, content, message):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"file: {message}"):
+        read(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"12\n")
+    assert read(tmp_path / "file") == 12
 
 
 def test_a_table_has_the_columns_that_are_asked_for_and_is_whole(tmp_path):
@@ -133,10 +139,3 @@ def test_a_table_has_the_columns_that_are_asked_for_and_is_whole(tmp_path):
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"table\.parquet: not a Parquet file, or cut off"):
         read_table(path)
-
-
-def test_a_folder_is_not_written_over(tmp_path):
-    (tmp_path / "file.json").mkdir()
-    with pytest.raises(OSError, match=r"file\.json"):
-        write_json(tmp_path / "file.json", 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]

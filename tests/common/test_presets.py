@@ -1,5 +1,5 @@
 """The files of presets: how one is read and refused, Hydra's view of it through the plugin, and the whole of the
-committed ones: few files, and values that stay (configurations.json, written by `python -m
+committed ones (configurations.json, written by `python -m
 tests.papers.tables.configurations`).
 
 Not covered: what the presets say and where their values come from (tests/papers/tables); an installed wheel
@@ -19,7 +19,7 @@ from omegaconf import open_dict
 from tests.papers.tables.configurations import FILE, configurations
 from verl_clipx.common import presets
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.common.presets import Setting, entry_at, papers, read_presets
+from verl_clipx.common.presets import Entry, Setting, entry_at, papers, read_presets
 
 TABLE = """# Made up.
 
@@ -68,34 +68,19 @@ def made(tmp_path, monkeypatch):
     presets._read.cache_clear()
 
 
-def test_a_preset_is_a_list_of_parts(made):
-    one = made(TABLE).presets["one"]
-    assert one.title == "Made up: one."
-    assert one.defaults == (
-        "/recipe/made/task/this",
-        "/recipe/common/that",
-        {"/clipx": "grpo"},
-        {"/clipx/update": "lopti"},
-        "/recipe/made/method/few",
-        "_self_",
-    )
-    assert one.settings == (Setting("trainer.experiment_name", "one", "[choice] the preset's name"),)
-
-
-def test_values_of_a_preset_and_of_a_part_keep_their_comments(made):
+def test_a_preset_is_a_list_of_parts_and_values_keep_their_comments(made):
+    assert made("presets:\n  one: [base]\n") == ({"one": Entry("", ("/recipe/made/base", "_self_"), ())}, {})
     table = made(TABLE)
+    parts = ("/recipe/made/task/this", "/recipe/common/that", {"/clipx": "grpo"}, {"/clipx/update": "lopti"})
+    name = Setting("trainer.experiment_name", "one", "[choice] the preset's name")
+    assert table.presets["one"] == ("Made up: one.", (*parts, "/recipe/made/method/few", "_self_"), (name,))
     assert table.presets["two"].settings[1:] == (
         Setting("data.train_batch_size", 8, "[paper] Table 9: prompts of a batch"),
         Setting("data.files", ["a", "b"], ""),
     )
     # A number, as Hydra reads it; text to plain YAML.
-    assert table.parts["method/few"].settings == (Setting("clipx.n", 0.1, "[script] run.sh: few"),)
-    assert table.parts["method/few"].title == "How many."
-
-
-def test_every_preset_and_parts_may_be_left_out(made):
-    table = made("presets:\n  one: [base]\n")
-    assert table.presets["one"].settings == () and table.parts == {}
+    few = (Setting("clipx.n", 0.1, "[script] run.sh: few"),)
+    assert table.parts["method/few"] == ("How many.", ("_self_",), few)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +175,10 @@ def test_the_source_needs_little():
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("paper", papers())
-def test_every_preset_has_a_title_of_its_own(paper):
-    titles = [preset.title for preset in read_presets(paper).presets.values()]
-    assert all(titles) and len({*titles}) == len(titles)
-
-
-def test_there_are_few_files():
-    assert sum(path.is_file() for path in configs_folder().rglob("*")) <= 130
+def test_every_preset_has_a_title_of_its_own():
+    for paper in papers():
+        titles = [preset.title for preset in read_presets(paper).presets.values()]
+        assert all(titles) and len({*titles}) == len(titles), paper
 
 
 def test_values_stay():

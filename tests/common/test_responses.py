@@ -35,12 +35,10 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("data_source", "answer", "truth"), ANSWERS)
-@pytest.mark.parametrize("text", ["{}", "so {}", "so</think>{}", "<think>so</think> {}."])
-def test_an_answer_after_the_thinking_counts(data_source, answer, truth, text):
-    assert compute_score(data_source, text.format(answer), truth) == {"score": 1.0, "acc": 1.0, "format": 1.0}
-
-
-@pytest.mark.parametrize(("data_source", "answer", "truth"), ANSWERS)
-@pytest.mark.parametrize("text", ["<think>{}", "<think>{}</think>", "perhaps {}</think> no", "a</think> b <think>{}"])
-def test_an_answer_in_the_thinking_does_not(data_source, answer, truth, text):
-    assert compute_score(data_source, text.format(answer), truth) == {"score": 0.0, "acc": 0.0, "format": 0.0}
+def test_an_answer_after_the_thinking_counts_and_one_in_it_does_not(data_source, answer, truth):
+    outside = ("{}", "so {}", "so</think>{}", "<think>so</think> {}.")
+    inside = ("<think>{}", "<think>{}</think>", "perhaps {}</think> no", "a</think> b <think>{}")
+    for text in outside + inside:
+        score = float(text in outside)
+        expected = {"score": score, "acc": score, "format": score}
+        assert compute_score(data_source, text.format(answer), truth) == expected, text

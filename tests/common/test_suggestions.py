@@ -20,7 +20,4 @@ from verl_clipx.common.suggestions import did_you_mean
 )
 def test_the_nearest_known_words_are_named_once(word, known, sentence):
     assert did_you_mean(word, known) == sentence
-
-
-def test_what_stands_before_the_word_is_written_too():
     assert did_you_mean("acp0", ["acpo"], "+clipx=") == " Did you mean +clipx=acpo?"

@@ -6,7 +6,7 @@ import pytest
 
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import (
-    ADDED_IN_2,
+    NULLABLE,
     SCHEMA,
     Shard,
     UpdateFacts,
@@ -17,7 +17,7 @@ from verl_clipx.common.traces import (
 )
 
 SHARD = Shard(step=3, update=1, rank=0)
-NULLABLE = {"prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age", *ADDED_IN_2}
+FACTS = UpdateFacts(0.05, 2, DecidedFrom.LAGGED, {1: [0.1 + 0.2, float("inf")], 3: []})
 
 
 def columns(tokens=2):
@@ -27,31 +27,25 @@ def columns(tokens=2):
 
 
 def test_what_is_written_is_read(tmp_path):
-    write_shard(tmp_path, SHARD, {**columns(), "high": [1.2, float("inf")], "text": ["</script>", "\ud7ff"]})
+    write_shard(tmp_path, SHARD, {**columns(), "high": [1.2, float("inf")], "text": ["</script>", "\ud7ff"]}, FACTS)
     table = read_shards(tmp_path, shards_in(tmp_path))
-    assert table.schema.equals(SCHEMA)
+    assert table.schema.equals(SCHEMA) and all(field.metadata[b"meaning"] for field in SCHEMA)
     rows = table.to_pylist()
     assert [row["text"] for row in rows] == ["</script>", "\ud7ff"]
     assert rows[1]["high"] == float("inf") and rows[0]["step"] == 3 and rows[0]["update"] == 1
     assert all(rows[0][name] is None for name in NULLABLE)
     assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+    # What it says of its update comes back to the last bit.
+    assert read_facts(tmp_path, SHARD) == FACTS
 
 
-def test_every_field_says_what_it_is():
-    assert all(field.metadata[b"meaning"] for field in SCHEMA)
-
-
-def test_files_come_in_the_order_of_training(tmp_path):
+def test_files_come_in_the_order_of_training_and_no_trace_is_an_empty_one(tmp_path):
+    assert shards_in(tmp_path / "traces") == [] and len(read_shards(tmp_path, [])) == 0
     shards = [Shard(10, 0, 0), Shard(2, 1, 1), Shard(2, 1, 0), Shard(2, 0, 0)]
     for shard in shards:
-        write_shard(tmp_path, shard, columns())
+        write_shard(tmp_path, shard, columns(), FACTS)
     assert shards_in(tmp_path) == sorted(shards)
     assert len(read_shards(tmp_path, shards_in(tmp_path))) == 8
-
-
-def test_no_trace_is_an_empty_one(tmp_path):
-    assert shards_in(tmp_path / "traces") == []
-    assert len(read_shards(tmp_path, [])) == 0
 
 
 @pytest.mark.parametrize(
@@ -60,44 +54,26 @@ def test_no_trace_is_an_empty_one(tmp_path):
 def test_wrong_columns_are_named(tmp_path, change, named):
     given = {name: values for name, values in {**columns(), **change}.items() if values is not None}
     with pytest.raises(ValueError, match=named):
-        write_shard(tmp_path, SHARD, given)
+        write_shard(tmp_path, SHARD, given, FACTS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_another_version_is_refused(tmp_path):
-    path = write_shard(tmp_path, SHARD, columns())
+def test_a_file_of_another_version_or_that_is_cut_short_is_named(tmp_path):
+    path = write_shard(tmp_path, SHARD, columns(), FACTS)
     table = pyarrow.parquet.read_table(path)
-    pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"9"}), path)
-    with pytest.raises(ValueError, match="version 9 of the trace's schema; this verl-clipx reads versions 1 and 2"):
+    pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
+    with pytest.raises(ValueError, match="version 1 of the trace's schema; this verl-clipx reads version 2"):
         read_shards(tmp_path, [SHARD])
-
-
-def test_a_file_that_is_cut_short_is_named(tmp_path):
-    path = write_shard(tmp_path, SHARD, columns())
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=rf"{path.name}: not a Parquet file, or cut off .* Remove it to go on"):
         read_shards(tmp_path, [SHARD])
 
 
-def test_a_file_of_version_1_is_read_with_what_it_lacks_missing(tmp_path):
-    path = write_shard(tmp_path, SHARD, {**columns(), "micro_batch": [3, 3]})
-    table = pyarrow.parquet.read_table(path).drop_columns(list(ADDED_IN_2))
-    pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
-    found = read_shards(tmp_path, [SHARD])
-    assert found.schema.equals(SCHEMA) and found["ratio"].to_pylist() == [0.5, 0.5]
-    assert all(found[name].null_count == 2 for name in ADDED_IN_2) and read_facts(tmp_path, SHARD) is None
-
-
-def test_what_a_file_says_of_its_update_comes_back_to_the_last_bit(tmp_path):
-    facts = UpdateFacts(0.05, 2, DecidedFrom.LAGGED, {1: [0.1 + 0.2, float("inf")], 3: []})
-    write_shard(tmp_path, SHARD, columns(), facts)
-    assert read_facts(tmp_path, SHARD) == facts
-    assert len(read_shards(tmp_path, [SHARD])) == 2
-
-
-@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "no JSON", '{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}']
+)
 def test_facts_of_another_form_are_named(tmp_path, text):
-    path = write_shard(tmp_path, SHARD, columns())
+    path = write_shard(tmp_path, SHARD, columns(), FACTS)
     table = pyarrow.parquet.read_table(path)
     changed = {**table.schema.metadata, b"clipx_trace_update": text.encode()}
     pyarrow.parquet.write_table(table.replace_schema_metadata(changed), path)

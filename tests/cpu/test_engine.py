@@ -35,35 +35,34 @@ def registry(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "fsdp2"])
-def test_verl_finds_the_engines_for_the_cpu(registry, backend):
+def test_verl_finds_the_engines_for_the_cpu_and_other_devices_keep_theirs(registry, monkeypatch, backend):
+    engine.register()
     assert registry.get_engine_cls("language_model", backend) is engine.CPUFSDPEngineWithLMHead
     assert registry.get_engine_cls("value_model", backend) is engine.CPUFSDPEngineWithValueHead
-
-
-def test_registering_twice_is_harmless_and_other_devices_keep_theirs(registry, monkeypatch):
-    engine.register()
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
-    assert registry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
-    assert registry.get_engine_cls("value_model", "fsdp2") is FSDPEngineWithValueHead
+    assert registry.get_engine_cls("language_model", backend) is FSDPEngineWithLMHead
+    assert registry.get_engine_cls("value_model", backend) is FSDPEngineWithValueHead
 
 
 def test_what_it_overrides_is_still_there():
     parameters = list(inspect.signature(FSDPEngine.__init__).parameters)
     assert parameters == ["self", "model_config", "engine_config", "optimizer_config", "checkpoint_config"]
     assert list(inspect.signature(FSDPEngine._build_fsdp_module).parameters) == ["self", "module"]
-    source = inspect.getsource(FSDPEngine._build_fsdp_module)
-    assert (
-        "offload_policy or self.engine_config.forward_only" in source and "CPUOffloadPolicy(pin_memory=True)" in source
-    )
-
-
-def test_verl_loads_a_critic_by_the_loader_that_is_replaced():
-    parameters = list(inspect.signature(verl_models.load_valuehead_model).parameters)
-    assert parameters == list(inspect.signature(engine.load_critic).parameters)
-    assert 'attn_implementation="flash_attention_2"' in inspect.getsource(verl_models.load_valuehead_model)
-    # Looked up at the call, and by keyword.
-    source = inspect.getsource(FSDPEngine._build_module)
-    assert "from verl.utils.model import load_valuehead_model" in source and "local_path=" in source
+    loader = verl_models.load_valuehead_model
+    assert list(inspect.signature(loader).parameters) == list(inspect.signature(engine.load_critic).parameters)
+    for function, texts in {
+        FSDPEngine._build_fsdp_module: (
+            "offload_policy or self.engine_config.forward_only",
+            "CPUOffloadPolicy(pin_memory=True)",
+        ),
+        loader: ('attn_implementation="flash_attention_2"',),
+        # Looked up at the call, and by keyword.
+        FSDPEngine._build_module: ("from verl.utils.model import load_valuehead_model", "local_path="),
+        # Without a copy on a CPU.
+        engine.SHARDS_TO_CPU: ("local_gpu_tensor.detach().cpu()", "return cpu_sharded_state, global_spec"),
+    }.items():
+        source = inspect.getsource(function)
+        assert all(text in source for text in texts), function
 
 
 def test_a_critic_has_the_attention_of_its_configuration(registry, tmp_path):
@@ -92,11 +91,6 @@ def test_saved_weights_are_a_copy_that_an_update_leaves_alone(registry, monkeypa
     with torch.no_grad():
         model.weight.add_(1)
     assert torch.equal(shards["weight"][0], before)
-
-
-def test_verl_saves_shards_without_a_copy_on_a_cpu():
-    source = inspect.getsource(engine.SHARDS_TO_CPU)
-    assert "local_gpu_tensor.detach().cpu()" in source and "return cpu_sharded_state, global_spec" in source
 
 
 @pytest.mark.parametrize(

@@ -47,22 +47,18 @@ def config(monkeypatch):
     return composed("+hardware=cpu")
 
 
-def test_verl_accepts_the_actor_and_the_reference_in_float32(config):
-    for node in (config.actor_rollout_ref.actor, config.actor_rollout_ref.ref):
-        assert node.strategy == "fsdp2" and not node.use_torch_compile
+def test_verl_accepts_the_actor_the_reference_and_the_critic_in_float32(config):
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert isinstance(actor, FSDPActorConfig)
-    for engine in (actor.engine, omega_conf_to_dataclass(config.actor_rollout_ref.ref.fsdp_config)):
+    # The rest of the critic's node reads a checkpoint when it is built.
+    for node, engine in (
+        (config.actor_rollout_ref.actor, actor.engine),
+        (config.actor_rollout_ref.ref, omega_conf_to_dataclass(config.actor_rollout_ref.ref.fsdp_config)),
+        (config.critic, omega_conf_to_dataclass(config.critic.fsdp)),
+    ):
+        assert node.strategy == "fsdp2" and not node.get("use_torch_compile", False)
         assert engine.model_dtype == "fp32" and not engine.use_torch_compile
         assert dict(engine.mixed_precision) == dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-
-
-def test_verl_accepts_the_critic_in_float32(config):
-    # The rest of the node reads a checkpoint when it is built.
-    assert config.critic.strategy == "fsdp2"
-    engine = omega_conf_to_dataclass(config.critic.fsdp)
-    assert engine.model_dtype == "fp32" and not engine.use_torch_compile
-    assert dict(engine.mixed_precision) == dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
 
 
 def test_verl_accepts_the_rollout_and_the_server_runs_it(config):

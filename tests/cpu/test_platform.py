@@ -6,7 +6,6 @@ Not covered: that VERL_PLATFORM chooses it (test_registration.py), Ray's placeme
 import re
 from pathlib import Path
 
-import pytest
 import torch
 import verl
 from verl.plugin.platform import platform_manager
@@ -44,14 +43,6 @@ def test_random_state_can_be_restored():
     first = torch.rand(3)
     device.set_rng_state(state)
     assert torch.equal(torch.rand(3), first)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("device_name", "cpu"), ("vendor_name", "cpu")],
-)
-def test_names(name, expected):
-    assert getattr(platform.PlatformCPU(), name) == expected
 
 
 def test_worker_slots_are_rays_gpu_resource():

@@ -1,4 +1,7 @@
-"""What `register` does to verl, and what it must not cost. Not covered: the worker class, which the plugin sets."""
+"""What `register` does to verl, what it must not cost, and the check behind ${clipx_platform:cpu}.
+
+Not covered: the worker class, which the plugin sets.
+"""
 
 import os
 import subprocess
@@ -11,6 +14,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class
 from verl_clipx import cpu
 from verl_clipx.cpu.rollout.adapter import CPUServerAdapter
 from verl_clipx.cpu.rollout.replica import CPUReplica
+from verl_clipx.cpu.switch import check_platform
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +56,18 @@ def test_the_environment_variable_chooses_it_and_registering_imports_no_engine_a
     environment = os.environ | {"VERL_PLATFORM": "cpu"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert result.stdout.strip().splitlines()[-2:] == ["[]", "cpu cpu"], result.stderr
+
+
+@pytest.mark.parametrize("value", ["cpu", " CPU "])
+def test_the_right_variable_passes(monkeypatch, value):
+    monkeypatch.setenv("VERL_PLATFORM", value)
+    assert check_platform("cpu") == "cpu"
+    assert cpu.is_active()
+
+
+@pytest.mark.parametrize(("value", "found"), [("", "no VERL_PLATFORM"), ("nvidia", "VERL_PLATFORM=nvidia")])
+def test_another_one_says_what_to_run(monkeypatch, value, found):
+    monkeypatch.setenv("VERL_PLATFORM", value)
+    with pytest.raises(ValueError, match=rf"found {found}.*VERL_PLATFORM=cpu python -m verl\.trainer\.main_ppo"):
+        check_platform("cpu")
+    assert not cpu.is_active()

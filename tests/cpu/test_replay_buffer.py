@@ -7,6 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_clipx.cpu.replay_buffer import frequent_polling
+
 CUSTOM = {"path": "pkg://verl_clipx.cpu.replay_buffer", "name": "frequent_polling"}
 
 
@@ -63,7 +65,6 @@ def test_it_is_verls_own_buffer_but_for_the_polling_interval(mode, options):
 
 
 def test_filtering_without_a_metric_is_refused():
-    from verl_clipx.cpu.replay_buffer import frequent_polling
-
+    filters = {"filter_groups": {"enable": True, "metric": None}}
     with pytest.raises(ValueError, match=r"algorithm\.filter_groups\.metric is empty"):
-        frequent_polling("sync", {}, None, "drop", {"filter_groups": {"enable": True, "metric": None}}, print)
+        frequent_polling(trainer_mode="sync", sampler_kwargs=filters)

@@ -3,7 +3,6 @@
 Not covered: real runs.
 """
 
-import numpy
 import pandas
 import pytest
 
@@ -15,7 +14,6 @@ from verl_clipx.diagnose.findings import (
     rewards,
     same_signs,
     unequal_starts,
-    went_as_estimated,
     what_bounds_did,
     what_clipping_did,
 )
@@ -26,51 +24,43 @@ from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, settings_of
 
 
-def run(columns, configuration=None, held_out=(), name="run", traces=None):
+def run(columns, configuration=None, held_out=(), name="run"):
     length = max(map(len, columns.values()))
     log = pandas.DataFrame(columns, index=pandas.RangeIndex(1, length + 1, name="step"))
-    return Run(name, log, configuration or {}, held_out=list(held_out), traces=traces)
-
-
-def setting(*runs, label="M"):
-    return Setting(label, list(runs))
+    return Run(name, log, configuration or {}, held_out=list(held_out))
 
 
 def of(columns, **clipx):
-    return setting(run(columns, {f"clipx.{name}": value for name, value in clipx.items()}))
+    """A setting of one run."""
+    return Setting("M", [run(columns, {f"clipx.{name}": value for name, value in clipx.items()})])
 
 
 def clip(low, high, **more):
     return {keys.CLIPPED_LOW: low, keys.CLIPPED_HIGH: high, **more}
 
 
-def test_that_nothing_was_clipped_is_said():
-    found = what_clipping_did(of(clip([0, 0], [0, 0])))
-    assert found.head == "M clipped nothing." and "in 2 steps" in found.text
+MASSES = dict(zip(keys.MASS.values(), ([0.1], [0.1], [0.0], [0.0], [0.8]), strict=True))
 
 
-def test_how_much_is_clipped():
-    found = what_clipping_did(of(clip([0.02, 0.06], [0.01, 0.03])))
-    assert found.head == "M clipped 6.0\u202f% of the tokens."
-    assert "4.0\u202f% of the tokens lay below" in found.text and "most in step 2, 9.0\u202f%" in found.text
-    assert what_clipping_did(of(clip([0.001, 0.002], [0, 0]))).head == "M hardly clipped."
-    # Within what is usual.
-    assert what_clipping_did(of(clip([0.009, 0.008], [0, 0]))).head == "M clipped 0.85\u202f% of the tokens."
-
-
-def test_a_soft_clip_keeps_a_gradient():
-    masses = {keys.MASS["LN"]: [0.1], keys.MASS["HP"]: [0.1], keys.MASS["LP"]: [0.0], keys.MASS["HN"]: [0.0]}
-    masses[keys.MASS["M"]] = [0.8]
-    found = what_clipping_did(of(clip([0.02], [0.02], **masses)))
-    assert found.head == "M kept a gradient outside its bounds." and "20.0\u202f%" in found.text
-
-
-def test_a_loss_that_is_not_the_plugins_is_not_diagnosed():
-    found = what_clipping_did(of({keys.ENTROPY: [1.0]}))
-    assert "not known" in found.head and "+clipx=observe" in found.text
-
-
-BAPO = {"contribution": "share", "target": 0.4, "lower_start": 0.6, "upper_start": 1.2}
+@pytest.mark.parametrize(
+    ("columns", "head", "texts"),
+    [
+        (clip([0, 0], [0, 0]), "M clipped nothing.", ["in 2 steps"]),
+        (
+            clip([0.02, 0.06], [0.01, 0.03]),
+            "M clipped 6.0\u202f% of the tokens.",
+            ["4.0\u202f% of the tokens lay below", "most in step 2, 9.0\u202f%"],
+        ),
+        (clip([0.001, 0.002], [0, 0]), "M hardly clipped.", []),
+        # Within what is usual.
+        (clip([0.009, 0.008], [0, 0]), "M clipped 0.85\u202f% of the tokens.", []),
+        (clip([0.02], [0.02], **MASSES), "M kept a gradient outside its bounds.", ["20.0\u202f%"]),
+        ({keys.ENTROPY: [1.0]}, "What M clipped is not known.", ["+clipx=observe"]),
+    ],
+)
+def test_what_clipping_did(columns, head, texts):
+    found = what_clipping_did(of(columns))
+    assert found.head == head and all(text in found.text for text in texts)
 
 
 def searched(low, high, before):
@@ -78,93 +68,47 @@ def searched(low, high, before):
     return {keys.BOUND_LOW: low, keys.BOUND_HIGH: high, keys.SHARE_BEFORE: before, **after}
 
 
-def test_bounds_of_a_search_that_stood_still():
-    found = what_bounds_did(of(searched([0.6, 0.6], [1.2, 1.2], [0.5, 0.57]), **BAPO))
-    assert found.head == "M’s bounds stood still." and "The lower bound was 0.60, the upper 1.20" in found.text
-
-
-def test_a_search_that_moved():
-    found = what_bounds_did(of(searched([0.6, 0.6], [1.2, 3.0], [0.3, 0.2]), **BAPO))
-    assert found.head == "M moved its upper bound." and "the upper 1.20 to 3.00" in found.text
-
-
 def bins(first, last):
     return {"actor/clipx/epsilon/bin_0": first, "actor/clipx/epsilon/bin_1": last}
 
 
-def test_bounds_by_probability():
-    found = what_bounds_did(of(bins([0.5, 1.7], [0.2, 0.3])))
-    assert "wide where the policy was unsure" in found.head
-    assert "0.50 to 1.70 for tokens of probability below 0.5 and 0.20 to 0.30 above" in found.text
-    assert "hardly differed" in what_bounds_did(of(bins([0.3, 0.4], [0.3, 0.3]))).head
-    assert "stood still" in what_bounds_did(of(bins([0.2, 0.2], [0.2, 0.2]))).head
+@pytest.mark.parametrize(
+    ("columns", "what", "text"),
+    [
+        (
+            searched([0.6, 0.6], [1.2, 1.2], [0.5, 0.57]),
+            "’s bounds stood still",
+            "The lower bound was 0.60, the upper 1.20",
+        ),
+        (searched([0.6, 0.6], [1.2, 3.0], [0.3, 0.2]), " moved its upper bound", "the upper 1.20 to 3.00"),
+        (
+            bins([0.5, 1.7], [0.2, 0.3]),
+            "’s bounds were wide where the policy was unsure",
+            "0.50 to 1.70 for tokens of probability below 0.5 and 0.20 to 0.30 above",
+        ),
+        (bins([0.3, 0.4], [0.3, 0.3]), "’s bounds hardly differed between probability bins", ""),
+        (bins([0.2, 0.2], [0.2, 0.2]), "’s bounds stood still", ""),
+    ],
+)
+def test_what_bounds_did(columns, what, text):
+    found = what_bounds_did(of(columns))
+    assert found.head == f"M{what}." and text in found.text
     assert what_bounds_did(of(clip([0.1], [0.1]))) is None
-
-
-def estimated(estimate, entropy):
-    return of({keys.ENTROPY_ESTIMATE: estimate, keys.ENTROPY: entropy})
 
 
 def test_a_steps_estimate_goes_with_the_change_to_the_next_step():
     # Falls by 0.5, rises by 0.25, stands still; what comes after the last step is not known.
-    found = estimated([-2.0, -1.0, 4.0, 3.0], [1.0, 0.5, 0.75, 0.75])
+    found = of({keys.ENTROPY_ESTIMATE: [-2.0, -1.0, 4.0, 3.0], keys.ENTROPY: [1.0, 0.5, 0.75, 0.75]})
     changes = entropy_changes(found)
     assert changes.index.tolist() == [1, 2, 3]
     assert changes.estimate.tolist() == [-2, -1, 4] and changes.change.tolist() == [-0.5, 0.25, 0]
     assert same_signs(found) == (1, 2)
-
-
-def test_the_change_over_a_step_that_is_not_in_the_log_is_not_known():
-    assert entropy_changes(estimated([-1.0] * 3, [1.0, float("nan"), 0.25])).empty
-
-
-FALLING = [1.0 - 0.1 * step for step in range(7)]
-
-
-def seeds_of(*estimates, label="M", entropy=FALLING):
-    """A setting with a seed for each constant estimate."""
-    runs = (
-        run({keys.ENTROPY_ESTIMATE: [one] * len(entropy), keys.ENTROPY: entropy}, {"data.seed": seed})
-        for seed, one in enumerate(estimates, 1)
-    )
-    return setting(*runs, label=label)
-
-
-def test_whether_entropy_moved_as_estimated():
-    # Of six seeds all alike have a probability of 2 / 64, below 0.05; five, or five of six, do not.
-    assert went_as_estimated([seeds_of(*[-1.0] * 6)]) == (
-        "Entropy moved the way of the Entropy-Clip estimate in most steps of 6 of 6 seeds"
-    )
-    assert "against the Entropy-Clip estimate in most steps of 6 of 6" in went_as_estimated([seeds_of(*[1.0] * 6)])
-    for few in (seeds_of(*[-1.0] * 5), seeds_of(1.0, *[-1.0] * 5)):
-        assert went_as_estimated([few]).startswith(
-            "The Entropy-Clip estimate had the sign of entropy’s change in 30 of"
-        )
-    assert "in 0 of 0 steps" in went_as_estimated([estimated([-1.0] * 3, [1.0] * 3)])
-
-
-def test_a_seed_of_two_settings_is_one_and_runs_of_unknown_seed_are_not():
-    assert "in 36 of 36 steps" in went_as_estimated([seeds_of(*[-1.0] * 3, label=label) for label in "AB"])
-    unknown = [setting(*(estimated([-1.0] * 7, FALLING).runs * 3), label=label) for label in "AB"]
-    assert "6 of 6 seeds" in went_as_estimated(unknown)
-
-
-@pytest.mark.parametrize("steps", [8, 200])
-def test_the_steps_of_one_run_are_no_evidence_however_many(steps):
-    """An estimate and an entropy that keep their directions, which chance has drawn, agree in all steps or in none."""
-    falling = [1.0 - step / steps for step in range(steps)]
-    draw = numpy.random.default_rng(0)
-    claims = [
-        "seeds" in went_as_estimated([seeds_of(*draw.choice([-1.0, 1.0], 6), entropy=falling)]) for _ in range(60)
-    ]
-    # Of 60 at most 5 % are expected to claim something, 3; 9 is the 99.9 % quantile.
-    assert sum(claims) <= 9
+    # Over a step that is not in the log it is not known.
+    assert entropy_changes(of({keys.ENTROPY_ESTIMATE: [-1.0] * 3, keys.ENTROPY: [1.0, float("nan"), 0.25]})).empty
 
 
 def rewarded(*runs, label="M"):
-    return setting(
-        *(run({keys.REWARD: values}, name=f"{label}{index}") for index, values in enumerate(runs)), label=label
-    )
+    return Setting(label, [run({keys.REWARD: one}, name=f"{label}{index}") for index, one in enumerate(runs)])
 
 
 def test_equal_rewards_are_said_to_be_equal():
@@ -172,28 +116,21 @@ def test_equal_rewards_are_said_to_be_equal():
     assert rewards([one, two])[0] == ("The training rewards of A0 and B0 are equal.", "All of them are, over 3 steps.")
 
 
-def test_a_run_alone_is_compared_with_its_start(tmp_path):
-    write_validation(tmp_path, {0: [(0.0,)] * 9 + [(1.0,)], 5: [(1.0,)] * 9 + [(0.0,)]})
-    alone = setting(run({keys.REWARD: [0.1, 0.2]}, held_out=held_out_rewards(tmp_path)))
-    assert rewards([alone])[0].head == "The held-out reward rose."
-    write_validation(tmp_path, {5: [(0.0,)] * 8 + [(1.0,)] * 2})
-    alone = setting(run({keys.REWARD: [0.1, 0.2]}, held_out=held_out_rewards(tmp_path)))
-    assert rewards([alone])[0].head == "The held-out reward did not clearly change."
-    assert rewards([rewarded([0.1, 0.2])]) == []
-
-
 def held_out(folder, label, *runs):
     """A setting whose runs were validated: by step, the scores of each problem's samples."""
-    for index, scores in enumerate(runs):
-        write_validation(folder / f"{label}{index}", scores)
-    rewarded = {keys.REWARD: [0.1]}
-    return setting(
-        *(
-            run(rewarded, held_out=held_out_rewards(folder / f"{label}{index}"), name=f"{label}{index}")
-            for index in range(len(runs))
-        ),
-        label=label,
-    )
+    folders = [folder / f"{label}{index}" for index in range(len(runs))]
+    for one, scores in zip(folders, runs, strict=True):
+        write_validation(one, scores)
+    return Setting(label, [run({keys.REWARD: [0.1]}, held_out=held_out_rewards(one), name=one.name) for one in folders])
+
+
+@pytest.mark.parametrize(
+    ("right", "what"), [(9, "The held-out reward rose."), (2, "The held-out reward did not clearly change.")]
+)
+def test_a_run_alone_is_compared_with_its_start(tmp_path, right, what):
+    one = held_out(tmp_path, "A", {0: [(0.0,)] * 9 + [(1.0,)], 5: [(1.0,)] * right + [(0.0,)] * (10 - right)})
+    assert rewards([one])[0].head == what
+    assert rewards([rewarded([0.1, 0.2])]) == []
 
 
 def test_held_out_problems_of_two_runs_are_compared_one_by_one(tmp_path):
@@ -208,15 +145,21 @@ def test_held_out_problems_of_two_runs_are_compared_one_by_one(tmp_path):
 
 def test_held_out_problems_are_compared_over_seeds_and_problems(tmp_path):
     # Means of the seeds 0.5, 0.625, 0.375 and 0.75, 0.875, 1.
-    one = held_out(
-        tmp_path, "A", *({4: [(a,), (b,), (c,), (d,)]} for a, b, c, d in ((1, 0, 1, 0), (1, 0, 1, 0.5), (1, 0, 0.5, 0)))
-    )
-    two = held_out(
-        tmp_path, "B", *({4: [(a,), (b,), (c,), (d,)]} for a, b, c, d in ((1, 1, 1, 0), (1, 1, 1, 0.5), (1, 1, 1, 1)))
-    )
+    scores = {"A": ((1, 0, 1, 0), (1, 0, 1, 0.5), (1, 0, 0.5, 0)), "B": ((1, 1, 1, 0), (1, 1, 1, 0.5), (1, 1, 1, 1))}
+    one, two = (held_out(tmp_path, name, *({4: [(s,) for s in run]} for run in runs)) for name, runs in scores.items())
     (found,) = rewards([one, two])
     assert "is 0.500 with A and 0.875 with B. B minus A: +0.375" in found.text
     assert "over seeds and problems, 3 and 3 seeds" in found.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{0: [(0,), (1,)]}, {4: [(0,), (1,), (1,)]}, {5: [(0,), (1,)]}, {}],
+    ids=["start", "problems", "step", "none"],
+)
+def test_what_was_not_validated_alike_is_not_compared(tmp_path, other):
+    one = held_out(tmp_path, "A", {0: [(0,), (1,)], 4: [(0,), (1,)]})
+    assert rewards([one, held_out(tmp_path, "B", other)]) == []
 
 
 FELL, KEPT = [0.4] * 4 + [0.0] * 3, [0.4, 0.41] * 3 + [0.4]
@@ -252,32 +195,17 @@ def test_below_three_seeds_only_the_diagnosis_says_that_a_run_collapsed():
 
 def test_a_seed_of_which_one_run_collapsed_did():
     runs = ((KEPT, 1), (FELL, 1), (KEPT, 2), (KEPT, 3))
-    one = setting(*(run({keys.REWARD: values}, {"data.seed": seed}) for values, seed in runs), label="A")
+    one = Setting("A", [run({keys.REWARD: values}, {"data.seed": seed}) for values, seed in runs])
     assert collapses([one]).head == "1 of 3 seeds of A collapsed."
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{0: [(0,), (1,)]}, {4: [(0,), (1,), (1,)]}, {5: [(0,), (1,)]}, {}],
-    ids=["start", "problems", "step", "none"],
-)
-def test_what_was_not_validated_alike_is_not_compared(tmp_path, other):
-    one = held_out(tmp_path, "A", {0: [(0,), (1,)], 4: [(0,), (1,)]})
-    assert rewards([one, held_out(tmp_path, "B", other)]) == []
-
-
 def test_a_seed_that_did_not_fix_the_samples():
-    first, second = ({"data.seed": 1}, {"data.seed": 2})
-    one = setting(run({keys.REWARD: [0.188, 0.3]}, first, name="one"))
-    two = setting(run({keys.REWARD: [0.117, 0.3]}, first, name="two"))
+    one, two, other = (
+        Setting(name, [run({keys.REWARD: [reward, 0.3]}, {"data.seed": seed}, name=name)])
+        for name, reward, seed in (("one", 0.188, 1), ("two", 0.117, 1), ("other", 0.117, 2))
+    )
     assert "0.188 in one and 0.117 in two" in unequal_starts([one, two]).text
-    assert unequal_starts([one, one]) is None
-    assert unequal_starts([one, setting(run({keys.REWARD: [0.117]}, second))]) is None
-
-
-def test_tokens_come_before_rewards():
-    heads = [found.head for found in findings([of(clip([0.1], [0.1], **{keys.REWARD: [0.1]}))])]
-    assert heads[0].startswith("M clipped")
+    assert unequal_starts([one, one]) is unequal_starts([one, other]) is None
 
 
 def test_what_holds_of_several_runs_is_said_once(tmp_path):

@@ -43,12 +43,6 @@ def test_the_logs_have_the_faults_that_were_declared():
         assert record["overrides"] == list(setting.overrides)
 
 
-def test_a_collapse_that_only_the_log_shows_is_dated_by_the_log():
-    rewards = {keys.REWARD: [0.5, 0.6, 0.6, 0.2, 0.14, 0.1]}
-    assert counting.fell(of(rewards).runs[0]) == 5
-    assert counting.fell(of({keys.REWARD: [0.5, 0.3]}).runs[0]) is None
-
-
 # Of each share something, so that none is said to be absent.
 SHARES = {
     keys.CLIPPED_LOW: [0.01] * 6,

@@ -12,41 +12,30 @@ from pathlib import Path
 
 import pandas
 import pytest
-from typer.testing import CliRunner
 
 from tests.diagnose.test_known_faults import counting
+from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log
-from verl_clipx.cli import app
 from verl_clipx.diagnose.findings import findings
-from verl_clipx.diagnose.rules import RULES, Kind, diagnose, rules_by_kind, say_nothing_was_found
+from verl_clipx.diagnose.rules import COUNT, RULES, Kind, diagnose, rules_by_kind, say_nothing_was_found
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 STEPS, ONSET = 20, 9
-BATCH = {
-    "data.train_batch_size": 8,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
-    "actor_rollout_ref.actor.ppo_epochs": 1,
-}
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+BATCH = {"data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR}.ppo_epochs": 1}
 BAPO = {"clipx.target": 0.4, "clipx.upper_stop": 3.0, "clipx.upper_step": 0.05}
+IDLE = {key: (0.5, 0.6) for key in (keys.SHARE_BEFORE, keys.SHARE_AFTER)}
+IDLE |= {keys.BOUND_LOW: (0.6, 0.6), keys.BOUND_HIGH: (1.2, 1.2)}
 # By rule: metric to its value before and from the onset on, the record, and the onset.
 PATHOLOGIES = {
     "entropy collapse": ({keys.ENTROPY: (1.0, 0.01)}, {}, ONSET),
     "few prompts teach, because samples score alike": ({keys.ALIKE: (0.3, 0.95)}, {}, ONSET),
     "one-sided clipping": ({keys.CLIPPED_LOW: (0.02, 0.04), keys.CLIPPED_HIGH: (0.02, 0.0)}, {}, ONSET),
     "bounds idle: one update a rollout batch": ({keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0)}, {}, 1),
-    "bounds idle: the search never started": (
-        {
-            keys.SHARE_BEFORE: (0.5, 0.6),
-            keys.SHARE_AFTER: (0.5, 0.6),
-            keys.BOUND_LOW: (0.6, 0.6),
-            keys.BOUND_HIGH: (1.2, 1.2),
-        },
-        BAPO,
-        1,
-    ),
+    "bounds idle: the search never started": (IDLE, BAPO, 1),
     "bounds idle: too few tokens a bin": (
         {f"actor/clipx/count/bin_{index}": (100.0, 5.0) for index in range(3)},
         {"clipx.alpha": 3.0},
@@ -54,13 +43,9 @@ PATHOLOGIES = {
     ),
     "bounds saturated": ({keys.BOUND_HIGH_LAST: (1.5, 3.0), keys.SHARE_AFTER: (0.41, 0.3)}, BAPO, ONSET),
     "ratio anchored to another policy": ({keys.RATIO: (1.0, 1.05)}, BATCH, ONSET),
-    "ratio anchored to another policy, by the KL": (
-        {keys.RATIO: (1.0, 1.001), keys.KL: (1e-6, -0.01)},
-        BATCH,
-        ONSET,
-    ),
+    "ratio anchored to another policy, by the KL": ({keys.RATIO: (1.0, 1.001), keys.KL: (1e-6, -0.01)}, BATCH, ONSET),
     "mismatch of rollout and training": ({keys.MISMATCH: (0.001, 0.05)}, {}, ONSET),
-    "truncated sampling": ({keys.REWARD: (0.5, 0.5)}, {"actor_rollout_ref.rollout.top_p": 0.9}, 1),
+    "truncated sampling": ({keys.REWARD: (0.5, 0.5)}, {f"{ROLLOUT}.top_p": 0.9}, 1),
     "gradient explosion": ({keys.GRADIENT_NORM: (1.0, 500.0)}, {}, ONSET),
     "reward collapse": ({keys.REWARD: (0.5, 0.0)}, {}, ONSET),
     "skipped updates": ({keys.SKIPPED_UPDATES: (0.0, 2.0)}, {}, ONSET),
@@ -82,13 +67,17 @@ def made_up(name: str) -> tuple[Run, int]:
 
 
 @pytest.mark.parametrize("name", PATHOLOGIES)
-def test_a_rule_finds_its_pathology_at_its_onset_and_no_other_does(name):
+def test_a_rule_finds_its_pathology_at_its_onset_and_no_other_does_and_the_page_says_it_once(name):
     run, onset = made_up(name)
-    assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [(name.removesuffix(", by the KL"), onset)]
+    rule = name.removesuffix(", by the KL")
+    assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [(rule, onset)]
+    said = findings(settings_of([run]))
+    assert [one.head for one in said if rule in f"{one.head} {one.text}"] == [f"made-up: {rule} from step {onset} on."]
 
 
-def test_each_rule_has_a_pathology():
+def test_each_rule_has_a_pathology_and_none_is_judged_by_no_rules():
     assert {rule.name for rule in RULES} <= {*PATHOLOGIES}
+    assert diagnose(made_up("reward collapse")[0], ()) == []
 
 
 @pytest.mark.parametrize("rule", ["bounds idle: the search never started", "bounds saturated"])
@@ -103,37 +92,23 @@ def test_an_entropy_that_collapses_at_once_is_found():
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [("entropy collapse", 2)]
 
 
-@pytest.mark.parametrize("rule", PATHOLOGIES)
-def test_the_page_says_a_finding_once(rule):
-    run, onset = made_up(rule)
-    found = findings(settings_of([run_of(run.log.assign(**{keys.ENTROPY_ESTIMATE: 0.0}), run.configuration)]))
-    name = rule.removesuffix(", by the KL")
-    assert [one.head for one in found if name in f"{one.head} {one.text}"] == [f"made-up: {name} from step {onset} on."]
-
-
+@pytest.mark.slow
 def test_rules_that_act_while_a_run_trains_had_no_false_alarm_on_a_beginning_of_a_healthy_log():
     counts = counting.false_alarms(counting.healthy_runs())
     acting = {rule.name: counts[rule.name] for rule in RULES if rule.kind is not Kind.REMARK}
     assert all(alarms == 0 and logs >= 16 for alarms, logs in acting.values()), acting
 
 
-def test_the_collapses_of_gppo_are_found_within_two_steps():
-    found = 0
+def test_of_the_stored_logs_only_the_three_collapses_of_gppo_are_found_within_two_steps():
+    healthy, collapsed = [], []
     for (preset, _), run in counting.fixed_on().items():
-        if preset == counting.COLLAPSED:
-            reward = run.values(keys.REWARD)
-            fell = reward.index[reward < reward.cummax() / 4][0]
-            onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
-            assert abs(onsets["reward collapse"] - fell) <= 2
-            found += 1
-    assert found == 3
-
-
-def test_no_rule_finds_anything_in_healthy_logs():
-    healthy = [run for (preset, _), run in counting.fixed_on().items() if preset != counting.COLLAPSED]
+        (collapsed if preset == counting.COLLAPSED else healthy).append(run)
     assert sum(run.name.startswith("countdown") for run in healthy) == 63
-    assert len(healthy) == 75
+    assert len(healthy) == 75 and len(collapsed) == 3
     assert [one.head for run in healthy for one in diagnose(run)] == []
+    for run in collapsed:
+        onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
+        assert abs(onsets["reward collapse"] - counting.fell(run)) <= 2
 
 
 def test_the_documentation_has_the_rules_and_their_links_exist():
@@ -145,60 +120,42 @@ def test_the_documentation_has_the_rules_and_their_links_exist():
 def test_the_command_and_the_page_say_the_same(tmp_path):
     run, onset = made_up("reward collapse")
     write_log(tmp_path / "run/metrics.jsonl", [{**row, "actor/pg_loss": 0.0} for row in run.log.to_dict("records")])
-    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run"), "--json"])
-    assert result.exit_code == 0, result.output
-    (found,) = json.loads(result.stdout)["findings"]
+    (found,) = answer("diagnose", tmp_path / "run")["findings"]
     assert (found["finding"], found["onset"]) == ("reward collapse", onset)
     heads = [finding.head for finding in findings(settings_of([run]))]
-    assert heads.index(f"made-up: reward collapse from step {onset} on.") < heads.index(
-        "What made-up clipped is not known."
-    )
+    assert heads[:2] == [f"made-up: reward collapse from step {onset} on.", "What made-up clipped is not known."]
 
 
-def test_the_command_says_how_many_rules_could_be_judged(tmp_path):
-    row = {keys.ENTROPY: 1.0, keys.REWARD: 0.5, keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}
-    write_log(tmp_path / "run/metrics.jsonl", [row] * 9)
-    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run")])
-    # Entropy, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
-    told = " ".join(result.output.split())
-    assert (
-        "None of the 6 rules that run allows to judge found anything. 10 need what it does not have: a run of" in told
-    )
-    needs = [
-        keys.CLIPPED_HIGH,
-        keys.CLIPPED_LOW,
-        keys.ALIKE,
-        keys.CUT,
-        keys.UNDECIDED,
-        "the run's configuration",
-        keys.MISMATCH,
-    ]
-    assert told.endswith(f": a run of ACPO or BAPO, {', '.join(needs)}.")
+HEALTHY = {keys.ENTROPY: 1.0, keys.REWARD: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("clipx_node", "metrics", "judged", "needs"),
+    [
+        # Entropy, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
+        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 6, "a run of ACPO or BAPO, actor/clipx/"),
+        ({"method": "acpo", "alpha": 3.0}, {"actor/clipx/count/bin_0": 100.0}, 4, "a run of BAPO, actor/clipx/clip"),
+        # Its own rule needs a metric of its own, which is named.
+        ({"method": "acpo", "alpha": 3.0}, {}, 3, f"a run of BAPO, {keys.CLIPPED_HIGH}, {keys.CLIPPED_LOW}, {COUNT}"),
+        ({"method": "bapo", "target": 0.4, "upper_stop": 3.0}, {}, 3, "a run of ACPO, actor/clipx/"),
+        ({"method": "grpo", "clip_high": 1.2}, {}, 3, "a run of ACPO or BAPO, actor/clipx/"),
+    ],
+)
+def test_the_command_says_how_many_rules_could_be_judged_and_what_the_others_need(
+    tmp_path, clipx_node, metrics, judged, needs
+):
+    write_log(tmp_path / "run/metrics.jsonl", [{**HEALTHY, **metrics}] * 9)
+    if clipx_node:
+        record = {"versions": {}, "configuration": {"clipx": clipx_node, "data": {"train_batch_size": 8}}}
+        (tmp_path / "run/metrics.run.json").write_text(json.dumps(record))
+    said = clipx("diagnose", tmp_path / "run")
+    assert f"None of the {judged} rules that run allows to judge found anything." in said
+    assert f"{len(RULES) - judged} need what it does not have: {needs}" in said
+    assert ("the run's configuration" in said) == (clipx_node is None)
+
+
+def test_where_nothing_is_lacked_all_rules_are_judged():
     everything = {key for rule in RULES for key in rule.reads}
     log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
     whole = run_of(log, {key: 1 for key in everything if "/" not in key})
     assert say_nothing_was_found(whole) == f"None of the {len(RULES)} rules found anything in made-up."
-
-
-@pytest.mark.parametrize(
-    ("method", "parameters", "metrics", "needs"),
-    [
-        ("acpo", {"alpha": 3.0}, {"actor/clipx/count/bin_0": 100.0}, "a run of BAPO"),
-        # Its own rule needs a metric of its own, which is named.
-        (
-            "acpo",
-            {"alpha": 3.0},
-            {},
-            f"a run of BAPO, {keys.CLIPPED_HIGH}, {keys.CLIPPED_LOW}, actor/clipx/count/bin_*",
-        ),
-        ("bapo", {"target": 0.4, "upper_stop": 3.0, "upper_step": 0.05}, {}, "a run of ACPO, actor/clipx/"),
-        ("grpo", {"clip_high": 1.2}, {}, "a run of ACPO or BAPO, actor/clipx/"),
-    ],
-)
-def test_a_run_is_told_to_lack_only_other_methods_than_its_own(tmp_path, method, parameters, metrics, needs):
-    record = {"clipx": {"method": method, **parameters}, "data": {"train_batch_size": 8}}
-    write_log(tmp_path / "run/metrics.jsonl", [{keys.ENTROPY: 1.0, keys.REWARD: 0.5, **metrics}] * 9)
-    (tmp_path / "run/metrics.run.json").write_text(json.dumps({"versions": {}, "configuration": record}))
-    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run")])
-    assert result.exit_code == 0, result.output
-    assert f"need what it does not have: {needs}" in " ".join(result.output.split())

@@ -1,7 +1,8 @@
-"""A round of `clipx eval` around a run of the real verl: its checkpoint sampled in two ways, scored, compared."""
+"""A round of `clipx eval` around a run of the real verl: its checkpoint sampled, scored, compared."""
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pandas
@@ -71,31 +72,29 @@ def accuracies_of(out, checkpoint):
     return scores["reward/acc"].to_numpy().reshape(-1, SAMPLES)
 
 
-def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
-    """Evaluate a run's checkpoint by its shards and merged, and check every number against another way to get it.
+def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, *base: str) -> Path:
+    """Evaluate a run's checkpoint, merged unless `base` says how to load its shards, and check every number against
+    another way to get it.
 
     Args:
         given: what the run read.
         run: with `VALIDATION`, validated and saved in the step.
         name: of the task, as verl's metrics have it.
         step: of the checkpoint.
-        folder: where the evaluations are written.
-        ranks: that trained.
+        folder: where the evaluation is written.
+        base: overrides by which verl loads shards: model and ranks.
 
     Returns:
-        The folder of the evaluation by shards.
+        The folder of the evaluation.
     """
-    label = f"global_step_{step}"
-    checkpoint = run.folder / "checkpoints" / label
-    questions = len(pandas.read_parquet(given.test))
-    shards, merged = folder / "shards", folder / "merged"
-    base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
-    results = evaluate(checkpoint, given.test, shards, *base)
-    assert not (checkpoint / "actor" / "merged_huggingface").exists()
-    accuracies = accuracies_of(shards, label)
+    checkpoint = run.folder / "checkpoints" / f"global_step_{step}"
+    questions, merged = len(pandas.read_parquet(given.test)), checkpoint / "actor" / "merged_huggingface"
+    results = evaluate(checkpoint, given.test, folder, *base)
+    assert bool(base) != (merged / "config.json").is_file()
+    accuracies = accuracies_of(folder, checkpoint.name)
     check_numbers(results, accuracies, questions)
     # It validated and did not train.
-    (log,) = shards.glob(f"{label}/test/completions/seed-0/000000/run.log")
+    (log,) = folder.glob(f"{checkpoint.name}/test/completions/seed-0/000000/run.log")
     assert "Initial validation metrics" in log.read_text() and "actor/pg_loss" not in log.read_text()
 
     # verl validated the weights that it saved. The questions are the same, so only sampling makes the two differ.
@@ -103,19 +102,32 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, 
     variance = accuracies.var(axis=1, ddof=1).mean() / questions * (1 / SAMPLES + 1 / VALIDATION_SAMPLES)
     assert abs(results["result"]["avg@8"]["mean"] - validated) <= 4 * math.sqrt(variance)
 
-    # One rank and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
-    check_numbers(evaluate(checkpoint, given.test, merged), accuracies_of(merged, label), questions)
-    assert (checkpoint / "actor" / "merged_huggingface" / "config.json").is_file()
+    stored = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").unlink()
+    (folder / checkpoint.name / "test" / "scores.parquet").unlink()
+    clipx("eval", "score", folder)
+    assert json.loads((folder / "results.json").read_text()) == stored
+    return folder
+
+
+def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
+    """As `check_evaluation`, by the shards of so many ranks and merged; returns the folder of the evaluation by shards.
+
+    One rank and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
+    """
+    base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
+    folders = folder / "shards", folder / "merged"
+    # A merged checkpoint stays merged.
+    shutil.rmtree(run.folder / f"checkpoints/global_step_{step}/actor/merged_huggingface", ignore_errors=True)
+    check_evaluation(given, run, name, step, folders[0], *base)
+    check_evaluation(given, run, name, step, folders[1])
+    questions = len(pandas.read_parquet(given.test))
     texts = [
-        read_completions(out / label / "test" / "completions", questions=questions, samples=SAMPLES, seeds=[0])["text"]
-        for out in (shards, merged)
+        read_completions(out / f"global_step_{step}/test/completions", questions=questions, samples=SAMPLES, seeds=[0])[
+            "text"
+        ]
+        for out in folders
     ]
     assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > questions
-
-    stored = json.loads((shards / "results.json").read_text())
-    (shards / "results.json").unlink()
-    (shards / label / "test" / "scores.parquet").unlink()
-    clipx("eval", "score", shards)
-    assert json.loads((shards / "results.json").read_text()) == stored
-    assert "test: second minus first" in clipx("eval", "compare", merged, shards)
-    return shards
+    assert "test: second minus first" in clipx("eval", "compare", *reversed(folders))
+    return folders[0]

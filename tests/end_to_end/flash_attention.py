@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 
-def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False
-) -> Tensor:
-    """Attention within each row.
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
+    """Attention within each row; the arguments are those of the package.
 
     Args:
         q: queries, (rows, length, heads, head size).
@@ -22,37 +20,24 @@ def flash_attention(
     """
     assert dropout_p == 0.0
     heads_first = (states.transpose(1, 2) for states in (q, k, v))
-    found = torch.nn.functional.scaled_dot_product_attention(
+    attended = torch.nn.functional.scaled_dot_product_attention(
         *heads_first, is_causal=causal, scale=softmax_scale, enable_gqa=True
     )
-    return found.transpose(1, 2)
+    return attended.transpose(1, 2)
 
 
-def flash_attention_of_packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | Tensor | None = None,
-    max_seqlen_k: int | Tensor | None = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-) -> Tensor:
-    """Attention within each of the sequences that lie one behind the other: (tokens, heads, head size).
+def flash_attention_of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, **options):
+    """Attention within each of the sequences that lie one behind the other, (tokens, heads, head size).
 
     Args:
-        q, k, v: as for `flash_attention`, without the rows: (tokens, heads, head size).
+        q, k, v, options: as for `flash_attention`, without the rows.
         cu_seqlens_q, cu_seqlens_k: where each sequence begins, and the number of tokens.
         max_seqlen_q, max_seqlen_k: of the longest sequence; not needed here.
-        dropout_p, softmax_scale, causal: as for `flash_attention`.
     """
     assert torch.equal(cu_seqlens_q, cu_seqlens_k)
     sizes = cu_seqlens_q.diff().tolist()
     parts = zip(*(states.split(sizes) for states in (q, k, v)), strict=True)
-    found = [flash_attention(*(one[None] for one in part), dropout_p, softmax_scale, causal)[0] for part in parts]
-    return torch.cat(found)
+    return torch.cat([flash_attention(*(one[None] for one in part), **options)[0] for part in parts])
 
 
 def put_beneath_transformers() -> None:

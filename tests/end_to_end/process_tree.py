@@ -12,12 +12,8 @@ def kill_tree(pid: int, seconds: float = 60) -> None:
     They are stopped before the first is killed: a process that still runs could start others meanwhile, as Ray's node
     manager does with workers, and a killed one's children could no longer be found.
 
-    Args:
-        pid: the process at the root; nothing happens if it does not exist.
-        seconds: how long to wait for the end.
-
     Raises:
-        TimeoutError: processes that are still there.
+        TimeoutError: processes that are still there after so many seconds.
     """
     stopped: list[psutil.Process] = []
     while found := [process for process in _tree(pid) if process not in stopped]:

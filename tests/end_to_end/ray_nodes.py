@@ -38,22 +38,13 @@ ON_TWO_NODES = (
 
 @dataclass(frozen=True)
 class Node:
-    """A running `ray start --block`.
-
-    Args:
-        address: of the node.
-        process: ancestor of all its processes, also of those whose raylet was killed.
-    """
+    """A running `ray start --block`: ancestor of all processes of the node, also of those whose raylet was killed."""
 
     address: str
     process: subprocess.Popen
 
     def kill(self) -> None:
-        """Kills all processes of the node.
-
-        Raises:
-            TimeoutError: some are still there.
-        """
+        """Kills all processes of the node."""
         kill_tree(self.process.pid)
         self.process.wait()
 
@@ -93,30 +84,22 @@ class Cluster:
     nodes: dict[str, Node] = field(default_factory=dict)
 
     @property
-    def address(self) -> str:
-        """What RAY_ADDRESS has to be."""
-        return f"{HEAD}:{self.port}"
-
-    @property
     def variables(self) -> dict[str, str]:
         """What a run on the cluster needs in its environment."""
-        return {**self.environment, "RAY_ADDRESS": self.address}
+        return {**self.environment, "RAY_ADDRESS": f"{HEAD}:{self.port}"}
 
     def start(self, *addresses: str) -> None:
-        """Starts nodes one after the other; one that was there before is killed first, with all its processes.
+        """Starts nodes one after the other and waits until the cluster has exactly its nodes.
 
-        Args:
-            addresses: of the nodes. The very first one becomes the head, which has no worker slot.
-
-        Raises:
-            AssertionError: the cluster does not have exactly its nodes in time.
+        One that was there before is killed first, with all its processes. The very first one becomes the head, which
+        has no worker slot.
         """
         for address in addresses:
             if address in self.nodes:
                 self.nodes[address].kill()
             if self.nodes:
                 # As in configs/hardware/cpu.yaml: verl reserves more CPUs than it uses.
-                role = [f"--address={self.address}", "--num-gpus=1", "--num-cpus=64"]
+                role = [f"--address={HEAD}:{self.port}", "--num-gpus=1", "--num-cpus=64"]
             else:
                 role = ["--head", f"--port={self.port}", "--num-gpus=0", "--num-cpus=0"]
                 role += ["--include-dashboard=false", f"--ray-client-server-port={free_port()}"]
@@ -153,7 +136,8 @@ class Cluster:
 
     def _wait(self) -> None:
         script = REPOSITORY / "recipes" / "cluster" / "wait_for_nodes.py"
-        command = [sys.executable, str(script), self.address, str(len(self.nodes)), str(SECONDS_TO_JOIN)]
+        head = f"{HEAD}:{self.port}"
+        command = [sys.executable, str(script), head, str(len(self.nodes)), str(SECONDS_TO_JOIN)]
         deadline = time.monotonic() + SECONDS_TO_JOIN
         # Ray may count a killed node for a while, so that there are more than the script waits for.
         while True:
@@ -172,11 +156,7 @@ class Cluster:
             assert time.monotonic() < deadline, f"{done.stdout}{done.stderr}\n{self.logs()}"
 
     def stop(self) -> None:
-        """Kills all processes of all nodes; `ray stop` would kill every Ray process of the user.
-
-        Raises:
-            TimeoutError: some are still there.
-        """
+        """Kills all processes of all nodes; `ray stop` would kill every Ray process of the user."""
         for node in self.nodes.values():
             node.kill()
 
@@ -193,14 +173,7 @@ class Cluster:
 
 @contextmanager
 def ray_cluster(**environment: str) -> Iterator[Cluster]:
-    """A cluster without nodes; at the end all its processes are killed and its folder is removed.
-
-    Args:
-        environment: further variables of all nodes' processes.
-
-    Raises:
-        AssertionError: at the end, if a process is left.
-    """
+    """A cluster without nodes, and with further variables for their processes; at the end none of these is left."""
     folder = Path(tempfile.mkdtemp(prefix="nodes-", dir="/tmp"))
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     cluster = Cluster(folder, {**secret, **environment}, free_port())

@@ -19,16 +19,12 @@ PREFIX = "rollout_agreement"
 
 
 def fresh_tokens(mask: Tensor, first: Tensor, last: Tensor, version: int) -> Tensor:
-    """Which tokens the current weights have sampled for certain.
+    """Which tokens of the response (bool, (sequences, length)) the current weights have sampled for certain.
 
     Args:
-        mask: bool, (sequences, length): tokens of the response.
-        first: int64, (sequences,): version of the weights that began the sequence.
-        last: int64, (sequences,): version that finished it.
+        mask: tokens of the response, (sequences, length).
+        first, last: versions of the weights that began and that finished each sequence.
         version: the current one.
-
-    Returns:
-        bool, (sequences, length).
     """
     final = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     whole = mask & (first == version)[:, None]
@@ -36,13 +32,7 @@ def fresh_tokens(mask: Tensor, first: Tensor, last: Tensor, version: int) -> Ten
 
 
 def agreement(rollout: Tensor, actor: Tensor, mask: Tensor, first: Tensor, last: Tensor, version: int) -> dict:
-    """The metrics of a rollout batch.
-
-    Args:
-        rollout: the rollout's log-probabilities, (sequences, length).
-        actor: the actor's.
-        mask, first, last, version: as for `fresh_tokens`.
-    """
+    """The metrics of a rollout batch, from the rollout's and the actor's log-probabilities."""
     fresh = fresh_tokens(mask, first, last, version)
     metrics = {
         f"{PREFIX}/fresh_tokens": int(fresh.sum()),

@@ -1,5 +1,6 @@
 """Launches the real verl on the CPU, as a user would, and reads what it logged."""
 
+import json
 import os
 import re
 import signal
@@ -40,6 +41,15 @@ class Run:
         """A metric under the name that verl logs it by, a value a step."""
         return self.log[metric].tolist()
 
+    def state(self, step: int) -> dict:
+        """The state of the bounds in the checkpoint of a step."""
+        return state_in(self.folder, step)
+
+
+def state_in(folder: Path, step: int) -> dict:
+    """The state of the bounds in the checkpoint of a step of the run in a folder."""
+    return json.loads((folder / f"checkpoints/global_step_{step}/actor/clipx_state.json").read_text())
+
 
 def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
     """Checks that the first step of each process, and no later one, has a receipt that agrees.
@@ -59,48 +69,25 @@ def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
     return run.log.drop(columns=receipt.name)
 
 
-def train(
-    task,
-    folder: Path,
-    *overrides: str,
-    steps: int = 2,
-    environment: dict[str, str] | None = None,
-    entry: str = MAIN,
-    python: str = sys.executable,
-) -> Run:
-    """Trains for a few steps and returns what happened.
-
-    Args:
-        task: data and policy.
-        folder: where the run writes.
-        overrides: Hydra overrides after the common ones.
-        steps: training steps.
-        environment: further environment variables.
-        entry: verl's module that is run.
-        python: the interpreter of the environment that it runs in.
+def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = SECONDS, **options) -> Run:
+    """Trains for a few steps, within some seconds, and returns what happened; arguments as for `launch`.
 
     Raises:
         AssertionError: the run failed or did not end in time; the message holds the end of its output.
     """
-    process = launch(task, folder, *overrides, steps=steps, environment=environment, entry=entry, python=python)
+    process = launch(task, folder, *overrides, steps=steps, **options)
     try:
-        code = process.wait(SECONDS)
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
         kill_tree(process.pid)
-        code = f"none within {SECONDS} s"
+        code = f"none within {seconds} s"
     assert code == 0, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
     return Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
 
 
 def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], bool], steps: int) -> Run:
-    """Trains, and kills the driver, Ray and all workers with SIGKILL as soon as something has happened.
-
-    Args:
-        task: data and policy.
-        folder: where the run writes.
-        overrides: Hydra overrides after the common ones.
-        when: whether it has happened, given the folder.
-        steps: training steps that the run was to make.
+    """Trains, and kills the driver, Ray and all workers with SIGKILL as soon as `when` says of the folder that it is
+    time.
 
     Raises:
         AssertionError: the run ended by itself or did not come so far in time.
@@ -113,12 +100,12 @@ def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], b
     code = process.wait()
     assert code == -signal.SIGKILL, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
     assert when(folder), output_of(folder)[-6000:]
+    return growing_run(folder)
+
+
+def growing_run(folder: Path) -> Run:
+    """What a run that was killed has left."""
     return Run(table_of(growing_rows(metrics_of(folder))), output_of(folder), folder)
-
-
-def step_is_logged(step: int) -> Callable[[Path], bool]:
-    """For `train_and_kill`: the step has been logged, so that the next one is under way."""
-    return lambda folder: step in growing_rows(metrics_of(folder))
 
 
 def growing_rows(log: Path) -> Rows:
@@ -129,7 +116,7 @@ def growing_rows(log: Path) -> Rows:
 
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:
-    """The Hydra overrides of every run; arguments as for `train`."""
+    """The Hydra overrides of every run; arguments as for `launch`."""
     return [
         "+hardware=cpu",
         "algorithm.adv_estimator=grpo",
@@ -168,21 +155,36 @@ def launch(
     entry: str = MAIN,
     python: str = sys.executable,
 ) -> subprocess.Popen:
-    """Starts a run that logs to the folder; arguments as for `train`, and words to put before the command."""
+    """Starts a run.
+
+    Args:
+        task: data and policy.
+        folder: where the run writes.
+        overrides: Hydra overrides after the common ones.
+        steps: training steps.
+        environment: further environment variables.
+        before: words before the command.
+        entry: verl's module that is run.
+        python: the interpreter of the environment that it runs in.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        *before,
-        python,
-        "-m",
-        entry,
-        *common_overrides(task, folder, steps),
-        *overrides,
-    ]
+    command = [*before, python, "-m", entry, *common_overrides(task, folder, steps), *overrides]
     variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics_of(folder)), **(environment or {})}
     with (folder / "run.log").open("wb") as output:
         return subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env={**os.environ, **variables}
         )
+
+
+def finding(*folders: Path) -> dict[str, str]:
+    """The environment in which all of verl's processes find the tests and modules of folders."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": ":".join(map(str, [REPOSITORY, *folders, *([inherited] if inherited else [])]))}
+
+
+def loading(*modules: str) -> dict[str, str]:
+    """The environment in which all of verl's processes import modules of this folder."""
+    return finding() | {"VERL_USE_EXTERNAL_MODULES": ",".join(f"{__package__}.{module}" for module in modules)}
 
 
 def metrics_of(folder: Path) -> Path:

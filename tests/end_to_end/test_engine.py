@@ -2,30 +2,31 @@
 
 Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
 engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an advantage or
-old log-probability that is not finite makes it one, in every method; a run with one update per rollout batch says so in
-its line; a checkpoint whose state of the bounds is cut short or missing stops with an error, or starts afresh when
-asked to; +clipx=observe leaves every weight after an update to the last bit what it is without the plugin's node, under
-several of verl's losses; what is counted where tokens are rejected; verl's Tinker worker, which steps by itself, gets
-fixed bounds and exact metrics, and stops where the mini-batch is needed; where the configuration gives a rollout batch
-one update, no extra pass is made; that verl's fused kernels fail with untied embeddings. Not covered: memory of an
-accelerator, packing and sequence parallelism.
+old log-probability that is not finite makes it one, in every method; a checkpoint whose state of the bounds is cut
+short or missing stops with an error, or starts afresh when asked to; +clipx=observe leaves every weight after an update
+to the last bit what it is without the plugin's node, under several of verl's losses; what is counted where tokens are
+rejected; verl's Tinker worker, which steps by itself, gets fixed bounds and exact metrics, and stops where the
+mini-batch is needed; where the configuration gives a rollout batch one update, no extra pass is made; that verl's fused
+kernels fail with untied embeddings. Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
 import contextlib
 import gc
-import io
 import itertools
 import traceback
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.utils.losses import ppo_loss
 
 from tests.cpu.policy import random_policy, save_checkpoint
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 from .method_checks import FRACTIONS
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
@@ -42,9 +43,6 @@ ONE_UPDATE = (*ACPO, "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 
 def prepared(worker, rows, overrides):
     """Sets the loss and returns a mini-batch of all rows in micro-batches of three."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.losses import ppo_loss
-
     worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
     for observer in worker.observers:
         # The receipt: the rows' old log-probabilities are made up, and not recomputed as the line says.
@@ -70,10 +68,31 @@ def weights(worker):
     return {name: value.full_tensor().clone() for name, value in worker.engine.module.named_parameters()}
 
 
+def differing(weights, others):
+    return [name for name, value in weights.items() if not torch.equal(value, others[name])]
+
+
+def restorer(worker):
+    """A function that gives the worker the weights that it has now, and an optimizer without a memory."""
+    originals = {name: value.detach().clone() for name, value in worker.engine.module.named_parameters()}
+
+    def restore():
+        with torch.no_grad():
+            for name, value in worker.engine.module.named_parameters():
+                value.copy_(originals[name])
+        worker.engine.optimizer.state.clear()
+
+    return restore
+
+
+def own_metrics(output):
+    """The plugin's metrics of an update, over all ranks."""
+    metrics = tu.get(output, "metrics")
+    return {key: Metric.aggregate_dp(value) for key, value in metrics.items() if key.startswith("clipx/")}
+
+
 def differences_after_observing(rank, world, policy, rows):
     """What an observation changed."""
-    from verl_clipx.worker.step import OptimizerStep
-
     worker = build_worker(Path(policy))
     data = prepared(worker, torch.load(rows, weights_only=False), ACPO)
     engine = worker.engine
@@ -102,7 +121,7 @@ def differences_after_observing(rank, world, policy, rows):
         "memory": kept_memory,
         "own bytes": again.untyped_storage().nbytes(),
         "gradients": [name for name, value in engine.module.named_parameters() if value.grad is not None],
-        "weights": [name for name, value in weights(worker).items() if not torch.equal(value, weights_before[name])],
+        "weights": differing(weights(worker), weights_before),
         "keys": sorted(set(data.keys()) ^ set(keys)),
         "engine mode": engine.mode,
         "moves of an observation": ours,
@@ -113,8 +132,6 @@ def differences_after_observing(rank, world, policy, rows):
 
 def after_an_infinite_gradient(rank, world, policy, rows):
     """Two ordinary steps, one with an infinite advantage, one ordinary again: state, weights and skips after each."""
-    from verl_clipx.worker.step import RolloutBatch
-
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
     found = []
@@ -134,37 +151,22 @@ def after_an_infinite_gradient(rank, world, policy, rows):
 
 
 def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
-    """Of every method and kind of input: the skipped updates, the weights that moved, the state's steps."""
-    from verl_clipx.worker.step import RolloutBatch
+    """Of every method, with the kinds of input in turn: the skipped updates, the weights that moved, the state's steps.
+
+    Every method with every kind is in tests/worker/test_policy_loss.py, without an engine.
+    """
 
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
     found = {}
-    for name in BUILT_IN:
-        overrides = (f"+clipx={name}", "actor_rollout_ref.rollout.calculate_log_probs=true")
-        for field, value in itertools.product(("advantages", "old_log_probs"), (torch.nan, torch.inf, -torch.inf)):
-            data = prepared(worker, loaded, overrides)
-            data[field].values()[0] = value
-            before, worker.batch = weights(worker), RolloutBatch()
-            worker.train_batch(data)
-            moved = [key for key, weight in weights(worker).items() if not torch.equal(weight, before[key])]
-            found[name, field, value] = (worker.batch.skipped, moved, worker.state.step)
+    kinds = itertools.product(("advantages", "old_log_probs"), (torch.nan, torch.inf, -torch.inf))
+    for name, (field, value) in zip(BUILT_IN, itertools.cycle(kinds), strict=False):
+        data = prepared(worker, loaded, (f"+clipx={name}", "actor_rollout_ref.rollout.calculate_log_probs=true"))
+        data[field].values()[0] = value
+        before, worker.batch = weights(worker), RolloutBatch()
+        worker.train_batch(data)
+        found[name, field, str(value)] = (worker.batch.skipped, differing(weights(worker), before), worker.state.step)
     return found
-
-
-def notices(rank, world, policy):
-    """What the worker prints when the loss is set, for a run with one update a rollout batch and one with two."""
-    from verl.workers.utils.losses import ppo_loss
-
-    worker = build_worker(Path(policy))
-    heard = []
-    for prompts in (8, 16):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            worker.set_loss_fn(
-                partial(ppo_loss, config=actor_config((*ONE_UPDATE, f"data.train_batch_size={prompts}")))
-            )
-        heard.append(printed.getvalue())
-    return heard
 
 
 def after_a_checkpoint(rank, world, policy, rows, folder):
@@ -208,19 +210,13 @@ OBSERVED = {
 
 def updates_with_and_without_observe(rank, world, policy, rows):
     """By loss: the weights before an update, and weights and metrics after one without and one with +clipx=observe."""
-    from verl.utils import tensordict_utils as tu
-
     loaded = torch.load(rows, weights_only=False)
     worker = build_worker(Path(policy))
-    before, found = weights(worker), {}
-    originals = {name: value.detach().clone() for name, value in worker.engine.module.named_parameters()}
+    before, found, restore = weights(worker), {}, restorer(worker)
     for loss_mode, needed in OBSERVED.items():
         found[loss_mode] = [before]
         for group in ((), ("+clipx=observe",)):
-            with torch.no_grad():
-                for name, value in worker.engine.module.named_parameters():
-                    value.copy_(originals[name])
-            worker.engine.optimizer.state.clear()
+            restore()
             overrides = (*group, f"{POLICY_LOSS}.loss_mode={loss_mode}", *needed, f"{ACTOR}.entropy_coeff=0.01")
             data = prepared(worker, loaded, overrides)
             tu.assign_non_tensor(data, mini_batch_size=len(loaded), epochs=1, calculate_entropy=True)
@@ -232,9 +228,6 @@ def updates_with_and_without_observe(rank, world, policy, rows):
 
 def observed_under_rejection(rank, world, policy, rows):
     """Metrics of +clipx=observe and of the same loss of the plugin's, two sequences of the mini-batch rejected."""
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.metric import Metric
-
     worker, found = build_worker(Path(policy)), []
     for group in ("observe", "grpo"):
         correction = "algorithm.rollout_correction.rollout_rs"
@@ -244,30 +237,22 @@ def observed_under_rejection(rank, world, policy, rows):
         for sequence in data["response_mask"].unbind()[:2]:
             sequence.zero_()
         worker.engine.optimizer_step = lambda: 1.0
-        metrics = tu.get(worker.train_batch(data), "metrics")
-        found.append({key: Metric.aggregate_dp(value) for key, value in metrics.items() if key.startswith("clipx/")})
+        found.append(own_metrics(worker.train_batch(data)))
     return found
 
 
 def tinker_s_update(rank, world, policy, rows):
     """An update by verl's Tinker worker and by train_batch: weights and metrics; and what mini_batch and Lopti say."""
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.metric import Metric
     from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
     loaded = torch.load(rows, weights_only=False)
     worker = build_worker(Path(policy), TinkerTrainingWorker)
-    originals = {name: value.detach().clone() for name, value in worker.engine.module.named_parameters()}
+    before, restore = weights(worker), restorer(worker)
 
     def update(step):
-        with torch.no_grad():
-            for name, value in worker.engine.module.named_parameters():
-                value.copy_(originals[name])
-        worker.engine.optimizer.state.clear()
-        output = step(prepared(worker, loaded, ("+clipx=grpo",)))
-        metrics = tu.get(output, "metrics")
-        ours = {key: Metric.aggregate_dp(value) for key, value in metrics.items() if key.startswith("clipx/")}
-        return weights(worker), ours
+        restore()
+        metrics = own_metrics(step(prepared(worker, loaded, ("+clipx=grpo",))))
+        return weights(worker), metrics
 
     def split(data):
         worker.optimizer_zero_grad()
@@ -283,7 +268,7 @@ def tinker_s_update(rank, world, policy, rows):
             return str(error)
 
     return {
-        "before": {name: value.full_tensor() for name, value in originals.items()},
+        "before": before,
         "train_batch": update(worker.train_batch),
         "split": update(split),
         "mini_batch": refusal(worker.forward_backward, *ACPO),
@@ -293,8 +278,6 @@ def tinker_s_update(rank, world, policy, rows):
 
 def first_updates(rank, world, policy, rows):
     """The first update's forwards and largest epsilon with one and two updates; the last's with more than announced."""
-    from verl.utils import tensordict_utils as tu
-
     loaded = torch.load(rows, weights_only=False)
     worker = build_worker(Path(policy))
     engine, found = worker.engine, {}
@@ -316,39 +299,25 @@ def first_updates(rank, world, policy, rows):
     return found
 
 
-@contextmanager
-def unpatched_model():
-    """Restores the forward pass of transformers' model, because verl's fused kernels replace it."""
-    from transformers import Qwen2ForCausalLM
-
-    original = Qwen2ForCausalLM.forward
-    try:
-        yield
-    finally:
-        Qwen2ForCausalLM.forward = original
-
-
 def fused_kernels(rank, world, folder):
     """verl's own log-probabilities by fused kernels, of tied and of untied embeddings, or where they fail."""
-    from verl.utils import tensordict_utils as tu
-
     found = {}
     engine = (f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.model.use_fused_kernels=True")
     fused = {"use_fused_kernels": True, "fused_kernel_options": {"impl_backend": "torch"}, "use_remove_padding": True}
-    for tied in (True, False):
-        policy = save_checkpoint(Path(folder) / str(tied), random_policy(tied=tied))
-        rows = torch.load(make_rows(policy, 3, masked=(), drift=0.4), weights_only=False)
-        with unpatched_model():
-            worker = build_worker(policy, engine=engine, **fused)
-            data = mini_batch(rows, sequences=len(rows))
-            tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3, compute_loss=False)
-            tu.assign_non_tensor(data, calculate_entropy=False)
-            try:
-                found[tied] = worker.infer_batch(data)["log_probs"].values()
-            except RuntimeError as error:
-                frames = traceback.extract_tb(error.__traceback__)
-                of_verl = next(frame for frame in frames if "vocab" in frame.line)
-                found[tied] = f"{Path(of_verl.filename).name}: {of_verl.line}: {error}"
+    policies = [save_checkpoint(Path(folder) / str(tied), random_policy(tied=tied)) for tied in (True, False)]
+    # Before verl replaces the forward pass of transformers' model; this function is the last in its process.
+    rows = [make_rows(policy, 3, masked=(), drift=0.4) for policy in policies]
+    for tied, policy, drawn in zip((True, False), policies, rows, strict=True):
+        worker, loaded = build_worker(policy, engine=engine, **fused), torch.load(drawn, weights_only=False)
+        data = mini_batch(loaded, sequences=len(loaded))
+        tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3, compute_loss=False)
+        tu.assign_non_tensor(data, calculate_entropy=False)
+        try:
+            found[tied] = worker.infer_batch(data)["log_probs"].values()
+        except RuntimeError as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            of_verl = next(frame for frame in frames if "vocab" in frame.line)
+            found[tied] = f"{Path(of_verl.filename).name}: {of_verl.line}: {error}"
     return found
 
 
@@ -365,7 +334,6 @@ def found(policy, rows, tmp_path_factory):
         (differences_after_observing, *given),
         (after_an_infinite_gradient, *given),
         (steps_with_a_number_that_is_not_finite, *given),
-        (notices, str(policy)),
         (after_a_checkpoint, *given, str(tmp_path_factory.mktemp("checkpoint"))),
         (updates_with_and_without_observe, *given),
         (observed_under_rejection, *given),
@@ -406,21 +374,13 @@ def test_a_skipped_step_is_not_remembered(found):
     assert [state[3] for state in (first, second, skipped, third)] == [0, 0, 1, 0]
     assert torch.equal(second[1], skipped[1]) and not torch.equal(first[1], second[1])
     assert torch.isfinite(third[1]).all() and not torch.equal(skipped[1], third[1])
-    assert all(torch.equal(second[2][name], skipped[2][name]) for name in second[2])
-    assert any(not torch.equal(third[2][name], skipped[2][name]) for name in third[2])
+    assert differing(second[2], skipped[2]) == [] != differing(third[2], skipped[2])
 
 
 def test_whatever_is_not_finite_skips_the_step_of_every_method(found):
     found = found["steps_with_a_number_that_is_not_finite"]
-    assert len(found) == 6 * len(BUILT_IN)
+    assert len(found) == len(BUILT_IN) and len({key[1:] for key in found}) == 6
     assert {key: result for key, result in found.items() if result != (1, [], 0)} == {}
-
-
-def test_a_run_says_in_one_line_whether_clipping_can_act(found):
-    one, two = found["notices"]
-    assert one.count("\n") == two.count("\n") == 1
-    assert "1 update per rollout batch, at ratio 1: clipping cannot act" in one and "ppo_mini_batch_size" in one
-    assert "2 updates per rollout batch: clipping can act" in two
 
 
 def test_a_checkpoint_without_a_state_needs_a_word(found):
@@ -436,8 +396,7 @@ def test_a_checkpoint_without_a_state_needs_a_word(found):
 def test_observe_changes_no_bit_of_the_weights_after_an_update(found, loss_mode):
     before, *both = found["updates_with_and_without_observe"][loss_mode]
     (plain_weights, plain_metrics, plain_random), (observed_weights, observed_metrics, observed_random) = both
-    assert any(not torch.equal(before[name], value) for name, value in plain_weights.items())
-    assert [name for name, value in plain_weights.items() if not torch.equal(observed_weights[name], value)] == []
+    assert differing(before, plain_weights) != [] == differing(plain_weights, observed_weights)
     assert torch.equal(plain_random, observed_random)
     # What is left out is about time and memory.
     kept = {key for key in plain_metrics if not key.startswith("perf/") and key != "mfu"}
@@ -462,8 +421,7 @@ def test_rejected_tokens_are_not_counted(found):
 def test_verls_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest(found):
     found = found["tinker_s_update"]
     (weights_of_batch, metrics_of_batch), (weights_of_split, metrics_of_split) = found["train_batch"], found["split"]
-    assert any(not torch.equal(found["before"][name], value) for name, value in weights_of_split.items())
-    assert all(torch.equal(weights_of_batch[name], value) for name, value in weights_of_split.items())
+    assert differing(found["before"], weights_of_split) != [] == differing(weights_of_batch, weights_of_split)
     assert metrics_of_batch == metrics_of_split and metrics_of_split["clipx/ratio_mean"] > 0
     assert "clipx.scope=mini_batch" in found["mini_batch"] and "Tinker" in found["mini_batch"]
     assert "+clipx/update=lopti" in found["lopti"]

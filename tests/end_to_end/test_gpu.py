@@ -1,22 +1,27 @@
-"""tests/gpu on two gloo ranks, with nothing but the device another: what a CPU can run of it passes.
+"""tests/gpu on gloo ranks, with nothing but the device another: what a CPU can run of it passes.
 
-Not covered: what needs a GPU (FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
+Covers: on one rank the losses, an update under FSDP2, and another bound; with `-m matrix` all, on two ranks
+(test_invariance.py has the engine's options and sharding in every run). Not covered: what needs a GPU (FSDP1, flash
+attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
 """
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-NEEDS_A_GPU = 5
+from .runs import REPOSITORY
 
 
 @pytest.mark.end_to_end
-def test_what_a_cpu_can_run_passes():
-    command = ["torchrun", "--nproc-per-node", "2", "--local-ranks-filter", "0", "-m", "pytest", "tests/gpu", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+@pytest.mark.parametrize(
+    ("ranks", "chosen", "needing_a_gpu"),
+    [("1", "losses or FSDP2 or another_bound", 1), pytest.param("2", "", 5, marks=pytest.mark.matrix)],
+)
+def test_what_a_cpu_can_run_passes(ranks, chosen, needing_a_gpu):
+    command = ["torchrun", "--nproc-per-node", ranks, "--local-ranks-filter", "0"]
+    command += ["-m", "pytest", "tests/gpu", "-q", "-k", chosen]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=300)
     counts = re.findall(r"^(\d+) passed, (\d+) skipped", done.stdout, re.MULTILINE)
     assert done.returncode == 0 and len(counts) == 1, done.stdout[-3000:] + done.stderr[-3000:]
-    assert int(counts[0][0]) >= 20 and int(counts[0][1]) == NEEDS_A_GPU
+    assert int(counts[0][0]) >= 20 and int(counts[0][1]) == needing_a_gpu

@@ -1,10 +1,10 @@
 """A run without a clipx node is verl's: with the plugin it does what it does with nothing but the CPU's port.
 
-Covers: the v1 trainer in sync mode, and its resumed run beside a stranger's locks and a tracker file that verl reads
-otherwise than the plugin once did; with `-m matrix` the older trainer and separate_async. Compared are the names of
-files, the content of all but those with times in them, the model to the digit, the keys and values of the log, what was
-printed, the exit code; in separate_async no contents and values, since no two such runs are equal. Not covered: GPUs,
-several nodes.
+Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks and a tracker file that
+verl reads otherwise than the plugin once did, validates and saves; with `-m matrix` the same from the start, the older
+trainer, and separate_async. Compared are the names of files, the content of all but those with times in them, the model
+to the digit, the keys and values of the log, what was printed, the exit code; in separate_async no contents and values,
+since no two such runs are equal. Not covered: GPUs, several nodes.
 """
 
 import json
@@ -17,17 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from .runs import REPOSITORY, SECONDS, launch, metrics_of, output_of
+from .runs import SECONDS, finding, launch, loading, metrics_of, output_of
+from .training_ranks import build_worker, on_ranks
 
 pytestmark = pytest.mark.end_to_end
 
 # Nothing of the plugin but the CPU's port; and all of it.
-PORT_ALONE = {
-    "VERL_USE_EXTERNAL_PLUGINS": "none",
-    "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.cpu_port",
-    "PYTHONPATH": str(REPOSITORY),
-}
-PLUGIN = {"PYTHONPATH": str(REPOSITORY)}
+PORT_ALONE = {"VERL_USE_EXTERNAL_PLUGINS": "none", **loading("cpu_port")}
+PLUGIN = finding()
 LATEST = Path("checkpoints/latest_checkpointed_iteration.txt")
 # Another run's, in the places in which the plugin once kept locks: of a host that cannot be asked.
 LOCK = '{"host": "elsewhere", "pid": 1, "started": "boot/1", "at": "2026-11-25 12:00:00 UTC", "job": ""}\n'
@@ -163,33 +160,33 @@ def both(folder: Path) -> tuple[Path, Path]:
     return folder / "verl_alone", folder / "with_clipx"
 
 
-@pytest.fixture(scope="module")
-def finished(task, tmp_path_factory) -> tuple[Path, Path]:
-    return run_both(task, both(tmp_path_factory.mktemp("sync")), *SEEDED, steps=2)
+def save_untrained(rank: int, world: int, policy: str, folder: str) -> None:
+    """A checkpoint by verl's own worker, of weights that no step has changed."""
+    build_worker(Path(policy), precision=torch.float32).save_checkpoint(folder, global_step=1)
 
 
-def test_a_run_does_what_it_does_without_the_plugin(finished):
-    check_same(finished)
-    # Otherwise equality would mean little.
-    first, second = (data for _, data in logged(finished[0]))
-    assert first["actor/grad_norm"] != second["actor/grad_norm"] != 0
-
-
-def test_a_run_that_resumes_leaves_strangers_files_as_they_are(task, finished, tmp_path):
-    # As verl itself would resume it: from step 1, although a later checkpoint is there and the log ends later.
-    for folder in both(tmp_path):
-        # The same beginning for both.
-        shutil.copytree(finished[0], folder)
-        for lock in LOCKS:
-            (folder / lock).write_text(LOCK)
-        (folder / LATEST).write_text("1\n")
-    resumed = run_both(task, both(tmp_path), *SEEDED, "trainer.save_freq=-1", "trainer.test_freq=-1", steps=2)
-    check_same(resumed)
-    for folder in resumed:
-        # It goes on from step 1, and verl's file logger has emptied its log.
-        assert [step for step, _ in logged(folder)] == [2]
+def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_as_they_are(task, tmp_path):
+    first, second = both(tmp_path)
+    on_ranks(1, save_untrained, str(task.policy), str(first / "checkpoints/global_step_1/actor"))
+    # As verl itself would resume it: from step 1, although a later checkpoint is there.
+    shutil.copytree(first / "checkpoints/global_step_1", first / "checkpoints/global_step_9")
+    (first / LATEST).write_text("1\n")
+    for lock in LOCKS:
+        (first / lock).write_text(LOCK)
+    shutil.copytree(first, second)
+    check_same(run_both(task, (first, second), *SEEDED, steps=3))
+    for folder in (first, second):
+        assert "Resuming from" in output_of(folder) and (folder / LATEST).read_text() == "3"
         assert [(folder / lock).read_text() for lock in LOCKS] == [LOCK, LOCK]
-        assert (folder / LATEST).read_bytes() == b"1\n"
+    # Otherwise equality would mean little.
+    assert [step for step, _ in logged(first)] == [2, 3]
+    second, third = (data["actor/grad_norm"] for _, data in logged(first))
+    assert second != third != 0
+
+
+@pytest.mark.matrix
+def test_a_run_from_the_start(task, tmp_path):
+    check_same(run_both(task, both(tmp_path), *SEEDED, steps=2))
 
 
 @pytest.mark.matrix

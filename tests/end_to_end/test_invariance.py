@@ -6,8 +6,8 @@ scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid s
 (Ulysses, with a stand-in for flash attention's kernel) against padding on one rank, in log-probabilities too; that each
 method does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss without
 statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in BAPO's
-sums their last bits. Not covered: Ray and rollouts (test_training.py), flash attention's own kernel, rounding in half
-precision.
+sums their last bits. With `-m matrix` nine more cuts, dynamic batches on 4 ranks among them. Not covered: Ray and
+rollouts (test_training.py), flash attention's own kernel, rounding in half precision.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import torch
 from verl_clipx.methods import BUILT_IN
 
 from .method_checks import CHECKS, SETTINGS
-from .training_ranks import Case, make_policy, make_rows, run_cases
+from .training_ranks import Case, cases_on_rank, make_policy, make_rows, on_ranks
 
 pytestmark = pytest.mark.end_to_end
 
@@ -37,8 +37,7 @@ METHODS = {
     "acpo_masked": ("+clipx=acpo", "clipx.alpha=0.5", "+clipx/mask=opsm", "clipx.mask.delta=0.01"),
     "acpo_reweighted": ("+clipx=acpo", "+clipx/shaping=advantage_reweighting", "clipx.alpha=0.5"),
     "acpo_sequence_mean": (
-        "+clipx=acpo",
-        "clipx.alpha=0.5",
+        *("+clipx=acpo", "clipx.alpha=0.5"),
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     ),
     "selected_over_mini_batch": ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
@@ -48,94 +47,80 @@ METHODS = {
 TWO_STAGES = ("clip_cov", "kl_cov")
 PASSES = {f"lopti_{name}": ("+clipx=acpo", "+clipx/update=lopti", "clipx.alpha=0.5") for name in ("low", "high")}
 # ranks, micro-batch size (None: all), tokens of a dynamic micro-batch (None: fixed size)
-CUTS = [
-    (1, None, None),
-    (1, 2, None),
-    (2, None, None),
-    (2, 1, None),
-    (2, None, 40),
-    (4, 2, None),
-    (4, None, 40),
-]
+WHOLE = (1, None, None)
+CUTS = [WHOLE, (1, 4, None), (2, 4, None), (2, None, 40), (4, 2, None)]
 FURTHER_CUTS = [
-    (1, 1, None),
-    (1, 4, None),
-    (1, None, 40),
-    (2, 2, None),
-    (2, 4, None),
-    (4, None, None),
-    (4, 1, None),
+    *((1, 1, None), (1, 2, None), (1, None, 40)),
+    *((2, None, None), (2, 1, None), (2, 2, None)),
+    *((4, None, None), (4, 1, None), (4, None, 40)),
 ]
-EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=pytest.mark.matrix) for cut in FURTHER_CUTS)]
+MATRIX = pytest.mark.matrix
+EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=MATRIX) for cut in FURTHER_CUTS)]
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 PACKING = (("use_remove_padding", True),)
 LORA = (("lora_rank", 4), ("lora_alpha", 8), ("target_modules", "all-linear"))
-# Options of the engine: what of a case they change, and the cuts under which each runs.
+CHUNKED = (f"{FSDP}.entropy_from_logits_with_chunking=True", f"{FSDP}.entropy_from_logits_chunk_size=5")
+ULYSSES = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",)
+# Options of the engine: what of a case they change, the cuts under which each runs, and what the engine shows of each.
 ENGINES = {
-    "packing": (dict(model=PACKING), [(1, 2, None), (2, None, 40)]),
-    "gradient checkpointing": (dict(model=(("enable_gradient_checkpointing", True),)), [(1, 2, None)]),
-    "offload": (dict(engine=(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True")), [(1, 2, None)]),
+    "packing": (dict(model=PACKING), [(1, 4, None), (2, None, 40)], {"rows of an input": 1}),
+    "gradient checkpointing": (
+        dict(model=(("enable_gradient_checkpointing", True),)),
+        [(1, 4, None)],
+        {"gradient checkpointing": True},
+    ),
+    "offload": (
+        dict(engine=(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True")),
+        [(1, 4, None)],
+        {"offload": (True, True)},
+    ),
     # verl's padded entropy knows no chunks.
     "chunked entropy": (
-        dict(
-            engine=(f"{FSDP}.entropy_from_logits_with_chunking=True", f"{FSDP}.entropy_from_logits_chunk_size=5"),
-            model=PACKING,
-        ),
-        [(1, 2, None)],
+        dict(engine=CHUNKED, model=PACKING),
+        [(1, 4, None)],
+        {"chunked entropy": True, "rows of an input": 1},
     ),
     # After a pass without gradient each rank then keeps all weights whole, and an update shards them again.
-    "whole after a forward pass": (dict(engine=(f"{FSDP}.reshard_after_forward=False",)), [(2, None, None)]),
-    "hybrid sharding": (dict(engine=(f"{FSDP}.fsdp_size=2",)), [(4, 2, None)]),
-    "LoRA": (dict(model=(*LORA, *PACKING)), [(1, 2, None)]),
+    "whole after a forward pass": (
+        dict(engine=(f"{FSDP}.reshard_after_forward=False",)),
+        [(2, 4, None)],
+        {"layers are whole": True},
+    ),
+    "hybrid sharding": (dict(engine=(f"{FSDP}.fsdp_size=2",)), [(4, 2, None)], {"mesh": (2, 2)}),
+    "LoRA": (dict(model=(*LORA, *PACKING)), [(1, 4, None)], {"adapter": True, "rows of an input": 1}),
     # verl has it packed alone.
     "Ulysses": (
-        dict(
-            engine=("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",),
-            model=PACKING,
-            attention="flash_attention_2",
-        ),
-        [(2, 1, None), (2, None, 40), (4, None, 40)],
+        dict(engine=ULYSSES, model=PACKING, attention="flash_attention_2"),
+        [(2, 4, None), (2, None, 40), (4, None, 40)],
+        {"ranks of a sequence": 2, "rows of an input": 1},
     ),
 }
-UNDER_ENGINES = [(option, cut) for option, (_, cuts) in ENGINES.items() for cut in cuts]
-# What the engine shows of each.
-IN_FORCE = {
-    "packing": {"rows of an input": 1},
-    "gradient checkpointing": {"gradient checkpointing": True},
-    "offload": {"offload": (True, True)},
-    "chunked entropy": {"chunked entropy": True, "rows of an input": 1},
-    "whole after a forward pass": {"layers are whole": True},
-    "hybrid sharding": {"mesh": (2, 2)},
-    "LoRA": {"adapter": True, "rows of an input": 1},
-    "Ulysses": {"ranks of a sequence": 2, "rows of an input": 1},
-}
+UNDER_ENGINES = [
+    pytest.param(option, cut, marks=[MATRIX] * (cut in FURTHER_CUTS))
+    for option, (_, cuts, _) in ENGINES.items()
+    for cut in cuts
+]
 ENGINE_METHODS = ("acpo", "bapo_gradient", "selected_over_mini_batch", "lopti_low")
-
-CONTROL = ("+clipx=acpo", "clipx.alpha=0.5", "clipx.scope=micro_batch")
-LAGGED = ("+clipx=acpo", "clipx.alpha=0.5", "clipx.scope=lagged")
-PLAIN = ("+clipx=grpo",)
 
 
 def cases_of(cut):
     _, size, tokens = cut
-    found = {name: Case(overrides, size, tokens) for name, overrides in METHODS.items()}
-    found |= {
-        name: Case(overrides, size, tokens, token_pass=name.removeprefix("lopti_"))
-        for name, overrides in PASSES.items()
-    }
-    found["control"] = Case(CONTROL, size, tokens)
-    found["lagged"] = Case(LAGGED, size, tokens)
-    found["plain"] = Case(PLAIN, size, tokens, infer=True)
-    for option, (changed, cuts) in ENGINES.items():
+    cases = {name: Case(overrides, size, tokens) for name, overrides in METHODS.items()}
+    for name, overrides in PASSES.items():
+        cases[name] = Case(overrides, size, tokens, token_pass=name.removeprefix("lopti_"))
+    for scope in ("micro_batch", "lagged"):
+        cases[scope] = Case(("+clipx=acpo", "clipx.alpha=0.5", f"clipx.scope={scope}"), size, tokens)
+    cases["plain"] = Case(("+clipx=grpo",), size, tokens, infer=True)
+    for option, (changed, cuts, _) in ENGINES.items():
         if cut in cuts:
             for name in (*ENGINE_METHODS, "plain"):
-                found[f"{name}, {option}"] = dataclasses.replace(found[name], **changed)
-    if cut == CUTS[0]:
+                cases[f"{name}, {option}"] = dataclasses.replace(cases[name], **changed)
+    if cut == WHOLE:
         # Its gradients are those of other parameters.
-        found |= {f"{name}, LoRA": dataclasses.replace(found[name], model=LORA) for name in ENGINE_METHODS}
-        found |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
-    return found
+        cases |= {f"{name}, LoRA": dataclasses.replace(cases[name], model=LORA) for name in ENGINE_METHODS}
+        cases |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
+    return cases
 
 
 class Outcomes:
@@ -159,7 +144,8 @@ class Outcomes:
         self.failed.add(cuts[0])
         names = [(cut, name, case) for cut in cuts for name, case in cases_of(cut).items()]
         cases = [case for _, _, case in names]
-        outcomes = run_cases(cuts[0][0], self.policy, self.rows, cases, self.folder / "configs")
+        given = (str(self.policy), str(self.rows), cases, str(self.folder / "configs"))
+        outcomes = on_ranks(cuts[0][0], cases_on_rank, *given)
         self.found |= {(cut, name): outcome for (cut, name, _), outcome in zip(names, outcomes, strict=True)}
         self.failed.discard(cuts[0])
 
@@ -175,12 +161,6 @@ def largest_difference(first, second):
     return max(float((first[name] - second[name]).abs().max()) for name in first) / scale
 
 
-@pytest.mark.parametrize("cut", EVERY_CUT[1:], ids=str)
-@pytest.mark.parametrize("name", [*METHODS, *PASSES])
-def test_bounds_and_gradients_are_those_of_the_whole_mini_batch(results, name, cut):
-    require_equal(name, results[CUTS[0], name], results[cut, name])
-
-
 def require_equal(name, whole, part):
     """Asserts that a part of a mini-batch gave the bounds, gradient and metrics of the whole."""
     if whole.decision is not None:
@@ -190,66 +170,64 @@ def require_equal(name, whole, part):
         if name.startswith("bapo"):
             assert part.decision[:2] == whole.decision[:2]
     assert largest_difference(whole.gradients, part.gradients) < 1e-6
-    assert part.metrics["actor/pg_loss"] == pytest.approx(whole.metrics["actor/pg_loss"], rel=1e-9, abs=1e-12)
-    for key in ("clipx/clip_fraction_low", "clipx/clip_fraction_high", "clipx/ratio_mean"):
-        assert part.metrics[key] == pytest.approx(whole.metrics[key], rel=1e-9, abs=1e-12)
+    for key in ("actor/pg_loss", "clipx/clip_fraction_low", "clipx/clip_fraction_high", "clipx/ratio_mean"):
+        assert part.metrics[key] == pytest.approx(whole.metrics[key], rel=1e-9, abs=1e-12), key
+
+
+@pytest.mark.parametrize("cut", EVERY_CUT[1:], ids=str)
+@pytest.mark.parametrize("name", [*METHODS, *PASSES])
+def test_bounds_and_gradients_are_those_of_the_whole_mini_batch(results, name, cut):
+    require_equal(name, results[WHOLE, name], results[cut, name])
 
 
 @pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
-@pytest.mark.parametrize("name", ENGINE_METHODS)
-def test_engine_options_change_neither_bounds_nor_gradients(results, name, option, cut):
-    reference = f"{name}, LoRA" if option == "LoRA" else name
-    require_equal(name, results[CUTS[0], reference], results[cut, f"{name}, {option}"])
-
-
-@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
-def test_an_engine_option_is_in_force(results, option, cut):
-    shown = results[cut, f"plain, {option}"].options
-    assert {key: shown[key] for key in IN_FORCE[option]} == IN_FORCE[option]
-    assert any(results[CUTS[0], "plain"].options[key] != value for key, value in IN_FORCE[option].items())
-
-
-@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
-def test_engine_options_change_no_log_probability(results, option, cut):
-    whole, part = results[CUTS[0], "plain"].log_probs, results[cut, f"plain, {option}"].log_probs
-    assert len(whole) == ROWS
-    for expected, found in zip(whole, part, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+def test_an_engine_option_is_in_force_and_changes_neither_bounds_nor_gradients_nor_log_probabilities(
+    results, option, cut
+):
+    whole, part = results[WHOLE, "plain"], results[cut, f"plain, {option}"]
+    shown = ENGINES[option][2]
+    assert {key: part.options[key] for key in shown} == shown
+    assert any(whole.options[key] != value for key, value in shown.items())
+    assert len(whole.log_probs) == ROWS
+    for expected, log_prob in zip(whole.log_probs, part.log_probs, strict=True):
+        torch.testing.assert_close(log_prob, expected, rtol=1e-12, atol=1e-12)
+    for name in ENGINE_METHODS:
+        reference = f"{name}, LoRA" if option == "LoRA" else name
+        require_equal(name, results[WHOLE, reference], results[cut, f"{name}, {option}"])
 
 
 @pytest.mark.parametrize("name", [*METHODS, *PASSES])
 def test_every_case_clips_a_token(results, name):
-    metrics = results[CUTS[0], name].metrics
+    metrics = results[WHOLE, name].metrics
     assert metrics["clipx/clip_fraction_low"] + metrics["clipx/clip_fraction_high"] > 0
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_method_does_what_it_does(results, method):
-    CHECKS[method](results[CUTS[0], f"check {method}"])
+    CHECKS[method](results[WHOLE, f"check {method}"])
 
 
-@pytest.mark.parametrize("cut", [(1, 2, None), (2, None, None), (4, 2, None), (2, None, 40)], ids=str)
+@pytest.mark.parametrize("cut", CUTS[1:], ids=str)
 def test_the_scope_micro_batch_does_depend_on_the_cut(results, cut):
-    whole, part = results[CUTS[0], "control"], results[cut, "control"]
+    whole, part = results[WHOLE, "micro_batch"], results[cut, "micro_batch"]
     assert largest_difference(whole.gradients, part.gradients) > 1e-3
     assert part.decision is None and len(part.decisions) >= 1
 
 
 @pytest.mark.parametrize("cut", EVERY_CUT, ids=str)
 def test_scopes_cost_what_they_promise(results, cut):
-    plain = results[cut, "plain"]
-    micro_batches = plain.forwards
-    assert plain.collectives == 0
+    def cost(name):
+        return results[cut, name].collectives, results[cut, name].forwards
+
+    free, micro_batches = cost("plain")
+    assert free == 0
     for name in METHODS:
-        result = results[cut, name]
-        assert result.collectives <= (2 if name in TWO_STAGES else 1), name
-        assert result.forwards == 2 * micro_batches, name
-    for name in PASSES:
-        assert results[cut, name].collectives <= 1
-    control, lagged = results[cut, "control"], results[cut, "lagged"]
-    assert (control.collectives, control.forwards) == (0, micro_batches)
+        collectives, forwards = cost(name)
+        assert collectives <= (2 if name in TWO_STAGES else 1) and forwards == 2 * micro_batches, name
+    assert all(cost(name)[0] <= 1 for name in PASSES)
+    assert cost("micro_batch") == (0, micro_batches)
     # The first step has no history, so its statistics at ratio 1 are summed; no forward is spent.
-    assert (lagged.collectives, lagged.forwards) == (1, micro_batches)
+    assert cost("lagged") == (1, micro_batches)
 
 
 def test_observation_leaves_the_gradient_of_other_methods_alone(results):

@@ -1,9 +1,9 @@
 """A run in one process is the run that verl makes through Ray: every metric of every step, from the same seeds.
 
-Covers, on Countdown with the seeded rollout: ACPO with old log-probabilities recomputed (statistics, extra pass, closed
-form), and M2PO with the rollout's own and the entropy of the update, which the table `reversal` trains with; that
-rollouts of earlier weights are refused through Ray. Not covered: weights of earlier versions, which a run through Ray
-does not have; tests/benchmarks has them.
+Covers, with `-m matrix`, on Countdown with the seeded rollout: ACPO with old log-probabilities recomputed (statistics,
+extra pass, closed form), and M2PO with the rollout's own and the entropy of the update, which the table `reversal`
+trains with; that rollouts of earlier weights are refused through Ray, and are so old in one process. In every run of
+the tests, tests/benchmarks has the queue of weights and the table's fill. Not covered: GPUs.
 """
 
 import sys
@@ -20,7 +20,7 @@ from .training_ranks import on_ranks
 # Last: a script's neighbours there must not hide the standard library's.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 STEPS = 3
 STALE = "+clipx/rollout=stale"
@@ -51,7 +51,6 @@ def of_training(log: pandas.DataFrame) -> pandas.DataFrame:
     return log[[name for name in log.columns if not name.startswith(OF_THE_MACHINE)]]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
     overrides = [*SETTINGS[setting], "data.seed=7"]
@@ -64,11 +63,10 @@ def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
     pandas.testing.assert_frame_equal(here[through_ray.columns], through_ray, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.matrix
 def test_rollouts_of_earlier_weights_are_refused_through_ray(task, tmp_path):
     process = launch(task, tmp_path, "+clipx=grpo", STALE, "clipx_rollout.versions_old=3", steps=1)
     assert process.wait(300) != 0
-    assert "clipx_rollout.versions_old=3: must be 0: only training in one process" in output_of(tmp_path)
+    assert "clipx_rollout.versions_old=3: must be 0; only training in one process" in output_of(tmp_path)
 
 
 def test_samples_are_of_the_weights_that_many_versions_ago(task, tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from .options_in_workers import options_of
-from .runs import REPOSITORY, SECONDS, Run, check_receipt, launch, metrics_of, output_of
+from .runs import SECONDS, Run, check_receipt, launch, loading, metrics_of, output_of
 from .test_trainers import check_adapted, check_all_tokens, train_acpo
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
@@ -36,7 +36,7 @@ TOGETHER = (
 
 
 # Has a worker print what of them is in force.
-SHOWN = {"VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.options_in_workers", "PYTHONPATH": str(REPOSITORY)}
+SHOWN = loading("options_in_workers")
 
 
 def check_together(run: Run) -> None:
@@ -109,17 +109,13 @@ def test_ulysses(task, tmp_path):
         tmp_path,
         *(TWO_RANKS, PACKING, f"{ACTOR}.ulysses_sequence_parallel_size=2"),
         f"{MODEL}.override_config.attn_implementation=flash_attention_2",
-        environment={
-            "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.flash_attention_in_workers",
-            "PYTHONPATH": str(REPOSITORY),
-        },
+        environment=loading("flash_attention_in_workers"),
     )
     check_run(run)
 
 
 def test_a_run_that_another_worker_trains_stops_before_its_first_step(task, tmp_path):
-    external = {"VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.verl_s_worker_in_workers", "PYTHONPATH": str(REPOSITORY)}
-    process = launch(task, tmp_path, "+clipx=grpo", steps=3, environment=external)
+    process = launch(task, tmp_path, "+clipx=grpo", steps=3, environment=loading("verl_s_worker_in_workers"))
     assert process.wait(timeout=SECONDS) != 0
     # The registered loss refuses; what never calls it the trainer stops (tests/worker/test_receipt.py).
     assert "RuntimeError: clipx_grpo is called by verl's ppo_loss in a worker without the plugin's" in output_of(

@@ -6,7 +6,6 @@ receipt of the first resumed step. Not covered: a kill in the middle of a step, 
 (test_two_nodes.py), a checkpoint without a state (test_engine.py), vLLM, how often rounding changes a sampled token.
 """
 
-import json
 import shutil
 
 import psutil
@@ -27,11 +26,6 @@ SEEDED = (
 )
 TOLERANCE = 1e-5
 MOVING = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
-
-
-def saved_state(folder, step):
-    path = folder / "checkpoints" / f"global_step_{step}" / "actor" / "clipx_state.json"
-    return json.loads(path.read_text())
 
 
 def saving_step(step):
@@ -88,7 +82,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, uninterrupted, ki
     # Greedy validation: the resumed policy answers as the saved one did.
     assert resumed.log.loc[2, validated] == pytest.approx(uninterrupted.log.loc[2, validated], abs=1e-9)
     assert uninterrupted.log.loc[3, "actor/clipx/epsilon_highest"] > 0.21
-    there, here = saved_state(uninterrupted.folder, 3), saved_state(tmp_path, 3)
+    there, here = uninterrupted.state(3), resumed.state(3)
     assert here["step"] == there["step"] == 6
     for position, vector in there["statistics"].items():
         assert here["statistics"][position] == pytest.approx(vector, abs=1e-3), position

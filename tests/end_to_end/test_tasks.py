@@ -1,7 +1,7 @@
 """A researcher's round on two tasks: data, warm start, training through the real verl, `clipx eval` before and after.
 
-Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. What
-evaluation_round.py checks every run of the tests has in test_training.py. Not covered: how far longer training goes
+Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Every
+run of the tests evaluates a merged checkpoint in test_training.py. Not covered: how far longer training goes
 (docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
 """
 
@@ -13,7 +13,7 @@ from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzz
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
-from .evaluation_round import VALIDATION, check_evaluation, clipx, evaluate
+from .evaluation_round import VALIDATION, check_both_ways, clipx, evaluate
 from .runs import train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
@@ -59,7 +59,7 @@ def test_train_then_evaluate(name, request, tmp_path):
         f"trainer.save_freq={STEPS}",
         steps=STEPS,
     )
-    trained = check_evaluation(given, run, name, STEPS, tmp_path)
+    trained = check_both_ways(given, run, name, STEPS, tmp_path)
     evaluate(given.policy, given.test, tmp_path / "base")
     clipx("eval", "compare", tmp_path / "base", trained, "--out", tmp_path / "comparison.json")
     comparison = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]

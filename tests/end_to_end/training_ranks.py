@@ -5,6 +5,7 @@ the order of summation. The optimizer's step is replaced by one that records the
 from the same weights.
 """
 
+import copy
 import functools
 import multiprocessing
 import os
@@ -33,11 +34,11 @@ class Case:
     """One optimizer step.
 
     Args:
-        overrides: Hydra overrides: the method and its parameters.
+        overrides: the method's group, further groups and keys.
         micro_batch_size: sequences of a micro-batch; None: all of the rank's.
         dynamic_tokens: tokens of a micro-batch under dynamic batch size; None: fixed size.
         token_pass: Lopti's pass, low or high, or None.
-        engine: Hydra overrides of the actor's engine.
+        engine: keys of the actor's engine.
         model: fields of verl's HFModelConfig and their values.
         attention: transformers' name of the model's attention.
         infer: whether to compute log-probabilities too.
@@ -79,15 +80,14 @@ class Result:
 
     def values(self, metric: str) -> list[float]:
         """A metric under the name that verl logs it by."""
-        name = metric if metric in self.metrics else metric.removeprefix("actor/")
-        return [self.metrics[name]]
+        return [self.metrics[metric if metric in self.metrics else metric.removeprefix("actor/")]]
 
 
 def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float, seed: int = 0) -> Path:
-    """Ragged sequences with old log-probabilities some way from the policy's own.
+    """Ragged sequences with old log-probabilities some way from the policy's own, in a file of the folder.
 
     Args:
-        folder: of the policy's checkpoint; the rows are written beside it.
+        folder: where the file is written.
         count: sequences.
         masked: sequences whose response counts nothing.
         drift: standard deviation of the log-ratio.
@@ -116,16 +116,13 @@ def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float
             mask.zero_()
         advantage = torch.randn(1, generator=generator, dtype=torch.float64).expand(response).clone()
         rows.append(dict(ids=ids, prompt=prompt, response=response, old=old, mask=mask, advantage=advantage))
-    path = folder / "rows.pt"
-    torch.save(rows, path)
-    return path
+    torch.save(rows, folder / "rows.pt")
+    return folder / "rows.pt"
 
 
-def make_policy(folder: Path, *, dropout: float = 0.0) -> Path:
+def make_policy(folder: Path) -> Path:
     """A checkpoint of a small random transformer."""
-    model = random_policy(MODEL_SEED)
-    model.config.attention_dropout = dropout
-    return save_checkpoint(folder, model)
+    return save_checkpoint(folder, random_policy(MODEL_SEED))
 
 
 def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
@@ -133,38 +130,53 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    def jagged(values: list[torch.Tensor]) -> torch.Tensor:
-        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
-
-    fields = {
-        "input_ids": jagged([row["ids"] for row in rows]),
-        "position_ids": jagged([torch.arange(len(row["ids"])) for row in rows]),
-        "prompts": jagged([row["ids"][: row["prompt"]] for row in rows]),
-        "responses": jagged([row["ids"][row["prompt"] :] for row in rows]),
-        "old_log_probs": jagged([row["old"] for row in rows]),
-        "rollout_log_probs": jagged([row["old"] - 0.01 for row in rows]),
-        "response_mask": jagged([row["mask"] for row in rows]),
-        "loss_mask": jagged([row["mask"] for row in rows]),
-        "advantages": jagged([row["advantage"] for row in rows]),
+    values = {
+        "input_ids": [row["ids"] for row in rows],
+        "position_ids": [torch.arange(len(row["ids"])) for row in rows],
+        "prompts": [row["ids"][: row["prompt"]] for row in rows],
+        "responses": [row["ids"][row["prompt"] :] for row in rows],
+        "old_log_probs": [row["old"] for row in rows],
+        "rollout_log_probs": [row["old"] - 0.01 for row in rows],
+        "response_mask": [row["mask"] for row in rows],
+        "loss_mask": [row["mask"] for row in rows],
+        "advantages": [row["advantage"] for row in rows],
     }
+    fields = {name: torch.nested.as_nested_tensor(value, layout=torch.jagged) for name, value in values.items()}
     data = TensorDict(fields, batch_size=[len(rows)])
     tu.assign_non_tensor(data, global_batch_size=sequences, temperature=1.0)
     return data
 
 
 @functools.cache
+def configuration_of_a_cpu_run() -> Any:
+    """verl's whole configuration, as Hydra composes it; a third of a second."""
+    from omegaconf import OmegaConf
+
+    from tests.claims.configuration import hydra_s
+
+    config = hydra_s(
+        *("+hardware=cpu", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"),
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    )
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+@functools.cache
 def actor_config(overrides: tuple[str, ...]) -> Any:
-    """verl's ActorConfig under a CPU run's settings."""
-    from hydra import compose, initialize_config_module
+    """verl's ActorConfig under a CPU run's settings; groups go on top of it without Hydra, in a third of the time."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
-    needed = [
-        "+hardware=cpu",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-    ]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [*needed, *overrides])
+    from tests.claims.configuration import group_s_own
+
+    groups = [word for word in overrides if word.startswith("+clipx") and "." not in word.partition("=")[0]]
+    config = copy.deepcopy(configuration_of_a_cpu_run())
+    for group in groups:
+        config.merge_with(group_s_own(group))
+    for one in OverridesParser.create().parse_overrides([word for word in overrides if word not in groups]):
+        OmegaConf.update(config, one.key_or_group, one.value(), force_add=True)
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
@@ -174,15 +186,17 @@ def build_worker(
     *,
     engine: tuple[str, ...] = (),
     attention: str = "sdpa",
+    precision: torch.dtype = torch.float64,
     **model_options: Any,
 ) -> Any:
-    """A training worker with verl's FSDP2 engine in float64.
+    """A training worker with verl's FSDP2 engine.
 
     Args:
         policy: a checkpoint's folder.
         worker_class: None: the one of verl's actor.
-        engine: Hydra overrides of the actor's engine.
+        engine: keys of the actor's engine.
         attention: transformers' name of the model's attention; flash attention with a stand-in for its kernel.
+        precision: of everything.
         **model_options: fields of verl's HFModelConfig.
     """
     from verl.utils.torch_dtypes import PrecisionType
@@ -191,7 +205,7 @@ def build_worker(
 
     if attention == "flash_attention_2":
         put_beneath_transformers()
-    PrecisionType.to_dtype = staticmethod(lambda precision: torch.float64)
+    PrecisionType.to_dtype = staticmethod(lambda _: precision)
     actor = actor_config(engine)
     # LoRA's first weights are random.
     torch.manual_seed(MODEL_SEED)
@@ -233,56 +247,50 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     from verl_clipx.worker.layout import TokenPass
     from verl_clipx.worker.step import RolloutBatch
 
-    result = Result()
     engine = worker.engine
+    result = Result(options=options_in_force(engine))
     part, parts = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
     share = rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
     data = mini_batch(share, sequences=len(rows))
-    dynamic = case.dynamic_tokens is not None
     tu.assign_non_tensor(
         data,
-        use_dynamic_bsz=dynamic,
+        use_dynamic_bsz=case.dynamic_tokens is not None,
         max_token_len_per_gpu=case.dynamic_tokens,
         micro_batch_size_per_gpu=case.micro_batch_size or len(share),
     )
-
     if case.infer:
         result.log_probs = log_probs_of_all(worker, data.copy(), share)
         layers = [value for name, value in engine.module.named_parameters() if ".layers." in name]
         # Whether the pass has left the layers' weights whole on each rank.
         result.options["layers are whole"] = not any(isinstance(value, DTensor) for value in layers)
 
+    all_reduce, loss = torch.distributed.all_reduce, TokenFunctions.loss
+
     def optimizer_step():
         result.gradients = full_gradients(engine.module)
-        step = worker.step
-        if step is not None and step.decision is not None:
-            result.decision = step.decision.tolist()
+        if worker.step is not None and worker.step.decision is not None:
+            result.decision = worker.step.decision.tolist()
         return 1.0
 
     def counted_forward(*args, **kwargs):
         result.forwards += 1
         return type(engine).forward_step(engine, *args, **kwargs)
 
-    result.options |= options_in_force(engine)
-
     def rows_of_input(module, arguments, keywords):
         result.options["rows of an input"] = len(keywords["input_ids"])
 
-    original_all_reduce = torch.distributed.all_reduce
-    original_loss = TokenFunctions.loss
-
     def counted_all_reduce(*args, **kwargs):
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
-        return original_all_reduce(*args, **kwargs)
+        return all_reduce(*args, **kwargs)
 
     def recorded_loss(self, inputs, decision):
         result.decisions.append(decision.tolist())
-        return original_loss(self, inputs, decision)
+        return loss(self, inputs, decision)
 
     engine.optimizer_step, engine.forward_step = optimizer_step, counted_forward
     with ExitStack() as restored:
-        restored.callback(setattr, torch.distributed, "all_reduce", original_all_reduce)
-        restored.callback(setattr, TokenFunctions, "loss", original_loss)
+        restored.callback(setattr, torch.distributed, "all_reduce", all_reduce)
+        restored.callback(setattr, TokenFunctions, "loss", loss)
         restored.callback(engine.__dict__.pop, "forward_step")
         restored.callback(engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True).remove)
         torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
@@ -295,8 +303,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
             worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
         output = worker.train_batch(data)
         worker.batch = None
-    metrics = {} if output is None else tu.get(output, "metrics")
-    for key, value in metrics.items():
+    for key, value in ({} if output is None else tu.get(output, "metrics")).items():
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
     return result
@@ -324,7 +331,7 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
     # Of the ranks that share sequences one has outputs.
     if output is not None:
         pairs = zip(share, output["log_probs"].unbind(), strict=True)
-        own = [found[row["prompt"] - 1 : -1].clone() for row, found in pairs]
+        own = [log_prob[row["prompt"] - 1 : -1].clone() for row, log_prob in pairs]
     everyone = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, own)
     return [row for rank in everyone for row in rank]
@@ -333,16 +340,11 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
 def start_rank(rank: int, world: int, meeting_file: str) -> None:
     """Makes this process one rank of a CPU run, with the plugin loaded."""
     os.environ |= {
-        "VERL_PLATFORM": "cpu",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
+        **{"VERL_PLATFORM": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+        **{"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)},
         # verl reads both; nobody listens.
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
         "DIST_INIT_METHOD": f"file://{meeting_file}",
-        "OMP_NUM_THREADS": "1",
     }
     torch.set_num_threads(1)
     import verl  # noqa: F401  (loads the plugin)
@@ -353,10 +355,9 @@ def run_rank(
 ) -> None:
     """What each rank does: call the function, leave rank 0's result in a file."""
     start_rank(rank, world, meeting_file)
-    found = function(rank, world, *arguments)
+    result = function(rank, world, *arguments)
     if rank == 0:
-        with open(results, "wb") as file:
-            pickle.dump(found, file)
+        Path(results).write_bytes(pickle.dumps(result))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -364,28 +365,23 @@ def run_rank(
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls function(rank, world, *arguments), which builds a worker, in a process a rank; returns rank 0's result."""
     with tempfile.TemporaryDirectory() as folder:
-        results = str(Path(folder) / "results")
-        given = (world, str(Path(folder) / "ranks"), results, function, arguments)
+        results = Path(folder) / "results"
+        given = (world, str(Path(folder) / "ranks"), str(results), function, arguments)
         multiprocessing.set_forkserver_preload(["tests.end_to_end.imported_by_ranks"])
         torch.multiprocessing.start_processes(run_rank, given, nprocs=world, join=True, start_method="forkserver")
-        with open(results, "rb") as file:
-            return pickle.load(file)
-
-
-def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any]:
-    """The configuration of every case. Composing them takes longer than training, so that a file keeps them."""
-    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
-    missing = {case.overrides for case in cases} - configs.keys()
-    if missing:
-        configs |= {overrides: actor_config(overrides) for overrides in missing}
-        partial_file = kept.with_suffix(f".{os.getpid()}")
-        partial_file.write_bytes(pickle.dumps(configs))
-        partial_file.rename(kept)
-    return configs
+        return pickle.loads(results.read_bytes())
 
 
 def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
-    """Builds the worker of each engine once and runs every case."""
+    """Builds the worker of each engine once and runs every case.
+
+    Args:
+        rank, world: of this process.
+        policy: a checkpoint's folder.
+        rows: from `make_rows`.
+        cases: optimizer steps, each from the same weights.
+        configs: file that keeps the composed configurations from call to call.
+    """
     composed = composed_configs(cases, Path(configs))
     loaded, workers, results = torch.load(rows, weights_only=False), {}, []
     for case in cases:
@@ -396,17 +392,13 @@ def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Cas
     return results
 
 
-def run_cases(world: int, policy: Path, rows: Path, cases: list[Case], configs: Path) -> list[Result]:
-    """Runs cases on ranks, a process each.
-
-    Args:
-        world: number of ranks.
-        policy: a checkpoint's folder.
-        rows: from `make_rows`.
-        cases: optimizer steps, each from the same weights.
-        configs: file that keeps the composed configurations from call to call.
-
-    Returns:
-        Rank 0's result of each case.
-    """
-    return on_ranks(world, cases_on_rank, str(policy), str(rows), cases, str(configs))
+def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any]:
+    """The configuration of every case."""
+    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
+    missing = {case.overrides for case in cases} - configs.keys()
+    if missing:
+        configs |= {overrides: actor_config(overrides) for overrides in missing}
+        partial_file = kept.with_suffix(f".{os.getpid()}")
+        partial_file.write_bytes(pickle.dumps(configs))
+        partial_file.rename(kept)
+    return configs

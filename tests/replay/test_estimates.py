@@ -1,32 +1,27 @@
 """`clipx replay` where the trace has a part of the tokens: estimates with intervals, which are never called exact."""
 
 import numpy
-import pyarrow.parquet
 import pytest
 import torch
 
-from tests.replay.calls import numbers, printed, refusal, value
+from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log, write_run
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import ADDED_IN_2, Shard, UpdateFacts, read_shards, shards_in, write_shard
+from verl_clipx.common.traces import Shard, UpdateFacts, read_shards, shards_in, write_shard
 from verl_clipx.replay import measures, of_run
 
 
-def test_version_1_is_replayed_as_an_estimate(tmp_path):
-    run = write_run(tmp_path / "grpo-seed1", "grpo", facts=None)
-    for path in (run / "traces").iterdir():
-        table = pyarrow.parquet.read_table(path).drop_columns(list(ADDED_IN_2))
-        pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
-    found = numbers(run, "+clipx=grpo", "+clipx=acpo")
-    assert not found["exact"] and found["settings"][0]["bounds_against_run"] <= 1e-6
-    text = " ".join(printed(run, "+clipx=acpo").split())
+def value(found: dict, name: str) -> float:
+    return found["settings"][0]["numbers"][name]["value"]
+
+
+def test_a_ranks_missing_file_leaves_an_estimate_that_is_called_one(tmp_path):
+    run = write_run(tmp_path / "acpo-seed1", "acpo", steps=2, facts=UpdateFacts(1, 2, DecidedFrom.MINI_BATCH))
+    assert not answer("replay", run, "+clipx=grpo")["exact"]
+    text = clipx("replay", run, "+clipx=grpo")
     assert "The numbers are estimates" in text and "all that there were" not in text
-    assert "which the trace has only at clipx.trace.fraction=1" in refusal(run, "+clipx=acpo_reference")
-
-
-def test_a_ranks_missing_file_leaves_an_estimate(tmp_path):
-    run = write_run(tmp_path / "acpo-seed1", "acpo", facts=UpdateFacts(1, 2, DecidedFrom.MINI_BATCH))
-    assert not numbers(run, "+clipx=grpo")["exact"]
+    said = clipx("replay", run, "+clipx=acpo_reference", code=1)
+    assert "which the trace has only at clipx.trace.fraction=1" in said
 
 
 def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
@@ -66,13 +61,13 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
 @pytest.mark.slow
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "REPLICATES", 60)
-    whole = numbers(prompts_run(tmp_path / "whole", range(60)), "+clipx=acpo", "clipx.alpha=0.5")
+    whole = answer("replay", prompts_run(tmp_path / "whole", range(60)), "+clipx=acpo", "clipx.alpha=0.5")
     assert whole["exact"]
     generator, held = numpy.random.default_rng(0), {"clip_fraction": 0, "clipx/epsilon/bin_2": 0, "cosine": 0}
     for draw in range(12):
         chosen = sorted(generator.choice(60, 20, replace=False))
         run = prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3)
-        found = numbers(run, "+clipx=acpo", "clipx.alpha=0.5")
+        found = answer("replay", run, "+clipx=acpo", "clipx.alpha=0.5")
         assert not found["exact"]
         for name in held:
             one = found["settings"][0]["numbers"][name]
@@ -90,12 +85,12 @@ def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypat
 def test_the_interval_of_a_parameter_holds_what_all_tokens_give(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "REPLICATES", 40)
     words = ("+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
-    (whole,) = numbers(prompts_run(tmp_path / "whole", range(60)), *words)["matches"]
+    (whole,) = answer("replay", prompts_run(tmp_path / "whole", range(60)), *words)["matches"]
     assert whole["low"] is None and whole["crossings"] == 1 and 0.1 < whole["value"] < 3
     generator, held, widths = numpy.random.default_rng(0), 0, []
     for draw in range(12):
         chosen = sorted(generator.choice(60, 20, replace=False))
-        (found,) = numbers(prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3), *words)["matches"]
+        (found,) = answer("replay", prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3), *words)["matches"]
         assert found["low"] < found["value"] < found["high"]
         held += found["low"] <= whole["value"] <= found["high"]
         widths.append(found["high"] - found["low"])
@@ -105,7 +100,7 @@ def test_the_interval_of_a_parameter_holds_what_all_tokens_give(tmp_path, monkey
 
 def test_the_runs_own_numbers_are_estimates_too(tmp_path):
     run = prompts_run(tmp_path / "whole", range(60))
-    own = numbers(run, "+clipx=grpo")["of_run"]["numbers"]["positive_share"]
+    own = answer("replay", run, "+clipx=grpo")["of_run"]["numbers"]["positive_share"]
     assert own["low"] is None
     table = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
     generator, held = numpy.random.default_rng(0), 0
@@ -120,8 +115,8 @@ def test_the_runs_own_numbers_are_estimates_too(tmp_path):
 
 def test_few_prompts_have_no_interval(tmp_path):
     run = prompts_run(tmp_path / "few", range(4), fraction=0.1)
-    found = numbers(run, "+clipx=acpo")
+    found = answer("replay", run, "+clipx=acpo")
     assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]
     assert found["of_run"]["numbers"]["positive_share"]["low"] is None
-    text = " ".join(printed(run, "+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1").split())
+    text = clipx("replay", run, "+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
     assert "An estimate without an interval, since too few prompts are traced." in text and "Exact" not in text

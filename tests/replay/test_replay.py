@@ -9,17 +9,26 @@ import re
 import numpy
 import pytest
 
-from tests.replay.calls import numbers, printed, refusal, value
+from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_run
 from verl_clipx.common.traces import read_shards, shards_in
 from verl_clipx.replay.match import crossing
 from verl_clipx.runs.run_log import read_run_log
 
 
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "grpo-seed1", "grpo")
+
+
+def value(found: dict, name: str) -> float:
+    return found["settings"][0]["numbers"][name]["value"]
+
+
 @pytest.mark.parametrize("method", ["acpo", "bapo", "grpo"])
 def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, method):
     run = write_run(tmp_path / f"{method}-seed1", method)
-    found = numbers(run)
+    found = answer("replay", run)
     (own,) = found["settings"]
     assert found["exact"] and own["exact"] and own["bounds_against_run"] <= 1e-6
     assert value(found, "cosine") == pytest.approx(1) and value(found, "norm_ratio") == pytest.approx(1)
@@ -29,11 +38,10 @@ def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, me
         assert value(found, f"clipx/{name}") == pytest.approx(logged[f"actor/clipx/{name}"], rel=1e-5)
 
 
-def test_another_method_does_what_its_formula_says(tmp_path):
-    run = write_run(tmp_path / "grpo-seed1", "grpo")
-    found = numbers(run, "--step", 4, "+clipx=acpo", "clipx.alpha=1,2", "--tokens", 1000)
+def test_another_method_does_what_its_formula_says(grpo):
+    found = answer("replay", grpo, "--step", 4, "+clipx=acpo", "clipx.alpha=1,2", "--tokens", 1000)
     assert [one["setting"] for one in found["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
-    tokens = read_shards(run / "traces", [one for one in shards_in(run / "traces") if one.step == 4]).to_pandas()
+    tokens = read_shards(grpo / "traces", [one for one in shards_in(grpo / "traces") if one.step == 4]).to_pandas()
     for alpha, setting in zip((1, 2), found["settings"], strict=True):
         low, high, regained, lost, both, mine, of_run = [], [], 0, 0, 0.0, 0.0, 0.0
         for _, update in tokens.groupby("update"):
@@ -61,43 +69,38 @@ def test_another_method_does_what_its_formula_says(tmp_path):
         assert word["text"] == traced and word["change"] == "regained"
 
 
-def test_words_and_limits_are_printed(tmp_path):
-    run = write_run(tmp_path / "grpo-seed1", "grpo")
-    text = " ".join(printed(run, "+clipx=acpo", "clipx.alpha=2").split())
+def test_words_and_limits_are_printed(grpo):
+    text = clipx("replay", grpo, "+clipx=acpo", "clipx.alpha=2")
     assert "768 tokens of 8 prompts, all that there were" in text and "the run, as traced" in text
-    assert (
-        re.search(r"`<answer>` \((once|\d+ times)\)", text) and "What the policy would have become is not known" in text
-    )
-    assert "estimate" not in text
+    assert re.search(r"`<answer>` \((once|\d+ times)\)", text)
+    assert "What the policy would have become is not known" in text and "estimate" not in text
 
 
-def test_a_loss_of_ones_own(tmp_path, monkeypatch):
+def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):
     (tmp_path / "half_clip.py").write_text(
         "import torch\nfrom verl_clipx import register_loss\n\n"
         "@register_loss('half_clip')\ndef half_clip(ratio, advantages, bounds):\n"
         "    return torch.where(ratio > 1, 0.5, 1.0) * ratio\n"
     )
     monkeypatch.chdir(tmp_path)
-    run = write_run(tmp_path / "grpo-seed1", "grpo")
-    found = numbers(run, "+clipx=custom", "clipx.function=half_clip:half_clip")
+    found = answer("replay", grpo, "+clipx=custom", "clipx.function=half_clip:half_clip")
     assert 0.5 < value(found, "norm_ratio") < 1 and value(found, "cosine") > 0.8
 
 
-def test_the_parameter_is_found(tmp_path):
-    run = write_run(tmp_path / "grpo-seed1", "grpo")
-    found = numbers(run, "+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04")
-    (match,) = found["matches"]
+def test_the_parameter_is_found(grpo):
+    words = ("+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04")
+    (match,) = answer("replay", grpo, *words)["matches"]
     # 1 % of 768 tokens are 8; two neighbouring ratios are nearer.
     assert match["reached"] == pytest.approx(0.04, abs=1 / 768) and match["crossings"] == 1
-    again = numbers(run, "+clipx=grpo", f"clipx.clip_high={match['value']}")
+    again = answer("replay", grpo, "+clipx=grpo", f"clipx.clip_high={match['value']}")
     assert value(again, "clip_fraction") == match["reached"]
     assert match["reached"] < 0.04 < match["beyond"] or match["beyond"] < 0.04 < match["reached"]
-    text = " ".join(printed(run, "+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04").split())
+    text = clipx("replay", grpo, *words)
     assert f"The closest reachable clip_fraction to 0.04 is {match['reached']:.4g}, under {match['setting']}." in text
     assert f"by {abs(match['reached'] - match['beyond']):.2g} here, to {match['beyond']:.4g} on the other side" in text
-    text = printed(run, "+clipx=acpo", "clipx.alpha=1.0,2.0", "--match", "clip_fraction=0.9")
-    assert "clip_fraction is not 0.9 anywhere in the range" in " ".join(text.split())
-    assert "Another value of clipx.epsilon_base may reach it." in " ".join(text.split())
+    text = clipx("replay", grpo, "+clipx=acpo", "clipx.alpha=1.0,2.0", "--match", "clip_fraction=0.9")
+    assert "clip_fraction is not 0.9 anywhere in the range" in text
+    assert "Another value of clipx.epsilon_base may reach it." in text
 
 
 def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns():
@@ -123,13 +126,18 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("+clipx=grpo", "--step", 5), "--step 5: not traced. Traced are 2, 4, 6"),
         (("+clipx=acpo", "--match", "clip=1"), "--match clip=1: must be clip_fraction=NUMBER"),
         (("+clipx=acpo", "--match", "clip_fraction=0.01"), "give acpo one parameter"),
+        *(
+            (("+clipx=acpo", "clipx.alpha=0,4", "--match", f"clip_fraction={one}"), f"clip_fraction={one}: must be")
+            for one in ("nan", "-inf", "1e999")
+        ),
     ],
 )
-def test_what_cannot_be_replayed_is_said(tmp_path, words, message):
-    run = write_run(tmp_path / "grpo-seed1", "grpo")
-    assert message in refusal(run, *words)
+def test_what_cannot_be_replayed_is_said(grpo, words, message):
+    assert message in clipx("replay", grpo, *words, code=1)
 
 
 def test_without_traces_it_says_how_to_get_them(tmp_path):
-    run = write_run(tmp_path / "grpo-seed1", "grpo", traced=False)
-    assert "no traces. Train with +clipx/trace=prompts" in refusal(run, "+clipx=acpo")
+    run = write_run(tmp_path / "grpo-seed1", "grpo", traced=False, steps=1)
+    assert "no traces. Train with +clipx/trace=prompts" in clipx("replay", run, "+clipx=acpo", code=1)
+    said = clipx("report", run, "--out", tmp_path / "out", "--replay", "+clipx=acpo", code=1)
+    assert "+clipx/trace=prompts" in said

@@ -15,8 +15,8 @@ from verl.workers.utils.losses import ppo_loss
 from tests.composition import actor, composed
 from tests.jagged import micro_batch
 from tests.observed import rollout_batch
-from tests.replay.calls import numbers, refusal
-from tests.runs.example_runs import write_log
+from tests.runs.commands import answer, clipx
+from tests.runs.example_runs import read_columns, write_log
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import UpdateFacts, read_shards, shards_in, write_shard
@@ -87,7 +87,7 @@ def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name
     if "rollout" in " ".join(overrides):
         overrides = (*overrides, "actor_rollout_ref.rollout.calculate_log_probs=True")
     run = traced_run(tmp_path, actor, *overrides, parts=parts, weights=-0.5)
-    (own,) = numbers(run)["settings"]
+    (own,) = answer("replay", run)["settings"]
     assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
     assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
     assert own["numbers"]["norm_ratio"]["value"] == pytest.approx(1, abs=1e-6)
@@ -97,7 +97,7 @@ def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name
 def test_in_loptis_pass_its_own_tokens_count(tmp_path, actor, name):
     step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
     run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=micro_batch", "+clipx/update=lopti", step=step)
-    (own,) = numbers(run, "+clipx=acpo", "clipx.scope=micro_batch")["settings"]
+    (own,) = answer("replay", run, "+clipx=acpo", "clipx.scope=micro_batch")["settings"]
     tokens = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
     assert own["bounds_against_run"] <= 1e-6 and 0 < tokens.counted.sum() < len(tokens)
 
@@ -105,7 +105,7 @@ def test_in_loptis_pass_its_own_tokens_count(tmp_path, actor, name):
 def test_bounds_at_ratio_1_are_those_of_ratio_1(tmp_path, actor):
     step = OptimizerStep(decided_from=DecidedFrom.RATIO_ONE)
     run = traced_run(tmp_path, actor, "+clipx=acpo", step=step)
-    found = numbers(run, "+clipx=acpo", "clipx.alpha=2")
+    found = answer("replay", run, "+clipx=acpo", "clipx.alpha=2")
     # No spread at ratio 1, whatever these tokens' ratios are.
     assert found["settings"][0]["bounds"]["high"]["greatest"] == pytest.approx(1.2)
 
@@ -120,19 +120,23 @@ def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor)
         decided_from=DecidedFrom.LAGGED,
     )
     run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=lagged", step=step)
-    (own,) = numbers(run)["settings"]
+    (own,) = answer("replay", run)["settings"]
     assert own["bounds_against_run"] <= 1e-6 and own["bounds"]["high"]["greatest"] > 1.5
-    other = refusal(run, "+clipx=acpo", "clipx.scope=lagged", "clipx.alpha=2")
+    other = clipx("replay", run, "+clipx=acpo", "clipx.scope=lagged", "clipx.alpha=2", code=1)
     assert "clipx.scope=lagged decides from an earlier rollout batch" in other and "mini_batch" in other
 
 
 def test_below_fraction_1_the_runs_own_decision_is_kept(tmp_path, actor):
     run = traced_run(tmp_path, actor, "+clipx=acpo", step=decided_step(actor))
     (shard,) = shards_in(run / "traces")
-    columns = read_shards(run / "traces", [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
     decision = {0: decided_step(actor).decision.tolist()}
-    write_shard(run / "traces", shard, columns, UpdateFacts(0.5, 1, DecidedFrom.MINI_BATCH, decision))
-    own, other = numbers(run, "+clipx=acpo", "clipx.alpha=3.0,3.5")["settings"]
+    write_shard(
+        run / "traces",
+        shard,
+        read_columns(run / "traces", shard),
+        UpdateFacts(0.5, 1, DecidedFrom.MINI_BATCH, decision),
+    )
+    own, other = answer("replay", run, "+clipx=acpo", "clipx.alpha=3.0,3.5")["settings"]
     assert not own["exact"] and own["bounds_against_run"] <= 1e-6
     assert other["bounds"]["high"]["greatest"] != pytest.approx(own["bounds"]["high"]["greatest"])
 

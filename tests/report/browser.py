@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
 
@@ -15,55 +14,42 @@ FLAGS = (
 # Of the lines on stderr, those that a page's script or its security policy wrote.
 CONSOLE = re.compile(r":CONSOLE[:(].*")
 SECONDS = 60
+FRAMES = """<!doctype html><meta charset="utf-8"><body>{frames}<output></output><script>
+var frames = document.querySelectorAll("iframe"), found = {{}};
+frames.forEach(function (frame) {{
+  frame.addEventListener("load", function () {{
+    var page = frame.contentDocument;
+    found[frame.width] = {script};
+    var all = Object.keys(found).length === frames.length;
+    if (all) document.querySelector("output").textContent = JSON.stringify(found);
+  }});
+}});
+</script>"""
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What a browser saw.
+def open_page(page: Path, folder: Path, widths: list[int], script: str) -> tuple[dict[int, dict], list[str]]:
+    """Opens a page in frames of these widths, as the browser's own window cannot be narrow, and runs a script in each.
 
     Args:
-        found: what the script returned.
-        console: lines of the page's console.
-    """
+        folder: for the browser's files.
+        script: a JavaScript expression of `page`, the frame's document; its value goes through JSON.
 
-    found: dict
-    console: list[str]
-
-
-def chromium() -> str:
-    """The browser's program.
+    Returns:
+        By width what the script returned, and the lines of the console.
 
     Raises:
-        AssertionError: there is none; says how to install it.
+        AssertionError: there is no browser, or the page did not load.
     """
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found, "the page's test needs Debian's Chromium: apt-get install --no-install-recommends chromium"
-    return found
-
-
-def open_page(page: Path, folder: Path, width: int, script: str) -> Opened:
-    """Opens a page in a frame of a width, as the browser's own window cannot be narrow, and runs a script in it.
-
-    Args:
-        page: the file.
-        folder: for the browser's files.
-        width: in CSS pixels.
-        script: a JavaScript expression of `page`, the frame's document; its value goes through JSON.
-    """
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    assert browser, "the page's test needs Debian's Chromium: apt-get install --no-install-recommends chromium"
     text = escape(page.read_text(encoding="utf-8"), quote=True)
-    (folder / "frame.html").write_text(
-        f"""<!doctype html><meta charset="utf-8"><body>
-<iframe style="width:{width}px;height:4000px;border:0" srcdoc="{text}"></iframe><output></output><script>
-document.querySelector("iframe").addEventListener("load", function (event) {{
-  var page = event.target.contentDocument;
-  document.querySelector("output").textContent = JSON.stringify({script});
-}});
-</script>""",
-        encoding="utf-8",
+    frames = "".join(
+        f'<iframe width="{one}" height="4000" style="border:0" srcdoc="{text}"></iframe>' for one in widths
     )
-    command = [chromium(), *FLAGS, f"--user-data-dir={folder / 'browser'}", f"--window-size={max(width, 500)},4000"]
+    (folder / "frames.html").write_text(FRAMES.format(frames=frames, script=script), encoding="utf-8")
+    command = [browser, *FLAGS, f"--user-data-dir={folder / 'browser'}", f"--window-size={max(widths)},4000"]
     done = subprocess.run(
-        [*command, "--virtual-time-budget=10000", "--dump-dom", (folder / "frame.html").as_uri()],
+        [*command, "--virtual-time-budget=10000", "--dump-dom", (folder / "frames.html").as_uri()],
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -71,4 +57,4 @@ document.querySelector("iframe").addEventListener("load", function (event) {{
     console = [found[0] for line in done.stderr.splitlines() if (found := CONSOLE.search(line))]
     output = re.search(r"<output>(.*?)</output>", done.stdout, re.S)
     assert output and output[1], f"the page did not load:\n{done.stderr[-3000:]}"
-    return Opened(json.loads(unescape(output[1])), console)
+    return {int(width): found for width, found in json.loads(unescape(output[1])).items()}, console

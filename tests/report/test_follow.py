@@ -4,39 +4,30 @@ Covers: a run before its first step, while it logs, at its end, interrupted; a r
 covered: a lock that another host holds.
 """
 
-import time
-
 import pytest
-from typer.testing import CliRunner
 
+from tests.runs.commands import clipx
 from tests.runs.example_runs import log_line
-from verl_clipx.cli import app
 from verl_clipx.common.run_lock import hold, release
-from verl_clipx.report import follow
+from verl_clipx.report import follow, page
 from verl_clipx.trainer.log import write_record
-
-RELOADS = 'http-equiv="refresh"'
 
 
 @pytest.fixture
 def followed(tmp_path, monkeypatch):
-    """Follows a run to which something happens in each wait; returns the output and the pages after each."""
-    log, out, pages = tmp_path / "run" / "metrics.jsonl", tmp_path / "out" / "report.html", []
+    """Follows a run to which something happens in each wait; returns the output, and steps and reloads of each page."""
+    log, written = tmp_path / "run" / "metrics.jsonl", []
     log.parent.mkdir()
 
+    def write(paths, out, *_, reload_every, **__):
+        written.append((len(page.read_run(paths[0]).log), reload_every))
+        return []
+
     def run(*happens):
-        left, real = list(happens), time.sleep
-
-        def sleep(seconds):
-            if seconds != follow.SECONDS:
-                # Of a library: everyone's sleep is this one.
-                return real(seconds)
-            pages.append(out.read_text() if out.exists() else None)
-            return left.pop(0)()
-
-        monkeypatch.setattr(follow.time, "sleep", sleep)
-        result = CliRunner().invoke(app, ["report", str(log.parent), "--out", str(out.parent), "--follow"])
-        return result, [*pages, out.read_text()]
+        waits = iter(happens)
+        monkeypatch.setattr(page, "write_report", write)
+        monkeypatch.setattr(follow.time, "sleep", lambda _: next(waits)())
+        return clipx("report", log.parent, "--out", tmp_path / "out", "--follow"), written
 
     yield log, run
     release()
@@ -47,7 +38,6 @@ def add(log, step):
         file.write(log_line(step, **{"actor/entropy": 1.0}))
 
 
-@pytest.mark.slow
 def test_the_page_grows_with_the_run_and_ends_with_it(followed):
     log, run = followed
     write_record(log, {"clipx": {"method": "grpo"}})
@@ -57,14 +47,10 @@ def test_the_page_grows_with_the_run_and_ends_with_it(followed):
         add(log, 3)
         release()
 
-    result, pages = run(lambda: add(log, 1), lambda: add(log, 2), last)
-    assert result.exit_code == 0, result.output
-    assert "no step yet" in result.output and result.output.count("written at") == 2
-    assert pages[0] is None
-    assert "<td>1</td>" in pages[1] and RELOADS in pages[1]
-    assert "1 to 2" in pages[2]
+    said, written = run(lambda: None, lambda: add(log, 1), lambda: add(log, 2), last)
+    assert said.count("no step yet") == 1 and said.count("written at") == 2
     # Nothing is left to reload.
-    assert "1 to 3" in pages[3] and RELOADS not in pages[3]
+    assert written == [(1, 10), (2, 10), (3, None)]
 
 
 def test_without_a_record_it_goes_on_until_it_is_interrupted(followed):
@@ -75,14 +61,12 @@ def test_without_a_record_it_goes_on_until_it_is_interrupted(followed):
         raise KeyboardInterrupt
 
     # Nothing new: nothing is written.
-    result, pages = run(lambda: None, lambda: add(log, 2), interrupt)
-    assert result.exit_code == 0, result.output
-    assert result.output.count("written at") == 2 and "1 to 2" in pages[-1]
+    said, written = run(lambda: None, lambda: add(log, 2), interrupt)
+    assert said.count("written at") == 2 and written == [(1, 10), (2, 10)]
 
 
 def test_a_run_that_has_ended_is_written_once(followed):
     log, run = followed
     write_record(log, {"clipx": {"method": "grpo"}})
     add(log, 1)
-    result, pages = run()
-    assert result.exit_code == 0 and RELOADS not in pages[-1]
+    assert run()[1] == [(1, None)]

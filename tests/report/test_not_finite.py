@@ -9,11 +9,10 @@ import re
 
 import pandas
 import pytest
-from typer.testing import CliRunner
 
-from tests.runs.example_runs import write_run
-from verl_clipx.cli import app
-from verl_clipx.common.traces import Shard, read_shards, shards_in, write_shard
+from tests.runs.commands import clipx, page_of
+from tests.runs.example_runs import WHOLE, read_columns, write_log, write_run
+from verl_clipx.common.traces import Shard, shards_in, write_shard
 from verl_clipx.diagnose.findings import findings
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
@@ -21,7 +20,6 @@ from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer.log import write_record
 
 NAN = float("nan")
-UPDATES = 8
 CONFIGURATION = {
     "clipx": {"method": "acpo"},
     "data": {"seed": 1, "train_batch_size": 64},
@@ -44,12 +42,9 @@ def row(**more):
 
 
 def write(folder, rows, configuration=CONFIGURATION):
-    """A run's folder by hand; NaN and infinities as Python's json writes them, as verl's file logger does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(rows, 1)]
-    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    log = write_log(folder / "metrics.jsonl", rows)
     if configuration:
-        write_record(folder / "metrics.jsonl", configuration)
+        write_record(log, configuration)
     return folder
 
 
@@ -58,9 +53,8 @@ def told(*folders):
 
 
 def report(folder, *runs):
-    done = CliRunner().invoke(app, ["report", *map(str, runs), "--out", str(folder / "out")])
-    assert done.exit_code == 0, done.output
-    return (folder / "out" / "report.html").read_text()
+    clipx("report", *runs, "--out", folder / "out")
+    return page_of(folder / "out")
 
 
 def skipping(counts):
@@ -114,45 +108,25 @@ def test_the_page_says_so_first(tmp_path):
     assert "mine: values that are not finite from step 2 on." in page and ">nan<" not in page
 
 
-def numbers_of(run):
-    return {key for line in (run / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)["data"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [NAN, None])
-@pytest.mark.parametrize("method", ["acpo", "bapo"])
-def test_no_series_breaks_the_page(tmp_path, method, value):
-    """Each series in turn, at one step and at all."""
-    run = write_run(tmp_path / method, method, traced=False, steps=3)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for key in sorted(numbers_of(run)):
-        for steps in ({2}, {1, 2, 3}):
-            changed = [
-                {"step": line["step"], "data": line["data"] | ({key: value} if line["step"] in steps else {})}
-                for line in lines
-            ]
-            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-            assert all("nan" not in f"{one.head} {one.text}".lower() for one in told(run)), (key, steps)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["acpo", "bapo", "dgpo"])
-@pytest.mark.parametrize("steps", [{2}, {1, 2, 3}], ids=["once", "always"])
-def test_figures_of_series_that_are_not_finite(tmp_path, method, steps):
-    """Every series by itself is left out of some figure; so half of them at a time, and all."""
+def test_no_series_breaks_sentences_or_figures(tmp_path, method):
+    """Each series in turn, at one step and at all; in figures, which leave a series out, half of them and all."""
     run = write_run(tmp_path / method, method, traced=False, steps=3)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = sorted(numbers_of(run))
-    for chosen in (names[::2], names[1::2], names):
-        changed = [
-            {
-                "step": line["step"],
-                "data": line["data"] | ({key: NAN for key in chosen} if line["step"] in steps else {}),
-            }
-            for line in lines
-        ]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-        report(tmp_path, run)
+    rows = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    names = sorted({name for row in rows for name in row})
+
+    def change(chosen, steps, value):
+        damaged = dict.fromkeys(chosen, value)
+        write_log(run / "metrics.jsonl", [row | (damaged if at in steps else {}) for at, row in enumerate(rows, 1)])
+
+    for steps in ({2}, {1, 2, 3}):
+        for name in names:
+            change([name], steps, NAN if len(name) % 2 else None)
+            assert all("nan" not in f"{one.head} {one.text}".lower() for one in told(run)), (name, steps)
+        for chosen in (names[::2], names[1::2], names):
+            change(chosen, steps, NAN)
+            report(tmp_path, run)
 
 
 def test_held_out_scores_that_are_not_finite_are_left_out(tmp_path):
@@ -168,11 +142,11 @@ def test_held_out_scores_that_are_not_finite_are_left_out(tmp_path):
 @pytest.mark.slow
 def test_traced_tokens_that_are_not_finite_do_not_break_the_page(tmp_path):
     run = write_run(tmp_path / "run", "acpo", steps=2)
-    shards = shards_in(run / "traces")
-    columns = read_shards(run / "traces", shards[-1:]).drop_columns(["step", "update", "rank"]).to_pydict()
+    last = shards_in(run / "traces")[-1]
+    columns = read_columns(run / "traces", last)
     for name in ("advantage", "score", "ratio", "weight", "high", "log_prob", "old_log_prob", "entropy"):
         columns[name][::7] = [NAN] * len(columns[name][::7])
-    write_shard(run / "traces", Shard(shards[-1].step, shards[-1].update + 1, 0), columns)
+    write_shard(run / "traces", Shard(last.step, last.update + 1, 0), columns, WHOLE)
     page = report(tmp_path, run)
     data = page.split('id="data">')[1].split("</script>")[0]
     assert not re.search(r"\bNaN\b", data) and json.loads(data)

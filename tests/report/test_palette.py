@@ -1,7 +1,6 @@
 """The page's colours, to eyes that see fewer of them and on white paper; the measures themselves, by hand.
 
-A distance of 2.3 is just noticeable side by side; 20 leaves room for thin lines. A contrast of
-4.5 is WCAG's for text.
+A distance of 2.3 is just noticeable side by side; 20 leaves room for thin lines. A contrast of 4.5 is WCAG's for text.
 """
 
 import itertools
@@ -33,12 +32,7 @@ _WHITE = numpy.array([0.9505, 1.0, 1.089])
 
 
 def smallest_distance(colours: tuple[str, ...], vision: str) -> float:
-    """The distance of the two closest colours, CIE 1976, about 2.3 being just noticeable.
-
-    Args:
-        colours: as `#rrggbb`.
-        vision: a key of VISIONS.
-    """
+    """The distance of the two closest colours, `#rrggbb`, under a key of VISIONS; CIE 1976."""
     seen = [_lab(numpy.clip(VISIONS[vision] @ _linear(colour), 0, 1)) for colour in colours]
     return min(float(numpy.linalg.norm(one - two)) for one, two in itertools.combinations(seen, 2))
 
@@ -59,19 +53,11 @@ def _lab(rgb: NDArray) -> NDArray:
     return numpy.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize("vision", VISIONS)
-def test_colours_stay_apart(vision):
-    assert smallest_distance(COLOURS, vision) > 20
-
-
-def test_the_page_names_the_closest_pair():
-    found = {vision: smallest_distance(COLOURS, vision) for vision in VISIONS}
-    vision = min(found, key=found.get)
-    assert {"vision": vision, "value": round(found[vision])} == CLOSEST
-
-
-def test_colours_stand_out_from_paper():
-    assert min(map(contrast_with_white, COLOURS)) > 4.5
+def test_colours_stay_apart_and_stand_out_from_paper_and_the_page_names_the_closest_pair():
+    distances = {vision: smallest_distance(COLOURS, vision) for vision in VISIONS}
+    assert min(distances.values()) > 20 and min(map(contrast_with_white, COLOURS)) > 4.5
+    vision = min(distances, key=distances.get)
+    assert {"vision": vision, "value": round(distances[vision])} == CLOSEST
 
 
 def test_the_measures_themselves():
@@ -89,11 +75,8 @@ def colours(*methods: str) -> list[str]:
     return [setting.colour for setting in with_colours([Setting(run.method, [run]) for run in runs])]
 
 
-def test_the_colour_of_grpo_is_its_own():
+def test_the_colour_of_grpo_is_its_own_and_there_are_few_others():
     assert colours("acpo", "bapo") == list(OTHERS[:2])
     assert colours("acpo", "grpo", "grpo") == [OTHERS[0], GRPO, OTHERS[1]]
-
-
-def test_more_settings_than_colours_are_refused():
     with pytest.raises(ValueError, match="4 settings: a report tells 3 besides GRPO apart"):
         colours("acpo", "bapo", "dgpo", "gppo")

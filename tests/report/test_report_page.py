@@ -6,11 +6,10 @@ Not covered: how it looks (screenshots are for people), other browsers.
 """
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.report.browser import open_page
+from tests.runs.commands import clipx
 from tests.runs.example_runs import UNSAFE, write_run
-from verl_clipx.cli import app
 
 pytestmark = pytest.mark.slow
 
@@ -61,51 +60,41 @@ LOOK = """
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def opened(tmp_path_factory):
+    """By width what the script found, and the lines of the console."""
     folder = tmp_path_factory.mktemp("page")
-    runs = [str(write_run(folder / f"{method}-seed1", method)) for method in ("grpo", "acpo")]
-    replayed = ["--replay", "+clipx=bapo"]
-    result = CliRunner().invoke(app, ["report", *runs, "--out", str(folder / "out"), *replayed])
-    assert result.exit_code == 0, result.output
-    return folder / "out" / "report.html"
-
-
-@pytest.fixture(scope="module", params=[1200, 400])
-def opened(request, page, tmp_path_factory):
-    return open_page(page, tmp_path_factory.mktemp("browser"), request.param, LOOK), request.param
+    runs = [write_run(folder / f"{method}-seed1", method) for method in ("grpo", "acpo")]
+    clipx("report", *runs, "--out", folder / "out", "--replay", "+clipx=bapo")
+    return open_page(folder / "out" / "report.html", folder, [1200, 400], LOOK)
 
 
 def test_the_console_stays_empty(opened):
-    assert opened[0].console == []
+    assert opened[1] == []
 
 
-def test_every_figure_is_there_and_nothing_sticks_out(opened):
-    found, width = opened[0].found, opened[1]
-    # Three outcomes, ACPO's bounds, seven figures of two settings each, and three charts of other metrics.
-    assert found["figures"] == 3 + 1 + 7 * 2 + 3
+@pytest.mark.parametrize("width", [1200, 400])
+def test_every_figure_is_there_and_nothing_sticks_out(opened, width):
+    found = opened[0][width]
+    # Three outcomes, ACPO's bounds, six figures of two settings each, and three charts of other metrics.
+    assert found["figures"] == 3 + 1 + 6 * 2 + 3
     # A panel by itself fills both columns where there are two.
     assert found["alone"] == [720 if width > 1000 else 348] * 3
-    assert found["wide"] <= width
-    assert found["small"] >= 9
+    assert found["wide"] <= width and found["small"] >= 9
 
 
-def test_tokens_by_keyboard_mouse_and_tap(opened):
-    found = opened[0].found
+@pytest.mark.parametrize("width", [1200, 400])
+def test_tokens_by_keyboard_mouse_and_tap_and_the_switch_of_rules(opened, width):
+    found = opened[0][width]
     last = found["tokens"] - 1
     assert found["steps"] == [0, 1, 0, found["line"], last, last, 0, -1]
     assert (found["pointed"], found["tapped"]) == (5, 7)
     assert "GRPO0.8 to 1.2" in found["detail"] and "ratio" in found["detail"]
+    assert found["switched"] == [False, "grpo"]
+    assert found["replayed"] == ["r0", True] and found["dashed"]
 
 
-def test_the_switch_shows_what_grpo_would_have_done(opened):
-    assert opened[0].found["switched"] == [False, "grpo"]
-
-
-def test_the_switch_has_the_replayed_settings_too(opened):
-    assert opened[0].found["replayed"] == ["r0", True] and opened[0].found["dashed"]
-
-
-def test_a_completion_that_looks_like_markup_stays_text(opened):
-    found = opened[0].found
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_completion_that_looks_like_markup_stays_text(opened, width):
+    found = opened[0][width]
     assert set(found["unsafe"]) == {UNSAFE}
     assert found["images"] == 0 and found["title"].startswith("GRPO against ACPO")

@@ -9,17 +9,16 @@ import re
 import numpy
 import pandas
 import pytest
-from typer.testing import CliRunner
 
+from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_log
-from verl_clipx.cli import app
 from verl_clipx.report.drawing import _labels, spread_ticks
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
 from verl_clipx.report.windows import MOST_WINDOWS, window_of, windowed
 from verl_clipx.runs import keys
-from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import settings_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting
 
 STEPS = 2000
 METRICS = (keys.REWARD, keys.ENTROPY, keys.KL, keys.GRADIENT_NORM, keys.LENGTH, keys.CUT, keys.ALIKE, keys.MISMATCH)
@@ -27,23 +26,16 @@ METRICS += (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, *keys.MASS.values(), keys.RATIO
 METRICS += tuple(f"actor/clipx/{name}/bin_{bin}" for name in ("epsilon", "epsilon_last") for bin in range(5))
 
 
-def write(folder, steps):
-    values = numpy.random.default_rng(1).random((steps, len(METRICS)))
-    write_log(folder / "metrics.jsonl", [dict(zip(METRICS, map(float, row), strict=True)) for row in values])
-    return folder
+def setting_of(steps, columns=METRICS, first=1):
+    values = numpy.random.default_rng(1).random((steps, len(columns)))
+    return [Setting("M", [Run("run", pandas.DataFrame(values, range(first, first + steps), columns))])]
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("long") / "run", STEPS)
-
-
-@pytest.mark.parametrize(("steps", "window"), [(120, 1), (121, 5), (301, 10), (2000, 50), (6001, 200), (50_000, 1000)])
-def test_windows_are_round_and_few(steps, window, tmp_path):
-    log = [{"actor/entropy": 1.0}] * (steps if steps <= 121 else 200)
-    write_log(tmp_path / "metrics.jsonl", log, first=steps - len(log) + 1)
-    found = window_of(settings_of([read_run(tmp_path)]))
-    assert found == window and (found == 1 or steps / found <= MOST_WINDOWS)
+@pytest.mark.parametrize(("last", "window"), [(120, 1), (121, 5), (301, 10), (2000, 50), (6001, 200), (50_000, 1000)])
+def test_windows_are_round_and_few(last, window):
+    logged = last if last <= 121 else 200
+    assert window_of(setting_of(logged, ["actor/entropy"], last - logged + 1)) == window
+    assert window == 1 or last / window <= MOST_WINDOWS
 
 
 def test_a_window_is_its_steps_median_at_its_middle():
@@ -54,15 +46,16 @@ def test_a_window_is_its_steps_median_at_its_middle():
 
 
 @pytest.mark.slow
-def test_a_long_run_is_drawn_by_windows_that_the_page_names(long, tmp_path):
-    assert CliRunner().invoke(app, ["report", str(long), "--out", str(tmp_path)]).exit_code == 0
-    page = (tmp_path / "report.html").read_text().replace("<wbr>", "")
+def test_a_long_run_is_drawn_by_windows_that_the_page_names(tmp_path):
+    log = setting_of(STEPS)[0].runs[0].log
+    clipx("report", write_log(tmp_path / "run" / "metrics.jsonl", log.to_dict("records")), "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
     # Outcome, bounds, samples and the declared metric's; clipped tokens and mass.
     assert page.count("A line is the median of 50 steps") == 4
     assert page.count("A bar is the median of 50 steps") == 2
     assert "Each point is a step" not in page
-    assert len(pandas.read_csv(tmp_path / "metrics.csv")) == STEPS
-    for path in (tmp_path / "figures").glob("*.svg"):
+    assert len(pandas.read_csv(tmp_path / "out" / "metrics.csv")) == STEPS
+    for path in (tmp_path / "out" / "figures").glob("*.svg"):
         drawn = [part.count("L ") for part in re.findall(r' d="([^"]*)"', path.read_text())]
         # A line has a corner for each window, a band two.
         assert max(drawn) <= 2 * STEPS / 50 + 2, path.name
@@ -70,9 +63,8 @@ def test_a_long_run_is_drawn_by_windows_that_the_page_names(long, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [10, STEPS])
-def test_labels_of_ticks_never_touch(tmp_path, steps):
-    setting = settings_of([read_run(write(tmp_path / "run", steps))])
-    panels = [panel for plate in log_plates(with_colours(setting)) for panel in plate.panels]
+def test_labels_of_ticks_never_touch(steps):
+    panels = [panel for plate in log_plates(with_colours(setting_of(steps))) for panel in plate.panels]
     assert len(panels) == 4 + 1 + 1 + 1 + 4
     for panel in panels:
         spread_ticks(panel.drawing)

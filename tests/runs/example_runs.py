@@ -4,18 +4,20 @@ import hashlib
 import json
 from pathlib import Path
 
+import pandas
 import torch
 from torch import Tensor
 
 from verl_clipx.base.method import declared
-from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.run_files import METRICS, traces_path
-from verl_clipx.common.traces import Shard, UpdateFacts, write_shard
-from verl_clipx.loss.loss import token_loss, tokens_in
+from verl_clipx.common.traces import Shard, UpdateFacts, read_shards, write_shard
+from verl_clipx.loss.loss import apply, token_loss
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
+from verl_clipx.loss.token_trace import token_trace
 from verl_clipx.methods import method_named
+from verl_clipx.runs.traced import regions_of
 from verl_clipx.trainer.log import write_record
 
 OWN = "actor/clipx/"
@@ -56,19 +58,14 @@ def write_run(
     seed: int = 1,
     steps: int = 6,
     traced: bool = True,
-    facts: UpdateFacts | None = WHOLE,
+    facts: UpdateFacts = WHOLE,
     **parameters,
 ) -> Path:
-    """Writes a run: log, record, and traces of every other step.
+    """Writes a run of a method with parameters: log, record, and traces of every other step.
 
     Args:
-        folder: of the run.
-        method: a method of the plugin's.
         seed: of the made-up tokens.
-        steps: training steps.
-        traced: whether it wrote traces.
         facts: what each file says of its update; it has every token, and the method decided from all of them.
-        parameters: of the method.
     """
     log, built = folder / METRICS, method_named(method)(**parameters)
     generator = torch.Generator().manual_seed(seed)
@@ -76,21 +73,25 @@ def write_run(
     for step in range(1, steps + 1):
         batch = _rollout(generator, step)
         updates = [_update(built, batch, update, generator) for update in range(UPDATES)]
-        found = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
-        of_method = {name.removeprefix(OWN): values for name, values in found.items() if name.startswith(OWN)}
+        by_name = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
+        of_method = {name.removeprefix(OWN): values for name, values in by_name.items() if name.startswith(OWN)}
         summary = built.over_updates(of_method) if built.statistics_size else {}
-        found = {name: sum(values) / UPDATES for name, values in found.items()}
-        found |= {f"{OWN}{name}": value for name, value in summary.items()}
+        logged = {name: sum(values) / UPDATES for name, values in by_name.items()}
+        logged |= {f"{OWN}{name}": value for name, value in summary.items()}
         reward = float(batch["score"][:, 0].mean())
-        rows.append(found | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
+        rows.append(logged | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
         if traced and step % 2 == 0:
             for update, (_, tokens) in enumerate(updates):
-                columns = _columns(batch, update, tokens)
-                write_shard(traces_path(log), Shard(step, update, 0), columns, facts)
+                write_shard(traces_path(log), Shard(step, update, 0), _columns(batch, update, tokens), facts)
     write_log(log, rows)
     clipx = {"method": method, **built.parameters}
     write_record(log, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
     return folder
+
+
+def read_columns(folder: Path, shard: Shard) -> dict[str, list]:
+    """The columns of one file of a trace, as `write_shard` takes them."""
+    return read_shards(folder, [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
 
 
 def _rollout(generator: torch.Generator, step: int) -> dict[str, Tensor]:
@@ -116,46 +117,26 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     noise = torch.randn(old.shape, generator=generator)
     current = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
     inputs = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
-    tokens = tokens_in(method, None, inputs)
-    statistics = method.statistics(tokens)
-    decision = method.decide(statistics)
-    bounds, found = method.bounds(tokens, decision), token_loss(method, None, inputs, decision)
-    metrics = {name: float(value) for name, value in token_metrics(found.sums).items()}
-    count = metrics.pop(TOKENS)
-    of_decision = declared(method, method.metrics(statistics, decision))
-    own = {name: float(value) for _, members in of_decision for name, value in members.items()}
-    means = with_ratios_of_sums({name: [value / count] for name, value in metrics.items()})
+    applied = apply(method, None, inputs)
+    metrics = token_metrics(token_loss(method, None, inputs, applied.decision).sums)
+    count = float(metrics.pop(TOKENS))
+    means = with_ratios_of_sums({name: [float(value) / count] for name, value in metrics.items()})
     logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
-    logged |= {f"actor/clipx/{name}": value for name, value in own.items()}
-    low, high = (torch.as_tensor(bound, dtype=old.dtype).expand(old.shape) for bound in bounds)
-    bounded = method.bounded(tokens)
-    region = torch.full(old.shape, REGIONS.index("M"))
-    for name, side, sign in (("LN", bounded < low, -1), ("HP", bounded > high, 1), ("LP", bounded < low, 1)):
-        region[side & (advantage.sign() == sign)] = REGIONS.index(name)
-    region[(bounded > high) & (advantage < 0)] = REGIONS.index("HN")
-    weight = method.gradient_weight(tokens, bounds)
-    return logged, {
-        "log_prob": current,
-        "old_log_prob": old,
-        "ratio": tokens.ratio,
-        "advantage": advantage,
-        "bounded": bounded,
-        "low": low,
-        "high": high,
-        "weight": weight,
-        "region": region,
-    }
+    for _, members in declared(method, method.metrics(applied.statistics, applied.decision)):
+        logged |= {f"{OWN}{name}": float(value) for name, value in members.items()}
+    return logged, token_trace(method, applied, 1.0)._asdict()
 
 
 def _columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -> dict[str, list]:
     count, length = fields["ratio"].shape
     start = update * count
     columns = {name: values.flatten().tolist() for name, values in fields.items()}
-    columns["region"] = [REGIONS[index] for index in columns["region"]]
+    sides = (pandas.Series(columns[name]) for name in ("bounded", "low", "high", "advantage"))
     places = [(row, position) for row in range(start, start + count) for position in range(length)]
     words = [int(batch["words"][place]) for place in places]
     prompts = [f"problem {row // SAMPLES}" for row, _ in places]
     return columns | {
+        "region": regions_of(*sides).tolist(),
         "prompt": [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts],
         "prompt_text": prompts,
         "sample": [row % SAMPLES for row, _ in places],

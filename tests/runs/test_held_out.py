@@ -7,10 +7,10 @@ from verl_clipx.runs.held_out import held_out_rewards
 
 
 def test_the_interval_is_over_problems_not_samples(tmp_path):
-    write_validation(tmp_path, {0: [(1, 0), (0, 0)], 3: [(1, 1), (1, 0)]})
+    write_validation(tmp_path, {10: [(1, 1), (1, 0)], 2: [(1, 0), (0, 0)]})
     before, after = held_out_rewards(tmp_path)
-    assert (before.step, before.reward.mean, before.problems, before.samples) == (0, 0.25, 2, 4)
-    assert after.reward.mean == 0.75
+    assert (before.step, before.reward.mean, before.problems, before.samples) == (2, 0.25, 2, 4)
+    assert (after.step, after.reward.mean) == (10, 0.75)
     # Two problems with means 0.5 and 0: s/sqrt(2) = 0.25, t(0.975, 1) = 12.7062.
     assert before.reward.high == pytest.approx(0.25 + 0.25 * 12.7062, abs=1e-4)
 

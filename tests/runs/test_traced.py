@@ -9,11 +9,11 @@ import numpy
 import pandas
 import pytest
 
-from tests.runs.example_runs import write_run
-from verl_clipx.common.traces import Shard, read_shards, write_shard
-from verl_clipx.report.page import write_report
+from tests.runs.commands import clipx, page_of
+from tests.runs.example_runs import WHOLE, read_columns, write_run
+from verl_clipx.common.traces import Shard, write_shard
 from verl_clipx.report.token_view import MOST_COMPLETIONS, token_sections, visible
-from verl_clipx.report.trace_figures import BINS, bin_of, shown, swarm
+from verl_clipx.report.trace_figures import BINS, bin_of, shown
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import settings_of
 from verl_clipx.runs.traced import events, traced_updates, under_grpo
@@ -37,60 +37,48 @@ TOKENS = [
 ]
 
 
-@pytest.fixture
-def table():
-    return pandas.DataFrame(TOKENS, columns=["ratio", "advantage", "region", "weight", "own", "grpo"])
+def test_what_happened_to_tokens_and_what_would_have_under_grpo():
+    table = pandas.DataFrame(TOKENS, columns=["ratio", "advantage", "region", "weight", "own", "grpo"])
+    assert list(events(table.advantage, table.region, table.weight, table.ratio)) == list(table.own)
+    assert list(under_grpo(table.ratio, table.advantage)) == list(table.grpo)
 
 
-def test_events_by_hand(table):
-    found = events(table.advantage, table.region, table.weight, table.ratio)
-    assert list(found) == list(table.own)
-
-
-def test_the_same_under_grpo(table):
-    regions, weights = under_grpo(table.ratio, table.advantage)
-    assert list(events(table.advantage, regions, weights, table.ratio)) == list(table.grpo)
-    assert list(weights[regions.isin(["HP", "LN"])]) == [0.0] * 5
+def updates_of(folder, *methods, **options):
+    return traced_updates(settings_of([read_run(write_run(folder / name, name, **options)) for name in methods]))
 
 
 def test_the_last_update_with_an_advantage_is_shown(tmp_path):
     runs = [read_run(write_run(tmp_path / name, name, steps=4)) for name in ("grpo", "acpo")]
     assert [(one.step, one.update) for one in traced_updates(settings_of(runs))] == [(4, 3), (4, 3)]
-    shard = Shard(4, 3, 0)
-    columns = read_shards(runs[1].traces, [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
-    write_shard(runs[1].traces, shard, {**columns, "advantage": [0.0] * len(columns["ratio"])})
+    columns = read_columns(runs[1].traces, Shard(4, 3, 0))
+    write_shard(runs[1].traces, Shard(4, 3, 0), {**columns, "advantage": [0.0] * len(columns["ratio"])}, WHOLE)
     assert [(one.step, one.update) for one in traced_updates(settings_of(runs))] == [(4, 2), (4, 2)]
-
-
-def test_settings_without_traces_are_left_out(tmp_path):
-    runs = [read_run(write_run(tmp_path / name, name, steps=2, traced=name == "acpo")) for name in ("grpo", "acpo")]
-    assert [one.setting.label for one in traced_updates(settings_of(runs))] == ["acpo"]
-    assert traced_updates(settings_of(runs[:1])) == []
+    assert updates_of(tmp_path / "others", "grpo", traced=False) == []
 
 
 def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
-    (update,) = traced_updates(settings_of([read_run(write_run(tmp_path / "grpo", "grpo", steps=2))]))
+    (update,) = updates_of(tmp_path, "grpo", steps=2)
     (section,) = token_sections([update])
     lines = [line for group in section.groups for line in group.lines]
-    assert len(lines) <= MOST_COMPLETIONS
     texts = [text for line in lines for text, _ in line.tokens]
+    assert len(lines) <= MOST_COMPLETIONS
     assert len(texts) == section.total == len(section.numbers["ratio"]) == len(update.tokens)
     first = update.tokens[update.tokens.prompt_text == section.groups[0].prompt].sort_values(["sample", "position"])
     assert texts[: len(first)] == [visible(text) for text in first.text]
     assert section.numbers["ratio"][: len(first)] == pytest.approx(first.ratio.tolist(), rel=1e-3)
-    counts = [sum(clipped(classes) for line in group.lines for _, classes in line.tokens) for group in section.groups]
-    assert counts[0] == max(counts) > 0
-
-
-def clipped(classes):
-    """Whether the rule that the run trained with, whose event is the first class, clipped a token."""
-    return classes.split(" ")[0] in ("low", "high")
+    clipped = [
+        sum(classes.split(" ")[0] in ("low", "high") for line in group.lines for _, classes in line.tokens)
+        for group in section.groups
+    ]
+    assert clipped[0] == max(clipped) > 0
+    many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
+    (section,) = token_sections([replace(update, tokens=many)])
+    assert section.counted.endswith("from 64 completions to 8 prompts; in this update it traced 1920, of 10 prompts.")
 
 
 def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_those_that_learn(tmp_path):
-    runs = [read_run(write_run(tmp_path / name, name, steps=2)) for name in ("grpo", "acpo")]
     updates = []
-    for update in traced_updates(settings_of(runs)):
+    for update in updates_of(tmp_path, "grpo", "acpo", steps=2):
         rows = update.tokens.head(3).assign(event="kept", under_grpo="kept", advantage=0.0)
         prompts = [rows.assign(prompt=name, prompt_text=name) for name in "abc"]
         updates.append(replace(update, tokens=pandas.concat(prompts, ignore_index=True)))
@@ -103,44 +91,21 @@ def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_tho
 def test_clipped_tokens_are_counted_run_by_run_and_the_page_says_over_which_tokens(tmp_path):
     paths = [write_run(tmp_path / f"{name}-seed1", name, steps=2) for name in ("grpo", "acpo")]
     sections = token_sections(traced_updates(settings_of(list(map(read_run, paths)))))
-    write_report(paths, tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "")
+    clipx("report", *paths, "--out", tmp_path / "out")
     for section, name in zip(sections, ("grpo-seed1", "acpo-seed1"), strict=True):
         own, grpo = (section.update.tokens[rule].isin(["low", "high"]).sum() for rule in ("event", "under_grpo"))
         assert grpo > 0 and section.total == 192
         counts = f"{own} under own rule, {grpo} under GRPO"
         all_of_them = "all that it traced in this update, in 16 completions to 2 prompts"
-        assert f"Clipped among these 192 tokens of {name}: {counts}. They are {all_of_them}." in page
-    # No number is of several runs.
-    assert page.split('class="switch"')[1].split("</div>")[0].count("clipped") == 0
+        assert f"Clipped among these 192 tokens of {name}: {counts}. They are {all_of_them}." in page_of(
+            tmp_path / "out"
+        )
 
 
-def test_the_count_says_that_it_is_of_a_part(tmp_path):
-    (update,) = traced_updates(settings_of([read_run(write_run(tmp_path / "grpo", "grpo", steps=2))]))
-    many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
-    (section,) = token_sections([replace(update, tokens=many)])
-    assert section.counted.endswith(
-        "They are from 64 completions to 8 prompts; in this update it traced 1920, of 10 prompts."
-    )
-
-
-def test_white_space_is_to_be_seen():
+def test_what_is_drawn_of_tokens():
     assert [visible(text) for text in ("\n", " ", " a b", "", "a\tb")] == ["⏎", "␣", " a b", "∅", "a⇥b"]
-
-
-def test_bins_of_probability():
     tokens = pandas.DataFrame({"old_log_prob": numpy.log([0.1, 0.2, 0.5, 0.99, 1.0])})
     assert list(bin_of(tokens, BINS)) == [0, 1, 2, 4, 4]
-
-
-def test_clipped_tokens_are_shown_before_others():
-    tokens = pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10})
-    found = shown(tokens)
+    # Clipped tokens before others.
+    found = shown(pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10}))
     assert len(found) == 500 and (found.event == "low").sum() == 10
-
-
-def test_dots_do_not_overlap_while_there_is_room():
-    positions = numpy.array([10.0, 10.0, 10.5, 30.0])
-    points = list(zip(positions, swarm(positions, 2.0, 20.0), strict=True))
-    apart = [numpy.hypot(a[0] - b[0], a[1] - b[1]) for i, a in enumerate(points) for b in points[:i]]
-    assert min(apart) > 3.6

@@ -125,7 +125,7 @@ def built(composed):
 
 @pytest.mark.slow
 def test_rollouts_of_earlier_weights_are_refused_by_verls_trainer(built):
-    message = r"clipx_rollout\.versions_old=3: must be 0: only training in one process"
+    message = r"clipx_rollout\.versions_old=3: must be 0; only training in one process"
     with pytest.raises(ValueError, match=message):
         built("+clipx/rollout=stale", "clipx_rollout.versions_old=3")
 

@@ -20,7 +20,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from verl.utils.tracking import FileLogger, Tracking
 
 from tests.common.test_traces import columns
-from tests.runs.example_runs import write_run
+from tests.runs.example_runs import WHOLE, write_run
 from verl_clipx.common.run_files import record_path
 from verl_clipx.common.traces import Shard, shards_in, write_shard
 from verl_clipx.runs.run_log import read_run_log
@@ -199,7 +199,7 @@ def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatc
 def test_traces_of_steps_that_are_made_again_go(start, tmp_path):
     start(1, range(1, 8))
     for step in (4, 6):
-        write_shard(tmp_path / "traces", Shard(step, 0, 0), columns(4))
+        write_shard(tmp_path / "traces", Shard(step, 0, 0), columns(4), WHOLE)
     saved(tmp_path, 5)
     start(2, [6])
     assert shards_in(tmp_path / "traces") == [Shard(4, 0, 0)]

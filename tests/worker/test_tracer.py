@@ -226,7 +226,8 @@ def traced_batch(tracer, data, updates=1, before=0):
             responses = [tracer._responses[number] for number in numbers if number >= 0]
             if responses:
                 zeros = torch.zeros(len(responses), 2)
-                tracer.keep(TracedTokens(TokenTrace(*[zeros] * len(TokenTrace._fields)), {}), responses)
+                trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
+                tracer.keep(TracedTokens(trace, {"unshaped_advantage": zeros}), responses)
             tracer.end_update(OptimizerStep())
 
 
@@ -342,7 +343,7 @@ def test_a_token_takes_few_bytes(tmp_path):
     with rollout_batch(tracer, data):
         shape = len(tracer._responses), batch["mask"].shape[1]
         trace = TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields))
-        tracer.keep(TracedTokens(trace, {}), tracer._responses)
+        tracer.keep(TracedTokens(trace, {"unshaped_advantage": trace.advantage}), tracer._responses)
         tracer.end_update(OptimizerStep())
     assert tracer.writer.flush()
     (shard,) = shards_in(tmp_path)

@@ -39,19 +39,17 @@ def forget_json() -> None:
 def print_json(**content: Any) -> None:
     """Prints the one JSON object of a command's option --json: command, version, then the content.
 
-    Args:
-        content: numbers that are not finite become null, since JSON has none.
+    Numbers that are not finite become null, since JSON has none.
     """
     head = {"command": _json_of.get(), "version": installed_version("verl-clipx")}
-    print_plain(json.dumps({**head, **finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
+    print_plain(json.dumps({**head, **_finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def finite(value: Any) -> Any:
-    """The same dictionaries and lists, with None for the numbers that JSON does not have: NaN and infinity."""
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -23,12 +23,7 @@ EXTRAS = {
 
 
 def needs_tool(user: str, module: str) -> str:
-    """A line that says what is missing and how to install it.
-
-    Args:
-        user: what needs it, such as a command.
-        module: one of EXTRAS, OF_VERL or VERL.
-    """
+    """A line that says that a user, such as a command, misses a module and how to install it."""
     if module in OF_VERL:
         return f"{user} needs {module}, which comes with verl: pip install {module}"
     if module in VERL:
@@ -38,10 +33,6 @@ def needs_tool(user: str, module: str) -> str:
 
 
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
-    """The same for a failed import.
-
-    Returns:
-        The line, or None if the missing module belongs to no extra: then something else is broken.
-    """
+    """The same for a failed import; None if the missing module belongs to no extra: then something else is broken."""
     module = (error.name or "").partition(".")[0]
     return needs_tool(user, module) if module in {*OF_VERL, *VERL}.union(*EXTRAS.values()) else None

@@ -29,8 +29,7 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to; the file becomes `path`, and is on the disk, when the block ends without an exception.
 
-    Args:
-        path: the file; its folder is made if missing. After a crash it is the old file or the new one, never a part.
+    Its folder is made if missing. After a crash it is the old file or the new one, never a part.
 
     Raises:
         OSError: it cannot be written, for instance because it is a folder.
@@ -72,10 +71,7 @@ def making_folder(folder: Path) -> Iterator[Path]:
 def remove_partials(folder: Path, pattern: str = "*") -> None:
     """Removes what killed processes left of files that `replacing` was to make; nothing may be writing them now."""
     for partial in folder.glob(f".{pattern}.partial"):
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -103,10 +99,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 
 def no_formula(cell: Any) -> Any:
-    """A cell of a CSV file; a text that a spreadsheet would take for a formula gets an apostrophe in front.
-
-    Source: OWASP, CSV Injection.
-    """
+    """A cell of a CSV file; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP)."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
@@ -171,23 +164,18 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Args:
-        shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
-            entries have; under the key `str`, that of every value. Further keys are free.
-
-    Raises:
-        OSError: as `read_json`.
-        ValueError: as `read_json`, or it holds something else; names the key.
-    """
+    """Read a JSON file that holds an object of a shape; see `check_shape`."""
     content = read_json(path)
     check_shape(path, content, shape)
     return content
 
 
 def check_shape(path: Path | str, content: Any, shape: Mapping[Any, Any]) -> None:
-    """Refuse what is not of a shape; see `read_json_object`.
+    """Refuse what is not of a shape.
+
+    Args:
+        shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
+            entries have; under the key `str`, that of every value. Further keys are free.
 
     Raises:
         ValueError: it is not; names the key.
@@ -210,17 +198,12 @@ def _misfit(value: Any, shape: Any, where: str) -> str | None:
         parts = ((key, value[key], shape.get(key, shape.get(str, object))) for key in value)
     elif isinstance(shape, list):
         parts = ((index, part, shape[0]) for index, part in enumerate(value))
-    found = (_misfit(part, inner, f"{where}.{key}".removeprefix(".")) for key, part, inner in parts)
-    return next(filter(None, found), None)
+    misfits = (_misfit(part, inner, f"{where}.{key}".removeprefix(".")) for key, part, inner in parts)
+    return next(filter(None, misfits), None)
 
 
 def read_config(path: Path) -> "DictConfig":
-    """Read a configuration as Hydra writes it, not resolved.
-
-    Raises:
-        OSError: as `read_bytes`.
-        ValueError: as `read_bytes`, or it is no YAML of keys and values.
-    """
+    """Read a configuration as Hydra writes it, not resolved."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -246,12 +229,7 @@ def read_whole_number(path: Path) -> int:
 
 @contextlib.contextmanager
 def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """An open Parquet file.
-
-    Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is no Parquet file, or cut off; errors of pyarrow within the block become it too.
-    """
+    """An open Parquet file; errors of pyarrow within the block become ValueError too."""
     import pyarrow
     import pyarrow.parquet
 

@@ -13,8 +13,7 @@ BORDER = 3
 def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = ""):
     """Print rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
 
-    Args:
-        rows: the cells of each row by column, in rich's markup; the first cell names the row.
+    Cells are in rich's markup; the first names its row.
     """
     columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(headings, *rows, strict=True)]
     words = [max(len(word) for cell in column for word in ["", *cell.split()]) for column in columns]

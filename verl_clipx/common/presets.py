@@ -5,10 +5,9 @@ OmegaConf.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
@@ -25,43 +24,38 @@ _EVERY, _PARTS, _PRESETS = "every_preset", "parts", "presets"
 _NAME = "<name>"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A value with the comment above it."""
+class Setting(NamedTuple):
+    """A value as written, with interpolations unresolved, with the comment above it.
+
+    Args:
+        key: path of the value, such as data.train_batch_size.
+        comment: the comment lines directly above it, as one text.
+    """
 
     key: str
-    """Path of the value, such as data.train_batch_size."""
-
     value: Any
-    """The value as written, with interpolations unresolved."""
-
     comment: str
-    """The comment lines directly above it, as one text."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A preset, or a part of presets. It says what a YAML file of Hydra could say."""
+class Entry(NamedTuple):
+    """A preset, or a part of presets. It says what a YAML file of Hydra could say.
+
+    Args:
+        title: the first line of the comment above it; for a preset it names the row of a paper's table that it trains.
+        defaults: its parts as a Hydra defaults list, in which its own values come last.
+        settings: its own values.
+    """
 
     title: str
-    """The first line of the comment above it. For a preset, it names the row of a paper's table that it trains."""
-
     defaults: tuple[str | dict[str, str], ...]
-    """Its parts as a Hydra defaults list, in which its own values come last."""
-
     settings: tuple[Setting, ...]
-    """Its own values."""
 
 
-@dataclass(frozen=True)
-class Presets:
-    """A paper's presets, and the parts of which they are made."""
+class Presets(NamedTuple):
+    """A paper's presets by name, such as countdown_3b_acpo_near, and the parts of which they are made, method/dapo."""
 
     presets: Mapping[str, Entry]
-    """By name, such as countdown_3b_acpo_near."""
-
     parts: Mapping[str, Entry]
-    """By name, such as method/dapo."""
 
 
 def papers() -> list[str]:
@@ -90,20 +84,13 @@ def read_presets(paper: str) -> Presets:
 
 
 def entry_at(path: str) -> Entry | None:
-    """Return the preset or the part that Hydra calls by a path, or None if there is none.
-
-    Args:
-        path: such as recipe/acpo/countdown_3b_acpo_near or recipe/acpo/method/dapo.
-
-    Raises:
-        ValueError: see `read_presets`.
-    """
+    """Return the preset or the part that Hydra calls by a path such as recipe/acpo/method/dapo, or None."""
     group, _, rest = path.partition("/")
     paper, _, name = rest.partition("/")
     if group != "recipe" or not name or not (configs_folder() / file_of(paper)).is_file():
         return None
-    found = read_presets(paper)
-    return found.presets.get(name) or found.parts.get(name)
+    of_paper = read_presets(paper)
+    return of_paper.presets.get(name) or of_paper.parts.get(name)
 
 
 def settings_of(
@@ -111,19 +98,17 @@ def settings_of(
 ) -> Iterator[Setting]:
     """Yield the values of a part of a YAML file, each with the comment above it.
 
-    Args:
-        values: the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are not in it
-            are left out.
-        prefix: what comes before the keys, such as "data.".
+    `values` are the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text; other keys are left
+    out.
     """
     for key, value in node.value:
         if key.value not in values:
             continue
-        path, found = f"{prefix}{key.value}", values[key.value]
+        path, content = f"{prefix}{key.value}", values[key.value]
         if isinstance(value, yaml.MappingNode) and value.value:
-            yield from settings_of(value, found, lines, f"{path}.")
+            yield from settings_of(value, content, lines, f"{path}.")
         else:
-            yield Setting(path, found, " ".join(_comment_lines(lines, key)))
+            yield Setting(path, content, " ".join(_comment_lines(lines, key)))
 
 
 def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
@@ -149,28 +134,21 @@ def _read(path: Path, paper: str) -> Presets:
         return next(iter(_comment_lines(lines, key)), "")
 
     def part(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        found = values[_PARTS][key.value]
-        if not isinstance(found, dict):
-            raise ValueError(f"{path}: {_PARTS}: {key.value}: must be values, one on each line.")
+        content, where = values[_PARTS][key.value], f"{path}: {_PARTS}: {key.value}"
+        if not isinstance(content, dict):
+            raise ValueError(f"{where}: must be values, one on each line.")
         if (path.parent / f"{key.value}.yaml").is_file():
-            raise ValueError(f"{path}: {_PARTS}: {key.value}: is also a file of this folder. Keep one of them.")
-        return Entry(title(key), (SELF,), tuple(settings_of(node, found, lines)))
+            raise ValueError(f"{where}: is also a file of this folder. Keep one of them.")
+        return Entry(title(key), (SELF,), tuple(settings_of(node, content, lines)))
 
     def preset(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        found = values[_PRESETS][key.value]
-        where = f"{path}: {_PRESETS}: {key.value}"
-        if not isinstance(found, list):
+        items, where = values[_PRESETS][key.value], f"{path}: {_PRESETS}: {key.value}"
+        if not isinstance(items, list):
             raise ValueError(f"{where}: must be a list of parts.")
-        own = (
-            [
-                Setting(one.key, key.value if one.value == _NAME else one.value, one.comment)
-                for one in settings_of(sections[_EVERY], values[_EVERY], lines)
-            ]
-            if _EVERY in values
-            else []
-        )
+        of_every = settings_of(sections[_EVERY], values[_EVERY], lines) if _EVERY in values else ()
+        own = [one._replace(value=key.value) if one.value == _NAME else one for one in of_every]
         defaults: list[str | dict[str, str]] = []
-        for item, item_node in zip(found, node.value, strict=True):
+        for item, item_node in zip(items, node.value, strict=True):
             if isinstance(item, dict):
                 own += settings_of(item_node, item, lines)
             elif not isinstance(item, str):

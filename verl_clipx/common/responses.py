@@ -25,14 +25,11 @@ def final_part(response: str) -> str | None:
 
 
 def tagged_answer(response: Any, max_length: int) -> str | None:
-    """Return the content of the last `<answer>…</answer>` after a response's thinking.
+    """Return the content of the last `<answer>…</answer>` after a response's thinking; None if none is there.
 
     Args:
         response: anything but a string has no answer.
-        max_length: longest answer, in characters.
-
-    Returns:
-        The content; None if there is no such answer, or it is longer.
+        max_length: in characters; a longer answer is none.
     """
     text = final_part(response) if isinstance(response, str) else None
     if text is None:
@@ -49,10 +46,8 @@ def braced(text: str, start: int, max_length: int) -> str | None:
 
     Args:
         start: where the content begins, behind the opening brace.
-        max_length: longest content looked at, in characters: a bound on the work, whatever the text.
-
-    Returns:
-        The content; None if the group is not closed, or is longer.
+        max_length: in characters: a bound on the work, whatever the text. None is returned for a longer group, and for
+            one that is not closed.
     """
     depth, escaped = 1, False
     for position in range(start, min(len(text), start + max_length + 1)):
@@ -67,14 +62,6 @@ def braced(text: str, start: int, max_length: int) -> str | None:
 
 
 def last_boxed(text: Any, max_length: int) -> str | None:
-    r"""Return what stands in the last \boxed{…} of a text.
-
-    Args:
-        text: a response; anything but a string has no answer.
-        max_length: longest content looked at, in characters.
-
-    Returns:
-        The content; None if there is no box, or the last one is not closed, or is longer.
-    """
+    r"""Return what stands in the last \boxed{…} of a response; None if there is no box, or as `braced` says."""
     boxes = deque(BOX.finditer(text), maxlen=1) if isinstance(text, str) else None
     return braced(text, boxes[0].end(), max_length) if boxes else None

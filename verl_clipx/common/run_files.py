@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.common.files import read_whole_number
+
 METRICS = "metrics.jsonl"
 # In a run's folder, trainer.validation_data_dir as the recipes set it.
 VALIDATION = "validation"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
+# verl's file with the step of the last checkpoint; verl writes it once the rest of the checkpoint is there.
+LATEST = "latest_checkpointed_iteration.txt"
 
 
 def log_path(project: str, experiment: str) -> Path:
@@ -24,8 +28,7 @@ def log_path(project: str, experiment: str) -> Path:
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
     """Where the plugin keeps a run's log and record: verl's file log, or without one in trainer.default_local_dir.
 
-    Returns:
-        None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
+    None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
     trainer, node = config.get("trainer") or {}, config.get("clipx")
     if not node or not node.get("log", True):
@@ -56,11 +59,22 @@ def traces_path(log: Path) -> Path:
 
 
 def checkpoint_step(path: str | Path | None) -> int:
-    """The step of a checkpoint by its path; 0 if the path names none.
+    """The step of a checkpoint by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
 
-    Args:
-        path: verl's folder `global_step_<N>`, or one in it. Folders above it may have such a name too: like verl
-            (trainer_base.py, `_load_checkpoint`), this goes by the last one.
+    Folders above it may have such a name too: like verl (trainer_base.py, `_load_checkpoint`), this goes by the last.
     """
-    found = STEP_FOLDER.findall(str(path))
-    return int(found[-1]) if found else 0
+    steps = STEP_FOLDER.findall(str(path))
+    return int(steps[-1]) if steps else 0
+
+
+def resumed_step(trainer: Mapping[str, Any]) -> int:
+    """The step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
+    mode = trainer.get("resume_mode", "disable")
+    if mode == "resume_path":
+        return checkpoint_step(trainer.get("resume_from_path"))
+    folder = Path(str(trainer.get("default_local_dir")))
+    if mode != "auto" or not (folder / LATEST).exists():
+        return 0
+    step = read_whole_number(folder / LATEST)
+    # Without the folder verl trains from scratch.
+    return step if (folder / f"global_step_{step}").exists() else 0

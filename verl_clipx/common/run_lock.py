@@ -21,13 +21,7 @@ class FolderInUse(RuntimeError):
 
 
 def hold(path: Path) -> bool:
-    """Takes a lock, until `release` or the end of this process.
-
-    Args:
-        path: its file, which stays where it is; its folder is made if missing.
-
-    Returns:
-        Whether the file system has locks.
+    """Takes a lock on a file, which stays, until `release` or the end of this process; says if there are locks at all.
 
     Raises:
         FolderInUse: another process held it for `PATIENCE` seconds.
@@ -37,28 +31,23 @@ def hold(path: Path) -> bool:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    end = time.monotonic() + PATIENCE
-    waits = False
+    end, waits = time.monotonic() + PATIENCE, False
     try:
         while not _lock(file):
             if time.monotonic() > end:
                 raise FolderInUse(BUSY.format(path=path, patience=PATIENCE))
             if not waits:
-                print(
-                    f"clipx: {path}: another run writes this log; waiting for its end up to {PATIENCE:g} s", flush=True
-                )
+                print(WAITS.format(path=path, patience=PATIENCE), flush=True)
             waits = True
             time.sleep(1)
+        _held[path] = file
     except OSError as error:
-        os.close(file)
-        if error.errno in NO_LOCKS:
-            return False
-        raise
-    except FolderInUse:
-        os.close(file)
-        raise
-    _held[path] = file
-    return True
+        if error.errno not in NO_LOCKS:
+            raise
+    finally:
+        if path not in _held:
+            os.close(file)
+    return path in _held
 
 
 def is_held(path: Path) -> bool:
@@ -89,6 +78,7 @@ def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+WAITS = "clipx: {path}: another run writes this log; waiting for its end up to {patience:g} s"
 BUSY = (
     "{path}: another run has been writing this log for {patience:g} s. Wait until it ends, or end it; or give this run "
     "its own folder (VERL_FILE_LOGGER_PATH or trainer.default_local_dir); or keep no log of it: clipx.log=false."

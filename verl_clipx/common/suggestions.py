@@ -7,8 +7,7 @@ from difflib import get_close_matches
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
     """A sentence, after a blank, that names the known words nearest to a mistyped one; empty if none is near.
 
-    Args:
-        before: what stands before the word where the user writes it, such as "+clipx=".
+    `before` stands before the word where the user writes it, such as "+clipx=".
     """
     known = list(dict.fromkeys(known))
     # Two swapped letters are the commonest mistake, and difflib does not rank them first.

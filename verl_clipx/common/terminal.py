@@ -22,10 +22,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def harmless(text: str) -> str:
-    """A text without what could control a terminal.
-
-    Source: ECMA-48 (control functions), Unicode Standard Annex #9 (directional formatting characters).
-    """
+    """A text without what could control a terminal (ECMA-48, Unicode Standard Annex #9)."""
     return _STEERING.sub("", text)
 
 
@@ -44,11 +41,7 @@ class TerminalConsole(Console):
 
 
 def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items, with a progress bar on standard error; in a redirected log, with a line every ten seconds.
-
-    Args:
-        what: what is being done with them.
-    """
+    """The items, with a progress bar on standard error that says what is done; in a log, lines."""
     console = TerminalConsole(stderr=True)
     if console.is_terminal:
         yield from track(items, what, console=console)
@@ -79,11 +72,7 @@ def print_plain(text: str) -> None:
 
 
 def with_whole_output(command: Callable[[], None]) -> None:
-    """Runs a command; if its output could not be written, ends with a message and exit code 1.
-
-    Raises:
-        SystemExit: the command's; or with 1, if standard output is full or was closed by its reader.
-    """
+    """Runs a command; if standard output is full or was closed by its reader, ends with a message and exit code 1."""
     # Python has no stream where the caller closed one; a file opened later would take its number.
     closed = sys.stdout is None
     for name in ("stdout", "stderr"):
@@ -96,17 +85,11 @@ def with_whole_output(command: Callable[[], None]) -> None:
             sys.stdout.flush()
             if closed:
                 raise OSError(errno.EBADF, "standard output is closed")
-    except BrokenPipeError:
-        _leave_stdout()
-        raise SystemExit(1) from None
     except OSError as error:
         if error.filename is not None:
             raise
-        _leave_stdout()
-        print(f"clipx: its output could not be written: {error.strerror or error}", file=sys.stderr)
+        # Python flushes standard output when it ends, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"clipx: its output could not be written: {error.strerror or error}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def _leave_stdout() -> None:
-    # Python flushes standard output when it ends, which would fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

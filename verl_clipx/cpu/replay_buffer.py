@@ -5,25 +5,19 @@ custom_sampler``) fewer arguments than its own buffers; ``configs/hardware/cpu.y
 (group filtering, refilling of failed groups) through ``sampler_kwargs``, so nothing is lost.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 POLL_INTERVAL_SECONDS = 0.2
 
 
-def frequent_polling(
-    trainer_mode: str,
-    trainer_config: Mapping[str, Any],
-    max_off_policy_threshold: int | None,
-    max_off_policy_strategy: str,
-    sampler_kwargs: Mapping[str, Any],
-    refill_fn: Callable[[int], None] | None = None,
-):
+def frequent_polling(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **given: Any):
     """Build verl's own replay buffer for this trainer mode, with a shorter polling interval.
 
     Args:
         sampler_kwargs: ``poll_interval`` (seconds), ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; all optional.
+        trainer_mode, given: what verl gives any replay buffer.
 
     Raises:
         ValueError: group filtering is on and ``algorithm.filter_groups.metric`` is empty.
@@ -32,25 +26,21 @@ def frequent_polling(
 
     metric, max_inflight = _group_filter(sampler_kwargs.get("filter_groups"))
     refill_failed = bool(sampler_kwargs.get("sync_refill_failed_groups", False))
-    arguments = dict(
+    given |= dict(
         trainer_mode=trainer_mode,
-        trainer_config=trainer_config,
-        max_off_policy_threshold=max_off_policy_threshold,
-        max_off_policy_strategy=max_off_policy_strategy,
         sampler_kwargs=sampler_kwargs,
-        refill_fn=refill_fn,
         poll_interval=float(sampler_kwargs.get("poll_interval", POLL_INTERVAL_SECONDS)),
         filter_groups_metric=metric,
         sync_refill_failed_groups=refill_failed,
     )
     if trainer_mode != "sync":
-        return ReplayBufferAsync(**arguments)
+        return ReplayBufferAsync(**given)
     train_batch_size = sampler_kwargs.get("train_batch_size")
     # Prompts are replaced one at a time, so the dataloader is read one at a time (as verl does for its own buffer).
     replaces_prompts = metric is not None or refill_failed
     gen_batch_size = 1 if replaces_prompts else sampler_kwargs.get("gen_batch_size") or train_batch_size
     return ReplayBuffer(
-        **arguments,
+        **given,
         train_batch_size=train_batch_size,
         gen_batch_size=gen_batch_size,
         max_inflight_gen_batches=max_inflight,

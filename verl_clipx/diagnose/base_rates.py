@@ -18,38 +18,32 @@ BEYOND = "gradient mass outside the bounds, pulled back or kept"
 
 # Share to the metrics that add up to it, and to those whose sum it is a part of; without the latter, the former are
 # shares themselves.
+_SHARES = (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, keys.IN_M, *keys.HEALTH_SHARES)
 MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     CLIPPED: ((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), ()),
     OUTSIDE: ((keys.MASS["LN"], keys.MASS["HP"]), tuple(keys.MASS.values())),
     BEYOND: (tuple(key for region, key in keys.MASS.items() if region != "M"), tuple(keys.MASS.values())),
-    **{
-        key: ((key,), ())
-        for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, keys.IN_M, *keys.HEALTH_SHARES)
-    },
+    **{key: ((key,), ()) for key in _SHARES},
 }
 
 
 def of_run(run: Run, name: str) -> pandas.Series:
     """A share of MEASURES by step; empty if a run does not log it, or has nothing outside its bounds."""
     parts, whole = ([run.values(key) for key in names] for names in MEASURES[name])
-    found = pandas.concat(parts, axis=1, join="inner").sum(axis=1)
+    share = pandas.concat(parts, axis=1, join="inner").sum(axis=1)
     if whole:
         total = pandas.concat(whole, axis=1, join="inner").sum(axis=1)
-        found = (found / total)[total > 0] if (found > 0).any() else found.iloc[:0]
-    return found[found.index > 0]
+        share = (share / total)[total > 0] if (share > 0).any() else share.iloc[:0]
+    return share[share.index > 0]
 
 
 def usual(name: str) -> str:
-    """The note behind a share: between which values the middle 80 % of healthy runs lie, or that this is unknown.
-
-    Args:
-        name: a key of MEASURES.
-    """
-    found = rates().get(name)
-    if found is None:
+    """The note behind a share of MEASURES: the middle 80 % of healthy runs, or that this is unknown."""
+    rate = rates().get(name)
+    if rate is None:
         return " (usual: unknown, no healthy log here has it)"
-    low, high = (percent(found[side]) for side in ("low", "high"))
-    return f" (usual: {low if low == high else f'{low} to {high}'}, {found['logs']} healthy logs)"
+    low, high = (percent(rate[side]) for side in ("low", "high"))
+    return f" (usual: {low if low == high else f'{low} to {high}'}, {rate['logs']} healthy logs)"
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy
 import pandas
@@ -17,18 +17,20 @@ from verl_clipx.common.statistics.comparison import (
     compare_shares,
     corrected,
 )
-from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
 from verl_clipx.common.statistics.verdict import interval_of, judge, signed
 from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, baseline_of, unread_values
 
 # Rewards nearer to each other than this are equal, up to rounding.
 ROUNDING = 1e-6
 # A logged bound that moves by less than this stands still.
 STILL = 1e-9
+
+Sides = tuple[Comparison, dict[str, Any]]
+"""A setting's rewards against the baseline's, and what else `judge` takes."""
 
 
 def clipped_share(setting: Setting) -> pandas.Series:
@@ -58,51 +60,29 @@ def same_signs(setting: Setting) -> tuple[int, int]:
     return int((known.estimate == known.change).sum()), len(known)
 
 
-def went_as_estimated(settings: list[Setting]) -> str:
-    """Whether entropy moved as the Entropy-Clip Rule says: a sign test over seeds, since steps depend on each other.
-
-    Each seed counts once, over all settings that it was run with, by what happened in most of its steps.
-    """
-    by_seed: dict[int | str, list[Run]] = {}
-    for setting in settings:
-        for seed, runs in setting.runs_by_seed.items():
-            by_seed.setdefault(seed, []).extend(setting.runs[index] for index in runs)
-    counts = [same_signs(replace(settings[0], runs=runs)) for runs in by_seed.values()]
-    most = [2 * same > steps for same, steps in counts if 2 * same != steps]
-    seeds = share(sum(most), len(most)) if most else Estimate(0.5, 0.0, 1.0)
-    if seeds.low <= 0.5 <= seeds.high:
-        same, steps = (sum(numbers) for numbers in zip(*counts, strict=True))
-        return f"The Entropy-Clip estimate had the sign of entropy’s change in {same} of {steps} steps"
-    way = "the way of" if seeds.low > 0.5 else "against"
-    of = sum(most) if seeds.low > 0.5 else len(most) - sum(most)
-    return f"Entropy moved {way} the Entropy-Clip estimate in most steps of {of} of {len(most)} seeds"
-
-
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
-    share, label = clipped_share(setting), setting.label
-    if share.empty:
+    clipped, label = clipped_share(setting), setting.label
+    if clipped.empty:
         return _without_clip_fractions(setting)
-    if share.max() == 0:
-        text = f"No token left the bounds on the side where PPO clips, in {len(share)} steps."
+    if clipped.max() == 0:
+        text = f"No token left the bounds on the side where PPO clips, in {len(clipped)} steps."
         return Finding(f"{label} clipped nothing.", text)
-    head = (
-        f"{label} hardly clipped."
-        if share.mean() < rates()[CLIPPED]["low"]
-        else f"{label} clipped {percent(share.mean())} of the tokens."
-    )
+    mean = percent(clipped.mean())
+    hardly = clipped.mean() < rates()[CLIPPED]["low"]
+    head = f"{label} hardly clipped." if hardly else f"{label} clipped {mean} of the tokens."
     low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
     text = (
         f"On average {percent(low)} of the tokens lay below the lower bound with A < 0{usual(keys.CLIPPED_LOW)} and "
-        f"{percent(high)} above the upper with A > 0{usual(keys.CLIPPED_HIGH)}; most in step {share.idxmax()}, "
-        f"{percent(share.max())}. Together they were {percent(share.mean())}{usual(CLIPPED)}."
+        f"{percent(high)} above the upper with A > 0{usual(keys.CLIPPED_HIGH)}; most in step {clipped.idxmax()}, "
+        f"{percent(clipped.max())}. Together they were {mean}{usual(CLIPPED)}."
     )
     masses = mass_shares(setting)
     kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
+            f" Those {mean} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
             f"{usual(OUTSIDE)}; under PPO’s clip they would have none."
         )
     return Finding(head, text)
@@ -143,17 +123,15 @@ def has_searched_bounds(setting: Setting) -> bool:
 
 def _of_search(setting: Setting) -> Finding:
     low, high, before = (setting.mean(key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH, keys.SHARE_BEFORE))
-    moves = [bound.max() - bound.min() > STILL for bound in (low, high)]
-    bounds = f"The lower bound was {between(low)}, the upper {between(high)}"
-    if any(moves):
-        names = " and ".join(name for name, moved in zip(("lower", "upper"), moves, strict=True) if moved)
+    moved = [name for name, bound in (("lower", low), ("upper", high)) if bound.max() - bound.min() > STILL]
+    text = f"The lower bound was {between(low)}, the upper {between(high)}"
+    if not moved:
+        return Finding(f"{setting.label}’s bounds stood still.", f"{text} in all {len(low)} steps.")
+    if len(before):
         after = setting.mean(keys.SHARE_AFTER)
-        text = f"{bounds}."
-        if len(before):
-            text += f" Positive tokens contributed {between(before)} of the loss at the starting bounds"
-            text += f", {between(after)} at those found." if len(after) else "."
-        return Finding(f"{setting.label} moved its {names} bound.", text)
-    return Finding(f"{setting.label}’s bounds stood still.", f"{bounds} in all {len(low)} steps.")
+        text += f". Positive tokens contributed {between(before)} of the loss at the starting bounds"
+        text += f", {between(after)} at those found" if len(after) else ""
+    return Finding(f"{setting.label} moved its {' and '.join(moved)} bound.", f"{text}.")
 
 
 def _of_bins(setting: Setting, names: list[str]) -> Finding:
@@ -166,29 +144,12 @@ def _of_bins(setting: Setting, names: list[str]) -> Finding:
     if setting.mean(keys.EPSILON_HIGHEST).size:
         text += f" The widest of any update was {number(setting.table(keys.EPSILON_HIGHEST).to_numpy().max(), 2)}."
     spread = max(setting.mean(name).max() - setting.mean(name).min() for name in names)
+    what = "hardly differed between probability bins"
     if spread < STILL and (first - last).abs().max() < STILL:
-        return Finding(f"{setting.label}’s bounds stood still.", text)
-    if first.median() > 1.5 * last.median():
-        return Finding(f"{setting.label}’s bounds were wide where the policy was unsure.", text)
-    return Finding(f"{setting.label}’s bounds hardly differed between probability bins.", text)
-
-
-class Compared(NamedTuple):
-    """A setting's rewards against the baseline's.
-
-    Args:
-        settings: the baseline and the other one.
-        measure: what was compared.
-        basis: what the means are over.
-        comparison: the other minus the baseline, over seeds; over problems where each setting has one run.
-        equal: whether all values are the same.
-    """
-
-    settings: tuple[Setting, Setting]
-    measure: str
-    basis: str
-    comparison: Comparison
-    equal: bool
+        what = "stood still"
+    elif first.median() > 1.5 * last.median():
+        what = "were wide where the policy was unsure"
+    return Finding(f"{setting.label}’s bounds {what}.", text)
 
 
 def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
@@ -201,15 +162,14 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
     if len(settings) == 1:
         return [finding for finding in [_rise(settings[0])] if finding]
     baseline = baseline or baseline_of(settings)
-    others = [setting for setting in settings if setting is not baseline]
+    pairs = [(baseline, setting) for setting in settings if setting is not baseline]
     findings: list[Finding] = []
-    for compare_with in (_compared, _compared_held_out):
-        compared = [pair for other in others if (pair := compare_with(baseline, other))]
-        judged = corrected([pair.comparison for pair in compared])
+    for compare_pair in (_compare_training, _compare_held_out):
+        compared = [sides for pair in pairs if (sides := compare_pair(*pair))]
+        judged = corrected([comparison for comparison, _ in compared])
         family = sum(comparison.is_of_methods for comparison in judged)
-        for pair, comparison in zip(compared, judged, strict=True):
-            methods, runs = (tuple(map(name, pair.settings)) for name in (lambda one: one.label, _runs_of))
-            judgement = judge(comparison, pair.measure, pair.basis, methods, runs, family=family, equal=pair.equal)
+        for comparison, (_, named) in zip(judged, compared, strict=True):
+            judgement = judge(comparison, **named, family=family)
             findings.append(Finding(judgement.head, judgement.text))
     return findings
 
@@ -239,37 +199,36 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
 
 def _collapses(setting: Setting) -> list[int | None]:
     """For each seed with rewards the first step at which a run of it had collapsed, None where none did."""
-    found = []
+    first_steps = []
     for runs in setting.runs_by_seed.values():
         rewards = [values[values.index > 0] for index in runs if len(values := setting.runs[index].values(keys.REWARD))]
         fell = [int(one.index[at]) for one in rewards if (at := collapse(one.to_numpy())) is not None]
-        found += [min(fell, default=None)] if rewards else []
-    return found
+        first_steps += [min(fell, default=None)] if rewards else []
+    return first_steps
 
 
 def _collapsed(label: str, steps: list[int | None]) -> str:
     """How many collapsed and where, with an interval."""
     at = [str(step) for step in steps if step]
-    found, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
-    interval = f"exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    of_all, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
+    interval = f"exact 95\u202f% interval {percent(of_all.low)} to {percent(of_all.high)}"
     return f"{label}: {len(at)} of {len(steps)}{where}, {interval}"
 
 
-def _compared(one: Setting, two: Setting) -> Compared | None:
-    """Compares the mean training reward over the steps that all runs have; None with fewer than two such steps."""
+def _compare_training(one: Setting, two: Setting) -> Sides | None:
+    """The mean training rewards over the steps that all runs have; None with fewer than two such steps."""
     first, second = one.table(keys.REWARD), two.table(keys.REWARD)
     steps = first.index.intersection(second.index)
     steps = steps[steps > 0]
     if len(steps) < 2:
         return None
     first, second = first.loc[steps], second.loc[steps]
-    means = [setting.by_seed(table).mean() for setting, table in ((one, first), (two, second))]
-    basis = f"over {len(steps)} steps"
-    return Compared((one, two), "training reward", basis, compare_means(*means), _equal(first, second))
+    comparison = compare_means(*(setting.by_seed(table).mean() for setting, table in ((one, first), (two, second))))
+    return _sides(one, two, "training reward", f"over {len(steps)} steps", comparison, first, second)
 
 
-def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
-    """Compares the rewards of the last validation that all runs have; None before any update or with other problems."""
+def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
+    """The rewards of the last validation that all runs have; None before any update or with other problems."""
     runs = [run for setting in (one, two) for run in setting.runs]
     step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
     if step == 0:
@@ -282,15 +241,17 @@ def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
     first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
     values = [{"held out": setting.by_seed(part).to_numpy().T} for setting, part in ((one, first), (two, second))]
     basis = f"over {len(table)} problems after step {step}"
-    return Compared((one, two), "held-out reward", basis, compare(*values), _equal(first, second))
+    return _sides(one, two, "held-out reward", basis, compare(*values), first, second)
 
 
-def _equal(first: pandas.DataFrame, second: pandas.DataFrame) -> bool:
-    return first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
-
-
-def _runs_of(setting: Setting) -> str:
-    return setting.runs[0].name if len(setting.runs) == 1 else f"the {len(setting.runs)} runs of {setting.label}"
+def _sides(one: Setting, two: Setting, measure: str, basis: str, comparison: Comparison, first, second) -> Sides:
+    equal = first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
+    runs = [
+        setting.runs[0].name if len(setting.runs) == 1 else f"the {len(setting.runs)} runs of {setting.label}"
+        for setting in (one, two)
+    ]
+    names = {"methods": (one.label, two.label), "runs": (runs[0], runs[1])}
+    return comparison, {"measure": measure, "basis": basis, "equal": equal, **names}
 
 
 def _rise(setting: Setting) -> Finding | None:
@@ -305,13 +266,13 @@ def _rise(setting: Setting) -> Finding | None:
     if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
         return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
     values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
-    found = compare(*({"held out": value} for value in values))
-    if found.p_value is None:
+    change = compare(*({"held out": value} for value in values))
+    if change.p_value is None:
         return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
     head = "The held-out reward did not clearly change."
-    if found.p_value < LEVEL:
-        head = f"The held-out reward {'rose' if found.difference > 0 else 'fell'}."
-    return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {interval_of(found)}.")
+    if change.p_value < LEVEL:
+        head = f"The held-out reward {'rose' if change.difference > 0 else 'fell'}."
+    return Finding(head, f"{text}. After minus before: {signed(change.difference)}, {interval_of(change)}.")
 
 
 def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
@@ -324,15 +285,13 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
     for run in runs:
         for diagnosis in diagnose(run):
             by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis)
-    shares = collapses(settings, baseline)
-    if shares is not None:
+    if shares := collapses(settings, baseline):
         by_rule.pop(REWARD_COLLAPSE, None)
     facts_first = sorted(by_rule.values(), key=lambda alike: alike[0].rule.kind is not Kind.FACT)
-    findings = [_shared(alike, len(runs)) for alike in facts_first]
-    return findings + ([shares] if shares is not None else [])
+    return [*(_say_of_all(alike, len(runs)) for alike in facts_first), *([shares] if shares else [])]
 
 
-def _shared(alike: list[Diagnosis], runs: int) -> Finding:
+def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
     """One finding for the runs, of so many, that meet one rule."""
     first = alike[0]
     if len(alike) == 1:

@@ -33,12 +33,7 @@ REWARD_COLLAPSE = "reward collapse"
 
 
 class Onset(NamedTuple):
-    """When a state began, and what shows it.
-
-    Args:
-        step: its first training step.
-        evidence: numbers, each with its metric's name.
-    """
+    """The first training step of a state, and what shows it: numbers, each with its metric's name."""
 
     step: int
     evidence: str
@@ -113,14 +108,14 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(run: Run, rules: Sequence[Rule] | None = None) -> list[Diagnosis]:
-    """The rules that a run meets, the earliest onset first.
+    """The rules, by default of all, that a run meets, the earliest onset first.
 
     Args:
         run: a whole one, or one that still trains, with its log so far.
-        rules: by default all of them.
     """
-    met = [(rule, rule.onset(run)) for rule in (RULES if rules is None else rules)]
-    return sorted((Diagnosis(run.name, rule, onset) for rule, onset in met if onset), key=lambda one: one.onset.step)
+    chosen = RULES if rules is None else rules
+    met = [Diagnosis(run.name, rule, onset) for rule in chosen if (onset := rule.onset(run))]
+    return sorted(met, key=lambda one: one.onset.step)
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
@@ -145,23 +140,22 @@ def say_nothing_was_found(run: Run) -> str:
     """
     if not any(_is_logged(run, key) for key in run.log):
         raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
-    needs = {rule.name: missing for rule in RULES if (missing := keys_missing_for(rule, run))}
-    if not needs:
-        return f"None of the {len(RULES)} rules found anything in {run.name}."
-    parts: set[str] = set()
-    methods: set[str] = set()
+    judged, methods, lacking = 0, set(), set()
     for rule in RULES:
-        missing = needs.get(rule.name, [])
+        missing = keys_missing_for(rule, run)
+        judged += not missing
         parameters = {key for key in rule.reads if key.startswith("clipx.")}
         of_another = parameters and not parameters & run.configuration.keys()
         if of_another and {key for key in rule.reads if "/" in key} <= {*missing}:
             methods.add(rule.link.partition("#")[2].upper())
         else:
-            parts |= {key if "/" in key or run.configuration else "the run's configuration" for key in missing}
-    other_methods = [f"a run of {' or '.join(sorted(methods))}"] if methods else []
+            lacking |= {key if "/" in key or run.configuration else "the run's configuration" for key in missing}
+    if judged == len(RULES):
+        return f"None of the {judged} rules found anything in {run.name}."
+    needs = ([f"a run of {' or '.join(sorted(methods))}"] if methods else []) + sorted(lacking)
     return (
-        f"None of the {len(RULES) - len(needs)} rules that {run.name} allows to judge found anything. "
-        f"{len(needs)} need what it does not have: {', '.join([*other_methods, *sorted(parts)])}."
+        f"None of the {judged} rules that {run.name} allows to judge found anything. "
+        f"{len(RULES) - judged} need what it does not have: {', '.join(needs)}."
     )
 
 
@@ -176,13 +170,16 @@ def _lasts(state: pandas.Series, steps: int = LASTING) -> int | None:
     return int(state.index[begun[0] - steps + 1]) if len(begun) else None
 
 
+def _onset(step: int | None, say: Callable[[int], str]) -> Onset | None:
+    return None if step is None else Onset(int(step), say(step))
+
+
 def _beyond(key: str, limit: float) -> Callable[[Run], Onset | None]:
     """A rule on one metric that stays at or above a limit."""
 
     def onset(run: Run) -> Onset | None:
         values = _trained(run, key)
-        step = _lasts(values >= limit)
-        return None if step is None else Onset(step, f"{key} {values[step]:.3g}, at most {values.max():.3g}")
+        return _onset(_lasts(values >= limit), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
 
     return onset
 
@@ -192,9 +189,7 @@ def _entropy(run: Run) -> Onset | None:
     # The greatest, since a quick collapse lies within these steps.
     first = values.iloc[:LASTING].max()
     step = _lasts(values < ENTROPY_LEFT * first) if first > 0 else None
-    if step is None:
-        return None
-    return Onset(step, f"{keys.ENTROPY} {values[step]:.3g}, at most {first:.3g} in its first steps")
+    return _onset(step, lambda at: f"{keys.ENTROPY} {values[at]:.3g}, at most {first:.3g} in its first steps")
 
 
 def _reward(run: Run) -> Onset | None:
@@ -209,31 +204,24 @@ def _reward(run: Run) -> Onset | None:
 def _gradient(run: Run) -> Onset | None:
     values = _trained(run, keys.GRADIENT_NORM)
     before = values.expanding(STEPS_BEFORE).median().shift()
-    wide = values[(before > 0) & (values > EXPLOSION * before)]
-    if wide.empty:
-        return None
-    step = int(wide.index[0])
-    return Onset(step, f"{keys.GRADIENT_NORM} {wide[step]:.3g}, median before {before[step]:.3g}")
+    wide = values.index[(before > 0) & (values > EXPLOSION * before)]
+    step = wide[0] if len(wide) else None
+    return _onset(step, lambda at: f"{keys.GRADIENT_NORM} {values[at]:.3g}, median before {before[at]:.3g}")
 
 
 def _one_sided(run: Run) -> Onset | None:
-    sides = pandas.DataFrame(
-        {"low": _trained(run, keys.CLIPPED_LOW), "high": _trained(run, keys.CLIPPED_HIGH)}
-    ).dropna()
+    sides = pandas.DataFrame({key: _trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
     total = sides.sum(axis=1)
     step = _lasts((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG) if len(sides) else None
-    if step is None:
-        return None
-    low, high = sides.loc[step]
-    return Onset(step, f"{keys.CLIPPED_LOW} {low:.3g}, {keys.CLIPPED_HIGH} {high:.3g}")
+    return _onset(step, lambda at: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[at].items()))
 
 
 def _single_update(run: Run) -> Onset | None:
     ratio, kl = _trained(run, keys.RATIO), _trained(run, keys.KL)
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
-    if run.skipped_updates is not None:
+    if run.skipped_updates is not None or ratio.empty or kl.empty:
         return None
-    if ratio.empty or kl.empty or (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
+    if (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
         return None
     return Onset(int(ratio.index[0]), f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
 
@@ -244,9 +232,8 @@ def _anchored(run: Run) -> Onset | None:
     kl = _trained(run, keys.KL).reindex(ratio.index, fill_value=0.0)
     moved = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
     step = _lasts(moved) if run.updates_a_step == 1 else None
-    if step is None:
-        return None
-    return Onset(step, f"{keys.RATIO} {ratio[step]:.4g}, {keys.KL} {kl[step]:.3g} at one update a rollout batch")
+    evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
+    return _onset(step, lambda at: evidence.format(keys.RATIO, ratio[at], keys.KL, kl[at]))
 
 
 def _target(run: Run) -> float | None:
@@ -271,23 +258,19 @@ def _saturated(run: Run) -> Onset | None:
     high, share = _trained(run, keys.BOUND_HIGH_LAST).align(_trained(run, keys.SHARE_AFTER), join="inner")
     # The last candidate is the stop, or less than a step below it.
     step = None if None in (target, stop, by) else _lasts((high > stop - by + RATIO_IS_ONE) & (share < target))
-    if step is None:
-        return None
-    return Onset(
-        step, f"{keys.BOUND_HIGH_LAST} {high[step]:.3g}, {keys.SHARE_AFTER} {share[step]:.3g}, target {target:g}"
-    )
+    evidence = "{} {:.3g}, {} {:.3g}, target {:g}"
+    return _onset(step, lambda at: evidence.format(keys.BOUND_HIGH_LAST, high[at], keys.SHARE_AFTER, share[at], target))
 
 
 def _few_tokens(run: Run) -> Onset | None:
     names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
     if not names or alpha is None:
         return None
-    counts = run.log.loc[run.log.index > 0, names].dropna()
-    few = (counts > 0) & (counts <= alpha**2 + 1)
-    step = _lasts(few.sum(axis=1) > len(names) / 2)
-    if step is None:
-        return None
-    return Onset(step, f"{COUNT} at most {alpha**2 + 1:g} in {few.loc[step].sum()} of {len(names)} bins")
+    counts, most = run.log.loc[run.log.index > 0, names].dropna(), alpha**2 + 1
+    few = ((counts > 0) & (counts <= most)).sum(axis=1)
+    return _onset(
+        _lasts(few > len(names) / 2), lambda at: f"{COUNT} at most {most:g} in {few[at]} of {len(names)} bins"
+    )
 
 
 def _truncated(run: Run) -> Onset | None:
@@ -303,9 +286,8 @@ def _skipped(run: Run) -> Onset | None:
     skipped = run.skipped_updates
     if skipped is None:
         return None
-    if skipped.updates is None:
-        count = f"updates skipped in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
-    else:
+    count = f"updates skipped in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
+    if skipped.updates is not None:
         all_updates = (run.updates_a_step or 0) * skipped.trained
         of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
         count = f"{skipped.updates}{of_all} update{'' if skipped.updates == 1 and not of_all else 's'} skipped since"
@@ -317,19 +299,16 @@ def _skipped(run: Run) -> Onset | None:
 
 
 def _not_finite(run: Run) -> Onset | None:
-    evidence: list[str] = []
-    steps: list[int] = []
+    begins: dict[str, int] = {}
     for key, what in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
         if len(counts := counts[counts > 0]):
-            evidence.append(f"{what} of {int(counts.sum())} responses in {_steps(len(counts))}")
-            steps.append(int(counts.index[0]))
+            begins[f"{what} of {int(counts.sum())} responses in {_steps(len(counts))}"] = int(counts.index[0])
     for key in keys.FINITE:
         # That the gradient is not finite is what a skipped update says.
         if key != keys.GRADIENT_NORM and (at := run.not_finite.get(key)):
-            evidence.append(f"{key} in {_steps(len(at))}")
-            steps.append(at[0])
-    return Onset(min(steps), f"not finite: {'; '.join(evidence)}") if steps else None
+            begins[f"{key} in {_steps(len(at))}"] = at[0]
+    return Onset(min(begins.values()), f"not finite: {'; '.join(begins)}") if begins else None
 
 
 def _steps(count: int) -> str:

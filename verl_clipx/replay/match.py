@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy
 
 from verl_clipx.common.statistics.bootstrap import percentile_interval
-from verl_clipx.replay.loss import refused, replayed
+from verl_clipx.replay.loss import apply_to, why_refused
 from verl_clipx.replay.measures import QUANTITIES, measures, over_updates, resampled
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.candidates import Candidate
@@ -65,14 +65,13 @@ def target_of(text: str) -> tuple[str, float]:
     raise ValueError(f"--match {text}: must be {' or '.join(f'{name}=NUMBER' for name in QUANTITIES)}.")
 
 
-def matched(
+def find_match(
     candidate: Candidate, quantity: str, target: float, own: Settings | None, updates: Sequence[TracedTokens]
 ) -> Match:
     """Finds the value of a candidate's one swept parameter at which a number reaches a target.
 
     Args:
         candidate: its swept parameter's least and greatest value are the range.
-        quantity, target: from `target_of`.
         own: the run's settings, or None if unknown.
         updates: of one step.
 
@@ -82,9 +81,8 @@ def matched(
     if len(candidate.swept) != 1:
         raise ValueError(f"--match: give {candidate.group} one parameter, with the ends of its range: clipx.alpha=0,4.")
     ((parameter, values),) = candidate.swept.items()
-    if len(values) < 2 or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
-    ):
+    numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    if len(values) < 2 or len(numbers) < len(values) or not all(map(math.isfinite, numbers)):
         raise ValueError(
             f"--match: clipx.{parameter}={','.join(map(str, values))}: the ends of a range are two numbers."
         )
@@ -92,47 +90,36 @@ def matched(
     def number_at(value: float, batches: Sequence[TokenBatch]) -> float:
         settings = candidate.settings({parameter: float(value)})
         for update in updates:
-            if reason := refused(settings, own, update):
+            if reason := why_refused(settings, own, update):
                 raise ValueError(f"{candidate.label({parameter: value})}: {reason}")
-        found = [
-            measures(replayed(settings, own, update, batch), batch)
-            for update, batch in zip(updates, batches, strict=True)
-        ]
-        return QUANTITIES[quantity](over_updates(found))
+        pairs = zip(updates, batches, strict=True)
+        measured = [measures(apply_to(settings, own, update, batch), batch) for update, batch in pairs]
+        return QUANTITIES[quantity](over_updates(measured))
 
     traced = [update.batch for update in updates]
     low, high = min(values), max(values)
-    found = crossing(parameter, lambda value: number_at(value, traced), low, high, target)
+    match = crossing(parameter, lambda value: number_at(value, traced), low, high, target)
     method = candidate.settings({parameter: float(low)}).method
-    values = {name: getattr(method, name) for name in type(method).__annotations__}
-    numbers = [name for name, value in values.items() if isinstance(value, float) and value]
-    found = found._replace(others=tuple(name for name in numbers if name != parameter and parameter in numbers))
-    if found.crossings != 1 or all(update.whole for update in updates):
-        return found
+    own_numbers = [name for name in type(method).__annotations__ if isinstance(getattr(method, name), float)]
+    if getattr(method, parameter, 0) and parameter in own_numbers:
+        others = (name for name in own_numbers if name != parameter and getattr(method, name))
+        match = match._replace(others=tuple(others))
+    if match.crossings != 1 or all(update.whole for update in updates):
+        return match
     side = numpy.sign(number_at(low, traced) - target)
-    places = [
-        sum(
-            _halved(
-                lambda value, batches=batches: numpy.sign(number_at(value, batches) - target) == side,
-                *(low, high, HALVINGS_OF_RESAMPLE),
-            )
-        )
-        / 2
-        for batches in resampled(updates)
-    ]
+    places = []
+    for batches in resampled(updates):
+
+        def is_left(value: float, batches: list[TokenBatch] = batches) -> bool:
+            return numpy.sign(number_at(value, batches) - target) == side
+
+        places.append(sum(_halve(is_left, low, high, HALVINGS_OF_RESAMPLE)) / 2)
     interval = percentile_interval(places)
-    return found if interval is None else found._replace(low=interval[0], high=interval[1])
+    return match if interval is None else match._replace(low=interval[0], high=interval[1])
 
 
 def crossing(parameter: str, number_at: Callable[[float], float], low: float, high: float, target: float) -> Match:
-    """Where a function of a parameter passes a target: the first place from below, by bisection.
-
-    Args:
-        parameter: the key.
-        number_at: the function; it may have any shape, steps included.
-        low, high: the range.
-        target: the number to pass.
-    """
+    """Where a function of a parameter, of any shape, passes a target in a range: the first place, by bisection."""
     points = numpy.linspace(low, high, POINTS)
     numbers = [number_at(point) for point in points]
     sides = numpy.sign(numpy.array(numbers) - target)
@@ -141,16 +128,16 @@ def crossing(parameter: str, number_at: Callable[[float], float], low: float, hi
     least, greatest = min(numbers), max(numbers)
     nearest = int(numpy.abs(numpy.array(numbers) - target).argmin())
     if not changes or sides[0] == 0:
-        found = 0 if sides[0] == 0 else nearest
-        return Match(parameter, float(points[found]), numbers[found], int(sides[found] == 0), least, greatest)
+        at = 0 if sides[0] == 0 else nearest
+        return Match(parameter, float(points[at]), numbers[at], int(sides[at] == 0), least, greatest)
     side, ends = sides[changes[0]], points[changes[0] : changes[0] + 2]
-    left, right = _halved(lambda value: numpy.sign(number_at(value) - target) == side, *ends, HALVINGS)
+    left, right = _halve(lambda value: numpy.sign(number_at(value) - target) == side, *ends, HALVINGS)
     # A number of finitely many tokens moves in steps: take the nearer side of the step.
     value, other = sorted((left, right), key=lambda end: abs(number_at(end) - target))
     return Match(parameter, float(value), number_at(value), len(changes), least, greatest, beyond=number_at(other))
 
 
-def _halved(is_left: Callable[[float], bool], left: float, right: float, times: int) -> tuple[float, float]:
+def _halve(is_left: Callable[[float], bool], left: float, right: float, times: int) -> tuple[float, float]:
     """The ends of a range after halving it towards the place where `is_left` stops holding."""
     for _ in range(times):
         middle = (left + right) / 2

@@ -10,11 +10,11 @@ import torch
 
 from verl_clipx.base.shared_metrics import QUARTILES
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
-from verl_clipx.replay.loss import LossOnTokens, is_own, refused, replayed
-from verl_clipx.replay.numbers import Number
-from verl_clipx.replay.of_run import HIGH, LOW, REPLICATES, numbers_of_run
+from verl_clipx.replay.loss import LossOnTokens, apply_to, is_own, why_refused
+from verl_clipx.replay.of_run import HIGH, LOW, REPLICATES, Number, numbers_of_run
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.config import Settings
+from verl_clipx.runs.traced import regions_of
 
 POSITIVE, NEGATIVE = "clipx/contribution/positive", "clipx/contribution/negative"
 
@@ -39,10 +39,8 @@ class Replay:
         numbers: name to number: the metrics, means over the updates as training logs them; of QUANTITIES; `cosine` and
             `norm_ratio` of F * A over all tokens against the run's.
         by_update: update to the same numbers, without intervals.
-        bounds: `low` and `high` to the least, the median and the greatest bound of a token.
-        clipped_by_probability: for each quarter of the old probability's range, the shares of tokens in LN and HP.
-        tokens: a row for each token of all updates: what the setting does to it, and `change`, which is empty, REGAINED
-            or LOST.
+        tokens: a row for each token of all updates: what the setting does to it, whether it `counts`, and `change`,
+            which is empty, REGAINED or LOST.
         against_run: for the run's own setting, the largest difference of a bound from the one that the run trained
             with, relative to it; None for others.
     """
@@ -51,8 +49,6 @@ class Replay:
     exact: bool
     numbers: dict[str, Number]
     by_update: dict[int, dict[str, float]]
-    bounds: dict[str, tuple[float, float, float]]
-    clipped_by_probability: list[tuple[float, float]]
     tokens: pandas.DataFrame
     against_run: float | None = None
 
@@ -61,13 +57,26 @@ class Replay:
         """The tokens that have a gradient either in the run or under the setting, but not in both."""
         return self.tokens[self.tokens.change != ""]
 
+    @property
+    def bounds(self) -> dict[str, tuple[float, float, float]]:
+        """`low` and `high` to the least, the median and the greatest bound of a token."""
+        ends = self.tokens[["low", "high"]].agg(["min", "median", "max"])
+        return {side: tuple(map(float, ends[side])) for side in ends}
+
+    @property
+    def clipped_by_probability(self) -> list[tuple[float, float]]:
+        """For each quarter of the old probability's range, the shares of tokens in LN and HP."""
+        probability = numpy.exp(self.tokens.old_log_prob.clip(upper=0))
+        quarter = (probability * QUARTILES).astype(int).clip(0, QUARTILES - 1)
+        counted = self.tokens.region[self.tokens.counts]
+        of_quarters = [counted[quarter == one] for one in range(QUARTILES)]
+        return [tuple(float((of == side).sum()) / max(len(of), 1) for side in ("LN", "HP")) for of in of_quarters]
+
 
 def replay(label: str, settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> Replay:
     """Applies a loss to the tokens of a step's updates.
 
     Args:
-        label: what to call the setting.
-        settings: the loss.
         own: the run's own settings, or None if unknown.
         updates: those of one step, at least one.
 
@@ -75,42 +84,31 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
         ValueError: the trace lacks what the loss needs; names it.
     """
     for update in updates:
-        if reason := refused(settings, own, update):
+        if reason := why_refused(settings, own, update):
             raise ValueError(f"{label}: {reason}")
-    losses = [replayed(settings, own, update, update.batch) for update in updates]
+    losses = [apply_to(settings, own, update, update.batch) for update in updates]
     measured = [measures(loss, update.batch) for loss, update in zip(losses, updates, strict=True)]
-    exact, together = all(update.whole for update in updates), over_updates(measured)
-    intervals = {} if exact else _intervals(settings, own, updates)
-    # A token's fields, over all updates.
-    tokens = pandas.concat(
-        [_tokens(loss, update) for loss, update in zip(losses, updates, strict=True)], ignore_index=True
-    )
+    tokens = [_tokens(loss, update) for loss, update in zip(losses, updates, strict=True)]
+    whole = all(update.whole for update in updates)
+    intervals = {} if whole else _intervals(settings, own, updates)
     return Replay(
         label,
-        exact,
-        {name: Number(value, *intervals.get(name, (None, None))) for name, value in together.items()},
+        whole,
+        {name: Number(value, *intervals.get(name, (None, None))) for name, value in over_updates(measured).items()},
         {update.update: over_updates([found]) for update, found in zip(updates, measured, strict=True)},
-        _ends(tokens),
-        _by_probability(tokens),
-        tokens,
+        pandas.concat(tokens, ignore_index=True),
         _against(tokens, updates) if is_own(settings, own) else None,
     )
 
 
 def of_run(updates: Sequence[TracedTokens]) -> Replay:
     """What the trace says of the run itself, in the form of a replay."""
-    tokens = pandas.concat([_as_traced(update) for update in updates], ignore_index=True)
+    table = pandas.concat([update.table for update in updates], ignore_index=True)
+    tokens = table.assign(change="", counts=~table.rejected.eq(True) & ~table.counted.eq(False))
     whole = all(update.whole for update in updates)
     numbers = numbers_of_run([update.table for update in updates], whole=whole)
-    return Replay(
-        "the run, as traced",
-        whole,
-        numbers | {"cosine": Number(1.0), "norm_ratio": Number(1.0)},
-        {},
-        _ends(tokens),
-        _by_probability(tokens),
-        tokens,
-    )
+    numbers |= {"cosine": Number(1.0), "norm_ratio": Number(1.0)}
+    return Replay("the run, as traced", whole, numbers, {}, tokens)
 
 
 def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
@@ -123,41 +121,39 @@ def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
 
 def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The numbers of several updates together: means of metrics, as verl logs them, and what is made of sums."""
-    found = {name: float(numpy.mean([one[name] for one in measured])) for name in measured[0]}
-    both, mine, run = (found.pop(f"sum/{name}") for name in ("both", "mine", "run"))
-    found["cosine"] = both / math.sqrt(mine * run) if mine * run > 0 else math.nan
-    found["norm_ratio"] = math.sqrt(mine / run) if run > 0 else math.nan
-    return found | {name: of(found) for name, of in QUANTITIES.items() if name not in found}
+    means = {name: float(numpy.mean([one[name] for one in measured])) for name in measured[0]}
+    both, mine, run = (means.pop(f"sum/{name}") for name in ("both", "mine", "run"))
+    means["cosine"] = both / math.sqrt(mine * run) if mine * run > 0 else math.nan
+    means["norm_ratio"] = math.sqrt(mine / run) if run > 0 else math.nan
+    return means | {name: of(means) for name, of in QUANTITIES.items() if name not in means}
 
 
 def resampled(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
     """The updates' tokens with prompts drawn anew, for each update by itself; nothing with too few prompts."""
-    units = [int(update.batch.prompt.max()) + 1 for update in updates]
+    batches = [update.batch for update in updates]
+    units = [int(batch.prompt.max()) + 1 for batch in batches]
     if min(units) < FEWEST_UNITS:
         return
-    of_prompt = [
-        [(update.batch.prompt == unit).nonzero()[:, 0] for unit in range(n)]
-        for update, n in zip(updates, units, strict=True)
+    rows = [
+        [(batch.prompt == unit).nonzero()[:, 0] for unit in range(n)] for batch, n in zip(batches, units, strict=True)
     ]
     drawn = [resamples(n, REPLICATES, seed) for seed, n in enumerate(units)]
     for replicate in range(REPLICATES):
         yield [
-            update.batch.rows(torch.cat([rows[unit] for unit in units_drawn[replicate]]))
-            for update, rows, units_drawn in zip(updates, of_prompt, drawn, strict=True)
+            batch.rows(torch.cat([of_prompt[unit] for unit in units_drawn[replicate]]))
+            for batch, of_prompt, units_drawn in zip(batches, rows, drawn, strict=True)
         ]
 
 
 def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
     """The interval of each number over resamples of the prompts; empty with too few."""
-    found: dict[str, list[float]] = {}
+    replicates: dict[str, list[float]] = {}
     for batches in resampled(updates):
-        measured = [
-            measures(replayed(settings, own, update, batch), batch)
-            for update, batch in zip(updates, batches, strict=True)
-        ]
+        pairs = zip(updates, batches, strict=True)
+        measured = [measures(apply_to(settings, own, update, batch), batch) for update, batch in pairs]
         for name, value in over_updates(measured).items():
-            found.setdefault(name, []).append(value)
-    return {name: interval for name, values in found.items() if (interval := percentile_interval(values))}
+            replicates.setdefault(name, []).append(value)
+    return {name: interval for name, values in replicates.items() if (interval := percentile_interval(values))}
 
 
 def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
@@ -167,50 +163,23 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
     for name, values in loss.trace._asdict().items():
         if name in ("low", "high", "bounded", "weight", "advantage"):
             table[name] = values[batch.whole].numpy()
-    table["run_weight"] = update.table.weight
+    inputs = batch.inputs
+    table["region"] = regions_of(table.bounded, table.low, table.high, table.advantage)
     # A token without an advantage has no gradient under any loss, so it counts as unchanged.
     before = (batch.weighted != 0)[batch.whole].numpy()
-    after = (table.weight * table.advantage).to_numpy() != 0
-    after &= batch.inputs.mask[batch.whole].numpy()
+    after = ((table.weight * table.advantage) != 0).to_numpy() & inputs.mask[batch.whole].numpy()
     table["change"] = numpy.select([after & ~before, before & ~after], [REGAINED, LOST], "")
-    table["counts"] = (batch.inputs.mask if batch.inputs.counted is None else batch.inputs.mask & batch.inputs.counted)[
-        batch.whole
-    ].numpy()
-    return table
+    counts = inputs.mask if inputs.counted is None else inputs.mask & inputs.counted
+    return table.assign(counts=counts[batch.whole].numpy())
 
 
-def _as_traced(update: TracedTokens) -> pandas.DataFrame:
-    return update.table.assign(change="", counts=~update.table.rejected.eq(True) & ~update.table.counted.eq(False))
-
-
-def _ends(tokens: pandas.DataFrame) -> dict[str, tuple[float, float, float]]:
-    """The least, the median and the greatest value of each bound."""
-    return {
-        name: (float(tokens[name].min()), float(tokens[name].median()), float(tokens[name].max()))
-        for name in ("low", "high")
-    }
-
-
-def _against(tokens: pandas.DataFrame, updates: Sequence[TracedTokens]) -> float:
+def _against(tokens: Sequence[pandas.DataFrame], updates: Sequence[TracedTokens]) -> float:
     """The largest relative difference of a token's bounds from the traced ones."""
-    traced = pandas.concat([update.table[["low", "high"]] for update in updates], ignore_index=True)
-    found, expected = tokens[["low", "high"]].to_numpy(dtype=float), traced.to_numpy(dtype=float)
-    apart = numpy.abs(numpy.where(found == expected, 0.0, found - expected))
-    return float((apart / numpy.maximum(numpy.abs(expected), 1e-12)).max())
-
-
-def _by_probability(tokens: pandas.DataFrame) -> list[tuple[float, float]]:
-    quarter = (numpy.exp(tokens.old_log_prob.clip(upper=0)) * QUARTILES).astype(int).clip(0, QUARTILES - 1)
-    above, below = tokens.bounded > tokens.high, tokens.bounded < tokens.low
-    clipped = {
-        "LN": tokens.counts & below & ~above & (tokens.advantage < 0),
-        "HP": tokens.counts & above & (tokens.advantage > 0),
-    }
-    of_quarter = [tokens.counts & (quarter == one) for one in range(QUARTILES)]
-    return [
-        tuple(float((flags & members).sum() / max(members.sum(), 1)) for flags in clipped.values())
-        for members in of_quarter
-    ]
+    sides = ["low", "high"]
+    ours = pandas.concat([table[sides] for table in tokens]).to_numpy(dtype=float)
+    traced = pandas.concat([update.table[sides] for update in updates]).to_numpy(dtype=float)
+    apart = numpy.abs(numpy.where(ours == traced, 0.0, ours - traced))
+    return float((apart / numpy.maximum(numpy.abs(traced), 1e-12)).max())
 
 
 def _share(positive: float, negative: float) -> float:

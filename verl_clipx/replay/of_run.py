@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -9,7 +10,6 @@ import pandas
 from verl_clipx.common.sentences import Finding
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
-from verl_clipx.replay.numbers import Number, percent
 from verl_clipx.runs.run import Run
 
 # The outer 5 % of 200 resamples are ten values.
@@ -20,6 +20,27 @@ LOW, HIGH = "clipx/clip_fraction_low", "clipx/clip_fraction_high"
 TAKEN = "clipped_mass"
 
 
+class Number(NamedTuple):
+    """A number and the ends of its interval, None where it is exact or has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def percent(number: Number) -> str:
+    """A share in percent, with its interval."""
+    return f"{plain(Number(*(None if value is None else 100 * value for value in number)), 2)} %"
+
+
+def plain(number: Number, places: int = 3) -> str:
+    """A number with its interval."""
+    if number.value is None or math.isnan(number.value):
+        return "–"
+    interval = "" if number.low is None else f" [{number.low:.{places}f}, {number.high:.{places}f}]"
+    return f"{number.value:.{places}f}{interval}"
+
+
 def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, Number]:
     """Shares of clipped tokens, means over a step's updates, and of gradient mass, over all its tokens.
 
@@ -28,43 +49,38 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
         whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
     """
     sums = [_by_prompt(table) for table in tables]
-    found = _numbers([of_update.sum(0) for of_update in sums])
+    numbers = _numbers([of_update.sum(0) for of_update in sums])
     if whole or min(map(len, sums)) < FEWEST_UNITS:
-        return {name: Number(value) for name, value in found.items()}
+        return {name: Number(value) for name, value in numbers.items()}
     drawn = [resamples(len(of_update), REPLICATES, seed) for seed, of_update in enumerate(sums)]
     replicates = [
         _numbers([of_update[rows[index]].sum(0) for of_update, rows in zip(sums, drawn, strict=True)])
         for index in range(REPLICATES)
     ]
-    intervals = {name: percentile_interval([one[name] for one in replicates]) or (None, None) for name in found}
-    return {name: Number(value, *intervals[name]) for name, value in found.items()}
+    intervals = {name: percentile_interval([one[name] for one in replicates]) or (None, None) for name in numbers}
+    return {name: Number(value, *intervals[name]) for name, value in numbers.items()}
 
 
 def what_clipping_took(run: Run, step: int) -> Finding | None:
-    """How much of a traced step's gradient the clip removed; None if it removed nothing or numbers are not finite.
-
-    Args:
-        run: one with traces of the step.
-        step: the step.
-    """
-    places = sorted({shard.update for shard in run.shards if shard.step == step})
-    shards = [[one for one in run.shards if (one.step, one.update) == (step, update)] for update in places]
+    """How much of a traced step's gradient the clip removed; None if it removed nothing or numbers are not finite."""
+    of_step = run.shards_at(step)
+    shards = [run.shards_at(step, update) for update in sorted({shard.update for shard in of_step})]
     tables = [read_shards(run.traces, of_update).to_pandas() for of_update in shards]
     tables = [table for table in tables if len(table)]
-    if not tables or not all(
-        numpy.isfinite(table[["ratio", "weight", "advantage"]]).all(axis=None) for table in tables
-    ):
+    fields = ["ratio", "weight", "advantage"]
+    if not tables or not all(numpy.isfinite(table[fields]).all(axis=None) for table in tables):
         return None
     whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
-    whole = whole and has_all_updates([one for one in run.shards if one.step == step], run.updates_a_step)
-    found = numbers_of_run(tables, whole=whole)
-    taken = found[TAKEN]
+    whole = whole and has_all_updates(of_step, run.updates_a_step)
+    numbers = numbers_of_run(tables, whole=whole)
+    taken = numbers[TAKEN]
     if not taken.value > 0:
         return None
     return Finding(
         f"Clipping took {percent(Number(taken.value))} of the gradient’s mass from {run.name} in step {step}.",
-        f"Its clipped tokens were {percent(found[LOW])} below and {percent(found[HIGH])} above the bounds; with the "
-        f"weight r of the other tokens they would have had {percent(taken)} of Σ|F·A|. {how_exact(taken, whole=whole)}",
+        f"Its clipped tokens were {percent(numbers[LOW])} below and {percent(numbers[HIGH])} above the bounds; with "
+        f"the weight r of the other tokens they would have had {percent(taken)} of Σ|F·A|. "
+        f"{how_exact(taken, whole=whole)}",
     )
 
 
@@ -77,12 +93,12 @@ def how_exact(number: Number, *, whole: bool) -> str:
     return "Estimates from a part of the prompts, with 95\u202f% intervals over prompts."
 
 
-# The columns of a prompt's sums.
+# The columns of a prompt's sums: all tokens, those in LN and in HP, mass by sign, mass that the clip took.
 TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
 
 
 def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
-    """A row for each prompt, (n, 6): all tokens, those in LN and in HP, mass by sign, mass that the clip took."""
+    """A row for each prompt, (n, 6)."""
     mass, advantage = (table.weight * table.advantage).abs(), table.advantage
     of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
     columns = [

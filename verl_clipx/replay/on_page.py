@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy
 import pandas
 
 from verl_clipx.common.sentences import Finding
-from verl_clipx.replay.command import chosen_settings, own_settings, said
+from verl_clipx.replay.command import own_settings, replay_settings, say_match
 from verl_clipx.replay.match import target_of
-from verl_clipx.replay.measures import HIGH, LOW, REGAINED, Replay, of_run, replay
-from verl_clipx.replay.numbers import percent
-from verl_clipx.replay.of_run import how_exact
+from verl_clipx.replay.measures import HIGH, LOW, REGAINED, Replay, of_run
+from verl_clipx.replay.of_run import how_exact, percent
 from verl_clipx.replay.output import HEADINGS, heading_of, row_of, words_of
 from verl_clipx.replay.tokens import traced_step
 from verl_clipx.run.candidates import candidates_of
@@ -40,8 +38,8 @@ def with_replays(
     """
     if not updates:
         raise ValueError("--replay, --match: none of these runs has traces. Train with +clipx/trace=prompts.")
-    found = [_with_replays(update, words, matches) for update in updates]
-    return [update for update, _ in found], [finding for _, told in found for finding in told]
+    replayed, sentences = zip(*(_with_replays(update, words, matches) for update in updates), strict=True)
+    return list(replayed), [finding for of_update in sentences for finding in of_update]
 
 
 def _with_replays(
@@ -53,19 +51,19 @@ def _with_replays(
     own, of_this = own_settings(update.run), of_run(updates)
     wanted = [(None, words)] if words else []
     wanted += [(target_of(quantity), rest) for quantity, *rest in (text.split() or [""] for text in matches)]
-    found, told = [], []
+    replays, sentences = [], []
     for target, of_words in wanted:
-        for label, settings, match in chosen_settings(candidates_of(list(of_words)), target, own, updates):
-            one = replay(label, settings, own, updates)
-            found.append(one)
-            told.append(_kept(one, of_this, update) if match is None else said(*match, *target, exact=one.exact))
-    tokens = pandas.concat([update.tokens, *(_columns(one, update.update) for one in found)], axis=1)
-    rows = [tuple(row_of(one)[column] for column in COLUMNS) for one in (of_this, *found)]
+        for one, match in replay_settings(candidates_of(list(of_words)), target, own, updates):
+            replays.append(one)
+            sentences.append(say_match(one, match, *target) if match else _say_what_is_kept(one, of_this, update))
+    tokens = pandas.concat([update.tokens, *(_columns(one, update.update) for one in replays)], axis=1)
+    rows = [tuple(row_of(one)[column] for column in COLUMNS) for one in (of_this, *replays)]
     table = ReplayTable(heading_of(update.run.name, updates), tuple(HEADINGS[column] for column in COLUMNS), rows)
-    return replace(update, tokens=tokens, replayed=tuple(one.label for one in found), replays=table), told
+    labels = tuple(one.label for one in replays)
+    return replace(update, tokens=tokens, replayed=labels, replays=table), sentences
 
 
-def _kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Finding:
+def _say_what_is_kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Finding:
     """How many tokens that the run clipped keep a gradient under a setting, which ones, and what that would clip."""
     regained = one.changed[one.changed.change == REGAINED]
     without = int(((of_this.tokens.weight == 0) & (of_this.tokens.advantage != 0)).sum())
@@ -78,12 +76,7 @@ def _kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Finding:
     )
 
 
-def _columns(found: Replay, update: int) -> pandas.DataFrame:
-    tokens = found.tokens[found.tokens["update"] == update].reset_index(drop=True)
-    above, below = tokens.bounded > tokens.high, tokens.bounded < tokens.low
-    positive, negative = tokens.advantage > 0, tokens.advantage < 0
-    sides = [above & positive, above & negative, below & positive, below & negative]
-    regions = pandas.Series(numpy.select(sides, ["HP", "HN", "LP", "LN"], "M"))
-    columns = {name: tokens[name] for name in ("low", "high", "weight")} | {"region": regions}
-    columns["event"] = events(tokens.advantage.where(tokens.counts, 0.0), regions, tokens.weight, tokens.ratio)
-    return pandas.DataFrame(columns).add_prefix(f"{found.label}: ")
+def _columns(replay: Replay, update: int) -> pandas.DataFrame:
+    tokens = replay.tokens[replay.tokens["update"] == update].reset_index(drop=True)
+    event = events(tokens.advantage.where(tokens.counts, 0.0), tokens.region, tokens.weight, tokens.ratio)
+    return tokens[["low", "high", "weight", "region"]].assign(event=event).add_prefix(f"{replay.label}: ")

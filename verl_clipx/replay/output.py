@@ -8,21 +8,15 @@ import pandas
 
 from verl_clipx.base.shared_metrics import QUARTILES
 from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
-from verl_clipx.replay.numbers import percent, plain
+from verl_clipx.replay.of_run import percent, plain
 
 # How many words of changed tokens the terminal shows for each setting.
 WORDS = 6
 HEADINGS = (
-    "setting",
-    "clipped low",
-    "clipped high",
-    "bounds",
-    "gradient from A > 0",
-    "cosine",
-    "norm ratio",
-    "regained",
-    "lost",
+    *("setting", "clipped low", "clipped high", "bounds", "gradient from A > 0"),
+    *("cosine", "norm ratio", "regained", "lost"),
 )
+BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g} to {(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
 
 # What no replay can say.
 UNKNOWN = (
@@ -33,19 +27,17 @@ UNKNOWN = (
 
 def row_of(replay: Replay) -> tuple[str, ...]:
     """A setting's cells, by HEADINGS."""
-    numbers = replay.numbers
-    low, high = replay.bounds["low"], replay.bounds["high"]
-    changes = replay.changed.change.value_counts()
+    numbers, tokens = replay.numbers, replay.tokens
+    changed = [tokens[tokens.change == change] for change in (REGAINED, LOST)]
     return (
         replay.label,
         percent(numbers[LOW]),
         percent(numbers[HIGH]),
-        f"{ends(low)} / {ends(high)}",
+        " / ".join(_ends(replay.bounds[side]) for side in ("low", "high")),
         percent(numbers["positive_share"]),
         plain(numbers["cosine"]),
         plain(numbers["norm_ratio"]),
-        _with_words(changes.get(REGAINED, 0), replay.changed[replay.changed.change == REGAINED]),
-        _with_words(changes.get(LOST, 0), replay.changed[replay.changed.change == LOST]),
+        *(f"{len(one)}: {words_of(one)}" if len(one) else "0" for one in changed),
     )
 
 
@@ -54,46 +46,32 @@ def by_probability_of(replay: Replay) -> tuple[str, ...]:
     return replay.label, *(f"{100 * low:.2f} / {100 * high:.2f} %" for low, high in replay.clipped_by_probability)
 
 
-BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g} to {(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
-
-
-def ends(bounds: tuple[float, float, float]) -> str:
+def _ends(bounds: tuple[float, float, float]) -> str:
     """The least and the greatest bound of a token, or the one that all have."""
     least, _, greatest = bounds
-    if math.isclose(least, greatest, rel_tol=1e-6) or least == greatest:
+    if math.isclose(least, greatest, rel_tol=1e-6):
         return f"{least:.3g}"
     return f"{least:.3g} to {greatest:.3g}"
 
 
-def _with_words(count: int, tokens: pandas.DataFrame) -> str:
-    """A number of tokens, and the most frequent words among them."""
-    return f"{count}: {words_of(tokens)}" if len(tokens) else str(count)
-
-
 def words_of(tokens: pandas.DataFrame) -> str:
-    """The most frequent words of tokens, and how often each occurs."""
-    counts = tokens.text.value_counts().head(WORDS)
-    return ", ".join(f"`{visible(text)}` ({'once' if n == 1 else f'{n} times'})" for text, n in counts.items())
-
-
-def visible(text: str) -> str:
-    """A token's text with signs for line ends and blanks, at which a cell would break."""
-    return text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
+    """The most frequent words of tokens, with signs for line ends and blanks, and how often each occurs."""
+    counts = tokens.text.str.replace("\n", "⏎").str.replace("\t", "⇥").str.replace(" ", "␣").replace("", "∅")
+    words = counts.value_counts().head(WORDS).items()
+    return ", ".join(f"`{word}` ({'once' if n == 1 else f'{n} times'})" for word, n in words)
 
 
 def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
     """A whole replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
     changed = replay.changed.head(most_tokens)
     fields = ["update", "prompt", "sample", "position", "text", "change", "ratio", "low", "high", "advantage"]
+    ends = ("least", "median", "greatest")
     return {
         "setting": replay.label,
         "exact": replay.exact,
         "numbers": {name: number._asdict() for name, number in replay.numbers.items()},
-        "by_update": {str(update): found for update, found in replay.by_update.items()},
-        "bounds": {
-            side: dict(zip(("least", "median", "greatest"), found, strict=True))
-            for side, found in replay.bounds.items()
-        },
+        "by_update": {str(update): numbers for update, numbers in replay.by_update.items()},
+        "bounds": {side: dict(zip(ends, bounds, strict=True)) for side, bounds in replay.bounds.items()},
         "clipped_by_probability": [{"low": low, "high": high} for low, high in replay.clipped_by_probability],
         "bounds_against_run": replay.against_run,
         "regained": int((replay.changed.change == REGAINED).sum()),
@@ -106,7 +84,6 @@ def heading_of(run: str, updates: Sequence[Any]) -> str:
     """What was replayed: the run, the step, and how many tokens of how many prompts."""
     tokens = sum(len(update.table) for update in updates)
     prompts = len({name for update in updates for name in update.table.prompt})
-    traced = f"{run}, step {updates[0].step}, {len(updates)} updates: {tokens} tokens of {prompts} prompts, "
-    if all(update.whole for update in updates):
-        return f"{traced}all that there were."
-    return f"{traced}a part of all. The numbers are estimates."
+    whole = all(update.whole for update in updates)
+    what = "all that there were." if whole else "a part of all. The numbers are estimates."
+    return f"{run}, step {updates[0].step}, {len(updates)} updates: {tokens} tokens of {prompts} prompts, {what}"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import Shard, UpdateFacts, has_all_updates, is_whole, read_facts, read_shards
+from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
 from verl_clipx.runs.run import Run
 
 # What the loss computes from; verl would have skipped an update with a value here that is not finite.
@@ -26,7 +26,7 @@ class TokenBatch:
         whole: the mask with what was rejected, bool, (sequences, length).
         correction: factor on F by which rollout correction changes it, (sequences, length), or None.
         weighted: F * A of the run, (sequences, length).
-        micro_batch: number of each sequence's micro-batch over all ranks, int64, (sequences,); None if unknown.
+        micro_batch: number of each sequence's micro-batch over all ranks, int64, (sequences,).
         prompt: number of each sequence's prompt, from 0, int64, (sequences,).
     """
 
@@ -34,7 +34,7 @@ class TokenBatch:
     whole: Tensor
     correction: Tensor | None
     weighted: Tensor
-    micro_batch: Tensor | None
+    micro_batch: Tensor
     prompt: Tensor
 
     def rows(self, chosen: Tensor) -> "TokenBatch":
@@ -56,8 +56,8 @@ class TracedTokens:
         table: a row for each token, as `traces.SCHEMA` says, in the order of the batch's mask.
         batch: the same tokens as tensors.
         whole: whether the trace has every token of the update, and every update of its step.
-        share: the share of the prompts that is traced; None if unknown.
-        decided_from: the tokens that the run's bounds were decided from, or None if unknown.
+        share: the share of the prompts that is traced.
+        decided_from: the tokens that the run's bounds were decided from.
         decisions: a micro-batch's number, as in `TokenBatch`, to what the run's method decided for it.
     """
 
@@ -66,8 +66,8 @@ class TracedTokens:
     table: pandas.DataFrame
     batch: TokenBatch
     whole: bool
-    share: float | None
-    decided_from: DecidedFrom | None
+    share: float
+    decided_from: DecidedFrom
     decisions: dict[int, Tensor]
 
 
@@ -75,7 +75,6 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
     """The updates of a step that a run traced.
 
     Args:
-        run: the run.
         step: the step; None: the last one in which a traced token has an advantage, or else the last one.
 
     Returns:
@@ -93,51 +92,30 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
     if step is not None and step not in steps:
         raise ValueError(f"--step {step}: not traced. Traced are {', '.join(map(str, steps))}.")
     for chosen in [step] if step is not None else [*reversed(steps), steps[-1]]:
-        places = sorted({shard.update for shard in run.shards if shard.step == chosen})
-        updates = [_update(run, chosen, update) for update in places]
-        found = [update for update in updates if update is not None]
-        if any((update.table.advantage != 0).any() for update in found) or chosen == step:
-            return found
-    return found
+        of_step = run.shards_at(chosen)
+        complete = has_all_updates(of_step, run.updates_a_step)
+        places = sorted({shard.update for shard in of_step})
+        updates = [update for place in places if (update := _update(run, chosen, place, complete))]
+        if any((update.table.advantage != 0).any() for update in updates):
+            break
+    return updates
 
 
-def _update(run: Run, step: int, update: int) -> TracedTokens | None:
-    shards = [shard for shard in run.shards if (shard.step, shard.update) == (step, update)]
-    tables = [read_shards(run.traces, [shard]).to_pandas() for shard in shards]
+def _update(run: Run, step: int, update: int, complete: bool) -> TracedTokens | None:
+    shards = run.shards_at(step, update)
+    table = read_shards(run.traces, shards).to_pandas()
+    if table.empty or not numpy.isfinite(table[list(FINITE)]).all(axis=None):
+        return None
     facts = [read_facts(run.traces, shard) for shard in shards]
-    table = pandas.concat(tables, ignore_index=True)
-    if table.empty:
-        return None
-    if table.unshaped_advantage.isna().any():
-        if any(key.startswith("clipx.shaping.") for key in run.configuration):
-            raise ValueError(f"{run.traces}: traces of version 1 lack the advantages before clipx.shaping.")
-        table["unshaped_advantage"] = table.advantage
-    if not numpy.isfinite(table[list(FINITE)]).all(axis=None):
-        return None
-    known = [one for one in facts if one is not None]
     batch, numbers = _batch(table)
-    return TracedTokens(
-        step,
-        update,
-        table,
-        batch,
-        is_whole(shards, facts)
-        and has_all_updates([one for one in run.shards if one.step == step], run.updates_a_step),
-        known[0].fraction if known else run.configuration.get("clipx.trace.fraction"),
-        known[0].decided_from if known else None,
-        _decisions(shards, facts, numbers),
-    )
-
-
-def _decisions(
-    shards: list[Shard], facts: list[UpdateFacts | None], numbers: dict[tuple[int, int], int]
-) -> dict[int, Tensor]:
-    found = {}
-    for shard, one in zip(shards, facts, strict=True):
-        for micro_batch, decision in (one.decisions if one else {}).items():
-            if (shard.rank, micro_batch) in numbers:
-                found[numbers[shard.rank, micro_batch]] = torch.tensor(decision, dtype=torch.float64)
-    return found
+    whole, of_update = complete and is_whole(shards, facts), facts[0]
+    decisions = {
+        numbers[shard.rank, micro_batch]: torch.tensor(decision, dtype=torch.float64)
+        for shard, one in zip(shards, facts, strict=True)
+        for micro_batch, decision in one.decisions.items()
+        if (shard.rank, micro_batch) in numbers
+    }
+    return TracedTokens(step, update, table, batch, whole, of_update.fraction, of_update.decided_from, decisions)
 
 
 def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
@@ -160,8 +138,7 @@ def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], i
 
     whole = torch.zeros(shape, dtype=torch.bool)
     whole[row, column] = True
-    rejected = optional("rejected")
-    counted, entropy = optional("counted"), optional("entropy")
+    rejected, counted = optional("rejected"), optional("counted")
     group = None if starts.group.isna().any() else torch.tensor(starts.group.to_numpy(dtype=numpy.int64))
     inputs = Inputs(
         values("log_prob"),
@@ -170,14 +147,12 @@ def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], i
         whole if rejected is None else whole & (rejected == 0),
         None if counted is None else counted > 0,
         optional("rollout_log_prob"),
-        entropy,
+        optional("entropy"),
         group,
     )
-    micro_batch, numbers = None, {}
-    if not starts.micro_batch.isna().any():
-        places = list(zip(starts["rank"], starts.micro_batch.astype(int), strict=True))
-        numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-        micro_batch = torch.tensor([numbers[place] for place in places])
+    places = list(zip(starts["rank"], starts.micro_batch, strict=True))
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    micro_batch = torch.tensor([numbers[place] for place in places])
     weighted = values("weight") * values("advantage")
     prompt = torch.tensor(pandas.factorize(starts.prompt)[0], dtype=torch.int64)
     return TokenBatch(inputs, whole, optional("correction"), weighted, micro_batch, prompt), numbers

@@ -5,7 +5,7 @@ import re
 from verl_clipx.base.metric import Metric
 from verl_clipx.loss.metric_listing import every_metric
 from verl_clipx.methods import METHODS
-from verl_clipx.report.drawing import end_labels, figure, room_at_the_ends
+from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.log_figures import Panel, Plate, step_axis
 from verl_clipx.report.palette import DrawnSetting
 from verl_clipx.report.windows import curve, describe_windows, marks, window_of
@@ -16,17 +16,13 @@ LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
 def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
-    """The charts that no other figure draws: chart to the columns of the logs in it, each with its declaration.
-
-    Args:
-        columns: those of all logs.
-    """
+    """The charts that no other figure draws: chart to the columns of all logs in it, each with its declaration."""
     charts: dict[str, dict[str, Metric]] = {}
     for _, metric in every_metric(METHODS):
         pattern = re.compile(rf"(actor/)?{metric.pattern}")
-        found = {column: metric for column in sorted(columns) if pattern.fullmatch(column)}
-        if metric.chart and found and not keys.is_drawn(next(iter(found))):
-            charts.setdefault(metric.chart, {}).update(found)
+        of_metric = [column for column in sorted(columns) if pattern.fullmatch(column)]
+        if metric.chart and of_metric and not keys.is_drawn(of_metric[0]):
+            charts.setdefault(metric.chart, {}).update(dict.fromkeys(of_metric, metric))
     return charts
 
 
@@ -43,15 +39,13 @@ def declared_plate(settings: list[DrawnSetting]) -> Plate:
         for setting in settings:
             for position, (column, line_style) in enumerate(zip(metrics, LINE_STYLES * len(metrics), strict=False)):
                 mean = setting.mean(column).dropna()
-                if mean.empty:
-                    continue
-                middle = curve(axes, mean, window, setting.colour, ls=line_style, **marks(mean, window))
-                name = names[position] if names else setting.label
-                ends.append((middle.index[-1], middle.iloc[-1], name, setting.colour))
+                if len(mean):
+                    middle = curve(axes, mean, window, setting.colour, ls=line_style, **marks(mean, window))
+                    name = names[position] if names else setting.label
+                    ends.append((middle.index[-1], middle.iloc[-1], name, setting.colour))
         step_axis(axes)
         if len(ends) > 1:
-            room_at_the_ends(drawing, [name for _, _, name, _ in ends])
-            end_labels(axes, ends)
+            label_ends(drawing, axes, ends)
         panels.append(Panel(f"declared_{index}", chart, f"{'; '.join(of_chart)}, over training steps.", drawing))
     return Plate(
         "What else was logged",
@@ -63,8 +57,8 @@ def declared_plate(settings: list[DrawnSetting]) -> Plate:
 
 def apart(columns: list[str]) -> list[str]:
     """What tells the columns of a chart apart: their keys without the parts with which all of them begin or end."""
-    keys = [column.split("/") for column in columns]
+    parts = [column.split("/") for column in columns]
     for end in (0, -1):
-        while all(len(key) > 1 for key in keys) and len({key[end] for key in keys}) == 1:
-            keys = [key[1:] if end == 0 else key[:-1] for key in keys]
-    return ["/".join(key).replace("_", " ") for key in keys]
+        while all(len(key) > 1 for key in parts) and len({key[end] for key in parts}) == 1:
+            parts = [key[1:] if end == 0 else key[:-1] for key in parts]
+    return ["/".join(key).replace("_", " ") for key in parts]

@@ -55,12 +55,7 @@ STYLE = {
 def figure(
     height: float, *, rows: int = 1, columns: int = 1, left: float = 44, top: float = 24, bottom: float = 38, **shared
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure of the page's width.
-
-    Args:
-        height: in CSS pixels, like the margins.
-        shared: sharex, sharey.
-    """
+    """An empty figure of the page's width; height and margins are in CSS pixels, `shared` is sharex and sharey."""
     drawing = Figure(figsize=(WIDTH / 72, height / 72))
     panels = drawing.subplots(rows, columns, squeeze=False, **shared)
     drawing.subplots_adjust(
@@ -74,38 +69,30 @@ def style():
     return matplotlib.rc_context(STYLE)
 
 
-def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
-    """Labels lines at their right ends, apart from each other.
+def label_ends(drawing: Figure, axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
+    """Labels the right ends of lines, apart from each other, and makes room for the labels.
 
     Args:
         axes: with its final limits.
-        items: x, y, text and colour of each.
+        ends: x, y, text and colour of each.
     """
+    texts = shortened([text for _, _, text, _ in ends])
+    drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, texts))) / WIDTH)
     low, high = axes.get_ylim()
-    apart, heights = (high - low) * 0.075, []
-    texts = shortened([text for _, _, text, _ in items])
-    items = [(x, y, text, colour) for (x, y, _, colour), text in zip(items, texts, strict=True)]
-    for _, y, _, _ in sorted(items, key=lambda item: item[1]):
-        heights.append(max(y, heights[-1] + apart) if heights else y)
+    between, heights = (high - low) * 0.075, []
+    rising = sorted(((x, y, text, colour) for (x, y, _, colour), text in zip(ends, texts, strict=True)), key=_height)
+    for _, y, _, _ in rising:
+        heights.append(max(y, heights[-1] + between) if heights else y)
     # Labels that would stand above the axis push all others down.
-    for at, highest in enumerate(high - apart * i for i in range(len(heights))):
+    for at, highest in enumerate(high - between * i for i in range(len(heights))):
         heights[-1 - at] = min(heights[-1 - at], highest)
-    for (x, _, text, colour), y in zip(sorted(items, key=lambda item: item[1]), heights, strict=True):
-        axes.annotate(
-            text,
-            (x, y),
-            (5, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            weight="bold",
-            annotation_clip=False,
-        )
+    beside = {"textcoords": "offset points", "va": "center", "weight": "bold", "annotation_clip": False}
+    for (x, _, text, colour), y in zip(rising, heights, strict=True):
+        axes.annotate(text, (x, y), (5, 0), color=colour, **beside)
 
 
-def room_at_the_ends(drawing: Figure, labels: list[str]) -> None:
-    """Makes room for labels at the right ends of a drawing's lines."""
-    drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, shortened(labels)))) / WIDTH)
+def _height(end: tuple[float, float, str, str]) -> float:
+    return end[1]
 
 
 def shortened(labels: list[str], longest: int = LONGEST) -> list[str]:
@@ -117,13 +104,13 @@ def shortened(labels: list[str], longest: int = LONGEST) -> list[str]:
     """
     different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
     start = next(different, 0)
-    found = []
-    for label in labels:
+
+    def cut(label: str) -> str:
         first = min(start, len(label) - longest + 1)
-        cut = label[first : first + longest - 2]
-        whole = len(label) <= longest
-        found.append(label if whole else f"{'…' * (first > 0)}{cut}{'…' * (first + len(cut) < len(label))}")
-    return found
+        kept = label[first : first + longest - 2]
+        return f"{'…' * (first > 0)}{kept}{'…' * (first + len(kept) < len(label))}"
+
+    return [label if len(label) <= longest else cut(label) for label in labels]
 
 
 def spread_ticks(drawing: Figure) -> None:
@@ -182,13 +169,7 @@ def svg_of(drawing: Figure) -> str:
 
 
 def inline(text: str, name: str, description: str) -> Markup:
-    """An SVG for the page: ids of its own, no metadata, the page's fonts, and a text for screen readers.
-
-    Args:
-        text: the SVG file's.
-        name: one that no other figure on the page has.
-        description: the text for screen readers.
-    """
+    """An SVG for the page: ids of its own under a name, no metadata, the page's fonts, a text for screen readers."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)

@@ -24,8 +24,9 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
     """
     logs, seen, waits = [RunFolder(path).log for path in paths], None, False
     while True:
-        # This comes before the files are looked at, so that the last page has what a run logs last.
-        trains = any(map(_trains, logs))
+        # This comes before the files are looked at, so that the last page has what a run logs last. A run trains while
+        # it holds its lock; of one without a record nothing says when it ends.
+        trains = any(is_held(lock_path(log)) or not record_path(log).exists() for log in logs)
         now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / VALIDATION)]
         empty = next((log for log in logs if not (log.exists() and log.stat().st_size)), None)
         if trains and empty is not None:
@@ -38,11 +39,6 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
         if not trains:
             return
         time.sleep(SECONDS)
-
-
-def _trains(log: Path) -> bool:
-    """Whether a run is training: it holds its lock, or keeps no record, so that nothing says when it ends."""
-    return is_held(lock_path(log)) or not record_path(log).exists()
 
 
 def _state(path: Path) -> list[tuple[str, int, int]]:

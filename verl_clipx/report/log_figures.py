@@ -1,7 +1,7 @@
 """Figures of the runs' logs: up is above the upper bound, down is below the lower."""
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from verl_clipx.common.sentences import HARDLY, percent
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.base_rates import BEYOND, CLIPPED, usual
 from verl_clipx.diagnose.findings import (
@@ -17,12 +17,9 @@ from verl_clipx.diagnose.findings import (
     entropy_changes,
     has_searched_bounds,
     mass_shares,
-    rewards,
     same_signs,
-    went_as_estimated,
-    what_bounds_did,
 )
-from verl_clipx.report.drawing import end_labels, figure, room_at_the_ends
+from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
 from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, describe_windows, marks, window_of, windowed
 from verl_clipx.runs import keys
@@ -33,8 +30,7 @@ MOST_BINS = 9
 MOST_DIAMONDS = 24
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """A figure of the page's width."""
 
     name: str
@@ -43,14 +39,8 @@ class Panel:
     drawing: Figure
 
 
-@dataclass(frozen=True)
-class Plate:
-    """What stands under one heading.
-
-    Args:
-        look: what to look for.
-        panels: none if no log has what it shows.
-    """
+class Plate(NamedTuple):
+    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show."""
 
     heading: str
     look: str
@@ -58,15 +48,9 @@ class Plate:
     panels: list[Panel]
 
 
-def log_plates(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> list[Plate]:
-    """The plates of which the logs allow a figure: outcome first, then mechanism.
-
-    Args:
-        settings: at least one.
-        baseline: what the others' rewards are compared with.
-    """
-    plates = (outcome(settings, baseline), bounds(settings), fractions(settings), masses(settings), entropy(settings))
-    plates += (samples(settings),)
+def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
+    """The plates of which the logs allow a figure: outcome first, then mechanism."""
+    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, entropy, samples)]
     return [plate for plate in plates if plate.panels]
 
 
@@ -92,23 +76,22 @@ def _panels(settings: list[DrawnSetting], measures: tuple[tuple[str, str, str], 
     ]
 
 
-def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> Plate:
+def outcome(settings: list[DrawnSetting]) -> Plate:
     """Reward, entropy, KL and gradient norm over steps."""
     panels, window = _panels(settings, OUTCOMES), window_of(settings)
-    found = rewards(settings, baseline)
+    runs = [run for setting in settings for run in setting.runs]
     note = describe_windows(window) + "As in BAPO’s Figure 9. "
-    if any(len(setting.runs) > 1 for setting in settings):
+    if len(runs) > len(settings):
         note += (
             "Where a setting has several seeds, the band spans them, from the lowest to the highest; lines are means. "
         )
-    if any(run.held_out for setting in settings for run in setting.runs):
+    if any(run.held_out for run in runs):
         note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
-    errors = any(len(run.values(keys.REWARD_ERROR)) for setting in settings for run in setting.runs)
+    errors = any(len(run.values(keys.REWARD_ERROR)) for run in runs)
     if errors and window == 1:
         note += "Vertical lines: 1.96 standard errors over prompts."
     elif panels and not errors:
         note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
-    heading = found[0].head.rstrip(".") if found else "Reward, entropy, KL and gradient norm"
     look = "a gap between settings that lasts and is wider than bands and intervals."
     if len(settings) == 1:
         look = "a rise that lasts."
@@ -117,20 +100,13 @@ def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) 
             "jumps and trends of each run. A gap between settings says nothing about methods yet: with so few seeds it "
             "may be no wider than between runs of one setting."
         )
-    return Plate(heading, look, note, panels)
+    return Plate("Reward, entropy, KL and gradient norm", look, note, panels)
 
 
 def samples(settings: list[DrawnSetting]) -> Plate:
     """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
-    alike = [setting.mean(keys.ALIKE) for setting in settings]
-    last = [values.iloc[-LAST_STEPS:].mean() for values in alike if len(values)]
-    heading = "What the samples were like"
-    if last:
-        each = percent(min(last)) if len(last) == 1 else f"{percent(min(last))} to {percent(max(last))}"
-        when = f"In the last {LAST_STEPS} steps" if any(len(values) > LAST_STEPS for values in alike) else "On average"
-        heading = f"{when} {each} of the prompts taught nothing, as their samples scored alike"
     return Plate(
-        heading,
+        "What the samples were like",
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
         f"{describe_windows(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. "
@@ -139,10 +115,6 @@ def samples(settings: list[DrawnSetting]) -> Plate:
         "trainer.",
         _panels(settings, SAMPLES),
     )
-
-
-# How many steps a heading calls the end of a run.
-LAST_STEPS = 20
 
 
 def _lines(settings: list[DrawnSetting], key: str) -> Figure:
@@ -159,10 +131,9 @@ def _lines(settings: list[DrawnSetting], key: str) -> Figure:
         else:
             curve(axes, setting.mean(key), window, setting.colour, **marks(mean, window))
         if key == keys.REWARD and len(setting.runs) == 1:
-            if window == 1 and len(error := setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()):
-                axes.vlines(
-                    error.index, (mean - 1.96 * error).dropna(), (mean + 1.96 * error).dropna(), setting.colour, lw=1
-                )
+            error = 1.96 * setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()
+            if window == 1 and len(error):
+                axes.vlines(error.index, (mean - error).dropna(), (mean + error).dropna(), setting.colour, lw=1)
             _diamonds(axes, setting)
         ends.append((mean.index[-1], mean.iloc[-1], setting.label, setting.colour))
     low, high = axes.get_ylim()
@@ -171,8 +142,7 @@ def _lines(settings: list[DrawnSetting], key: str) -> Figure:
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol="\u202f%"))
     step_axis(axes)
     if len(settings) > 1:
-        room_at_the_ends(drawing, [label for _, _, label, _ in ends])
-        end_labels(axes, ends)
+        label_ends(drawing, axes, ends)
     return drawing
 
 
@@ -197,14 +167,13 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
     window, panels = window_of(settings), []
     drawn = [setting for setting in settings if setting.bins("epsilon") or has_searched_bounds(setting)]
     for index, setting in enumerate(drawn):
-        draw = _bin_bounds if setting.bins("epsilon") else _searched_bounds
+        draw = _draw_bins if setting.bins("epsilon") else _draw_search
         text = f"Bounds of {setting.label} over steps, against 0.8 to 1.2."
         panels.append(Panel(f"bounds_{index}", setting.label, text, draw(setting, window)))
-    found = [finding.head.rstrip(".") for setting in drawn if (finding := what_bounds_did(setting))]
     of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting in drawn)
     last = "Dashed: those of its last update. " if of_last else "A single update’s bounds can lie much further out. "
     return Plate(
-        found[0] if len(found) == 1 else "How the bounds moved",
+        "How the bounds moved",
         "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
         "gradient that GRPO would clip.",
         f"{describe_windows(window)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
@@ -213,17 +182,17 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
     )
 
 
-def _bin_bounds(setting: DrawnSetting, window: int) -> Figure:
+def _draw_bins(setting: DrawnSetting, window: int) -> Figure:
     names = setting.bins("epsilon")
     shown = [names[i] for i in sorted(set(numpy.linspace(0, len(names) - 1, min(len(names), MOST_BINS)).astype(int)))]
     rows = ceil(len(shown) / 3)
     drawing, panels = figure(46 + 132 * rows, rows=rows, columns=3, left=30, sharex=True, sharey=True)
     highest = max(1 + setting.mean(name).max() for name in (*names, *setting.bins("epsilon_last")))
     for axes, name in zip(panels, shown, strict=False):
-        epsilon, bin = setting.mean(name), int(name.rpartition("_")[2])
-        last = setting.mean(name.replace("/epsilon/", "/epsilon_last/"))
-        _band(axes, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour, window)
-        _last_bounds(axes, (1 - last).clip(lower=0), 1 + last, setting.colour, window)
+        bin = int(name.rpartition("_")[2])
+        both = [setting.mean(key) for key in (name, name.replace("/epsilon/", "/epsilon_last/"))]
+        mean, last = [[(1 - epsilon).clip(lower=0), 1 + epsilon] for epsilon in both]
+        _draw_bounds(axes, mean, last, setting.colour, window)
         edges = f"{bin / len(names):.2g}–{(bin + 1) / len(names):.2g}"
         axes.set_title(f"p  {edges}" if bin == 0 else edges, pad=4)
         axes.set_ylim(0, max(2.0, 1.08 * highest))
@@ -235,13 +204,12 @@ def _bin_bounds(setting: DrawnSetting, window: int) -> Figure:
     return drawing
 
 
-def _searched_bounds(setting: DrawnSetting, window: int) -> Figure:
+def _draw_search(setting: DrawnSetting, window: int) -> Figure:
     share = setting.mean(keys.SHARE_BEFORE)
     drawing, panels = figure(330 if len(share) else 220, rows=2 if len(share) else 1, sharex=True)
-    low, high = setting.mean(keys.BOUND_LOW), setting.mean(keys.BOUND_HIGH)
-    _band(panels[0], low, high, setting.colour, window)
+    mean = [setting.mean(key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
     last = [setting.mean(key) for key in (keys.BOUND_LOW_LAST, keys.BOUND_HIGH_LAST)]
-    _last_bounds(panels[0], *last, setting.colour, window)
+    _draw_bounds(panels[0], mean, last, setting.colour, window)
     panels[0].set_title("bounds on the ratio")
     if len(share):
         axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
@@ -254,18 +222,14 @@ def _searched_bounds(setting: DrawnSetting, window: int) -> Figure:
     return drawing
 
 
-def _band(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str, window: int) -> None:
-    low, high = low.align(high, join="inner")
-    lines = [curve(axes, bound, window, colour) for bound in (low, high)]
+def _draw_bounds(axes: Axes, mean: list[pandas.Series], last: list[pandas.Series], colour: str, window: int) -> None:
+    """Draws the band between two bounds, dashed those of a step's last update, and GRPO's."""
+    lines = [curve(axes, bound, window, colour) for bound in mean[0].align(mean[1], join="inner")]
     axes.fill_between(lines[0].index, *lines, color=colour, alpha=0.14, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
-
-
-def _last_bounds(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str, window: int) -> None:
-    for bound in (low, high):
-        middle = windowed(bound, window)
-        axes.plot(middle.index, middle, color=colour, lw=1, ls=(0, (3, 2)))
+    for bound in (windowed(values, window) for values in last):
+        axes.plot(bound.index, bound, color=colour, lw=1, ls=(0, (3, 2)))
 
 
 def fractions(settings: list[DrawnSetting]) -> Plate:
@@ -292,7 +256,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
     note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
     note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
-    of_verl = [one for one in settings if not len(clipped_share(one)) and len(one.mean(keys.PG_CLIPPED))]
+    of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
         text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
@@ -301,7 +265,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         note += f" Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
         note += "a mean over micro-batches of what the loss itself counts, both sides together."
     return Plate(
-        _most_clipping(known),
+        "How many tokens are outside the bounds",
         "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
         "(orange) below the lower with A < 0.",
         note,
@@ -309,29 +273,15 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     )
 
 
-def _most_clipping(settings: list[DrawnSetting]) -> str:
-    shares = {setting.label: clipped_share(setting).mean() for setting in settings}
-    ranked = sorted(shares, key=shares.get, reverse=True)
-    # Which of two has more is a question of seeds; that one has hardly any is in the logs.
-    if len(ranked) < 2 or shares[ranked[0]] == shares[ranked[1]] or shares[ranked[1]] >= HARDLY:
-        return "How many tokens are outside the bounds"
-    most, others = ranked[0], ranked[1:]
-    if shares[most] < HARDLY:
-        return "Hardly any token is outside the bounds"
-    if shares[others[0]]:
-        return f"{most} has tokens outside its bounds, {' and '.join(others)} hardly any"
-    return f"Only {most} has tokens outside its bounds"
-
-
 def masses(settings: list[DrawnSetting]) -> Plate:
     """The share of the gradient's mass outside the bounds, by region, over steps."""
-    known = {setting.label: (setting, shares) for setting in settings if len(shares := mass_shares(setting))}
+    known = [(setting, shares) for setting in settings if len(shares := mass_shares(setting))]
     panels, window = [], window_of(settings)
     highest, lowest = (
-        max([windowed(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known.values()], default=0)
+        max([windowed(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known], default=0)
         for of in (["HP", "HN"], ["LN", "LP"])
     )
-    for index, (label, (setting, shares)) in enumerate(known.items()):
+    for index, (setting, shares) in enumerate(known):
         drawing, (axes,) = figure(220, left=52)
         # Steps without any mass stay on the axis.
         shares = shares.reindex(setting.mean(keys.MASS["M"]).index)
@@ -344,18 +294,10 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         if len(regions := setting.mean(keys.IN_M)):
             text += f", {percent((1 - regions).mean())} of the tokens"
         axes.set_title(text, fontweight="normal")
-        description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
-        panels.append(Panel(f"mass_{index}", label, description, drawing))
-    kept = {label: float((shares.HP + shares.LN).mean()) for label, (_, shares) in known.items()}
-    tokens = {label: clipped_share(setting).mean() for label, (setting, _) in known.items()}
-    outside = max([float((1 - shares.M).max()) for _, shares in known.values()], default=0.0)
-    most = max(kept, key=kept.get, default="")
-    soft = kept and kept[most] > 0
+        description = f"Bars of the share of {setting.label}’s gradient mass outside its bounds, by region and step."
+        panels.append(Panel(f"mass_{index}", setting.label, description, drawing))
     return Plate(
-        f"{most} keeps {percent(kept[most])} of the gradient’s mass, in {percent(tokens[most])} of the tokens, where "
-        "PPO’s clip would drop it"
-        if soft
-        else f"At most {percent(outside)} of a step’s gradient mass lies outside the bounds",
+        "Gradient mass outside the bounds",
         "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
         "mass outside the bounds that no clip removes (HN up, LP down).",
         f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds. To compare: mass "
@@ -366,9 +308,9 @@ def masses(settings: list[DrawnSetting]) -> Plate:
 
 def entropy(settings: list[DrawnSetting]) -> Plate:
     """The Entropy-Clip estimate over steps, and the change of entropy that happened."""
-    known = {setting.label: (setting, changes) for setting in settings if len(changes := entropy_changes(setting))}
+    known = [(setting, changes) for setting in settings if len(changes := entropy_changes(setting))]
     panels, window = [], window_of(settings)
-    for index, (label, (setting, changes)) in enumerate(known.items()):
+    for index, (setting, changes) in enumerate(known):
         drawing, (estimate, change) = figure(330, rows=2, left=58, sharex=True)
         same, steps = same_signs(setting)
         titles = (
@@ -380,15 +322,15 @@ def entropy(settings: list[DrawnSetting]) -> Plate:
             curve(axes, changes[name], window, setting.colour, **marks(changes[name], window))
             axes.set_title(title, fontweight="normal")
         step_axis(change)
-        description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
-        panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
+        text = f"The Entropy-Clip estimate of {setting.label} over steps, above the change of entropy that happened."
+        panels.append(Panel(f"entropy_change_{index}", setting.label, text, drawing))
     return Plate(
-        went_as_estimated(settings),
+        "The Entropy-Clip estimate, and how entropy changed",
         "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
         f"{describe_windows(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. "
         "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the "
-        "next step, whose samples are others. Steps of a run depend on each other, so the heading tests what most "
-        "of a seed’s steps did, which takes six seeds.",
+        "next step, whose samples are others. Steps of a run depend on each other, so that a share of equal signs "
+        "above or below half is no evidence by itself.",
         panels,
     )
 

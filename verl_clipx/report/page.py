@@ -1,10 +1,6 @@
 """`clipx report`: one page about the given runs, with its figures and its numbers."""
 
-import contextlib
-import fcntl
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas
@@ -72,7 +68,7 @@ def write_report(
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.
-        out: the folder to write to; made if missing. What an earlier report wrote there is replaced; all else stays.
+        out: the folder to write to. What an earlier report wrote there is replaced; all else stays.
         title: the headline; by default it names what is compared.
         baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
         replayed: other settings to apply to the traced tokens, as `run.candidates.candidates_of` takes them.
@@ -103,16 +99,14 @@ def write_report(
         sentences += of_replays
     with style():
         others = declared_plate(settings)
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
+        plates = [*log_plates(settings), *trace_plates(updates), ratio_parts(updates), others]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
-    with _alone_in(out):
-        with style():
-            _remove_those_before([*written, *([TOKENS] if updates else [])], out)
-            drawings = _write_figures(plates, out / FIGURES)
-        _write_csv(out / METRICS, _metrics(settings))
-        if updates:
-            _write_csv(out / TOKENS, _traced(updates))
+        _remove_those_before([*written, *([TOKENS] if updates else [])], out)
+        drawings = _write_figures(plates, out / FIGURES)
+    _write_csv(out / METRICS, pandas.concat([_shown(one, run) for one in settings for run in one.runs]))
+    if updates:
+        _write_csv(out / TOKENS, _traced(updates))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title([setting.label for setting in settings]),
@@ -140,20 +134,6 @@ def write_report(
     )
     write_text(out / PAGE, page)
     return sentences
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Makes a folder if missing, and waits within it for other reports that are being written there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems do not lock folders: there, one report at a time is the user's part.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_those_before(names: list[str], out: Path) -> None:
@@ -194,12 +174,8 @@ def _title(labels: list[str]) -> str:
     return f"{names}: what clipping did to the tokens"
 
 
-def _metrics(settings: list[Setting]) -> pandas.DataFrame:
-    """The metrics that the figures show, a row for each run and step."""
-    return pandas.concat([_shown(one, run) for one in settings for run in one.runs], ignore_index=True)
-
-
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
+    """The metrics that the figures show, a row a step."""
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     named = {"run": run.name, "setting": setting.label, "seed": run.seed}
     return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
@@ -207,34 +183,32 @@ def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
 
 def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
     tables = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
-    return pandas.concat(tables, ignore_index=True).drop(columns="prompt_text")
+    return pandas.concat(tables).drop(columns="prompt_text")
 
 
 def _write_csv(path: Path, table: pandas.DataFrame) -> None:
+    """Writes a table without texts or names of columns that a spreadsheet would take for formulas."""
+    texts = {name: column.map(no_formula) for name, column in table.items() if not is_numeric_dtype(column)}
     with replacing(path) as partial:
         # The line ends of RFC 4180: with a bare line feed, Python would leave a carriage return in a cell unquoted.
-        _without_formulas(table).to_csv(partial, index=False, lineterminator="\r\n")
-
-
-def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table without texts or names of columns that a spreadsheet would take for formulas."""
-    texts = {name: column.map(no_formula) for name, column in table.items() if not is_numeric_dtype(column)}
-    return table.assign(**texts).rename(columns=no_formula)
+        harmless = table.assign(**texts).rename(columns=no_formula)
+        harmless.to_csv(partial, index=False, lineterminator="\r\n")
 
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:
     """What sets the settings apart, the plugin's keys first; parameters that not every method has share a row."""
-    found = differing_values([setting.runs[0] for setting in settings])
-    of_some = [key for key in found if key.startswith("clipx.") and None in found[key]]
-    rows = {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in found}
+    rows = {
+        key: [value and value.strip('"') for value in values]
+        for key, values in differing_values([setting.runs[0] for setting in settings]).items()
+    }
+    of_some = {key[6:]: rows.pop(key) for key in list(rows) if key.startswith("clipx.") and None in rows[key]}
+    ordered = sorted(rows, key=lambda key: (not key.startswith("clipx."), key))
+    shared = {key: ["–" if value is None else value for value in rows[key]] for key in ordered}
     own = [
-        ", ".join(
-            f"{key.removeprefix('clipx.')} {rows[key][index]}" for key in of_some if found[key][index] is not None
-        )
+        ", ".join(f"{name} {values[index]}" for name, values in of_some.items() if values[index] is not None)
         for index in range(len(settings))
     ]
-    ordered = sorted(set(rows) - set(of_some), key=lambda key: (not key.startswith("clipx."), key))
-    return {key: rows[key] for key in ordered} | ({"the method’s own": own} if of_some else {})
+    return shared | ({"the method’s own": own} if of_some else {})
 
 
 def _versions(runs: list[Run]) -> dict[str, list[str]]:

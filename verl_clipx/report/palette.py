@@ -30,14 +30,10 @@ def with_colours(settings: list[Setting]) -> list[DrawnSetting]:
         ValueError: there are more settings than colours that people can keep apart.
     """
     yardstick = next((setting for setting in settings if setting.runs[0].method == GRPO_METHOD), None)
-    others = [setting for setting in settings if setting is not yardstick]
-    if len(others) > len(OTHERS):
+    if len(settings) - (yardstick is not None) > len(OTHERS):
         raise ValueError(
             f"{len(settings)} settings: a report tells {len(OTHERS)} besides GRPO apart. Name fewer runs. Those whose "
             "records differ only in seeds, names and places are one setting; a run without a record is its own."
         )
     colours = iter(OTHERS)
-    return [
-        DrawnSetting(setting.label, setting.runs, GRPO if setting is yardstick else next(colours))
-        for setting in settings
-    ]
+    return [DrawnSetting(one.label, one.runs, GRPO if one is yardstick else next(colours)) for one in settings]

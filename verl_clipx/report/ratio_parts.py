@@ -37,27 +37,7 @@ def parts_of(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 def ratio_parts(updates: list[TracedUpdate]) -> Plate:
     """The quantiles of the parts, with a panel for each setting that has several."""
-    panels = []
-    for index, update in enumerate(updates):
-        if len(parts := parts_of(update.tokens)) < 2:
-            continue
-        drawing, (axes,) = figure(60 + 34 * len(parts), left=138, top=10)
-        places, colour = range(len(parts)), update.setting.colour
-        drawn = parts.clip(lower=SMALLEST)
-        axes.hlines(places, drawn[0.5], drawn[0.999], color=colour, lw=1.2)
-        for quantile, face in zip(QUANTILES, (colour, "white", colour, "white"), strict=True):
-            axes.scatter(drawn[quantile], places, s=24, color=face, edgecolor=colour, zorder=3)
-        axes.axvline(numpy.log(GRPO_HIGH), color=GRPO, lw=1)
-        right = max(2 * float(drawn.to_numpy().max()), 0.4)
-        axes.set(xscale="log", xlim=(float(drawn.to_numpy().min()) / 2, right), ylim=(len(parts) - 0.4, -0.6))
-        axes.set_yticks(places, parts.index, color=INK)
-        axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("size of the part, nats", color=SOFT)
-        numbers = "; ".join(f"{part}: {', '.join(f'{size:.2g}' for size in row)}" for part, row in parts.iterrows())
-        title = f"{update.setting.label}, {len(update.tokens)} tokens"
-        panels.append(Panel(f"ratio_parts_{index}", title, f"Quantiles of the parts, in nats. {numbers}.", drawing))
+    parts = {index: found for index, one in enumerate(updates) if len(found := parts_of(one.tokens)) > 1}
     return Plate(
         "Where the ratio comes from",
         "the line that reaches furthest to the right. What passes the grey line, log 1.2, would by itself carry tokens "
@@ -65,5 +45,25 @@ def ratio_parts(updates: list[TracedUpdate]) -> Plate:
         f"Sizes of the logarithms of these probabilities’ ratios that {', '.join(QUANTILES.values())} of the traced "
         "update’s tokens don’t exceed (filled, open, filled, open). Old / rollout: two engines, and for older samples "
         "also older weights. Current / old: the updates, and how much two passes differ; the clip acts on it.",
-        panels,
+        [_panel(f"ratio_parts_{index}", updates[index], of_update) for index, of_update in parts.items()],
     )
+
+
+def _panel(name: str, update: TracedUpdate, parts: pandas.DataFrame) -> Panel:
+    drawing, (axes,) = figure(60 + 34 * len(parts), left=138, top=10)
+    places, colour = range(len(parts)), update.setting.colour
+    drawn = parts.clip(lower=SMALLEST)
+    axes.hlines(places, drawn[0.5], drawn[0.999], color=colour, lw=1.2)
+    for quantile, face in zip(QUANTILES, (colour, "white", colour, "white"), strict=True):
+        axes.scatter(drawn[quantile], places, s=24, color=face, edgecolor=colour, zorder=3)
+    axes.axvline(numpy.log(GRPO_HIGH), color=GRPO, lw=1)
+    low, high = float(drawn.to_numpy().min()) / 2, max(2 * float(drawn.to_numpy().max()), 0.4)
+    axes.set(xscale="log", xlim=(low, high), ylim=(len(parts) - 0.4, -0.6))
+    axes.set_yticks(places, parts.index, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("size of the part, nats", color=SOFT)
+    numbers = "; ".join(f"{part}: {', '.join(f'{size:.2g}' for size in row)}" for part, row in parts.iterrows())
+    title = f"{update.setting.label}, {len(update.tokens)} tokens"
+    return Panel(name, title, f"Quantiles of the parts, in nats. {numbers}.", drawing)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 
@@ -15,32 +15,23 @@ JUDGED = {"own rule": "event", "GRPO": "under_grpo"}
 _VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A completion.
 
     Args:
-        sample: its number among those to the prompt, from 1.
         tokens: text and HTML classes of each token; the classes name its events under the run's own rule, GRPO's and
             the replayed ones.
         left_out: how many tokens at its end are not shown.
     """
 
-    sample: int
     score: float | None
     advantage: float
     tokens: list[tuple[str, str]]
     left_out: int
 
 
-@dataclass(frozen=True)
-class Group:
-    """The completions of one prompt under one setting.
-
-    Args:
-        prompt: its text, or its hash where the trace has none.
-        lines: at least one.
-    """
+class Group(NamedTuple):
+    """The completions, at least one, of one prompt under one setting; the prompt's hash where its text is unknown."""
 
     prompt: str
     lines: list[Line]
@@ -68,9 +59,8 @@ class Section:
         """How many tokens each rule clips, and of which tokens: the run, the prompts and their number."""
         tokens, groups = self.update.tokens, self.groups
         clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
-        these = (
-            f"{_several(sum(len(group.lines) for group in groups), 'completion')} to {_several(len(groups), 'prompt')}"
-        )
+        completions = _several(sum(len(group.lines) for group in groups), "completion")
+        these = f"{completions} to {_several(len(groups), 'prompt')}"
         which = f"all that it traced in this update, in {these}"
         if self.total < len(tokens):
             of_all = f"{len(tokens)}, of {_several(tokens.prompt.nunique(), 'prompt')}"
@@ -110,16 +100,12 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
     tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
     groups, kept, left = [], [], most
     for prompt in prompts:
-        samples = list(tokens[tokens.prompt == prompt].groupby("sample"))[:left]
+        samples = [rows for _, rows in tokens[tokens.prompt == prompt].groupby("sample")][:left]
         left -= len(samples)
         if samples:
-            shown = [rows.iloc[:MOST_TOKENS] for _, rows in samples]
-            lines = [
-                _line(rows, len(all_rows) - len(rows), update.replayed)
-                for rows, (_, all_rows) in zip(shown, samples, strict=True)
-            ]
-            groups.append(Group(str(samples[0][1].prompt_text.iloc[0] or prompt), lines))
-            kept += shown
+            lines = [_line(rows, update.replayed) for rows in samples]
+            groups.append(Group(str(samples[0].prompt_text.iloc[0] or prompt), lines))
+            kept += [rows.iloc[:MOST_TOKENS] for rows in samples]
     together = pandas.concat(kept)
     columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
     return Section(
@@ -131,12 +117,12 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
     )
 
 
-def _line(rows: pandas.DataFrame, left_out: int, replayed: tuple[str, ...]) -> Line:
-    first = rows.iloc[0]
+def _line(completion: pandas.DataFrame, replayed: tuple[str, ...]) -> Line:
+    rows, first = completion.iloc[:MOST_TOKENS], completion.iloc[0]
     score = None if pandas.isna(first.score) else float(first.score)
     judged = [rows.event, rows.under_grpo, *(rows[f"{label}: event"] for label in replayed)]
     tokens = list(zip(map(visible, rows.text), map(_classes, zip(*judged, strict=True)), strict=True))
-    return Line(int(first["sample"]) + 1, score, float(first.advantage), tokens, left_out)
+    return Line(score, float(first.advantage), tokens, len(completion) - len(rows))
 
 
 def _classes(judged: tuple[str, ...]) -> str:
@@ -155,15 +141,14 @@ def _numbers(rows: pandas.DataFrame, replayed: tuple[str, ...]) -> dict[str, lis
     def rounded(values: pandas.Series) -> list[float | None]:
         return [float(f"{value:.4g}") if isfinite(value) else None for value in map(float, values)]
 
-    fields = ("ratio", "low", "high", "weight", "advantage", "old_log_prob", "log_prob")
-    numbers: dict[str, list[Any]] = {name: rounded(rows[name]) for name in fields}
-    numbers["region"] = list(rows.region)
-    numbers["event"] = [EVENTS.index(event) for event in rows.event]
-    numbers["under_grpo"] = [EVENTS.index(event) for event in rows.under_grpo]
-    numbers["replayed"] = [
-        {name: rounded(rows[f"{label}: {name}"]) for name in ("low", "high", "weight")}
-        | {"label": label, "region": list(rows[f"{label}: region"])}
-        | {"event": [EVENTS.index(event) for event in rows[f"{label}: event"]]}
-        for label in replayed
-    ]
-    return numbers
+    def judged(prefix: str) -> dict[str, list[Any]]:
+        numbers = {name: rounded(rows[f"{prefix}{name}"]) for name in ("low", "high", "weight")}
+        found = [EVENTS.index(event) for event in rows[f"{prefix}event"]]
+        return {**numbers, "region": list(rows[f"{prefix}region"]), "event": found}
+
+    return {
+        **{name: rounded(rows[name]) for name in ("ratio", "advantage", "old_log_prob", "log_prob")},
+        **judged(""),
+        "under_grpo": [EVENTS.index(event) for event in rows.under_grpo],
+        "replayed": [{"label": label, **judged(f"{label}: ")} for label in replayed],
+    }

@@ -1,27 +1,15 @@
 """Figures of traced tokens: dots rather than densities."""
 
-from math import sin
-
 import numpy
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_clipx.common.sentences import number, percent
-from verl_clipx.report.drawing import WIDTH, figure
+from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
-from verl_clipx.runs.traced import (
-    ABOVE,
-    BELOW,
-    GRPO_HIGH,
-    GRPO_LOW,
-    HIGH,
-    KEPT,
-    LOW,
-    NONE,
-    TracedUpdate,
-)
+from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, TracedUpdate
 
 BINS = 5
 QUARTERS = 4
@@ -36,8 +24,8 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
     if not updates:
         return []
     with_entropy = [update for update in updates if update.tokens.entropy.notna().any()]
-    plates = [spread(updates), where_clipped(updates), contributions(updates), weights(updates)]
-    return [*plates[:2], *([entropies(with_entropy)] if with_entropy else []), *plates[2:]]
+    of_entropy = [entropies(with_entropy)] if with_entropy else []
+    return [spread(updates), where_clipped(updates), *of_entropy, contributions(updates)]
 
 
 def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
@@ -57,9 +45,8 @@ def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 def how_many(update: TracedUpdate) -> str:
     """The title of a panel: its setting, and how many of its tokens the panel shows."""
-    all_of_them = len(update.tokens)
-    drawn = len(shown(update.tokens))
-    of = f"{all_of_them} tokens" if drawn == all_of_them else f"{drawn} of {all_of_them} tokens"
+    total, drawn = len(update.tokens), len(shown(update.tokens))
+    of = f"{total} tokens" if drawn == total else f"{drawn} of {total} tokens"
     left_out = f", {update.not_finite} not finite left out" if update.not_finite else ""
     return f"{update.setting.label}, {of}{left_out}"
 
@@ -74,22 +61,20 @@ def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
     return (probabilities(tokens) * bins).astype(int).clip(0, bins - 1)
 
 
-def on_ratio(tokens: pandas.DataFrame) -> bool:
-    """Whether the bounds act on the ratio itself."""
-    return bool(numpy.isclose(tokens.bounded, tokens.ratio, rtol=1e-5, atol=1e-6).all())
-
-
 def spread(updates: list[TracedUpdate]) -> Plate:
     """The ratio by probability bin, with each setting's bounds."""
-    wide = all(_narrows(update.tokens) for update in updates)
-    heading = "The ratio spreads where the probability is low" if wide else "The ratio by probability"
     right = max(1.5, *(float(update.tokens.ratio.quantile(0.998)) * 1.05 for update in updates))
     panels = [
-        Panel(f"spread_{index}", how_many(update), _spread_text(update), _spread(update, min(right, 3.0)))
+        Panel(
+            f"spread_{index}",
+            how_many(update),
+            f"Ratios of {update.setting.label} by probability, and the median bounds of each bin.",
+            _draw_spread(update, min(right, 3.0)),
+        )
         for index, update in enumerate(updates)
     ]
     return Plate(
-        heading,
+        "The ratio by probability",
         "dots outside the grey lines (0.8 and 1.2, GRPO’s bounds), and whether the setting’s own bounds, the coloured "
         "box, follow the spread.",
         "A dot a token of the last traced update, by its probability when it was sampled. Boxes: median bounds of the "
@@ -98,67 +83,28 @@ def spread(updates: list[TracedUpdate]) -> Plate:
     )
 
 
-def _narrows(tokens: pandas.DataFrame) -> bool:
-    """Whether the ratio's spread is much larger in the lowest than in the highest bin, of those with enough tokens."""
-    found = tokens.ratio.groupby(bin_of(tokens, BINS)).agg(["std", "size"])
-    spreads = found["std"][found["size"] >= FEW]
-    return len(spreads) > 1 and spreads.iloc[0] > 1.5 * spreads.iloc[-1]
-
-
-def _spread_text(update: TracedUpdate) -> str:
-    found = update.tokens.ratio.groupby(bin_of(update.tokens, BINS)).agg(["std", "size"])
-    rows = [
-        f"{bin / BINS:g} to {(bin + 1) / BINS:g}: {row['size']:.0f} tokens, spread {row['std']:.2f}"
-        for bin, row in found.iterrows()
-    ]
-    return f"Ratios of {update.setting.label} by probability: {'; '.join(rows)}."
-
-
-def _spread(update: TracedUpdate, right: float) -> Figure:
-    row, tokens = 58, shown(update.tokens)
+def _draw_spread(update: TracedUpdate, right: float) -> Figure:
+    row, of_all, tokens = 58, update.tokens, shown(update.tokens)
     drawing, (axes,) = figure(30 + BINS * row + 38, left=50, top=10)
-    bins, of_all = bin_of(tokens, BINS), update.tokens.groupby(bin_of(update.tokens, BINS))
-    medians = of_all[["low", "high"]].median() if on_ratio(update.tokens) else None
-    scale = (WIDTH - 62) / right
-    for bin in range(BINS):
-        y = bin * row + row / 2
-        if medians is not None and bin in medians.index:
+    bins, medians = bin_of(tokens, BINS), of_all.groupby(bin_of(of_all, BINS))[["low", "high"]].median()
+    on_ratio = numpy.isclose(of_all.bounded, of_all.ratio, rtol=1e-5, atol=1e-6).all()
+    middles = [bin * row + row / 2 for bin in range(BINS)]
+    for bin, y in enumerate(middles):
+        if on_ratio and bin in medians.index:
             low, high = max(0.0, medians.low[bin]), min(medians.high[bin], right)
             axes.fill_between([low, high], y - 24, y + 24, color=update.setting.colour, alpha=0.12, lw=0)
             axes.vlines([low, high], y - 24, y + 24, color=update.setting.colour, lw=1.5)
         ratios = tokens.ratio[bins == bin].clip(upper=right).to_numpy()
-        axes.scatter(ratios, y + swarm(ratios * scale, 1.7, 21), s=7, color=INK, alpha=0.6, lw=0)
+        # Fixed scattering across the line keeps most dots apart.
+        axes.scatter(ratios, y + 21 * numpy.sin(12.9898 * numpy.arange(len(ratios))), s=7, color=INK, alpha=0.6, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axvline(bound, color=GRPO, lw=1)
     axes.set_ylim(BINS * row, 0)
     axes.set_xlim(0, right)
-    axes.set_yticks([bin * row + row / 2 for bin in range(BINS)])
-    axes.set_yticklabels([f"{bin / BINS:g}–{(bin + 1) / BINS:g}" for bin in range(BINS)])
+    axes.set_yticks(middles, [f"{bin / BINS:g}–{(bin + 1) / BINS:g}" for bin in range(BINS)])
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("ratio r = probability now / when sampled")
     return drawing
-
-
-def swarm(positions: numpy.ndarray, radius: float, half: float) -> numpy.ndarray:
-    """Offsets across a line that keep its dots apart.
-
-    Args:
-        positions: along the line, in pixels.
-        radius: of a dot.
-        half: the largest offset; where the line is full, dots overlap.
-    """
-    placed: list[tuple[float, float]] = []
-    offsets = numpy.zeros(len(positions))
-    levels = sorted({sign * k * radius for k in range(int(half / radius) + 1) for sign in (1, -1)}, key=abs)
-    for index in numpy.argsort(positions, kind="stable"):
-        x = positions[index]
-        near = [(px, py) for px, py in placed if abs(px - x) < 2 * radius]
-        free = (y for y in levels if all((px - x) ** 2 + (py - y) ** 2 >= 3.4 * radius**2 for px, py in near))
-        # Where no place is free, any fixed scattering will do.
-        y = next(free, half * sin(index * 12.9898))
-        placed.append((x, y))
-        offsets[index] = y
-    return offsets
 
 
 MARKS = {
@@ -171,48 +117,28 @@ MARKS = {
 }
 
 
-def _highest_ratio(updates: list[TracedUpdate]) -> float:
-    """Where the axis of the ratio ends, from 1.5 to 3."""
-    return max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
-
-
-def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series) -> None:
-    for order, (event, (marker, size, face, edge)) in enumerate(MARKS.items()):
-        rows = events == event
-        alpha = 0.5 if event == KEPT else 1
-        axes.scatter(
-            x[rows],
-            y[rows],
-            marker=marker,
-            s=size,
-            facecolor=face,
-            edgecolor=edge,
-            alpha=alpha,
-            lw=0.8,
-            zorder=3 + order,
-        )
+def _mark(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series) -> None:
+    for order, (event, (marker, size, face, edge)) in enumerate(MARKS.items(), 3):
+        rows, looks = events == event, {"facecolor": face, "edgecolor": edge, "alpha": 0.5 if event == KEPT else 1}
+        axes.scatter(x[rows], y[rows], marker=marker, s=size, lw=0.8, zorder=order, **looks)
 
 
 def where_clipped(updates: list[TracedUpdate]) -> Plate:
     """Probability against ratio, marked by what happened to each token."""
-    of_clipped = [probabilities(update.tokens[is_clipped(update.tokens)]) for update in updates]
-    counts, together = list(map(len, of_clipped)), pandas.concat(of_clipped)
-    if len(together) == 0:
-        heading = "None of these tokens is clipped"
-    elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
-        of_all = percent(float((pandas.concat([probabilities(update.tokens) for update in updates]) < 0.5).mean()))
-        whose = " and ".join(update.setting.label for update, count in zip(updates, counts, strict=True) if count)
-        share = percent((together < 0.5).mean())
-        heading = f"{share} of the tokens that {whose} clipped had a probability below one half, of all tokens {of_all}"
-    elif len(updates) > 1:
-        each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
-        heading = "Of these tokens " + ", ".join(each)
-    else:
-        heading = f"{counts[0]} of these {len(updates[0].tokens)} tokens are clipped"
-    top = _highest_ratio(updates)
+    clipped, every = (
+        pandas.concat([probabilities(tokens) for tokens in chosen]) < 0.5
+        for chosen in (
+            [update.tokens[is_clipped(update.tokens)] for update in updates],
+            [update.tokens for update in updates],
+        )
+    )
+    heading = "Which tokens are clipped"
+    if len(clipped) >= FEW and clipped.mean() > 0.5:
+        shares = percent(clipped.mean()), percent(every.mean())
+        heading = f"{shares[0]} of the clipped tokens had a probability below one half, of all tokens {shares[1]}"
+    top = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
     panels = [
-        Panel(f"clipped_{index}", how_many(update), _clipped_text(update), _where_clipped(update, top))
-        for index, update in enumerate(updates)
+        Panel(f"clipped_{index}", how_many(update), *_draw_clipped(update, top)) for index, update in enumerate(updates)
     ]
     return Plate(
         heading,
@@ -224,56 +150,43 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
     )
 
 
-def _clipped_text(update: TracedUpdate) -> str:
-    counts = update.tokens.event.value_counts()
-    return (
-        f"Probability against ratio under {update.setting.label}: {counts.get(HIGH, 0)} tokens clipped high, "
-        f"{counts.get(LOW, 0)} low, {counts.get(ABOVE, 0) + counts.get(BELOW, 0)} outside the bounds and kept."
-    )
-
-
-def _where_clipped(update: TracedUpdate, top: float) -> Figure:
+def _draw_clipped(update: TracedUpdate, top: float) -> tuple[str, Figure]:
+    """A panel's description and its drawing."""
     drawing, (axes,) = figure(280, top=26)
     tokens = shown(update.tokens)
-    _marked(axes, probabilities(tokens), tokens.ratio.clip(upper=top), tokens.event)
+    _mark(axes, probabilities(tokens), tokens.ratio.clip(upper=top), tokens.event)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
     axes.set(xlim=(-0.03, 1.03), ylim=(0, top * 1.03), xlabel="probability when sampled", ylabel="ratio r")
-    counts = update.tokens.event.value_counts()
-    for kind, mark, colour, x in ((HIGH, "▲", CLIPPED_HIGH, 0.0), (LOW, "▼", CLIPPED_LOW, 0.27)):
-        axes.annotate(f"{mark} {counts.get(kind, 0)}", (x, 1.03), xycoords="axes fraction", color=colour, weight="bold")
-    outside = counts.get(ABOVE, 0) + counts.get(BELOW, 0)
-    axes.annotate(f"○ {outside} outside its bounds, kept", (1, 1.03), xycoords="axes fraction", color=SOFT, ha="right")
-    return drawing
+    high, low, above, below = (int((update.tokens.event == kind).sum()) for kind in (HIGH, LOW, ABOVE, BELOW))
+    for text, colour, x, weight, side in (
+        (f"▲ {high}", CLIPPED_HIGH, 0.0, "bold", "left"),
+        (f"▼ {low}", CLIPPED_LOW, 0.27, "bold", "left"),
+        (f"○ {above + below} outside its bounds, kept", SOFT, 1, "normal", "right"),
+    ):
+        axes.annotate(text, (x, 1.03), xycoords="axes fraction", color=colour, weight=weight, ha=side)
+    text = (
+        f"Probability against ratio under {update.setting.label}: {high} tokens clipped high, {low} low, "
+        f"{above + below} outside the bounds and kept."
+    )
+    return text, drawing
 
 
 def entropies(updates: list[TracedUpdate]) -> Plate:
     """Probability against the policy's entropy, marked by what happened to each token."""
     together = pandas.concat([update.tokens for update in updates])
     correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
-    clipped = together[is_clipped(together)]
-    share, of_all = (
-        float(((probabilities(some) < 0.5) & (some.entropy < together.entropy.median())).mean())
-        for some in (clipped, together)
-    )
-    if len(clipped) >= FEW and share > 0.5:
-        heading = f"{percent(share)} of the clipped tokens have a low probability and a low entropy"
-        heading += f", of all tokens {percent(of_all)}"
-    elif correlation < -0.5:
-        heading = "Unlikely tokens stand where the policy is unsure"
-    else:
-        heading = "Entropy by probability"
     panels = []
     for index, update in enumerate(updates):
         drawing, (axes,) = figure(250, top=10)
         tokens = shown(update.tokens)
-        _marked(axes, probabilities(tokens), tokens.entropy, tokens.event)
+        _mark(axes, probabilities(tokens), tokens.entropy, tokens.event)
         axes.set(xlim=(-0.03, 1.03), xlabel="probability when sampled", ylabel="entropy, nats")
         axes.set_ylim(bottom=0)
         text = f"Probability against entropy under {update.setting.label}."
         panels.append(Panel(f"entropy_by_probability_{index}", how_many(update), text, drawing))
     return Plate(
-        heading,
+        "Entropy by probability",
         "where the triangles are: low means that the policy was sure of another token, high that it was unsure.",
         f"Entropy of the current policy at a token; Spearman’s correlation with probability: {number(correlation, 2)}."
         " As in ACPO’s Figure 2c and BAPO’s Figure 10.",
@@ -299,10 +212,8 @@ def contributions(updates: list[TracedUpdate]) -> Plate:
         axes.set_xlabel("probability when sampled")
         text = "; ".join(f"{row.positive:.2f} positive, {row.negative:.2f} negative" for row in part.itertuples())
         panels.append(Panel(f"mass_by_probability_{index}", update.setting.label, f"Mass by quarter: {text}.", drawing))
-    lowest = [part.loc[0] for part in parts]
-    pulls = all(row.positive + row.negative > 1.1 * (row.positive_tokens + row.negative_tokens) > 0 for row in lowest)
     return Plate(
-        "Unlikely tokens pull harder than their number" if pulls else "Gradient mass by probability",
+        "Gradient mass by probability",
         "bars against the black lines, the share of the tokens: a bar that passes its line pulls harder than its "
         "number. Filled upwards: A > 0; open downwards: A < 0.",
         "Shares of Σ|F·A|, and of the tokens with an advantage, over the traced update; the gradient of log p itself "
@@ -319,34 +230,3 @@ def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
         columns[name] = mass.where(sided, 0.0).groupby(quarter).sum() / (mass.sum() or 1.0)
         columns[f"{name}_tokens"] = sided.groupby(quarter).sum() / max(1, (tokens.advantage != 0).sum())
     return pandas.DataFrame(columns).reindex(range(QUARTERS), fill_value=0.0)
-
-
-def weights(updates: list[TracedUpdate]) -> Plate:
-    """The gradient weight F over the ratio."""
-    # PPO's clip, up to rounding: the weight is the ratio wherever it is not 0.
-    hard = all(
-        numpy.isclose(update.tokens.weight, update.tokens.ratio, rtol=1e-4)[update.tokens.weight != 0].all()
-        for update in updates
-    )
-    right = _highest_ratio(updates)
-    panels = []
-    for index, update in enumerate(updates):
-        drawing, (axes,) = figure(250, top=10)
-        tokens = shown(update.tokens)
-        _marked(axes, tokens.ratio.clip(upper=right), tokens.weight.clip(upper=right), tokens.event)
-        axes.plot([0, right], [0, right], color=SOFT, lw=0.7, ls=(0, (3, 2)), zorder=1)
-        axes.set(
-            xlim=(0, right * 1.03), ylim=(-0.05 * right, right * 1.05), xlabel="ratio r", ylabel="gradient weight F"
-        )
-        zero = int((update.tokens.weight == 0).sum())
-        text = f"Gradient weight over ratio under {update.setting.label}; {zero} tokens have weight 0."
-        panels.append(Panel(f"weight_{index}", how_many(update), text, drawing))
-    heading = (
-        "A token’s weight is its ratio, or 0" if hard else "The gradient weight leaves the ratio outside the bounds"
-    )
-    return Plate(
-        heading,
-        "dots off the dashed line F = r: on 0 they are clipped, in between their gradient is damped.",
-        f"F·A is a token’s gradient. Both axes end at {number(right, 1)}. As in DGPO’s Figure 4b.",
-        panels,
-    )

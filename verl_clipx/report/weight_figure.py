@@ -16,7 +16,7 @@ from verl_clipx.report.palette import INK, OTHERS, SOFT
 
 HIGHEST_RATIO = 2.5
 # Under the old policy; at the highest ratio, the current probability is still at most 1.
-PROBABILITIES = (0.1, 0.4)
+PROBABILITIES = {0.1: "-", 0.4: (0, (4, 2))}
 POINTS = 1001
 MOST_WEIGHT = 5.0
 
@@ -40,7 +40,8 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
         entropy=torch.ones_like(old),
         group=torch.arange(POINTS),
     )
-    decision = method.decide(torch.zeros(method.statistics_size, dtype=torch.float64))
+    size = method.statistics_size + method.second_statistics_size
+    decision = method.decide(torch.zeros(size, dtype=torch.float64))
     return ratio[:, 0], apply(method, None, inputs, decision).weight[:, 0]
 
 
@@ -57,26 +58,23 @@ def draw_weights(method: Method, path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(10, 4.4))
         for axes, advantage in zip(drawing.subplots(1, 2, sharey=True), (1.0, -1.0), strict=True):
-            lines = [tuple(x.numpy() for x in weights(method, advantage, p)) for p in PROBABILITIES]
+            lines = [[values.numpy() for values in weights(method, advantage, one)] for one in PROBABILITIES]
             same = numpy.allclose(lines[0][1], lines[1][1])
-            for probability, (ratio, weight), colour, dashes in list(
-                zip(PROBABILITIES, lines, OTHERS, ("-", (0, (4, 2))), strict=False)
-            )[: 2 - same]:
+            drawn = zip(lines[: 2 - same], PROBABILITIES.items(), OTHERS, strict=False)
+            for (ratio, weight), (probability, style), colour in drawn:
                 # No line is drawn where the weight jumps.
                 jumps = numpy.abs(numpy.diff(weight, append=weight[-1])) > 0.05
                 label = f"old probability {probability:g}"
-                axes.plot(ratio, numpy.where(jumps, numpy.nan, weight), color=colour, ls=dashes, label=label)
+                axes.plot(ratio, numpy.where(jumps, numpy.nan, weight), color=colour, ls=style, label=label)
             axes.plot([0, HIGHEST_RATIO], [0, HIGHEST_RATIO], color=SOFT, lw=0.7, ls=":")
-            axes.set(xlim=(0, HIGHEST_RATIO), xlabel="ratio r")
+            axes.set(xlim=(0, HIGHEST_RATIO), xlabel="ratio r", title=f"A {'>' if advantage > 0 else '<'} 0")
             axes.set_ylim(-0.05, min(MOST_WEIGHT, axes.get_ylim()[1]))
-            axes.set_title(f"A {'>' if advantage > 0 else '<'} 0")
             if not same:
                 axes.legend(frameon=False)
         drawing.axes[0].set_ylabel("gradient weight F")
         given = ", ".join(f"{name} {value}" for name, value in method.parameters.items() if value is not None)
-        drawing.suptitle(
-            f"{method.name}: the gradient is F·A; dotted: F = r", x=0.02, ha="left", weight="bold", color=INK
-        )
+        title = f"{method.name}: the gradient is F·A; dotted: F = r"
+        drawing.suptitle(title, x=0.02, ha="left", weight="bold", color=INK)
         note = " Bounds that adapt are those before any statistics." if method.statistics_size else ""
         drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True)
         drawing.subplots_adjust(left=0.07, right=0.95, top=0.84, bottom=0.22, wspace=0.12)

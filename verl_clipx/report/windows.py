@@ -24,8 +24,7 @@ def window_of(settings: Sequence[Setting]) -> int:
     logs = [run.log.index for setting in settings for run in setting.runs]
     if max(map(len, logs)) <= MOST_STEPS:
         return 1
-    longest = max(int(steps[-1]) for steps in logs)
-    window = 5
+    longest, window = max(int(steps[-1]) for steps in logs), 5
     while longest > window * MOST_WINDOWS:
         # 5, 10, 20, 50, 100, …
         window = window * 5 // 2 if str(window)[0] == "2" else window * 2
@@ -33,27 +32,18 @@ def window_of(settings: Sequence[Setting]) -> int:
 
 
 def windowed(values: Values, window: int, quantile: float = MIDDLE) -> Values:
-    """A quantile of each window's values, at the window's middle step.
-
-    Args:
-        values: by step, in one column or several.
-        window: steps a window; 1: nothing changes.
-    """
+    """A quantile of each window's values, at the window's middle step; of windows of one step, the values by step."""
     if window == 1:
         return values
-    number = (values.index - 1).to_numpy().clip(min=0) // window
-    found = values.groupby(number).quantile(quantile)
-    return found.set_axis(found.index * window + (window + 1) / 2)
+    of_windows = values.groupby((values.index - 1).to_numpy().clip(min=0) // window).quantile(quantile)
+    return of_windows.set_axis(of_windows.index * window + (window + 1) / 2)
 
 
 def curve(axes: Axes, values: pandas.Series, window: int, colour: str, **line) -> pandas.Series:
     """Draws a metric over steps, and returns its line: the steps themselves, or the windows' medians in their band.
 
     Args:
-        values: by step.
-        window: as `window_of` says.
-        colour: of line and band.
-        line: how the line is drawn.
+        line: matplotlib's options for it.
     """
     middle = windowed(values, window)
     if window > 1:

@@ -8,9 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.common.checkpoints import LATEST
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
-from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
+from verl_clipx.common.run_files import LATEST, METRICS, VALIDATION, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
@@ -22,14 +21,13 @@ from verl_clipx.runs.sameness import significant_values
 KEPT = ".jsonl.gz"
 """Ending of the name of a kept run: one file, its record in the first line, then its steps."""
 
+# Hydra's own record of the configuration, in a run's folder.
+COMPOSED = ".hydra/config.yaml"
+
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run left.
-
-    Args:
-        path: its folder, the file of its log, a kept run, or a log that `other_logs.reader_of` knows.
-    """
+    """What a run left, in its folder, a log, a kept run, or a log that `other_logs.reader_of` knows."""
 
     path: Path
 
@@ -50,14 +48,13 @@ class RunFolder:
         return self._read[0]
 
     @property
-    def is_logged(self) -> bool:
-        """Whether it has logged anything."""
-        return self.log.is_file() and self.log.stat().st_size > 0
-
-    @property
     def metrics(self) -> Rows:
         """As `rows`; empty for a run that has not logged a step."""
-        return self.rows if self.is_logged else {}
+        return self.rows if self._is_logged else {}
+
+    @property
+    def _is_logged(self) -> bool:
+        return self.log.is_file() and self.log.stat().st_size > 0
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -65,20 +62,21 @@ class RunFolder:
         path = record_path(self.log)
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}})
-        return self._read[1] if self.is_logged else {}
+        return self._read[1] if self._is_logged else {}
 
     @property
     def is_trained(self) -> bool:
         """Whether a training was started in the folder."""
-        return (self.path / ".hydra" / "config.yaml").exists()
+        return (self.path / COMPOSED).exists()
 
     @cached_property
     def config(self) -> DictConfig:
         """The configuration as Hydra composed it, not resolved."""
-        path = self.path / ".hydra" / "config.yaml"
-        if not path.exists():
-            raise FileNotFoundError(f"{path}: does not exist. Start the run with hydra.run.dir={self.path}")
-        return read_config(path)
+        if not self.is_trained:
+            raise FileNotFoundError(
+                f"{self.path / COMPOSED}: does not exist. Start the run with hydra.run.dir={self.path}"
+            )
+        return read_config(self.path / COMPOSED)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -108,10 +106,7 @@ class RunFolder:
 
 
 def read_run(path: Path) -> Run:
-    """Reads what a run left.
-
-    Args:
-        path: as for `RunFolder`.
+    """Reads what a run left, from a path as for `RunFolder`.
 
     Raises:
         FileNotFoundError: there is no log.
@@ -125,7 +120,10 @@ def read_run(path: Path) -> Run:
     validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
-    configuration = files.record.get("configuration") or _composed_in(folder)
+    composed = folder / COMPOSED
+    configuration = files.record.get("configuration")
+    if not configuration:
+        configuration = OmegaConf.to_container(read_config(composed), resolve=False) if composed.exists() else {}
     return Run(
         _name_of(path),
         log,
@@ -138,11 +136,6 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _composed_in(folder: Path) -> dict[str, Any]:
-    path = folder / ".hydra" / "config.yaml"
-    return OmegaConf.to_container(read_config(path), resolve=False) if path.exists() else {}
-
-
 def _name_of(path: Path) -> str:
     if path.is_dir():
         return path.resolve().name
@@ -150,11 +143,7 @@ def _name_of(path: Path) -> str:
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
-    """The folder in which the recipes put a run.
-
-    Args:
-        source: the preset, or the result of `Table.folder_of`.
-    """
+    """The folder in which the recipes put a run; `source` is the preset, or the result of `Table.folder_of`."""
     return runs / f"{source}-seed{seed}"
 
 

@@ -10,15 +10,14 @@ import numpy
 from verl_clipx.common.files import file_names_in, parse_json, read_lines
 from verl_clipx.common.statistics.estimate import Estimate, estimate
 
-_FILE = re.compile(r"([0-9]{1,18})\.jsonl")
-
 
 @dataclass(frozen=True)
 class HeldOutReward:
     """Mean reward on held-out problems, over the samples whose scores are finite.
 
     Args:
-        reward: mean over problems of the mean over a problem's samples, with its interval over problems.
+        reward: mean over problems of the mean over a problem's samples, with its interval over problems, which are the
+            independent units.
         by_problem: the mean over the samples of each problem, by its prompt.
         samples: number of samples with a finite score.
         not_finite: number of samples whose score is NaN, infinite or null.
@@ -37,33 +36,21 @@ class HeldOutReward:
 
 
 def held_out_rewards(folder: Path) -> list[HeldOutReward]:
-    """The rewards of every validation in a folder, by step.
-
-    Problems are the independent units, so the interval is Student's over the problems' means, not over samples.
+    """The rewards of every validation, by step.
 
     Args:
-        folder: trainer.validation_data_dir of the run; holds one `<step>.jsonl` a validation.
-
-    Returns:
-        One entry a validation, in order of steps; empty if there is none.
+        folder: trainer.validation_data_dir of the run; holds one `<step>.jsonl` a validation, with `input` and `score`
+            on each line. It may be missing.
 
     Raises:
         OSError: the folder cannot be read.
-        ValueError: a file is of something else; names the line.
+        ValueError: a file is empty or of something else; names the line.
     """
-    found = [one for name in file_names_in(folder) if (one := _FILE.fullmatch(name))]
-    return [held_out_reward(folder / one[0]) for one in sorted(found, key=lambda one: int(one[1]))]
+    found = [folder / name for name in file_names_in(folder) if re.fullmatch(r"[0-9]{1,18}\.jsonl", name)]
+    return [_read(path) for path in sorted(found, key=lambda path: int(path.stem))]
 
 
-def held_out_reward(path: Path) -> HeldOutReward:
-    """The reward of one validation.
-
-    Args:
-        path: a `<step>.jsonl` of trainer.validation_data_dir, with `input` and `score` on each line.
-
-    Raises:
-        ValueError: it is empty, or a line is of something else; names the line.
-    """
+def _read(path: Path) -> HeldOutReward:
     scores: dict[str, list[float]] = {}
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
@@ -80,5 +67,5 @@ def held_out_reward(path: Path) -> HeldOutReward:
     finite = {problem: [value for value in values if math.isfinite(value)] for problem, values in scores.items()}
     by_problem = {problem: float(numpy.mean(values)) for problem, values in finite.items() if values}
     reward = estimate(list(by_problem.values())) if by_problem else Estimate(math.nan)
-    samples, of_finite = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
-    return HeldOutReward(int(path.stem), reward, by_problem, of_finite, samples - of_finite)
+    samples, known = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
+    return HeldOutReward(int(path.stem), reward, by_problem, known, samples - known)

@@ -80,11 +80,6 @@ def is_drawn(key: str) -> bool:
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:
-    """The keys of a metric that ACPO logs per probability bin, in order of bins.
-
-    Args:
-        name: epsilon, epsilon_last, sigma or count.
-    """
-    prefix = f"actor/clipx/{name}/bin_"
-    found = [column for column in columns if column.startswith(prefix) and column.removeprefix(prefix).isdecimal()]
-    return sorted(found, key=lambda column: int(column.removeprefix(prefix)))
+    """The keys of a metric that ACPO logs per probability bin (epsilon, epsilon_last, sigma, count), by bin."""
+    numbered = {column: re.fullmatch(rf"{OWN}{name}/bin_(\d+)", column) for column in columns}
+    return sorted(filter(numbered.get, numbered), key=lambda column: int(numbered[column][1]))

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
@@ -23,24 +23,20 @@ RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
-    """The function that reads a log other than verl's file log; None for a file log, or if there is none.
-
-    Args:
-        path: a file, or a folder in which there is no file log.
-    """
+    """The function that reads a log other than verl's file log; None for a file log, or if there is none."""
     if path.is_dir():
         if next(path.rglob(EVENTS), None) is not None:
-            return of_tensorboard
-        return of_exports if next(path.glob("*.csv"), None) is not None else None
+            return read_tensorboard
+        return read_exports if next(path.glob("*.csv"), None) is not None else None
     is_other = path.suffix in (".csv", ".log", ".txt", ".out") and path.is_file()
     if not is_other or (content := read_bytes(path)).startswith(GZIP):
         return None
     if path.suffix == ".csv":
-        return of_exports
-    return None if content.lstrip().startswith(b"{") else of_console
+        return read_exports
+    return None if content.lstrip().startswith(b"{") else read_console
 
 
-def of_console(path: Path) -> Rows:
+def read_console(path: Path) -> Rows:
     """The steps in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
 
     Raises:
@@ -48,20 +44,16 @@ def of_console(path: Path) -> Rows:
     """
     rows: Rows = {}
     for line in COLOUR.sub("", read_text(path)).splitlines():
-        if found := STEP.search(line):
-            pairs = (METRIC.fullmatch(part.strip()) for part in found[2].split(" - "))
-            numbers = {one["key"]: _number(one["value"]) for one in pairs if one}
-            rows.setdefault(int(found[1]), {}).update(numbers)
+        if step := STEP.search(line):
+            metrics = filter(None, (METRIC.fullmatch(part.strip()) for part in step[2].split(" - ")))
+            rows.setdefault(int(step[1]), {}).update({one["key"]: _number(one["value"]) for one in metrics})
     if not rows:
         raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print.")
     return rows
 
 
-def of_tensorboard(path: Path) -> Rows:
-    """The scalars of a TensorBoard folder.
-
-    Args:
-        path: the folder of one run, or one above it.
+def read_tensorboard(path: Path) -> Rows:
+    """The scalars of a TensorBoard folder, that of one run, or one above it.
 
     Raises:
         ValueError: it has the events of several runs.
@@ -82,11 +74,8 @@ def of_tensorboard(path: Path) -> Rows:
     return rows
 
 
-def of_exports(path: Path) -> Rows:
-    """W&B's exports: the CSV files of one run's panels, or of its history.
-
-    Args:
-        path: a file, or a folder of them.
+def read_exports(path: Path) -> Rows:
+    """W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
         ValueError: a file has no column of steps, or those of several runs.
@@ -105,17 +94,15 @@ def of_exports(path: Path) -> Rows:
         runs = {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS}
         if len(runs) > 1:
             raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). Export each by itself.")
+        metrics = {name: name.rpartition(" - ")[2] for name in columns if name != steps}
         for row in table:
-            _add(rows, row[steps], ((name.rpartition(" - ")[2], row[name]) for name in columns if name != steps))
+            if math.isfinite(step := _number(row[steps] or "")):
+                texts = {metric: row[name].strip() for name, metric in metrics.items() if row[name]}
+                # An empty cell or a word is no value; NaN is one.
+                numbers = {metric: _number(text) for metric, text in texts.items()}
+                kept = {key: one for key, one in numbers.items() if not math.isnan(one) or texts[key].lower() == "nan"}
+                rows.setdefault(int(step), {}).update(kept)
     return rows
-
-
-def _add(rows: Rows, step: str | None, cells: Iterable[tuple[str, str | None]]) -> None:
-    at = _number(step or "")
-    if math.isfinite(at):
-        found = rows.setdefault(int(at), {})
-        numbers = {name: (_number(text), text.strip().lower()) for name, text in cells if text}
-        found |= {name: number for name, (number, text) in numbers.items() if text == "nan" or not math.isnan(number)}
 
 
 def _number(text: str) -> float:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +28,7 @@ _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 class SkippedUpdates:
     """Optimizer updates that verl left out, because their gradients were not finite.
 
-    Args:
-        first: the first step with one.
-        steps: how many steps have one.
-        trained: training steps from the first one on.
-        updates: how many updates; None where the log only says in which steps.
+    From the `first` step with one on, `steps` of `trained` steps have one; `updates` is None if the log does not count.
     """
 
     first: int
@@ -48,7 +43,7 @@ class Run:
     """A run.
 
     Args:
-        name: that of its folder or of its log.
+        name: of its folder or of its log.
         log: a row a step, a column a metric, from `run_log.table_of`.
         configuration: dotted key to value; empty if none was written down.
         record: what else the run wrote down: its `versions`, when it `started`, on which kinds of `accelerators`.
@@ -79,12 +74,15 @@ class Run:
 
         return [] if self.traces is None else shards_in(self.traces)
 
+    def shards_at(self, step: int, update: int | None = None) -> list["Shard"]:
+        """The files of its traces of a step, or of one update of it."""
+        return [shard for shard in self.shards if shard.step == step and update in (None, shard.update)]
+
     @property
     def seed(self) -> int | None:
         """The seed of the training; None if nothing says it."""
-        found = self.configuration.get("data.seed")
-        named = _NAME.fullmatch(self.name)
-        return found if found is not None else int(named["seed"]) if named else None
+        seed, named = self.configuration.get("data.seed"), _NAME.fullmatch(self.name)
+        return seed if seed is not None else int(named["seed"]) if named else None
 
     @property
     def method(self) -> str:
@@ -114,14 +112,13 @@ class Run:
     @property
     def unread(self) -> dict[str, Any]:
         """verl's keys that its method does not read, to the values that they were given all the same."""
-        return {
-            key.removeprefix(_UNREAD): value for key, value in self.configuration.items() if key.startswith(_UNREAD)
-        }
+        given = self.configuration.items()
+        return {key.removeprefix(_UNREAD): value for key, value in given if key.startswith(_UNREAD)}
 
     def values(self, key: str) -> pandas.Series:
         """A metric by step, without steps that lack it or at which it is not finite."""
-        found = self.log[key] if key in self.log else pandas.Series(dtype=float)
-        return found[numpy.isfinite(found)]
+        values = self.log[key] if key in self.log else pandas.Series(dtype=float)
+        return values[numpy.isfinite(values)]
 
     @property
     def skipped_updates(self) -> SkippedUpdates | None:
@@ -129,14 +126,11 @@ class Run:
 
         Where the log has no count of the plugin's, the gradient norms that are not finite say in which steps.
         """
-        updates = None
+        steps, updates = self.not_finite.get(keys.GRADIENT_NORM, []), None
         if keys.SKIPPED_UPDATES in self.log:
             counts = self.log[keys.SKIPPED_UPDATES]
-            counts = counts[counts > 0]
-            steps = list(counts.index)
-            updates = round(total) if math.isfinite(total := float(counts.sum())) else None
-        else:
-            steps = self.not_finite.get(keys.GRADIENT_NORM, [])
+            steps = list(counts.index[counts > 0])
+            updates = round(total) if math.isfinite(total := float(counts[steps].sum())) else None
         if not steps:
             return None
         return SkippedUpdates(int(steps[0]), len(steps), int((self.log.index >= steps[0]).sum()), updates)
@@ -146,11 +140,11 @@ class Run:
         """Optimizer updates of a training step; None where the configuration does not say it."""
         actor = "actor_rollout_ref.actor"
         named = ("data.train_batch_size", f"{actor}.ppo_mini_batch_size", f"{actor}.ppo_epochs")
-        prompts, mini_batch, epochs = found = [self.configuration.get(key) for key in named]
-        if not all(isinstance(value, int) and value > 0 for value in found):
+        prompts, mini_batch, epochs = sizes = [self.configuration.get(key) for key in named]
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
             return None
         passes = 2 if self.configuration.get("clipx.update.eta") is not None else 1
-        return ceil(prompts / mini_batch) * epochs * passes
+        return math.ceil(prompts / mini_batch) * epochs * passes
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:

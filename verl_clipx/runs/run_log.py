@@ -18,12 +18,7 @@ Rows = dict[int, dict[str, float]]
 
 
 class Entry(NamedTuple):
-    """A line of verl's file log.
-
-    Args:
-        line: as it stands there, with its end.
-        data: metric to value.
-    """
+    """A line of verl's file log, as it stands there with its end, and what it says: metric to value."""
 
     line: bytes
     step: int
@@ -33,53 +28,50 @@ class Entry(NamedTuple):
 def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
     """The entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
 
-    Args:
-        text: what the log holds.
-        path: the log, for messages.
-
     Raises:
         ValueError: there are lines and none is an entry, so that this is no log of verl's.
     """
-    damaged: list[tuple[int, bytes]] = []
-    any_whole = False
+    damaged, any_whole = [], False
     for number, line in enumerate(text.splitlines(), 1):
         try:
             content = parse_json(line, "")
             step, data = int(content["step"]), dict(content["data"])
+            # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
+            if abs(step) > 2**53:
+                raise OverflowError
         except (ValueError, TypeError, KeyError, OverflowError):
-            damaged.append((number, line))
-            continue
-        # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
-        if abs(step) > 2**53:
-            damaged.append((number, line))
+            damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
             continue
         any_whole = True
         yield Entry(line + b"\n", step, data)
-    if damaged and not any_whole:
-        number, line = damaged[0]
-        raise ValueError(f'{path}, line {number}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {_shown(line)}')
-    for number, line in damaged:
-        warnings.warn(f"{path}, line {number}: cut off or damaged, and left out: {_shown(line)}", stacklevel=2)
+    for where, shown in damaged:
+        if not any_whole:
+            raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}')
+        warnings.warn(f"{where}: cut off or damaged, and left out: {shown}", stacklevel=2)
 
 
 def rows_of(text: bytes, path: Path) -> Rows:
-    """The numbers of a log by step; a step that was logged twice, as by the validation before training, is one.
-
-    Args:
-        text, path: as for `entries_in`.
-    """
+    """The numbers of a log, as for `entries_in`; a step that was logged twice, as by the first validation, is one."""
     rows: Rows = {}
     for entry in entries_in(text, path):
-        numbers = {key: _number(value) for key, value in entry.data.items() if _is_number(value)}
-        rows.setdefault(entry.step, {}).update(numbers)
+        rows.setdefault(entry.step, {}).update(_numbers(entry.data))
     return rows
 
 
-def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """Reads the JSON lines of verl's file logger.
+def _numbers(data: dict[str, Any]) -> dict[str, float]:
+    """A step's numbers: null is NaN, and a whole number beyond the range of float64 is infinite."""
+    numbers = {}
+    for key, value in data.items():
+        if value is None or isinstance(value, int | float):
+            try:
+                numbers[key] = math.nan if value is None else float(value)
+            except OverflowError:
+                numbers[key] = math.inf if value > 0 else -math.inf
+    return numbers
 
-    Args:
-        path: the file that VERL_FILE_LOGGER_PATH named, or a run that `keep_run` kept.
+
+def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
+    """Reads the JSON lines of verl's file logger, or of a run that is kept in one file.
 
     Returns:
         The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs.
@@ -92,18 +84,6 @@ def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    header, text = _header_and_steps(path)
-    if not text.strip():
-        raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
-    return rows_of(text, path), header
-
-
-def read_run_log(path: Path) -> pandas.DataFrame:
-    """The log of a run as a table; see `read_rows`."""
-    return table_of(read_rows(path)[0])
-
-
-def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
     text = read_bytes(path)
     compressed = text.startswith(GZIP)
     if compressed:
@@ -117,17 +97,24 @@ def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
     except ValueError:
         header = None
     if isinstance(header, dict) and "commit" in header and "step" not in header:
-        return header, steps
-    if compressed:
+        text = steps
+    elif compressed:
         raise ValueError(f"{path}: a gzip file, but no kept run. Unpack it and name the log that is in it.")
-    return {}, text
+    else:
+        header = {}
+    if not text.strip():
+        raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
+    return rows_of(text, path), header
+
+
+def read_run_log(path: Path) -> pandas.DataFrame:
+    """The log of a run as a table; see `read_rows`."""
+    return table_of(read_rows(path)[0])
 
 
 def table_of(rows: Rows) -> pandas.DataFrame:
     """A log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
-    table = pandas.DataFrame.from_dict(rows, orient="index").sort_index()
-    table.index.name = "step"
-    return table
+    return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("step")
 
 
 def not_finite_in(rows: Rows) -> dict[str, list[int]]:
@@ -145,19 +132,3 @@ def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
         return log
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
-
-
-def _number(value: float | None) -> float:
-    """A logged number: null is NaN, and a whole number beyond the range of float64 is infinite."""
-    try:
-        return math.nan if value is None else float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _shown(line: bytes) -> str:
-    return repr(line[:60].decode(errors="replace"))

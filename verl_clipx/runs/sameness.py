@@ -15,85 +15,31 @@ from verl_clipx.common.configs_folder import configs_folder
 # Keys of the groups in configs/hardware are ignored too.
 LEFT_OUT = (
     # locations of files
-    "data.train_files",
-    "data.val_files",
-    "*.model.path",
-    "*.model.hf_config_path",
-    "*.model.tokenizer_path",
-    "*.model.use_shm",
-    "trainer.default_local_dir",
-    "trainer.default_hdfs_dir",
-    "trainer.rollout_data_dir",
-    "trainer.validation_data_dir",
-    "skip.*",
+    *("data.train_files", "data.val_files", "*.model.path", "*.model.hf_config_path", "*.model.tokenizer_path"),
+    *("*.model.use_shm", "trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.rollout_data_dir"),
+    *("trainer.validation_data_dir", "skip.*"),
     # logs, names, intermediate checkpoints
-    "trainer.logger",
-    "*.project_name",
-    "*.experiment_name",
-    "trainer.log_val_generations",
-    "trainer.val_before_train",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.max_critic_ckpt_to_keep",
-    "trainer.del_local_ckpt_after_load",
-    "trainer.esi_redundant_time",
-    "*.checkpoint.*",
-    "*.profiler.*",
-    "*.prometheus.*",
-    "global_profiler.*",
+    *("trainer.logger", "*.project_name", "*.experiment_name", "trainer.log_val_generations"),
+    *("trainer.val_before_train", "trainer.resume_*", "trainer.max_*_ckpt_to_keep"),
+    *("trainer.del_local_ckpt_after_load", "trainer.esi_redundant_time", "*.checkpoint.*", "*.profiler.*"),
+    *("*.prometheus.*", "global_profiler.*"),
     # the machine
-    "trainer.device",
-    "trainer.nnodes",
-    "trainer.n_gpus_per_node",
-    "trainer.ray_wait_register_center_timeout",
-    "ray_kwargs.*",
-    "transfer_queue.*",
-    "data.*num_workers",
-    "data.filter_overlong_prompts_workers",
-    "reward.num_workers",
-    "actor_rollout_ref.nccl_timeout",
-    "*.rollout.agent.num_workers",
-    "*micro_batch_size_per_gpu",
-    "*micro_batch_size",
-    "*max_token_len_per_gpu",
-    "*use_dynamic_bsz",
-    "*.ulysses_sequence_parallel_size",
-    "*.entropy_from_logits*",
-    "*.fsdp_config.fsdp_size",
-    "*.fsdp_config.param_offload",
-    "*.fsdp_config.optimizer_offload",
-    "*.fsdp_config.offload_policy",
-    "*.fsdp_config.reshard_after_forward",
-    "*.fsdp_config.forward_prefetch",
-    "*.model.enable_gradient_checkpointing",
-    "*.model.use_remove_padding",
-    "*.rollout.tensor_model_parallel_size",
-    "*.rollout.gpu_memory_utilization",
-    "*.rollout.max_num_batched_tokens",
-    "*.rollout.max_num_seqs",
-    "*.rollout.enforce_eager",
+    *("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.ray_wait_register_center_timeout"),
+    *("ray_kwargs.*", "transfer_queue.*", "data.*num_workers", "data.filter_overlong_prompts_workers"),
+    *("reward.num_workers", "actor_rollout_ref.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
+    *("*max_token_len_per_gpu", "*use_dynamic_bsz", "*.ulysses_sequence_parallel_size", "*.entropy_from_logits*"),
+    *("*.fsdp_config.fsdp_size", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload"),
+    *("*.fsdp_config.offload_policy", "*.fsdp_config.reshard_after_forward", "*.fsdp_config.forward_prefetch"),
+    *("*.model.enable_gradient_checkpointing", "*.model.use_remove_padding", "*.rollout.tensor_model_parallel_size"),
+    *("*.rollout.gpu_memory_utilization", "*.rollout.max_num_*", "*.rollout.enforce_eager"),
     "*.rollout.free_cache_engine",
     # seeds, and what makes samples a function of them
-    "*.seed",
-    "*.data_loader_seed",
-    "clipx_rollout.sampler.*",
-    "clipx_rollout.cpu_dtype",
+    *("*.seed", "*.data_loader_seed", "clipx_rollout.sampler.*", "clipx_rollout.cpu_dtype"),
     # what is recorded about a run
-    "clipx.trace",
-    "clipx.trace.*",
-    "clipx.metrics",
-    "clipx.receipt",
-    "clipx.health",
-    "clipx.log",
-    "trainer.v1.sampler.custom_sampler.*",
-    "trainer.v1.sampler.sampler_kwargs.*",
+    *("clipx.trace*", "clipx.metrics", "clipx.receipt", "clipx.health", "clipx.log"),
+    *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
     # derived from other keys
-    "actor_rollout_ref.actor.policy_loss.run",
-    "actor_rollout_ref.actor.policy_loss.run.*",
-    "actor_rollout_ref.actor.policy_loss.clipx",
-    "actor_rollout_ref.actor.policy_loss.clipx.*",
-    "*_target_",
+    *("actor_rollout_ref.actor.policy_loss.run*", "actor_rollout_ref.actor.policy_loss.clipx*", "*_target_"),
     # words of the announced line
     "clipx.paper_loss_agg_mode",
 )
@@ -107,8 +53,6 @@ _AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 # The plugin's loop is verl's with a seed for each sample; any other loop is another run.
 _SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
 
-_PLACEHOLDER = "(left out)"
-
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
     """The values that define a run, resolved, by dotted key.
@@ -121,14 +65,12 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     config = config.copy()
     OmegaConf.set_struct(config, False)
     _complete(config)
-    kept = []
-    for key, parent, name in _leaves(config):
+    leaves = list(_leaves(config))
+    for key, parent, name in leaves:
         if is_left_out(key):
             # A value derived from an ignored key must be ignored too.
-            parent[name] = _PLACEHOLDER
-        else:
-            kept.append((key, parent, name))
-    values = {key: _value(parent, name) for key, parent, name in kept}
+            parent[name] = "(left out)"
+    values = {key: _value(parent, name) for key, parent, name in leaves if not is_left_out(key)}
     if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
         values[_AGENT_LOOP] = _STOCK_LOOP
     return values
@@ -140,12 +82,11 @@ def _complete(config: DictConfig) -> None:
     from verl_clipx.run.config import NODES, completed
 
     node = None if OmegaConf.is_interpolation(config, "clipx") else config.get("clipx")
-    if not isinstance(node, DictConfig):
-        return
-    method = None if OmegaConf.is_missing(node, "method") else node.get("method")
-    for parameter, default in completed({"method": method}).items():
-        if parameter not in node and parameter not in NODES:
-            node[parameter] = default
+    if isinstance(node, DictConfig):
+        method = None if OmegaConf.is_missing(node, "method") else node.get("method")
+        for parameter, default in completed({"method": method}).items():
+            if parameter not in node and parameter not in NODES:
+                node[parameter] = default
 
 
 def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,20 +95,25 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         configuration: dotted key to value, as a run wrote it down.
     """
-    nested: dict[str, Any] = {}
-    for key, value in configuration.items():
-        *folders, name = key.split(".")
-        node = nested
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = value
-    values = significant_values(OmegaConf.create(nested))
+    values = significant_values(OmegaConf.create(nested(configuration)))
     named = {key: name_of_model(configuration.get(key)) for key in MODELS}
     named |= {key: names_of_data(configuration.get(key)) for key in DATA}
     if values.get("clipx.scope") == "micro_batch":
         actor = "actor_rollout_ref.actor"
         named |= {f"{actor}.{key}": configuration.get(f"{actor}.{key}") for key in MICRO_BATCHES}
     return values | {key: name for key, name in named.items() if name not in ("", None)}
+
+
+def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of dotted keys as nodes within each other."""
+    root: dict[str, Any] = {}
+    for key, value in configuration.items():
+        *folders, name = key.split(".")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = value
+    return root
 
 
 def name_of_model(path: Any) -> str:
@@ -190,13 +136,9 @@ def is_left_out(key: str) -> bool:
 @cache
 def hardware_keys() -> frozenset[str]:
     """Every key that a group in configs/hardware sets."""
-    found = set()
-    for path in sorted((configs_folder() / "hardware").rglob("*.yaml")):
-        config = OmegaConf.load(path)
-        if isinstance(config, DictConfig):
-            config.pop("defaults", None)
-            found.update(key for key, _, _ in _leaves(config))
-    return frozenset(found)
+    groups = map(OmegaConf.load, (configs_folder() / "hardware").rglob("*.yaml"))
+    keys = {key for config in groups if isinstance(config, DictConfig) for key, _, _ in _leaves(config)}
+    return frozenset(key for key in keys if key != "defaults")
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:

@@ -11,7 +11,6 @@ from verl_clipx.runs.run import Run
 
 GRPO_METHOD = "grpo"
 
-
 _NONE = pandas.DataFrame(dtype=float)
 
 
@@ -34,8 +33,8 @@ class Setting:
 
     def bins(self, name: str) -> list[str]:
         """The keys of a metric of probability bins; none unless all its runs log a finite value of each."""
-        found = keys.of_bins(name, {column for run in self.runs for column in run.log})
-        return found if all(len(self.mean(key)) for key in found) else []
+        of_bins = keys.of_bins(name, {column for run in self.runs for column in run.log})
+        return of_bins if all(len(self.mean(key)) for key in of_bins) else []
 
     @property
     def seeds(self) -> int:
@@ -43,11 +42,7 @@ class Setting:
         return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
-        """A table with a column for each independent run: the mean over the runs of a seed.
-
-        Args:
-            table: a column a run, in their order.
-        """
+        """A table of a column a run, in their order, with a column for each seed instead: the mean over its runs."""
         return pandas.DataFrame({seed: table.iloc[:, runs].mean(axis=1) for seed, runs in self.runs_by_seed.items()})
 
     @property
@@ -88,8 +83,7 @@ def unread_values(setting: Setting) -> dict[str, list[Any]]:
 def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
     """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
 
-    Args:
-        runs: one without a configuration decides nothing, and has None for each key.
+    A run without a configuration decides nothing, and has None for each key.
     """
     values = significant_of(runs)
     known = [of_run for run, of_run in zip(runs, values, strict=True) if run.configuration]
@@ -100,11 +94,9 @@ def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:
-    """Groups runs by setting, in the order in which each setting was first named.
+    """Groups runs, at least one, by setting, in the order in which each setting was first named.
 
-    Args:
-        runs: at least one. One without a configuration or its hash is a setting of its own: nothing says what it
-            trained.
+    A run without a configuration or its hash is a setting of its own: nothing says what it trained.
     """
     groups: dict[str, list[Run]] = {}
     for index, (run, values) in enumerate(zip(runs, significant_of(runs), strict=True)):
@@ -116,11 +108,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
 
 
 def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
-    """The setting that the others are compared with.
-
-    Args:
-        settings: at least one.
-        name: of a run or a method, or a setting's label; None: GRPO if there is one, else the first setting.
+    """The setting that the others are compared with: by the name of a run, method or label, or GRPO, or the first.
 
     Raises:
         ValueError: nothing or more than one setting has that name; says which names there are.
@@ -129,12 +117,12 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
         return next((one for one in settings if one.runs[0].method == GRPO_METHOD), settings[0])
     of_run = [one for one in settings if any(run.name == name for run in one.runs)]
     method = name.lower().replace(" ", "_")
-    found = of_run or [one for one in settings if name == one.label or one.runs[0].method.lower() == method]
-    if len(found) == 1:
-        return found[0]
+    named = of_run or [one for one in settings if name == one.label or one.runs[0].method.lower() == method]
+    if len(named) == 1:
+        return named[0]
     runs = ", ".join(run.name for one in settings for run in one.runs)
-    if found:
-        raise ValueError(f"--baseline {name}: {len(found)} settings have that name. Name a run of one of them: {runs}.")
+    if named:
+        raise ValueError(f"--baseline {name}: {len(named)} settings have that name. Name a run of one of them: {runs}.")
     methods = ", ".join(dict.fromkeys(one.runs[0].method for one in settings))
     raise ValueError(f"--baseline {name}: no such run or method. The runs: {runs}. The methods: {methods}.")
 

@@ -6,13 +6,12 @@ from typing import NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.common.traces import Shard, read_shards
+from verl_clipx.common.traces import read_shards
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting
 
 # What happened to a token. Clipped: its gradient weight is 0 although its advantage is not.
-NONE, KEPT, ABOVE, BELOW, LOW, HIGH = "none", "kept", "above", "below", "low", "high"
-EVENTS = (NONE, KEPT, ABOVE, BELOW, LOW, HIGH)
+NONE, KEPT, ABOVE, BELOW, LOW, HIGH = EVENTS = ("none", "kept", "above", "below", "low", "high")
 
 # Fields that every figure of a token needs; bounds may be infinite, entropy and score may be missing.
 FINITE = ("log_prob", "old_log_prob", "ratio", "bounded", "advantage", "weight")
@@ -22,13 +21,7 @@ GRPO_LOW, GRPO_HIGH = 0.8, 1.2
 
 
 class ReplayTable(NamedTuple):
-    """What `replay` says of several settings on a step's tokens.
-
-    Args:
-        heading: which tokens these are, and whether they are all.
-        columns: of the rows.
-        rows: the run's own, then a row a setting.
-    """
+    """What `replay` says of several settings on a step's tokens: which tokens, then the run's row and one a setting."""
 
     heading: str
     columns: tuple[str, ...]
@@ -40,7 +33,6 @@ class TracedUpdate:
     """The tokens of one optimizer update that a run traced.
 
     Args:
-        setting: that of the run.
         run: the first run of the setting that wrote traces.
         step, update: which update.
         tokens: a row for each token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
@@ -63,10 +55,8 @@ class TracedUpdate:
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     """One update of each setting: the last one that all of them traced and in which each has tokens with an advantage.
 
-    If there is no such update, the last one that all traced; if they share none, the last one of each setting.
-
-    Args:
-        settings: those without traces are left out.
+    If there is no such update, the last one that all traced; if they share none, the last one of each setting. Settings
+    without traces are left out.
 
     Raises:
         ValueError: a trace cannot be read.
@@ -85,36 +75,26 @@ def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     return [update for update in updates if len(update.tokens)]
 
 
-def _shards(run: Run, place: tuple[int, int]) -> list[Shard]:
-    return [shard for shard in run.shards if (shard.step, shard.update) == place]
-
-
 def _learns(run: Run, place: tuple[int, int]) -> bool:
-    advantages = read_shards(run.traces, _shards(run, place)).column("advantage").to_numpy()
+    advantages = read_shards(run.traces, run.shards_at(*place)).column("advantage").to_numpy()
     return bool((numpy.isfinite(advantages) & (advantages != 0)).any())
 
 
 def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
     """The tokens whose numbers are finite, judged, and how many others there are."""
-    traced = read_shards(run.traces, _shards(run, place)).to_pandas()
+    traced = read_shards(run.traces, run.shards_at(*place)).to_pandas()
     tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
     # What entropy selection left out was not clipped: nothing happened to it.
-    left_out = tokens.selected.eq(False)
-    counted = tokens.advantage.mask(left_out, 0.0)
+    counted = tokens.advantage.mask(tokens.selected.eq(False), 0.0)
     tokens["event"] = events(counted, tokens.region, tokens.weight, tokens.ratio)
-    regions, weights = under_grpo(tokens.ratio, tokens.advantage)
-    tokens["under_grpo"] = events(tokens.advantage, regions, weights, tokens.ratio)
+    tokens["under_grpo"] = under_grpo(tokens.ratio, tokens.advantage)
     return tokens, len(traced) - len(tokens)
 
 
 def events(
     advantages: pandas.Series, regions: pandas.Series, weights: pandas.Series, ratios: pandas.Series
 ) -> pandas.Series:
-    """What happened to each token, one of EVENTS; the dual clip counts as clipped high.
-
-    Args:
-        advantages, regions, weights, ratios: a value a token.
-    """
+    """What happened to each token, one of EVENTS; the dual clip counts as clipped high."""
     clipped = weights == 0
     conditions = [
         advantages == 0,
@@ -126,15 +106,16 @@ def events(
     return pandas.Series(numpy.select(conditions, [NONE, LOW, HIGH, ABOVE, BELOW], KEPT), index=advantages.index)
 
 
-def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> tuple[pandas.Series, pandas.Series]:
-    """Region and gradient weight that GRPO would give at the same ratio with bounds 0.8 and 1.2, without dual clip.
+def regions_of(
+    bounded: pandas.Series, low: pandas.Series | float, high: pandas.Series | float, advantages: pandas.Series
+) -> pandas.Series:
+    """DGPO's region of each token: LN, HP, LP, HN or M."""
+    above, below = bounded > high, bounded < low
+    sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
+    return pandas.Series(numpy.select(sides, ["HP", "HN", "LP", "LN"], "M"), index=bounded.index)
 
-    Args:
-        ratios, advantages: a value a token.
-    """
-    high, low = ratios > GRPO_HIGH, ratios < GRPO_LOW
-    positive, negative = advantages > 0, advantages < 0
-    choices = ["HP", "LN", "HN", "LP"]
-    regions = numpy.select([high & positive, low & negative, high & negative, low & positive], choices, "M")
-    weights = ratios.where(~numpy.isin(regions, ["HP", "LN"]), 0.0)
-    return pandas.Series(regions, index=ratios.index), weights
+
+def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> pandas.Series:
+    """What GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
+    regions = regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages)
+    return events(advantages, regions, ratios.where(~regions.isin(["HP", "LN"]), 0.0), ratios)

@@ -9,8 +9,19 @@ from verl_clipx.runs.sameness import name_of_model, names_of_data
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
-def describe_training(run: Run) -> str:
-    """Model, data, batch, updates a rollout batch, learning rate and hardware; what the record lacks is left out."""
+def what_was_trained(runs: list[Run]) -> list[str]:
+    """A line for each run, equal ones once: model, data, batch, updates, learning rate, hardware; and when they began.
+
+    What a record lacks is left out.
+    """
+    lines = [line for line in dict.fromkeys(map(_describe, runs)) if line]
+    dates = sorted(str(run.record["started"]) for run in runs if run.record.get("started"))
+    if dates:
+        lines.append(f"Started {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""))
+    return [f"{line}." for line in lines]
+
+
+def _describe(run: Run) -> str:
     values = run.configuration
     prompts, responses, updates = values.get("data.train_batch_size"), values.get(f"{ROLLOUT}.n"), run.updates_a_step
     rate = values.get(f"{ACTOR}.optim.lr")
@@ -24,15 +35,6 @@ def describe_training(run: Run) -> str:
         _hardware(values, run.record.get("accelerators")),
     ]
     return ", ".join(filter(None, parts))
-
-
-def what_was_trained(runs: list[Run]) -> list[str]:
-    """The lines of several runs, each once, and when they started."""
-    lines = [line for line in dict.fromkeys(map(describe_training, runs)) if line]
-    dates = sorted(str(run.record["started"]) for run in runs if run.record.get("started"))
-    if dates:
-        lines.append(f"Started {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""))
-    return [f"{line}." for line in lines]
 
 
 def _hardware(configuration: Mapping[str, Any], accelerators: Any) -> str:

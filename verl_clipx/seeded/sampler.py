@@ -3,7 +3,7 @@
 The order decides which rows form a mini-batch and which rank gets them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import transfer_queue as tq
@@ -61,12 +61,7 @@ def row_order(keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) ->
 
 
 def seeded(
-    trainer_mode: str,
-    trainer_config: Mapping[str, Any],
-    max_off_policy_threshold: int | None,
-    max_off_policy_strategy: str,
-    sampler_kwargs: Mapping[str, Any],
-    refill_fn: Callable[[int], None] | None = None,
+    *, trainer_mode: str, trainer_config: Mapping[str, Any], sampler_kwargs: Mapping[str, Any], **given: Any
 ) -> SeededReplayBuffer:
     """Build verl's replay buffer with ordered rows, for settings in which nothing else depends on timing.
 
@@ -74,49 +69,51 @@ def seeded(
         sampler_kwargs: ``rollout_name``, ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; optional: ``poll_interval``
             (seconds), ``versions_old`` (of `+clipx/rollout=stale`).
+        trainer_mode, trainer_config, given: what verl gives any replay buffer.
 
     Raises:
         ValueError: a setting makes batches depend on timing, or the engine takes no seed per request.
     """
     filters = bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False))
-    engines = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"
-    for key, value, accepted, allowed in (
-        ("trainer.v1.trainer_mode", trainer_mode, ("sync",), "sync; in other modes batches depend on timing"),
+    needed = (
+        ("trainer.v1.trainer_mode", trainer_mode, "sync", "in other modes batches depend on timing"),
         (
             "trainer.v1.sync.parameter_sync_step",
             trainer_config.get("parameter_sync_step", 1),
-            (1,),
-            "1; otherwise the first samples to arrive win",
+            1,
+            "otherwise the first samples to arrive win",
         ),
         (
             "algorithm.filter_groups.enable",
             filters,
-            (False,),
-            "False; otherwise the number of prompts that are drawn depends on timing",
+            False,
+            "otherwise the number of prompts that are drawn depends on timing",
         ),
         (
             "clipx_rollout.versions_old",
             sampler_kwargs.get("versions_old", 0),
-            (0,),
-            "0: only training in one process (benchmarks/one_process) keeps weights",
+            0,
+            "only training in one process (benchmarks/one_process) keeps weights",
         ),
-        ("actor_rollout_ref.rollout.name", sampler_kwargs["rollout_name"], SEEDED_ENGINES, engines),
-    ):
-        if value not in accepted:
-            raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {allowed}")
+    )
+    problems = [(key, value, f"{wanted}; {why}") for key, value, wanted, why in needed if value != wanted]
+    if sampler_kwargs["rollout_name"] not in SEEDED_ENGINES:
+        allowed = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"
+        problems.append(("actor_rollout_ref.rollout.name", sampler_kwargs["rollout_name"], allowed))
+    if problems:
+        key, value, allowed = problems[0]
+        raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {allowed}")
     refill_failed = bool(sampler_kwargs["sync_refill_failed_groups"])
-    train_batch_size = sampler_kwargs["train_batch_size"]
-    poll = {"poll_interval": float(sampler_kwargs["poll_interval"])} if "poll_interval" in sampler_kwargs else {}
+    size = sampler_kwargs["train_batch_size"]
+    if "poll_interval" in sampler_kwargs:
+        given["poll_interval"] = float(sampler_kwargs["poll_interval"])
     return SeededReplayBuffer(
+        **given,
         trainer_mode=trainer_mode,
         trainer_config=trainer_config,
-        max_off_policy_threshold=max_off_policy_threshold,
-        max_off_policy_strategy=max_off_policy_strategy,
         sampler_kwargs=sampler_kwargs,
-        refill_fn=refill_fn,
-        train_batch_size=train_batch_size,
+        train_batch_size=size,
         # Prompts are replaced one at a time, so the data loader is read one at a time, as for verl's own buffer.
-        gen_batch_size=1 if refill_failed else sampler_kwargs.get("gen_batch_size") or train_batch_size,
+        gen_batch_size=1 if refill_failed else sampler_kwargs.get("gen_batch_size") or size,
         sync_refill_failed_groups=refill_failed,
-        **poll,
     )

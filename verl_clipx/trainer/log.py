@@ -12,10 +12,9 @@ from typing import Any
 
 import orjson
 
-from verl_clipx.common.checkpoints import resumed_step
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_private_text
-from verl_clipx.common.run_files import own_log_path, record_path, traces_path
+from verl_clipx.common.run_files import own_log_path, record_path, resumed_step, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.loss.metric_listing import tensorboard_charts
 from verl_clipx.runs.run_log import Rows, entries_in, rows_of

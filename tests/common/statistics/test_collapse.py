@@ -26,21 +26,27 @@ def test_of_the_stored_runs_only_those_collapsed_of_which_the_page_says_so():
     assert found == {("countdown_gppo_off", 1): 3, ("countdown_gppo_off", 2): 6, ("countdown_gppo_off", 3): 5}
 
 
-def test_a_collapse_by_hand():
-    # Levels 0.4, 0.4, 0.267, 0.133, 0.0: the last is the first below 0.1.
-    assert collapse([0.4] * 4 + [0.0] * 3) == 4
-    assert collapse([0.4] * 4 + [0.11] * 3) is None
-    # One bad batch is none, and neither is a run that ends before there is a level to fall from.
-    assert collapse([0.4, 0.4, 0.4, 0.0, 0.4, 0.4]) is None and collapse([0.4, 0.0, 0.0]) is None
-
-
-def test_a_recovery_does_not_undo_it():
-    assert collapse([0.4] * 4 + [0.0] * 3 + [0.5] * 9) == 4
-
-
-def test_where_rewards_are_negative_levels_are_above_the_lowest():
-    assert collapse([-1.0, -0.5, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5]) is None
-    assert collapse([0.5, 0.5, 0.5, 0.5, -1.0, -1.0, -1.0]) == 4
+@pytest.mark.parametrize(
+    ("rewards", "at"),
+    [
+        # Levels 0.4, 0.4, 0.267, 0.133, 0.0: the last is the first below 0.1.
+        ([0.4] * 4 + [0.0] * 3, 4),
+        ([0.4] * 4 + [0.11] * 3, None),
+        # One bad batch is none, and neither is a run that ends before there is a level to fall from.
+        ([0.4, 0.4, 0.4, 0.0, 0.4, 0.4], None),
+        ([0.4, 0.0, 0.0], None),
+        # A recovery does not undo it.
+        ([0.4] * 4 + [0.0] * 3 + [0.5] * 9, 4),
+        # Where rewards are negative, levels are above the lowest.
+        ([-1.0, -0.5, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5], None),
+        ([0.5, 0.5, 0.5, 0.5, -1.0, -1.0, -1.0], 4),
+        # Of a long run a level is a tenth.
+        (np.repeat([0.4, 0.0, 0.4, 0.0], [100, 10, 80, 10]), None),
+        (np.repeat([0.4, 0.01, 0.4], [100, 20, 80]), 96),
+    ],
+)
+def test_a_collapse_by_hand(rewards, at):
+    assert collapse(rewards) == at
 
 
 @pytest.mark.parametrize(("right", "most"), [(0.01, 0.08), (0.05, 0.02), (0.2, 0.0)])
@@ -49,12 +55,6 @@ def test_noise_of_low_rewards_is_seldom_one(right, most):
     for steps in (8, 40, 200):
         runs = np.random.default_rng(steps).binomial(64, right, (400, steps)) / 64
         assert np.mean([collapse(run) is not None for run in runs]) <= most
-
-
-def test_of_a_long_run_a_level_is_a_tenth():
-    long = np.repeat([0.4, 0.0, 0.4, 0.0], [100, 10, 80, 10])
-    assert collapse(long) is None
-    assert collapse(np.repeat([0.4, 0.01, 0.4], [100, 20, 80])) == 96
 
 
 @pytest.mark.parametrize("name", LOGS)

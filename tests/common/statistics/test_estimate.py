@@ -56,8 +56,8 @@ def test_the_exact_interval_of_a_share():
 
 
 @pytest.mark.parametrize("seeds", [3, 10])
-@pytest.mark.parametrize("truth", [0.01, 0.2, 0.5])
-def test_the_exact_interval_holds_the_share_at_least_as_often_as_it_says(seeds, truth):
-    chances = stats.binom.pmf(range(seeds + 1), seeds, truth)
-    held = [found.low <= truth <= found.high for found in (share(count, seeds) for count in range(seeds + 1))]
-    assert chances[held].sum() >= 0.95
+def test_the_exact_interval_holds_the_share_at_least_as_often_as_it_says(seeds):
+    for truth in (0.01, 0.2, 0.5):
+        chances = stats.binom.pmf(range(seeds + 1), seeds, truth)
+        held = [found.low <= truth <= found.high for found in (share(count, seeds) for count in range(seeds + 1))]
+        assert chances[held].sum() >= 0.95

@@ -16,11 +16,7 @@ def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
 
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The interval that holds all but the outer 5 % of the replicates' values; None if none is finite.
-
-    Args:
-        values: one for each replicate; those that are not finite are left out.
-    """
+    """The interval that holds all but the outer 5 % of the replicates' finite values; None if none is finite."""
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):

@@ -26,10 +26,7 @@ def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
     the noise of the steps is no collapse.
 
     Args:
-        rewards: ``[steps]``, finite, in order.
-
-    Returns:
-        The index of the first step of that level; None without a collapse.
+        rewards: ``[steps]``, finite, in order; returned is the index of the first step of that level.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     steps = max(STEPS, len(rewards) // PART)
@@ -53,7 +50,5 @@ def caution(seeds: int) -> str | None:
     known = max((count for count in COVERAGE if count <= seeds), default=None)
     if known is None or seeds >= max(COVERAGE):
         return None
-    return (
-        f"If a fifth of one method’s trainings collapse, an interval of {known} seeds holds the true difference in "
-        f"about {COVERAGE[known]} % of the cases"
-    )
+    what = f"If a fifth of one method’s trainings collapse, an interval of {known} seeds holds the true difference in"
+    return f"{what} about {COVERAGE[known]} % of the cases"

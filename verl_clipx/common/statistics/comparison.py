@@ -70,10 +70,10 @@ class Comparison:
         return "p < 0.001" if self.p_value < 0.001 else f"p {self.p_value:.3f}"
 
 
-def corrected(found: Sequence[Comparison]) -> list[Comparison]:
+def corrected(family: Sequence[Comparison]) -> list[Comparison]:
     """A family of comparisons with Holm's p-values; those that say nothing about methods are no members and stay."""
-    adjusted = holm([one.p_value if one.is_of_methods else None for one in found])
-    return [one if p is None else replace(one, p_value=p) for one, p in zip(found, adjusted, strict=True)]
+    adjusted = holm([one.p_value if one.is_of_methods else None for one in family])
+    return [one if p is None else replace(one, p_value=p) for one, p in zip(family, adjusted, strict=True)]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -83,10 +83,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
 
     Args:
-        p_values: those of one family; None is no member.
-
-    Returns:
-        The adjusted ones in the same order, None for None.
+        p_values: those of one family; None is no member, and stays.
     """
     known = np.array([one for one in p_values if one is not None], dtype=np.float64)
     order = np.argsort(known, kind="stable")
@@ -118,40 +115,32 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     Raises:
         ValueError: the two have different benchmarks or questions, or there are no values.
     """
-    _check(first, second)
+    if not first or list(first) != list(second):
+        raise ValueError(f"both need values on the same benchmarks, got {list(first)} and {list(second)}")
+    for name, one, other in ((name, first[name], second[name]) for name in first):
+        if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not (one.size and other.size):
+            raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {one.shape} and {other.shape}")
     clusters = clusters or {}
     means = [sum(values.mean(axis=1) for values in side.values()) for side in (first, second)]
     by_question = {name: second[name].mean(axis=0) - first[name].mean(axis=0) for name in first}
     every = np.concatenate(list(by_question.values()))
     seeds = (len(means[0]), len(means[1]))
-    found = Comparison(
-        first=float(means[0].mean()),
-        second=float(means[1].mean()),
-        difference=float(means[1].mean() - means[0].mean()),
-        seeds=seeds,
-        wins=int((every > 0).sum()),
-        losses=int((every < 0).sum()),
-        ties=int((every == 0).sum()),
-        refused=too_few_seeds(seeds),
-    )
-    few = [
-        f"{name}: {reason}"
-        for name, values in by_question.items()
-        if (reason := too_few_units(len(values), clusters.get(name)))
-    ]
-    if few or (found.refused and seeds != (1, 1)):
-        return replace(found, refused="; ".join(filter(None, [found.refused, *few])))
+    wins, losses, ties = (int(count.sum()) for count in (every > 0, every < 0, every == 0))
+    described = replace(_describe(means[0], means[1]), wins=wins, losses=losses, ties=ties)
+    units = {name: (len(values), clusters.get(name)) for name, values in by_question.items()}
+    few = [f"{name}: {reason}" for name, of in units.items() if (reason := too_few_units(*of))]
+    if few or (described.refused and seeds != (1, 1)):
+        return replace(described, refused="; ".join(filter(None, [described.refused, *few])))
     of_question = [float(squared_error(values, clusters.get(name))) for name, values in by_question.items()]
-    units = [effective_units(len(values), clusters.get(name)) for name, values in by_question.items()]
-    spread = sum(part**2 / (count - 1) for part, count in zip(of_question, units, strict=True))
+    spread = sum(part**2 / (effective_units(*of) - 1) for part, of in zip(of_question, units.values(), strict=True))
     if seeds == (1, 1):
-        return _student(found, QUESTIONS, sum(of_question), 0.0, spread)
+        return _student(described, QUESTIONS, sum(of_question), 0.0, spread)
     of_seed = [float(one.var(ddof=1) / len(one)) for one in means]
     explained = sum(_explained(side, clusters) for side in (first, second))
     seed_part = max(0.0, sum(of_seed) - explained)
     if seed_part:
         spread += _seeds_spread(of_seed, seeds)
-    return _student(found, SEEDS_AND_QUESTIONS, sum(of_question), seed_part, spread)
+    return _student(described, SEEDS_AND_QUESTIONS, sum(of_question), seed_part, spread)
 
 
 def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison:
@@ -159,22 +148,17 @@ def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison
 
     For numbers without questions, such as a validation's accuracy in a log.
 
-    Args:
-        first, second: a number for each training.
-
     Raises:
         ValueError: a side has no number.
     """
     first, second = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if not (len(first) and len(second)):
         raise ValueError("a number of at least one training is needed of both methods")
-    seeds = (len(first), len(second))
-    difference = float(second.mean() - first.mean())
-    found = Comparison(float(first.mean()), float(second.mean()), difference, seeds, refused=too_few_seeds(seeds))
-    if found.refused:
-        return found
+    described = _describe(first, second)
+    if described.refused:
+        return described
     parts = [float(one.var(ddof=1) / len(one)) for one in (first, second)]
-    return _student(found, SEEDS, 0.0, sum(parts), _seeds_spread(parts, seeds))
+    return _student(described, SEEDS, 0.0, sum(parts), _seeds_spread(parts, described.seeds))
 
 
 def compare_shares(first: Sequence[object], second: Sequence[object]) -> Comparison:
@@ -184,17 +168,21 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
     seeds and finds more than Fisher's: 3 of 3 against 0 of 3 has p 0.031. There is no interval; `share` gives each
     method's.
 
-    Args:
-        first, second: for each training a value that is true if it happened, such as the step.
+    For each training a value is given that is true if it happened, such as the step.
     """
     first, second = (np.asarray(side, dtype=bool) for side in (first, second))
-    found = compare_means(first, second)
-    if too_few_seeds(found.seeds):
-        return found
-    counts = [int(np.sum(side)) for side in (first, second)]
-    table = [counts, [len(side) - count for side, count in zip((first, second), counts, strict=True)]]
-    p_value = float(stats.boschloo_exact(table).pvalue) if found.difference else 1.0
-    return Comparison(found.first, found.second, found.difference, found.seeds, p_value=p_value, over=SEEDS)
+    described = _describe(*(side.astype(np.float64) for side in (first, second)))
+    if described.refused:
+        return described
+    table = [[int(np.sum(side == value)) for side in (first, second)] for value in (True, False)]
+    p_value = float(stats.boschloo_exact(table).pvalue) if described.difference else 1.0
+    return replace(described, p_value=p_value, over=SEEDS)
+
+
+def _describe(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """The means of two methods' trainings, without any inference."""
+    means, seeds = [float(side.mean()) for side in (first, second)], (len(first), len(second))
+    return Comparison(*means, float(second.mean() - first.mean()), seeds, refused=too_few_seeds(seeds))
 
 
 def too_few_seeds(seeds: tuple[int, int]) -> str | None:
@@ -214,15 +202,6 @@ def _seeds_spread(parts: Sequence[float], seeds: tuple[int, int]) -> float:
     return max(own, sum(parts) ** 2 / (2 * (min(seeds) - 1)))
 
 
-def _check(first: Benchmarks, second: Benchmarks) -> None:
-    if not first or list(first) != list(second):
-        raise ValueError(f"both need values on the same benchmarks, got {list(first)} and {list(second)}")
-    for name in first:
-        one, other = first[name], second[name]
-        if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not (one.size and other.size):
-            raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {one.shape} and {other.shape}")
-
-
 def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
     """What of a method's variance between seed means, over seeds, the residuals of questions and samples explain."""
     seeds = len(next(iter(side.values())))
@@ -232,24 +211,24 @@ def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
     )
 
 
-def _student(found: Comparison, over: str, question: float, seed: float, spread: float) -> Comparison:
+def _student(described: Comparison, over: str, question: float, seed: float, spread: float) -> Comparison:
     """Adds interval and p-value; `spread` is the sum of squared parts over their degrees of freedom."""
     variance = question + seed
-    if variance <= (ROUNDING * max(abs(found.first), abs(found.second))) ** 2:
+    if variance <= (ROUNDING * max(abs(described.first), abs(described.second))) ** 2:
         variance = 0.0
-    if not variance and found.difference:
+    if not variance and described.difference:
         # For instance 4 questions, all wrong before and all right after, which is no certainty.
         reason = "all seeds and questions differ by the same: nothing to take an error from"
-        return replace(found, refused="; ".join(filter(None, [found.refused, reason])))
+        return replace(described, refused="; ".join(filter(None, [described.refused, reason])))
     half, p_value = 0.0, 1.0
     if variance:
         freedom = variance**2 / spread
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance))
-        p_value = float(2 * stats.t.sf(abs(found.difference) / np.sqrt(variance), freedom))
+        p_value = float(2 * stats.t.sf(abs(described.difference) / np.sqrt(variance), freedom))
     return replace(
-        found,
-        low=found.difference - half,
-        high=found.difference + half,
+        described,
+        low=described.difference - half,
+        high=described.difference + half,
         p_value=p_value,
         over=over,
         error={"question": question, "seed": seed},

@@ -32,13 +32,12 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
 
     The interval may leave the values' range; cutting it would hide how little few of them say.
 
+    There is none if there are too few values or clusters, or if all are equal, since nothing says then how far chance
+    goes.
+
     Args:
         values: ``[questions]``, or one for each problem or seed.
         clusters: ``[questions]`` labels, if questions share a source: see `squared_error`.
-
-    Returns:
-        The mean with its interval; without one if there are too few values or clusters, or if all are equal, since
-        nothing says then how far chance goes.
 
     Raises:
         ValueError: there is no value, or one is not finite.
@@ -46,11 +45,8 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ValueError(f"finite values in one dimension are needed, at least one; got an array of {values.shape}")
-    mean = float(values.mean())
-    if too_few_units(len(values), clusters):
-        return Estimate(mean)
-    error = float(np.sqrt(squared_error(values, clusters)))
-    if error <= ROUNDING * abs(mean):
+    mean, error = float(values.mean()), float(np.sqrt(squared_error(values, clusters)))
+    if too_few_units(len(values), clusters) or error <= ROUNDING * abs(mean):
         return Estimate(mean)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, effective_units(len(values), clusters) - 1)) * error
     return Estimate(mean, mean - half, mean + half)
@@ -65,8 +61,7 @@ def share(count: int, of: int) -> Estimate:
     """A share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), which shares of 0 and 1 have too.
 
     Args:
-        count: 0 to `of`.
         of: independent units, at least 1.
     """
-    found = stats.binomtest(count, of).proportion_ci(CONFIDENCE, method="exact")
-    return Estimate(count / of, float(found.low), float(found.high))
+    interval = stats.binomtest(count, of).proportion_ci(CONFIDENCE, method="exact")
+    return Estimate(count / of, float(interval.low), float(interval.high))

@@ -18,11 +18,8 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
     s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), on clustered questions, without the factor.
 
     Args:
-        values: ``[..., questions]`` float64.
+        values: ``[..., questions]`` float64; the result, ``[...]``, is NaN where there is only one cluster.
         clusters: ``[questions]`` a label for each question; None: each question is a cluster.
-
-    Returns:
-        ``[...]`` float64; NaN where there is only one cluster.
     """
     deviations = values - values.mean(axis=-1, keepdims=True)
     if clusters is not None:
@@ -34,10 +31,7 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
 
 
 def effective_units(questions: int, clusters: np.ndarray | None) -> float:
-    """How many clusters of equal size say as much: questions^2 / sum of size^2 (Kish); without clusters, the questions.
-
-    `squared_error` has one degree of freedom less.
-    """
+    """How many clusters of equal size say as much: questions^2 / sum of size^2 (Kish), one more than the freedom."""
     if clusters is None:
         return float(questions)
     return float(questions**2 / (np.unique(clusters, return_counts=True)[1] ** 2).sum())
@@ -68,18 +62,11 @@ class Split:
     sample: float | None
 
     def of_mean(self, questions: int, seeds: int, samples: int) -> dict[str, float | None]:
-        """What each part adds to the squared standard error of a mean over all three.
-
-        Args:
-            samples: of one training on one question.
-        """
-        counts = {
-            "question": questions,
-            "seed": seeds,
-            "interaction": seeds * questions,
-            "sample": seeds * questions * (1 if self.sample is None else samples),
-        }
-        return {part: None if value is None else value / counts[part] for part, value in asdict(self).items()}
+        """What each part adds to the squared standard error of a mean over all three, samples of each of the others."""
+        of_both = seeds * questions
+        counts = (questions, seeds, of_both, of_both * (1 if self.sample is None else samples))
+        parts = zip(asdict(self).items(), counts, strict=True)
+        return {part: None if value is None else value / count for (part, value), count in parts}
 
 
 def split_variance(values: np.ndarray, samples: int | None) -> Split:
@@ -90,11 +77,8 @@ def split_variance(values: np.ndarray, samples: int | None) -> Split:
     comes out negative is 0. Searle, Casella, McCulloch, Variance Components.
 
     Args:
-        values: ``[seeds, questions]`` shares of right samples.
+        values: ``[seeds, questions]`` shares of right samples; with one seed, `seed` and `interaction` are None.
         samples: behind each share (k); with 1 or None, `sample` is not known.
-
-    Returns:
-        The parts; with one seed, `seed` and `interaction` are None.
 
     Raises:
         ValueError: there is only one question.

@@ -3,13 +3,7 @@
 from typing import NamedTuple
 
 from verl_clipx.common.sentences import number
-from verl_clipx.common.statistics.comparison import (
-    ALIKE,
-    QUESTIONS,
-    SEEDS,
-    Comparison,
-    too_few_seeds,
-)
+from verl_clipx.common.statistics.comparison import ALIKE, QUESTIONS, SEEDS, Comparison, too_few_seeds
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 
 
@@ -51,35 +45,29 @@ def judge(
     if equal:
         head = f"The {measure}s of {runs[0]} and {runs[1]} are equal."
         return Judgement(comparison.verdict, head, f"All of them are, {basis}.")
-    difference = signed(comparison.difference)
+    first, second, difference = number(comparison.first), number(comparison.second), signed(comparison.difference)
     if comparison.verdict is None:
         text = f"Means {basis}; the latter minus the former: {difference}"
         if comparison.over == QUESTIONS:
             text += f", {interval_of(comparison)} over problems, which speaks only of these runs"
-        head = (
-            f"The {measure} was {number(comparison.first)} in {runs[0]} and {number(comparison.second)} in {runs[1]}."
-        )
-        return Judgement(None, head, f"{text}. {_why_none(comparison)}")
-    first, second = methods
+        why = "all seeds differ by the same, so nothing says how far chance goes."
+        if too_few_seeds(comparison.seeds):
+            why = (
+                f"runs of one setting differ too. It takes {MIN_SEEDS} seeds of each setting; here are "
+                f"{comparison.seeds[0]} and {comparison.seeds[1]}."
+            )
+        head = f"The {measure} was {first} in {runs[0]} and {second} in {runs[1]}."
+        return Judgement(None, head, f"{text}. That is no verdict on methods: {why}")
     verdict = "cannot be told apart from that of" if comparison.verdict == ALIKE else f"is {comparison.verdict}"
     over = "seeds" if comparison.over == SEEDS else "seeds and problems"
     several = f", Holm’s over {family} comparisons, for which the interval is not corrected" * (family > 1)
     return Judgement(
         comparison.verdict,
-        f"The {measure} of {second} {verdict} {first}.",
-        f"The mean {basis} is {number(comparison.first)} with {first} and {number(comparison.second)} with {second}. "
-        f"{second} minus {first}: {difference}, {interval_of(comparison)} over {over}, {comparison.seeds[1]} and "
+        f"The {measure} of {methods[1]} {verdict} {methods[0]}.",
+        f"The mean {basis} is {first} with {methods[0]} and {second} with {methods[1]}. {methods[1]} minus "
+        f"{methods[0]}: {difference}, {interval_of(comparison)} over {over}, {comparison.seeds[1]} and "
         f"{comparison.seeds[0]} seeds ({comparison.p_text}{several}).",
     )
-
-
-def _why_none(comparison: Comparison) -> str:
-    if too_few_seeds(comparison.seeds):
-        return (
-            f"That is no verdict on methods: runs of one setting differ too. It takes {MIN_SEEDS} seeds of each "
-            f"setting; here are {comparison.seeds[0]} and {comparison.seeds[1]}."
-        )
-    return "That is no verdict on methods: all seeds differ by the same, so nothing says how far chance goes."
 
 
 def signed(difference: float) -> str:

@@ -6,7 +6,6 @@ random numbers.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,16 +114,11 @@ class Generator:
         self._waiting.extendleft(reversed(self._running))
         self._batch = None
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[Request]:
-        """Remove all requests, or those named, and return them with the tokens generated so far."""
-        chosen = None if request_ids is None else set(request_ids)
-
-        def leaves(request: Request) -> bool:
-            return chosen is None or request.request_id in chosen
-
-        aborted = [request for request in [*self._running, *self._waiting] if leaves(request)]
-        self._waiting = deque(request for request in self._waiting if not leaves(request))
-        self._keep([row for row, request in enumerate(self._running) if not leaves(request)])
+    def abort(self) -> list[Request]:
+        """Remove all requests and return them with the tokens generated so far."""
+        aborted = [*self._running, *self._waiting]
+        self._waiting.clear()
+        self._batch = None
         return aborted
 
     def _take_joining(self) -> list[Request]:

@@ -191,18 +191,10 @@ class CPUServer:
         """
         self._admitting.clear()
         self._rejecting = reject_request
-        aborted = self._abort(None)
-        return {"aborted_count": len(aborted), "request_ids": aborted}
-
-    async def abort_request(self, request_id: str) -> dict[str, Any]:
-        """End the requests of that name with their tokens so far."""
-        return {"aborted": bool(self._abort([request_id])), "request_id": request_id}
-
-    def _abort(self, names: list[str] | None) -> list[str]:
-        aborted = self._generator.abort(names)
+        aborted = self._generator.abort()
         for request in aborted:
             self._answer(request)
-        return [request.request_id for request in aborted]
+        return {"aborted_count": len(aborted), "request_ids": [request.request_id for request in aborted]}
 
     async def resume_generation(self) -> None:
         """Admit requests again, waiting ones first."""
@@ -266,10 +258,6 @@ class CPUServer:
         if global_steps is not None:
             self.global_steps = global_steps
         self._continue()
-
-    async def set_global_steps(self, global_steps: int) -> None:
-        """Set the version of the weights."""
-        self.global_steps = global_steps
 
     # Profiling: verl calls these on every rollout; there is no engine to profile here.
 

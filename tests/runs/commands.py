@@ -1,0 +1,26 @@
+"""Commands of the plugin as a user calls them."""
+
+import json
+
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+
+
+def clipx(*words, code: int = 0) -> str:
+    """What a command prints, with one blank for each white space."""
+    done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return " ".join(done.output.split())
+
+
+def answer(*words) -> dict:
+    """What a command prints for programs."""
+    done = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def page_of(out) -> str:
+    """The page of `clipx report`, without the places where it may break within a key."""
+    return (out / "report.html").read_text().replace("<wbr>", "")
