@@ -1,7 +1,8 @@
 """Which verl the plugin is beside, through verl's own main: in silence until something of the plugin is asked for.
 
 Covers: versions below and above the range, a checkout that wins over what is installed; a group, a preset, a piece of
-hardware; a command without any; no verl at all. Not covered: such a version's own code, since it is 0.9.1's.
+hardware; a command without any; a command that is explained; no verl at all. Not covered: such a version's own code,
+since it is 0.9.1's; that of 0.8.0 runs in tests/end_to_end/test_wheel.py.
 """
 
 import importlib.util
@@ -11,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
+from hydra_plugins.verl_clipx.search_path import VerlClipxSearchPath
 from tests.composition import compose_once, composed  # noqa: F401
 from verl_clipx.check import doctor
 from verl_clipx.common import verl_version as versions
@@ -65,6 +68,15 @@ def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monke
     findings = [finding for _, group in doctor.examine(ray=True) for finding in group]
     errors = [finding for finding in findings if finding.level == "error"]
     assert [(error.subject, error.found) for error in errors] == [("verl", "0.8.0")]
+
+
+def test_a_command_that_is_explained_ends_since_no_hook_would_end_it(monkeypatch):
+    VerlClipxSearchPath().manipulate_search_path(ConfigSearchPathImpl())
+    monkeypatch.setenv("CLIPX_EXPLAIN", "1")
+    VerlClipxSearchPath().manipulate_search_path(ConfigSearchPathImpl())
+    monkeypatch.setattr("verl.__version__", "0.8.0")
+    with pytest.raises(SystemExit, match=r"clipx explain: verl-clipx needs verl<0\.10"):
+        VerlClipxSearchPath().manipulate_search_path(ConfigSearchPathImpl())
 
 
 def test_without_any_verl_the_line_says_so(monkeypatch):

@@ -1,11 +1,11 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository.
 
 Covers: the artefacts' content and metadata; beside verl 0.8.0 from the index and beside 0.9.1, an installation without
-an index that adds this one package, verl's own main as it was where nothing is asked, one line or the loss where
-something is, an explained command that does not run, and an uninstallation that leaves no file; the installation
-without a network that docs/install.md prints; entry point, Hydra groups and command from site-packages. Not covered:
-0.9.0 (test_verl_versions.py), a version above the range (tests/common/test_verl_version.py), and what the other
-packages of an older verl's environment were: all but verl is that of the tests, linked in.
+an index that adds this one package; an uninstallation that leaves no file; the installation without a network that
+docs/install.md prints; entry point, Hydra groups and command from site-packages on verl's own main; with `-m matrix`,
+that main on 0.8.0: as it was where nothing is asked, one line where something is, an explained command that does not
+run. Not covered: 0.9.0 (test_verl_versions.py), a version above the range (tests/common/test_verl_version.py), and what
+else was in an older verl's environment: all but verl is that of the tests, linked in.
 """
 
 import os
@@ -78,10 +78,18 @@ def pip(python: Path, *arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory, underneath, wheel) -> Path:
-    """The interpreter of an environment with verl 0.9.1 and the wheel."""
+    """The interpreter of an environment with verl 0.9.1 and the wheel, which is all that its installation added."""
     python = make_environment(tmp_path_factory.mktemp("environment"), underneath, "0.9.1")
+    before = packages(python)
     pip(python, *INSTALL, "--no-index", wheel)
+    assert packages(python) ^ before == {"verl-clipx"}
     return python
+
+
+def packages(python: Path) -> set[str]:
+    lines = pip(python, "freeze").splitlines()
+    # A wheel from a folder is listed with the file's address.
+    return {line.split(" @ ")[0] for line in lines}
 
 
 def run(python: Path, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -122,35 +130,33 @@ def files(environment: Path) -> set[Path]:
     return {path for path in environment.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
-def packages(python: Path) -> set[str]:
-    lines = pip(python, "freeze").splitlines()
-    # A wheel from a folder is listed with the file's address.
-    return {line.split(" @ ")[0] for line in lines}
+@pytest.fixture(scope="module")
+def on_0_8_0(tmp_path_factory, underneath) -> Path:
+    """The interpreter of an environment with verl 0.8.0, which loads no plugins: only Hydra finds this one."""
+    return make_environment(tmp_path_factory.mktemp("environment"), underneath, "0.8.0")
 
 
-@pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
-def test_it_installs_beside_a_verl_and_goes_without_a_trace(version, underneath, wheel, tmp_path):
-    environment = tmp_path / "environment"
-    python = make_environment(environment, underneath, version)
-    before, there = packages(python), files(environment)
-    assert f"verl=={version}" in before and "verl-clipx" not in str(before)
-    pip(python, *INSTALL, "--no-index", wheel)
-    assert packages(python) ^ before == {"verl-clipx"}
-    if version == "0.8.0":
-        is_silent_until_it_is_asked(python, tmp_path)
-    pip(python, "uninstall", "--yes", "verl-clipx")
-    assert files(environment) == there
+def test_it_installs_beside_another_verl_and_goes_without_a_trace(on_0_8_0, wheel):
+    before, there = packages(on_0_8_0), files(on_0_8_0.parents[1])
+    assert "verl==0.8.0" in before and "verl-clipx" not in str(before)
+    pip(on_0_8_0, *INSTALL, "--no-index", wheel)
+    assert packages(on_0_8_0) ^ before == {"verl-clipx"}
+    pip(on_0_8_0, "uninstall", "--yes", "verl-clipx")
+    assert files(on_0_8_0.parents[1]) == there
 
 
-def is_silent_until_it_is_asked(python: Path, folder: Path) -> None:
-    """On verl's own main, with the real 0.8.0, which loads no plugins: only Hydra knows of this one."""
-    plain = run(python, folder, *MAIN, "--cfg", "job")
-    assert plain.returncode == 0 and "clipx" not in plain.stdout + plain.stderr
+@pytest.mark.matrix
+def test_beside_another_verl_it_is_silent_until_it_is_asked(on_0_8_0, wheel, tmp_path):
+    plain = (*MAIN, "--cfg", "job")
+    without = run(on_0_8_0, tmp_path, *plain)
+    pip(on_0_8_0, *INSTALL, "--no-index", wheel)
+    beside = run(on_0_8_0, tmp_path, *plain)
+    assert beside.returncode == 0 and (beside.stdout, beside.stderr) == (without.stdout, without.stderr)
     line = "verl-clipx needs verl<0.10,>=0.9.0, and this is verl 0.8.0: pip install"
-    asked = run(python, folder, *MAIN, "--cfg", "job", "+clipx=acpo")
+    asked = run(on_0_8_0, tmp_path, *plain, "+clipx=acpo")
     assert asked.returncode == 1 and asked.stderr.count(f"clipx/acpo: {line}") == 1 and "Traceback" not in asked.stderr
     # No hook would end the command before it trains.
-    explained = run(python, folder, python.parent / "clipx", "explain", "--", str(python), *MAIN)
+    explained = run(on_0_8_0, tmp_path, on_0_8_0.parent / "clipx", "explain", "--", str(on_0_8_0), *MAIN)
     assert explained.returncode == 1 and f"clipx explain: {line}" in explained.stdout
     assert "actor" not in explained.stdout
 
