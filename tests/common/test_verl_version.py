@@ -65,8 +65,9 @@ def test_each_group_asks(composed, monkeypatch, group):  # noqa: F811
 
 def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.8.0")
-    findings = [finding for _, group in doctor.examine(ray=True) for finding in group]
-    errors = [finding for finding in findings if finding.level == "error"]
+    groups = dict(doctor.examine(ray=True))
+    assert [*groups] == ["versions", "accelerators", "memory and disk"]
+    errors = [finding for group in groups.values() for finding in group if finding.level == "error"]
     assert [(error.subject, error.found) for error in errors] == [("verl", "0.8.0")]
 
 
