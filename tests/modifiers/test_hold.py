@@ -5,8 +5,8 @@ the value of clip_fraction and rises with that of second_moment; the line, what 
 description. Not covered: ranks and micro-batches (tests/end_to_end/test_invariance.py), a training.
 """
 
-import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from tests.methods.at import outcome, row, tokens_at
 from verl_clipx.check.contract import check_method
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers.hold import HeldBounds
-from verl_clipx.run.answer import bounds_of
+from verl_clipx.run.answer import bounds_of, loss_with_settings
 from verl_clipx.run.config import build
 from verl_clipx.worker.state import description
 
@@ -67,7 +67,7 @@ def test_a_width_by_hand(method, hold, distance, reached):
     t = tokens_at(row(*LOG_RATIOS).exp(), row(*ADVANTAGES))
     bounds = held.bounds(t, held.decide(held.statistics(t)))
     assert (bounds.low.item(), bounds.high.item()) == pytest.approx((1 / (1 + width), 1 + width), rel=1e-12)
-    if held.hold.target == "clip_fraction" and not held.width.every_sign:
+    if held.hold.target == "clip_fraction" and not held.bounds_width.every_sign:
         assert int(bounds.clipped(t.ratio, t.advantages).sum()) == round(10 * reached)
 
 
@@ -149,8 +149,8 @@ def test_it_keeps_the_contract(method):
 
 
 def test_the_methods_with_a_width_are_these():
-    assert {name for name in BUILT_IN if METHODS[name]().width is not None} == {*WITH_WIDTH}
-    assert [name for name in WITH_WIDTH if METHODS[name]().width.mask] == MASKS
+    assert {name for name in BUILT_IN if METHODS[name]().bounds_width is not None} == {*WITH_WIDTH}
+    assert [name for name in WITH_WIDTH if METHODS[name]().bounds_width.mask] == MASKS
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,16 @@ def test_the_line_and_explain_say_what_is_held():
     assert f"{expected}verl's clip_ratio_high=0.3 not used" in decision.line
     assert decision.resolved.run.taken == {} and "clip_high=" not in decision.line
     said = f"ratio 1 / (1 + width) to 1 + width, the width that holds {held}; dual_clip 3"
-    assert bounds_of(decision.resolved.clipx.method) == said
+    _, settings, run = decision.resolved
+    assert bounds_of(settings.method) == said
+    assert loss_with_settings(settings, run).endswith(
+        f", scope mini_batch: dual_clip 3: the paper's but for bounds that hold {held}"
+    )
 
 
 def test_methods_that_hold_the_same_are_equal_and_a_state_belongs_to_its_target():
     method, same, other = (holding(value=value) for value in (0.02, 0.02, 0.03))
-    assert isinstance(method, HeldBounds) and method == same == copy.deepcopy(method) != other
+    assert isinstance(method, HeldBounds) and method == same == pickle.loads(pickle.dumps(method)) != other
     assert method != METHODS["grpo"]() and method.name == "grpo"
     assert description(method)["hold"] == "clip_fraction 0.02 (width 0.05 to 1)" != description(other)["hold"]
     assert {"clip_low", "clip_high"} & {*description(method)} == set()

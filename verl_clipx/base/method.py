@@ -127,7 +127,7 @@ class Method:
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
     # What the bounds are a width of; None: they can't hold a target.
-    width: ClassVar[Width | None] = None
+    bounds_width: ClassVar[Width | None] = None
     # The parameters whose place a held target takes.
     replaced: ClassVar[tuple[str, ...]] = ()
     # What `metrics` and `over_updates` return, declared.

@@ -19,7 +19,7 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
-    width = Width()
+    bounds_width = Width()
 
     beta_low: float = parameter(
         0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0", "paper"

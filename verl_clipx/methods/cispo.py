@@ -19,7 +19,7 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("mask_low", "mask_high")
-    width = Width(every_sign=True)
+    bounds_width = Width(every_sign=True)
 
     mask_low: float | None = parameter(
         None,

@@ -18,7 +18,7 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
     continuous at both bounds. With m = 1, its upper bound is constant, as in GPPO.
     """
 
-    width = Width()
+    bounds_width = Width()
 
     log_ratio_clamp: float | None = parameter(
         None,

@@ -58,7 +58,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     )
 
     @property
-    def width(self) -> Width | None:
+    def bounds_width(self) -> Width | None:
         """Of the change of probability; the other divergence has none."""
         return Width("difference", ("threshold_low", "threshold_high")) if self.divergence == "tv" else None
 

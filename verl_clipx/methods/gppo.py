@@ -15,7 +15,7 @@ class Gppo(FixedBounds, name="gppo", source="GPPO (arXiv 2508.07629), in the for
     F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere.
     """
 
-    width = Width()
+    bounds_width = Width()
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio

@@ -43,6 +43,6 @@ class Grpo(
 ):
     """PPO's clip with separate lower and upper bounds (DAPO's clip-higher with clip_high 1.28)."""
 
-    width = Width(mask=True)
+    bounds_width = Width(mask=True)
 
     dual_clip: float | None = dual_clip_parameter(3.0, "choice")

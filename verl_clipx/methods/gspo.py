@@ -21,7 +21,7 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     """
 
     by_sequence = True
-    width = Width(floor=1e-5, ceiling=0.05)
+    bounds_width = Width(floor=1e-5, ceiling=0.05)
 
     clip_low: float | None = parameter(
         0.9997,

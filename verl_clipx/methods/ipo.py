@@ -19,7 +19,7 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
     prime-rl measures from the policy that sampled.
     """
 
-    width = Width("difference", ("threshold",), every_sign=True)
+    bounds_width = Width("difference", ("threshold",), every_sign=True)
 
     threshold: float | None = parameter(
         0.3,

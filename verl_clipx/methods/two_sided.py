@@ -22,7 +22,7 @@ class TwoSided(
     Both sources measure the ratio from the policy that sampled.
     """
 
-    width = Width(every_sign=True, mask=True)
+    bounds_width = Width(every_sign=True, mask=True)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

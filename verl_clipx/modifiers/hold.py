@@ -65,10 +65,15 @@ class HeldBounds(Method):
 
     logs = (HELD_WIDTH, HELD_REACHED, HELD_MISSED)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # No module has the class that `held` makes.
+        kind = type(self).__bases__[1]
+        return held, (kind(**{field.name: getattr(self, field.name) for field in fields(self)}), self.hold)
+
     @property
     def held_target(self) -> str:
         """The target and the range of the width, in words."""
-        width = self.width
+        width = self.bounds_width
         return f"{self.hold.target} {self.hold.value:g} (width {width.floor:g} to {width.ceiling:g})"
 
     @property
@@ -82,8 +87,8 @@ class HeldBounds(Method):
 
     @property
     def starting_bounds(self) -> str:
-        ends = "1 / (1 + width) to 1 + width" if self.width.of == "ratio" else "-width to width"
-        return f"{self.width.of} {ends}, the width that holds {self.held_target}"
+        ends = "1 / (1 + width) to 1 + width" if self.bounds_width.of == "ratio" else "-width to width"
+        return f"{self.bounds_width.of} {ends}, the width that holds {self.held_target}"
 
     @property
     def statistics_size(self) -> int:
@@ -92,9 +97,9 @@ class HeldBounds(Method):
     def statistics(self, t: Tokens) -> Tensor:
         """For each bucket of the distance, of tokens that the clip can act on, `Octaves.sums`; the number of tokens."""
         A, x = t.advantages, self.bounded(t)
-        x = x.log() if self.width.of == "ratio" else x
+        x = x.log() if self.bounds_width.of == "ratio" else x
         acts = ((A > 0) & (x > 0)) | ((A < 0) & (x < 0))
-        if self.width.every_sign:
+        if self.bounds_width.every_sign:
             acts = (A.abs() > 0) & (x.abs() > 0)
         return cat([self.octaves.sums(x, t.mask & acts), t.mask.sum(dtype=float64).view(1)])
 
@@ -110,7 +115,7 @@ class HeldBounds(Method):
             # It rises with the width: the widest one.
             reached = ratio_or_zero(squares[:-1], within)
             place = (reached <= self.hold.value).sum(dtype=int64) - 1
-        floor, ceiling = distances(self.width)
+        floor, ceiling = distances(self.bounds_width)
         solved = cat([edges.new_zeros(1), edges, edges.new_full((1,), math.inf)])
         distance = solved.gather(0, place.view(1) + 1).clamp(floor, ceiling)
         # At floor and ceiling it is known at the nearest edge between them.
@@ -120,11 +125,15 @@ class HeldBounds(Method):
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         distance, _, _ = decision.to(t.ratio.dtype).unbind()
-        return Bounds((-distance).exp(), distance.exp()) if self.width.of == "ratio" else Bounds(-distance, distance)
+        return (
+            Bounds((-distance).exp(), distance.exp())
+            if self.bounds_width.of == "ratio"
+            else Bounds(-distance, distance)
+        )
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         distance, reached, missed = decision.unbind()
-        width = distance.expm1() if self.width.of == "ratio" else distance
+        width = distance.expm1() if self.bounds_width.of == "ratio" else distance
         return {HELD_WIDTH.name: width, HELD_REACHED.name: reached, HELD_MISSED.name: missed}
 
 
@@ -140,15 +149,15 @@ def held(method: Method, hold: Hold) -> Method:
     Raises:
         Refusal: the method has no width, the target determines none, or the floor is not below the ceiling.
     """
-    if method.statistics_size or method.width is None:
+    if method.statistics_size or method.bounds_width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
-        can = ", ".join(name for name, kind in METHODS.items() if kind.width is not None)
+        can = ", ".join(name for name, kind in METHODS.items() if kind.bounds_width is not None)
         advice = f"Leave it out, or choose one of {can} (dppo with divergence=tv)."
         raise Refusal(hold.node, ABSENT, f"{method.name} can hold no target: its bounds {why}", advice)
-    if hold.target == SECOND_MOMENT and not method.width.mask:
+    if hold.target == SECOND_MOMENT and not method.bounds_width.mask:
         reason = f"{method.name} is no mask on the ratio of tokens, so that no single width belongs to a value of it"
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
-    width = method.width
+    width = method.bounds_width
     floor, ceiling = hold.floor or width.floor, hold.ceiling or width.ceiling
     if floor >= ceiling:
         raise Refusal(f"{hold.node}.floor", floor, f"must be below {hold.node}.ceiling={ceiling:g}")
@@ -162,6 +171,6 @@ def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
     floor, ceiling = distances(width)
     lowest = math.floor(math.log2(floor))
     octaves = Octaves(lowest, math.ceil(math.log2(ceiling)) - lowest)
-    namespace = {"hold": hold, "width": width, "octaves": octaves, "replaced": width.parameters}
+    namespace = {"hold": hold, "bounds_width": width, "octaves": octaves, "replaced": width.parameters}
     namespace |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     return type(kind.__name__, (HeldBounds, kind), namespace)
