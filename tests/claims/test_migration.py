@@ -50,7 +50,7 @@ def unknown(option: str, groups: set[str]) -> bool:
         return not (configs_folder() / f"{option.removeprefix('+').replace('=', '/')}.yaml").is_file()
     node, _, name = key.removeprefix("clipx.").partition(".")
     if name:
-        return name not in {field.name for field in fields(MODIFIERS[node])}
+        return name not in {field.name for kind in MODIFIERS[node] for field in fields(kind)}
     return not any(node in parameters_of(METHODS[group_settings(group)["method"]]) for group in groups)
 
 

@@ -19,7 +19,7 @@ from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, op
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.check.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.modifiers import MODIFIERS, EntropySelection
 from verl_clipx.run.announcement import unusual
 from verl_clipx.run.config import AROUND, build, parameters_of
 from verl_clipx.run.groups import group_names, group_settings
@@ -27,17 +27,23 @@ from verl_clipx.run.groups import group_names, group_settings
 from .configuration import actor_of, merged, refusals_in
 from .first_call import first_call
 
+# The group of each kind of modifier: its rule, where a node has several.
 MODIFIER_GROUPS = {
-    "shaping": "+clipx/shaping=advantage_reweighting",
-    "select": "+clipx/select=high_entropy",
-    "update": "+clipx/update=lopti",
+    kind: f"+clipx/{node}={({'select': 'high_entropy', 'update': 'lopti'}).get(node) or kind.rule}"
+    for node, kinds in MODIFIERS.items()
+    for kind in kinds
+    # Its parameters depend on each other and on the method (tests/modifiers/test_hold.py).
+    if node != "hold"
 }
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
 WITH = {(method, *end): values for method in BUILT_IN for end, values in fact(method, "ENDS", {}).items()}
-WITH |= {(method, "lagged_average", 0.999): {"scope": "lagged"} for method in BUILT_IN}
+# Statistics in two stages have no lagged scope.
+LAGGED = [method for method in BUILT_IN if not METHODS[method]().second_statistics_size]
+WITH |= {(method, "lagged_average", 0.999): {"scope": "lagged"} for method in LAGGED}
 # Refused whatever the others are.
 NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER", ())}
+NEVER |= {(method, "lagged_average", 0.999) for method in BUILT_IN if method not in LAGGED}
 # The key that is named instead of a parameter of the same pair.
 PARTNER = facts("PARTNERS")
 OF_ALL = sorted((case for case in (*WITH, *NEVER) if case[1] in AROUND), key=str)
@@ -56,10 +62,12 @@ CASES = [
     for value in (*allowed.ends, *([None] if allowed.null else []))
 ]
 MODIFIER_CASES = [
-    (node, name, value)
-    for node, kind in MODIFIERS.items()
+    (kind, name, value)
+    for kind in MODIFIER_GROUPS
     for name, allowed in numbers_of(dataclasses.fields(kind)).items()
     for value in (*allowed.ends, *([None] if allowed.null else []))
+    # A mask without its threshold is refused (tests/modifiers/test_masks.py).
+    if (name, value) != ("delta", None)
 ]
 
 
@@ -70,7 +78,7 @@ def actor(method, values, *modifiers):
 def trains(built):
     first_call(built)
     settings = built.policy_loss.clipx
-    if not (settings.shaping or settings.select or settings.update):
+    if not (settings.shaping or settings.mask or settings.select or settings.update):
         finite_for_every_finite_input(settings.method)
 
 
@@ -95,14 +103,14 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
     assert [refusal.key.removeprefix("clipx.") for refusal in refusals_in(raised.value)] in ([name], PARTNER.get(name))
 
 
-@pytest.mark.parametrize(("node", "name", "value"), MODIFIER_CASES)
+@pytest.mark.parametrize(("kind", "name", "value"), MODIFIER_CASES)
 # cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
 @pytest.mark.parametrize("method", ["cispo", "acpo"])
-def test_a_modifiers_parameter_at_an_end_trains(method, node, name, value):
-    overs = ["sequence", "mini_batch"] if node == "select" else [None]
+def test_a_modifiers_parameter_at_an_end_trains(method, kind, name, value):
+    overs = ["sequence", "mini_batch"] if kind is EntropySelection else [None]
     for over in overs:
-        values = {f"{node}.{name}": value, **({"select.over": over} if over else {})}
-        trains(actor(method, values, MODIFIER_GROUPS[node]))
+        values = {f"{kind.node}.{name}".removeprefix("clipx."): value, **({"select.over": over} if over else {})}
+        trains(actor(method, values, MODIFIER_GROUPS[kind]))
 
 
 @pytest.mark.parametrize(
@@ -121,16 +129,16 @@ def test_a_parameter_trains_with_each_of_its_words(method, name, word):
 
 
 @pytest.mark.parametrize(
-    ("node", "name", "word"),
+    ("kind", "name", "word"),
     [
-        (node, field.name, word)
-        for node, kind in MODIFIERS.items()
+        (kind, field.name, word)
+        for kind in MODIFIER_GROUPS
         for field in dataclasses.fields(kind)
         for word in field.metadata["allowed"].choices
     ],
 )
-def test_a_modifiers_parameter_trains_with_each_of_its_words(node, name, word):
-    trains(actor("acpo", {f"{node}.{name}": word}, MODIFIER_GROUPS[node]))
+def test_a_modifiers_parameter_trains_with_each_of_its_words(kind, name, word):
+    trains(actor("acpo", {f"{kind.node}.{name}".removeprefix("clipx."): word}, MODIFIER_GROUPS[kind]))
 
 
 # Methods share parameters: the first that has one stands for all whose range is the same.
@@ -210,7 +218,7 @@ def test_the_settings_of_every_group_are_usual():
 @pytest.mark.parametrize("end", [0, 1])
 def test_all_parameters_at_one_end_together_train(method, end):
     values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
-    scope = {"scope": "lagged"} if end == 1 else {}
+    scope = {"scope": "lagged"} if end == 1 and method in LAGGED else {"lagged_average": 0}
     trains(actor(method, values | scope | fact(method, "TOGETHER", {}).get(end, {})))
 
 
@@ -233,7 +241,7 @@ def test_a_users_loss_without_bounds_trains():
 
 def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
     kinds = [(method.__module__, parameters_of(method).values()) for method in METHODS.values()]
-    kinds += [(kind.__module__, dataclasses.fields(kind)) for kind in MODIFIERS.values()]
+    kinds += [(kind.__module__, dataclasses.fields(kind)) for kind in MODIFIER_GROUPS]
     reasons = {}
     for module, fields in kinds:
         for field in fields:

@@ -15,6 +15,11 @@ from verl_clipx.methods.clip_cov import ClipCov, uniform
 from .against_verl import ACTOR, AGGREGATIONS, assert_same_as_verl, ragged
 from .at import row, tokens_at
 
+PUBLISHED = {
+    "clip_cov": dict(clip_low=0.8, clip_high=1.2, share=2e-4, covariance_low=1.0, covariance_high=5.0),
+}
+DRAWS = True
+
 OURS = ("+clipx=clip_cov", "clipx.scope=micro_batch", "clipx.share=1")
 VERLS = (f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio=1")
 WIDE = ("clipx.covariance_low=0.1", "clipx.covariance_high=3")

@@ -201,6 +201,16 @@ def test_through_a_composed_configuration_it_trains_and_logs(method, target, val
             assert clipped == pytest.approx(metrics["clipx/hold/reached"], abs=1e-6) and clipped <= value
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"value": 1e-4}, {"value": 1}, {"floor": 1e-6}, {"floor": 1e-6, "ceiling": 2e-6}, {"floor": 18.9, "ceiling": 19}],
+)
+@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
+def test_a_parameter_at_an_end_trains(target, values):
+    given = {f"clipx.hold.{name}": of for name, of in {"value": 0.02, **values}.items()}
+    first_call(actor_of(merged(["+clipx=grpo", f"+clipx/hold={target}"], given)))
+
+
 def test_the_line_and_explain_say_what_is_held():
     _, decision = decided(
         "+clipx=dapo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.3"

@@ -1,9 +1,10 @@
 """The line that driver and workers print about a run.
 
 Covers: by overrides on verl's configuration: scope or what limits the weight, what differs from which group, averages
-and the paper's, rollout correction, temperature, verl's distillation loss, sampling that biases ratios to the rollout
-policy, what no test has run, where old_log_probs come from in each trainer, updates per rollout batch, whether clipping
-can act, what is traced; a worker's rank 0 prints the line.
+and the paper's, rollout correction and its lack on stale samples, the policy that the ratio is to, temperature, verl's
+distillation loss, sampling that biases ratios to the rollout policy, what no test has run, where old_log_probs come
+from in each trainer, updates per rollout batch, whether clipping can act, what is traced; a worker's rank 0 prints the
+line.
 Not covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
 """
 
@@ -18,6 +19,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.configuration import ACTOR, actor_of, merged
+from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.start import decide
@@ -28,6 +30,7 @@ BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
+RATIO = "ratio to the policy of old_log_probs"
 # Of verl's default engine.
 NO_TEST = f"no test has run {ACTOR}.strategy=fsdp"
 
@@ -165,7 +168,7 @@ SEQUENCES = f"(the paper averages each sequence first; set {AGG}=seq-mean-token-
     [*((group, SEQUENCES) for group in ("sapo", "gspo", "topr", "acpo", "acpo_reference", "grpo")), ("dapo", "")],
 )
 def test_a_paper_that_averages_otherwise_is_named(group, of_paper):
-    said = f"; loss_agg_mode token-mean {of_paper}; {NO_TEST}; old_log_probs ".replace(" ;", ";")
+    said = f"; loss_agg_mode token-mean {of_paper}; {NO_TEST}; {RATIO}; old_log_probs ".replace(" ;", ";")
     assert said in line_of(f"+clipx={group}")
     other = line_of(f"+clipx={group}", **{AGG: "seq-mean-token-mean"})
     assert "loss_agg_mode seq-mean-token-mean" in other and (group == "dapo") == ("averages over all tokens" in other)
@@ -187,11 +190,50 @@ def test_rollout_correction_and_temperature(group):
             "actor_rollout_ref.rollout.temperature": 0.6,
         },
     )
+    ratio = f" {RATIO};" if group == "grpo" else ""
     assert (
         "; rollout correction rollout_is=token (threshold 0.5_5, normalised over the batch), rollout_rs=seq_mean_k3 "
-        f"(threshold 0.03); log-probabilities at temperature 0.6; {NO_TEST}; old_log_probs "
+        f"(threshold 0.03); log-probabilities at temperature 0.6; {NO_TEST};{ratio} old_log_probs "
     ) in line
     assert not {"correction", "temperature"} & set(line_of(f"+clipx={group}").split())
+
+
+STALE = {V1: "colocate_async", f"{ROLLOUT}.calculate_log_probs": True}
+UNCORRECTED = "not corrected for the samples' staleness and for the rollout engine"
+
+
+@pytest.mark.parametrize(
+    ("groups", "values"),
+    [
+        (["+clipx=grpo"], {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": 2}),
+        (["+clipx=grpo"], {BYPASS: True}),
+        (["+clipx=grpo", "+clipx/mask=icepop"], {}),
+        (["+clipx=m2po"], {}),
+        (["+clipx=grpo"], {V1: "sync"}),
+    ],
+)
+def test_stale_samples_that_nothing_corrects_are_named_and_refused_where_a_correction_is_required(groups, values):
+    corrected = line_of(*groups, **STALE | values, **{"clipx.correction": "required"})
+    assert UNCORRECTED not in corrected
+    assert f"; {UNCORRECTED}; " in line_of("+clipx=grpo", **STALE)
+    with pytest.raises(Refusal) as raised:
+        line_of("+clipx=grpo", **STALE, **{"clipx.correction": "required"})
+    assert (raised.value.key, raised.value.value) == ("clipx.correction", "required")
+    assert all(f"{key}=" in raised.value.advice for key in (f"{CORRECTION}.rollout_is", BYPASS))
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "policy"),
+    [
+        ("grpo", {}, "of old_log_probs"),
+        ("grpo", {BYPASS: True, f"{ROLLOUT}.calculate_log_probs": True}, "that sampled"),
+        ("m2po", {f"{ROLLOUT}.calculate_log_probs": True}, "that sampled"),
+        ("observe", {}, None),
+    ],
+)
+def test_the_policy_that_the_ratio_is_to(group, values, policy):
+    line = line_of(f"+clipx={group}", **values)
+    assert f"; ratio to the policy {policy}; " in line if policy else "ratio to" not in line
 
 
 def test_verls_log_probabilities_are_of_the_tempered_policy():

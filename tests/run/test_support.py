@@ -55,7 +55,7 @@ def test_a_run_of_tested_options_names_none_and_may_stop(overrides):
 def test_an_option_that_no_test_ran_is_named_and_the_receipt_only_warns(overrides, name):
     line, options = run_of(*overrides)
     assert untested(options) == [name or overrides[0]]
-    assert f"; no test has run {name or overrides[0]}; old_log_probs" in line
+    assert f"; no test has run {name or overrides[0]}; ratio to the policy " in line
 
 
 # The file of the tests that run each option.

@@ -268,7 +268,8 @@ def inputs_stay_unchanged(method: Method) -> None:
     for tensors in (example(), every_ratio()):
         inputs = Inputs(**inputs_of(method, tensors))
         t = tokens_in(method, None, inputs)
-        statistics = without_writes(method, "statistics", t)
+        first = without_writes(method, "statistics", t)
+        statistics = torch.cat([first, without_writes(method, "second_statistics", t, first)])
         decision = without_writes(method, "decide", statistics)
         without_writes(method, "metrics", statistics, decision)
         bounds = without_writes(method, "bounds", t, decision)
@@ -408,7 +409,8 @@ def statistics_are_the_same_each_time(method: Method) -> None:
     """The statistics of the same tokens are the same to the last bit."""
     inputs = Inputs(**inputs_of(method, example()))
     first, second = token_statistics(method, None, inputs), token_statistics(method, None, inputs)
-    require(tuple(first.shape) == (method.statistics_size,), f"statistics of shape {tuple(first.shape)}")
+    size = method.statistics_size + method.second_statistics_size
+    require(tuple(first.shape) == (size,), f"statistics of shape {tuple(first.shape)}")
     require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
     require(torch.equal(first, second), "the statistics of the same tokens differ")
 
@@ -420,14 +422,24 @@ def statistics_add_up_over_any_split(method: Method) -> None:
     bounds = evaluate(method, statistics=whole, **tensors).bounds
     for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
         part = torch.tensor(cut)
-        split = sum(
-            token_statistics(method, None, Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()}))
-            for k in range(max(cut) + 1)
+        split = statistics_of_parts(
+            method,
+            [
+                Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()})
+                for k in range(int(part.max()) + 1)
+            ],
         )
         require(torch.allclose(split, whole, rtol=1e-9, atol=1e-9), "the statistics do not add up over a split")
         for bound, of_split in zip(bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
             bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in (bound, of_split))
             require(torch.allclose(bound, of_split, rtol=1e-12, atol=1e-14), "a split changes the bounds")
+
+
+def statistics_of_parts(method: Method, parts: list[Inputs]) -> Tensor:
+    """The statistics of a mini-batch from its parts, each stage summed over them before the next."""
+    size = method.statistics_size
+    first = sum(token_statistics(method, None, part)[:size] for part in parts)
+    return sum(token_statistics(method, None, part, first) for part in parts)
 
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:

@@ -40,7 +40,8 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
         entropy=torch.ones_like(old),
         group=torch.arange(POINTS),
     )
-    decision = method.decide(torch.zeros(method.statistics_size, dtype=torch.float64))
+    size = method.statistics_size + method.second_statistics_size
+    decision = method.decide(torch.zeros(size, dtype=torch.float64))
     return ratio[:, 0], apply(method, None, inputs, decision).weight[:, 0]
 
 
