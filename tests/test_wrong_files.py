@@ -53,7 +53,7 @@ DOORS = {
     "results": ("table render small --results {}/found.json", "found.json", NESTED),
     "evaluation": ("eval score {}/evaluation", "evaluation/config.json", NESTED),
     "completions": ("eval score {}/evaluation", "evaluation/model/b/completions/seed-0/000000/0.jsonl", BYTES),
-    "scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/model/b/scores.parquet", CUT_OFF),
+    "scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
     "last checkpoint": (
         "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu",
         "saved/latest_checkpointed_iteration.txt",

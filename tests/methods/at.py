@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from verl_clipx.base.tokens import Tokens
+from verl_clipx.loss.loss import statistics_of
 from verl_clipx.methods import Bounds, Method
 
 
@@ -64,7 +65,7 @@ class Outcome(NamedTuple):
 def outcome(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:
     """What a method makes of tokens; bounds: None for its own."""
     if bounds is None:
-        bounds = method.bounds(t, method.decide(method.statistics(t)))
+        bounds = method.bounds(t, method.decide(statistics_of(method, t, None)))
     weight = method.gradient_weight(t, bounds)
     return Outcome(bounds, weight, method.loss_value(t, bounds, weight))
 

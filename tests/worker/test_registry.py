@@ -90,14 +90,13 @@ def test_ray_sends_the_worker_by_its_name():
     assert cloudpickle.loads(cloudpickle.dumps(AUsers)).__mro__[1] is engine_workers.TrainingWorker
 
 
-def test_another_plugins_worker_stays():
-    """A run without a clipx node needs none of this plugin's; a loss of the plugin's refuses to train in it."""
-
+def test_another_plugins_worker_is_inherited():
     class SomebodyElses: ...
 
-    worker = types.SimpleNamespace(actor_worker_cls=SomebodyElses)
-    install_worker(types.SimpleNamespace(ActorRolloutRefWorker=worker, TrainingWorker=engine_workers.TrainingWorker))
-    assert worker.actor_worker_cls is SomebodyElses
+    names = types.SimpleNamespace(actor_worker_cls=SomebodyElses)
+    module = types.SimpleNamespace(__name__="verl.workers.engine_workers", ActorRolloutRefWorker=names)
+    install_worker(module)
+    assert issubclass(names.actor_worker_cls, SomebodyElses) and module.TrainingWorker is names.actor_worker_cls
 
 
 @pytest.mark.slow

@@ -45,8 +45,9 @@ def test_the_size_of_an_update_is_that_of_its_tokens(tmp_path, monkeypatch):
     tracer, sizes = tracer_to(tmp_path), []
     monkeypatch.setattr(tracer.writer, "put", lambda job, size=0: sizes.append(size))
     traced_batch(tracer, batch_of([[1], [2], [3]]))
-    # Old files are removed, and then a float32 written for each of two tokens and each column.
-    assert sizes == [0, 3 * 2 * len(TokenTrace._fields) * 4]
+    # Old files are removed, and then a float32 written for each of two tokens and each column; the advantage before
+    # shaping has a column too.
+    assert sizes == [0, 3 * 2 * (len(TokenTrace._fields) + 1) * 4]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])

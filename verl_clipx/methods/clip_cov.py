@@ -31,6 +31,7 @@ class ClipCov(
     micro-batch, about the micro-batch's means.
     """
 
+    # A drawn token has no gradient at any ratio.
     unconstrained_weight = True
 
     logs = (
@@ -129,8 +130,9 @@ def uniform(values: Tensor, seed: int) -> Tensor:
     """
     bits = values.to(torch.float32).view(torch.int32).to(torch.int64)
     position = torch.arange(values.shape[-1], device=values.device)
-    mixed = (bits ^ (position * 0x9E3779B1) ^ (seed * 0x85EBCA6B)) & 0xFFFFFFFF
-    for multiplier in (0x45D9F3B, 0x45D9F3B):
-        mixed = ((mixed ^ (mixed >> 16)) * multiplier) & 0xFFFFFFFF
-    mixed = (mixed ^ (mixed >> 16)) & (2**HASH_BITS - 1)
+    # In place: another copy of 64-bit numbers would take more memory than the loss.
+    mixed = bits.bitwise_xor_(position * 0x9E3779B1 ^ seed * 0x85EBCA6B).bitwise_and_(0xFFFFFFFF)
+    for _ in range(2):
+        mixed = mixed.bitwise_xor_(mixed >> 16).mul_(0x45D9F3B).bitwise_and_(0xFFFFFFFF)
+    mixed = mixed.bitwise_xor_(mixed >> 16).bitwise_and_(2**HASH_BITS - 1)
     return mixed.to(values.dtype) / 2**HASH_BITS

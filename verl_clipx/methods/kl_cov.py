@@ -67,6 +67,7 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """The histogram of the covariances."""
         bucket = bucket_of(covariances(t, means_of(first)), inner_edges(first.device))
+        # As one sequence: the counts of each would take more memory than the tokens.
         return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
 
     def decide(self, statistics: Tensor) -> Tensor:

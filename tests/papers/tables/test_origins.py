@@ -138,7 +138,7 @@ def test_every_value_that_a_preset_sets_has_an_origin():
 
 
 # Of a method's group, and without effect on the training.
-WIRING = ("_target_", "method", "loss_mode", "function", "group", "taken")
+WIRING = ("_target_", "method", "loss_mode", "function", "group", "taken", "rule", "calculate_log_probs")
 
 
 def test_every_parameter_of_a_group_has_an_origin():
