@@ -11,8 +11,11 @@ from verl_clipx.base.histogram import whole_sums
 PER_OCTAVE = 64
 
 # Squares are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order, and those of a bucket
-# fit into the 53 bits of a float64: of 2^23 tokens with a distance of 8, of 2^17 with 64.
+# fit into the 53 bits of a float64: of 2^23 tokens with a distance of 8, of 2^17 with LARGEST.
 UNITS = 2.0**24
+
+# Squares of larger distances are taken to be its square.
+LARGEST = 64.0
 
 
 class Octaves(NamedTuple):
@@ -30,11 +33,6 @@ class Octaves(NamedTuple):
     def buckets(self) -> int:
         """The number of buckets."""
         return PER_OCTAVE * self.count + 2
-
-    @property
-    def largest(self) -> float:
-        """The last edge; squares of larger distances are taken to be its square."""
-        return 2.0 ** (self.lowest + self.count)
 
     def edges(self, device: torch.device | str) -> Tensor:
         """The upper edges of all buckets but the last, which has none: (buckets - 1,), float64."""
@@ -61,7 +59,7 @@ class Octaves(NamedTuple):
         Returns:
             (2 * buckets,), float64, additive and exact in any order: the numbers before the sums.
         """
-        squares = (where(counted, x, 0.0).clamp(-self.largest, self.largest).square() * UNITS).round()
+        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
         bucket = self.bucket_of(x).to(int64)
         # As one sequence: the sums of each would take more memory than the tokens.
         numbers, sums = (

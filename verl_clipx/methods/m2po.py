@@ -8,11 +8,11 @@ from torch import Tensor, cat, int64, where
 from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.octaves import Octaves
+from verl_clipx.base.octaves import LARGEST, Octaves
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturated
 
-# Of |log-ratio|, from 2^-10 to 2^6.
+# Of |log-ratio|, from 2^-10 to LARGEST.
 OCTAVES = Octaves(lowest=-10, count=16)
 
 
@@ -116,7 +116,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         tau, before, after, masked = decision.unbind()
         return {
-            "log_ratio_bound": tau.clamp(max=OCTAVES.largest),
+            "log_ratio_bound": tau.clamp(max=LARGEST),
             "second_moment_before": before,
             "second_moment_after": after,
             "masked_share": masked,

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from torch import Tensor, cat, float64, int64
+from torch import Tensor, cat, float64, int64, where
 
 from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Limit, Method, Width
@@ -92,24 +92,24 @@ class HeldBounds(Method):
 
     @property
     def statistics_size(self) -> int:
-        return 2 * self.octaves.buckets + 1
+        return 2 * self.octaves.buckets
 
     def statistics(self, t: Tokens) -> Tensor:
-        """For each bucket of the distance, of tokens that the clip can act on, `Octaves.sums`; the number of tokens."""
+        """`Octaves.sums` of the distances. A share is of all tokens: those that the clip can't act on have none."""
         A, x = t.advantages, self.bounded(t)
         x = x.log() if self.bounds_width.of == "ratio" else x
         acts = ((A > 0) & (x > 0)) | ((A < 0) & (x < 0))
         if self.bounds_width.every_sign:
             acts = (A.abs() > 0) & (x.abs() > 0)
-        return cat([self.octaves.sums(x, t.mask & acts), t.mask.sum(dtype=float64).view(1)])
+        return self.octaves.sums(where(acts, x, 0.0), t.mask if self.hold.target == CLIP_FRACTION else t.mask & acts)
 
     def decide(self, statistics: Tensor) -> Tensor:
         edges = self.octaves.edges(statistics.device)
-        numbers, squares = statistics[:-1].view(2, -1).cumsum(1)
+        numbers, squares = statistics.view(2, -1).cumsum(1)
         within = numbers[:-1]
         if self.hold.target == CLIP_FRACTION:
             # It falls with the width: the narrowest edge at which it is met, or none.
-            reached = ratio_or_zero(numbers[-1] - within, statistics[-1])
+            reached = ratio_or_zero(numbers[-1] - within, numbers[-1])
             place = (reached > self.hold.value).sum(dtype=int64)
         else:
             # It rises with the width: the widest one.
