@@ -16,7 +16,8 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
     """Some rows of a padded batch as verl's micro-batch and the model's output for it.
 
     Args:
-        batch: old_log_prob, log_prob, advantages, mask, each (sequences, length).
+        batch: old_log_prob, log_prob, advantages, mask, each (sequences, length), and perhaps sampler_log_prob, without
+            which the old policy sampled.
         rows: which sequences.
         dp_size, total, sequences: ranks, tokens and sequences of the whole mini-batch.
         entropy, reference: (sequences, length), or None.
@@ -42,7 +43,7 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
         "responses": jagged([torch.zeros(n, dtype=torch.long) for n in lengths]),
         "response_mask": response(batch["mask"]),
         "old_log_probs": response(batch["old_log_prob"]),
-        "rollout_log_probs": response(batch["old_log_prob"]),
+        "rollout_log_probs": response(batch.get("sampler_log_prob", batch["old_log_prob"])),
         "advantages": response(batch["advantages"]),
     }
     if reference is not None:

@@ -74,7 +74,9 @@ def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) 
     detect(*positional, **named)
     _answer_if_explained(*positional, **named)
     from verl_clipx.run.start import start
+    from verl_clipx.worker.registry import refuse_another_loss
 
+    refuse_another_loss(*positional, **named)
     start(*positional, **named)
 
 
@@ -144,10 +146,17 @@ def install() -> None:
 
     if unsuitable_verl():
         return
+    failures = []
     for module, hook in (*HOOKS, *(EXPLAINING if EXPLAIN in os.environ else ())):
-        when_imported(module)(_loud(hook))
+        try:
+            when_imported(module)(_loud(hook))
+        except Exception as error:
+            # Of a module that is imported already. The others, which refuse what cannot be trained, stay.
+            failures.append(error)
     # Under VERL_PLATFORM=cpu, verl's platform and engines on a CPU; otherwise a name.
     cpu.register()
+    if failures:
+        raise failures[0]
 
 
 def _loud(hook: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

@@ -34,6 +34,15 @@ def statistics(formula):
     return broken(statistics=lambda self, t: formula(t, WithinSpread.statistics(self, t)))
 
 
+def second(formula):
+    """A method with a second stage, which its decision does not read."""
+    return broken(
+        second_statistics_size=1,
+        second_statistics=lambda self, t, first: formula(t, first),
+        decide=lambda self, statistics: WithinSpread.decide(self, statistics[:2]),
+    )
+
+
 def metrics(formula):
     return broken(metrics=lambda self, statistics, decision: formula(statistics, decision))
 
@@ -131,14 +140,17 @@ BROKEN = {
         (statistics(lambda t, sums: (t.log_ratio.abs_(), sums)[1]), "log_ratio was written to by statistics"),
         (broken(decide=lambda self, statistics: statistics.clamp_(min=1)[:1]), "statistics was written to by decide"),
         (metrics(lambda sums, decision: {"spread": decision.mul_(2)[0]}), "decision was written to by metrics"),
+        (second(lambda t, first: first.mul_(2)[:1]), "first was written to by second_statistics"),
     ],
     contract.statistics_are_the_same_each_time: [
         (statistics(lambda t, sums: sums + torch.rand(2)), "the statistics of the same tokens differ"),
         (statistics(lambda t, sums: sums.float()), "the statistics are torch.float32"),
+        (second(lambda t, first: first), r"statistics of shape \(4,\)"),
     ],
     contract.statistics_add_up_over_any_split: [
         (statistics(lambda t, sums: sums / sums[0].clamp(min=1)), "do not add up"),
         (broken(asks_for=("group",), statistics=prompts), "do not add up"),
+        (second(lambda t, first: t.mask.sum().double().sqrt()[None]), "do not add up"),
     ],
     contract.tokens_outside_the_statistics_mask_do_not_count: [
         (statistics(lambda t, sums: torch.stack([sums[0], t.log_ratio.square().sum()])), "count tokens outside t.mask"),
@@ -173,8 +185,9 @@ BROKEN = {
 def test_a_check_finds_a_method_that_breaks_it(check, method, message):
     with pytest.raises(Exception, match=message):
         check(method)
-    # The same method unbroken keeps it.
+    # The same method unbroken keeps it, with a second stage too.
     check(WithinSpread())
+    check(second(lambda t, first: (t.mask.sum() * first[0])[None]))
 
 
 # What no method can break as long as the plugin keeps its part, and that part.

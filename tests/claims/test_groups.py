@@ -39,10 +39,20 @@ REFUSED = {
     "+clipx=custom": ["clipx.function"],
     **{f"+clipx={group}": [one.partition("=")[0] for one in overrides] for group, overrides in MEASURED.items()},
 }
-# Masks whose threshold a user has to give.
+# What goes on top of a method with a value that a user has to give.
 THRESHOLD = {
     "+clipx/mask=opsm": {"clipx.mask.delta": 0.5},
     "+clipx/mask=sequence_divergence": {"clipx.mask.delta": 0.5},
+    "+clipx/hold=clip_fraction": {"clipx.hold.value": 0.1, f"{ACTOR}.ppo_mini_batch_size": 512},
+    "+clipx/hold=second_moment": {"clipx.hold.value": 0.05},
+}
+# The methods' groups that can hold a target.
+TOKEN_MASKS = {"grpo", "dapo", "two_sided", "grpo_clip_high_acpo", "grpo_clip_acpo_average"}
+HOLDING = {
+    "+clipx/hold=second_moment": TOKEN_MASKS,
+    "+clipx/hold=clip_fraction": TOKEN_MASKS
+    | {"gppo", "ce_gppo", "ce_gppo_reference", "cispo", "cispo_acpo", "cispo_minimax", "dgpo", "dgpo_reference"}
+    | {"dppo", "dppo_reference", "ipo", "gspo"},
 }
 # And the values that the last ones of REFUSED ask for.
 GIVEN = {
@@ -63,7 +73,7 @@ TWO_STAGES = ("+clipx=clip_cov", "+clipx=kl_cov")
 def test_there_are_groups_of_every_kind():
     assert len(METHODS) >= 20 and {*REFUSED} <= {*METHODS}
     assert {modifier.split("=")[0] for modifier in MODIFIERS} == {
-        f"+clipx/{name}" for name in ("shaping", "mask", "select", "update", "rollout", "trace")
+        f"+clipx/{name}" for name in ("shaping", "mask", "select", "update", "hold", "rollout", "trace")
     }
 
 
@@ -108,7 +118,11 @@ def test_a_group_that_cannot_train_says_so_in_the_driver(group):
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_with_a_modifier(group, modifier):
     values = GIVEN.get(group, {}) | THRESHOLD.get(modifier, {})
-    first_call(actor_of(merged([group, modifier], values)))
+    config = merged([group, modifier], values)
+    if modifier in HOLDING and group.partition("=")[2] not in HOLDING[modifier]:
+        assert keys_refused(config) in (["clipx.hold"], ["clipx.hold.target"])
+        return
+    first_call(actor_of(config))
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ PATHOLOGIES = {
         ONSET,
     ),
     "bounds saturated": ({keys.BOUND_HIGH_LAST: (1.5, 3.0), keys.SHARE_AFTER: (0.41, 0.3)}, BAPO, ONSET),
+    "held target out of reach": ({keys.HOLD_MISSED: (0.25, 1.0)}, {}, ONSET),
     "ratio anchored to another policy": ({keys.RATIO: (1.0, 1.05)}, BATCH, ONSET),
     "ratio anchored to another policy, by the KL": ({keys.RATIO: (1.0, 1.001), keys.KL: (1e-6, -0.01)}, BATCH, ONSET),
     "mismatch of rollout and training": ({keys.MISMATCH: (0.001, 0.05)}, {}, ONSET),

@@ -40,6 +40,12 @@ METHODS = {
         *("+clipx=acpo", "clipx.alpha=0.5"),
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     ),
+    "grpo_held": ("+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.1"),
+    "two_sided_held": (
+        "+clipx=two_sided",
+        "+clipx/hold=second_moment",
+        "clipx.hold.value=0.05",
+    ),
     "selected_over_mini_batch": ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
     "selected_per_sequence": ("+clipx=acpo", "+clipx/select=low_entropy", "clipx.alpha=0.5"),
 }

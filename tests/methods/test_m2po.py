@@ -17,7 +17,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from tests.composition import built_once, compose_once
 from tests.golden.runs import registered_loss
 from verl_clipx.check.contract import example
-from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
+from verl_clipx.methods.m2po import LARGEST, OCTAVES, M2po
 
 from .against_verl import assert_gradient_of, ragged
 from .at import row, tokens_at
@@ -34,7 +34,7 @@ def SEEN(values):
     assert max(after) <= 0.04 and all(0 <= less <= more for less, more in zip(after, before, strict=True))
 
 
-EDGES = inner_edges("cpu")
+EDGES = OCTAVES.edges("cpu")
 
 
 def decided(method, log_ratio, advantages, *, mask=None, dtype=torch.float64):

@@ -24,7 +24,7 @@ def test_gpg_is_topr_with_a_weight_of_1_for_negative_samples():
 
 
 def test_luspo_is_gspo_summed_over_each_sequences_tokens():
-    batch = ragged(1, spread=0.3, sequences=6)
+    batch = ragged(1, spread=0.3, sequences=16)
     ours = (
         *("+clipx=gspo", "clipx.clip_low=0.9", "clipx.clip_high=1.1"),
         f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",

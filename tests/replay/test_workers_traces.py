@@ -33,6 +33,8 @@ __all__ = ["actor", "composed"]
 def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None, weights=None, node=None):
     """A run whose one update the worker's own calls traced, in these micro-batches."""
     config, batch = actor(*overrides, "+clipx/trace=prompts"), example(torch.float32)
+    noise = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(5))
+    batch["sampler_log_prob"] = batch["old_log_prob"] + 0.2 * noise
     folder = tmp_path / "traced"
     tracer = Tracer(Trace(fraction=1, every=1, folder=str(folder / "traces")), rank=0, ranks=1, tokenizer=None)
     entropy = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(0))
@@ -57,9 +59,9 @@ def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None,
 def recorded(settings) -> dict:
     """The clipx node as a run's record has it."""
     node = {"method": settings.method.name, "scope": settings.scope, **settings.method.parameters}
-    for name in ("shaping", "select", "update"):
-        if getattr(settings, name) is not None:
-            node[name] = vars(getattr(settings, name))
+    for name in ("shaping", "mask", "select", "update"):
+        if (modifier := getattr(settings, name)) is not None:
+            node[name] = vars(modifier) | ({"rule": modifier.rule} if hasattr(modifier, "rule") else {})
     return node
 
 
@@ -77,6 +79,13 @@ WRITTEN = {
     ),
     "the sampler's weights": (("+clipx=bapo", "clipx.scope=micro_batch", "clipx.weight=rollout"), ((0, 1), (2, 3, 4))),
     "groups": (("+clipx=m2po", "clipx.scope=micro_batch"), ((0, 2), (1, 3, 4))),
+    "masked, with weights of later tokens": (
+        (
+            *("+clipx=acpo", "clipx.scope=micro_batch", "+clipx/shaping=fipo"),
+            *("+clipx/mask=icepop", "clipx.mask.low=0.8", "clipx.mask.high=1.2"),
+        ),
+        ((0, 1), (2, 3, 4)),
+    ),
     "a sequence's ratio": (("+clipx=gspo",), ((0, 1), (2, 3, 4))),
 }
 
@@ -84,13 +93,30 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name):
     overrides, parts = WRITTEN[name]
-    if "rollout" in " ".join(overrides):
+    if "rollout" in " ".join(overrides) or "mask" in " ".join(overrides):
         overrides = (*overrides, "actor_rollout_ref.rollout.calculate_log_probs=True")
     run = traced_run(tmp_path, actor, *overrides, parts=parts, weights=-0.5)
     (own,) = answer("replay", run)["settings"]
     assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
     assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
     assert own["numbers"]["norm_ratio"]["value"] == pytest.approx(1, abs=1e-6)
+
+
+def test_another_mask_is_applied_to_the_tokens_before_the_runs_own(tmp_path, actor):
+    log_probs = "actor_rollout_ref.rollout.calculate_log_probs=True"
+    icepop = ("+clipx/mask=icepop", "clipx.mask.low=0.8", "clipx.mask.high=1.2")
+    run = traced_run(tmp_path, actor, "+clipx=grpo", *icepop, log_probs)
+    tokens = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+    (without,) = answer("replay", run, "+clipx=grpo")["settings"]
+    has_gradient = (tokens.ratio * tokens.advantage != 0) & (
+        ((tokens.advantage > 0) & (tokens.ratio <= 1.2)) | ((tokens.advantage < 0) & tokens.ratio.between(0.8, 3))
+    )
+    assert without["regained"] == (has_gradient & tokens.rejected).sum() > 0 and without["lost"] == 0
+    (same,) = answer("replay", run, "+clipx=grpo", *icepop)["settings"]
+    assert same["regained"] == same["lost"] == 0
+    # With A < 0 a sequence of opsm is gone as a whole.
+    (other,) = answer("replay", run, "+clipx=grpo", "+clipx/mask=opsm", "clipx.mask.delta=0")["settings"]
+    assert other["lost"] > 0
 
 
 @pytest.mark.parametrize("name", ["low", "high"])

@@ -36,6 +36,7 @@ REPOSITORY = Path(__file__).parents[2]
 CORRECTION, ROLLOUT = "algorithm.rollout_correction", "actor_rollout_ref.rollout"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+HELD = ("+clipx/hold=clip_fraction", "clipx.hold.value=0.02")
 
 
 def of_verl(**keys):
@@ -271,6 +272,13 @@ REFUSED = [
         for group, words in (("acpo", (BYPASSED,)), ("observe", (WEIGHTS,)), ("acpo", (REJECTED, THRESHOLD)))
     ),
     (("+clipx=bapo", "clipx.weight=rollout", f"{LOG_PROBS}=False"), LOG_PROBS, "clipx.weight=rollout"),
+    # Steps of a sequence's clip fraction that are too coarse to hold it, and bounds beside those that are solved for.
+    (
+        ("+clipx=gspo", *HELD, f"{ACTOR}.ppo_mini_batch_size=127", f"{ROLLOUT}.n=4"),
+        f"{ACTOR}.ppo_mini_batch_size",
+        f"{ROLLOUT}.n=4",
+    ),
+    (("+clipx=dapo", *HELD, "clipx.clip_high=1.28"), "clipx.clip_high", "clipx.hold"),
     # Keys of the loss where nothing reads them.
     *(
         ((f"+clipx={group}", f"{key}=0.3"), key, f"{ACTOR}.{key.rpartition('.')[2]}")
@@ -339,6 +347,8 @@ SERVED = [
     # verl's own loss is verl's business, and what verl passes on to other code may have any name.
     ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=dro", f"{POLICY_LOSS}.tau_neg=1.2"),
     ("+clipx=acpo", "reward.custom_reward_function.reward_kwargs.clip_ratio=0.3"),
+    ("+clipx=gspo", *HELD, f"{ACTOR}.ppo_mini_batch_size=128", f"{ROLLOUT}.n=4"),
+    ("+clipx=grpo", *HELD, f"{ACTOR}.ppo_mini_batch_size=1", f"{ROLLOUT}.n=4"),
 ]
 
 

@@ -39,6 +39,13 @@ print("worker", [kind.__name__ for kind in ActorRolloutRefWorker.actor_worker_cl
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 print("loss", get_policy_loss_fn("clipx_acpo"))
 """
+LAUNCH = """
+from hydra import compose, initialize_config_module
+from verl.utils.device import auto_set_device
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", ["+clipx=acpo"])
+auto_set_device(config)
+"""
 PLACES = {"first": "insert(0, FOLDER)", "last": "append(FOLDER)"}
 
 
@@ -51,9 +58,9 @@ def install_other(folder: Path, code: str) -> None:
     (metadata / "entry_points.txt").write_text("[verl.plugins]\nother = other_plugin\n")
 
 
-def import_both(folder: Path, place: str) -> subprocess.CompletedProcess:
-    """Imports verl in a process where the other plugin comes first or last."""
-    code = PROGRAM.replace("PLACE", PLACES[place]).replace("FOLDER", repr(str(folder)))
+def import_both(folder: Path, place: str, launch: str = "") -> subprocess.CompletedProcess:
+    """Imports verl in a process where the other plugin comes first or last, and launches a run as verl's main does."""
+    code = PROGRAM.replace("PLACE", PLACES[place]).replace("FOLDER", repr(str(folder))) + launch
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
@@ -72,6 +79,7 @@ def test_another_plugins_worker_and_ours_act_together(tmp_path, place, rebinding
 @pytest.mark.parametrize("place", PLACES)
 def test_a_loss_under_a_name_of_ours_is_refused_by_both_names(tmp_path, place):
     install_other(tmp_path, LOSS)
-    done = import_both(tmp_path, place)
-    assert done.returncode != 0 or "other_loss" not in done.stdout
-    assert "clipx_acpo" in done.stderr and "other_plugin" in done.stderr
+    done = import_both(tmp_path, place, LAUNCH)
+    assert done.returncode != 0
+    message = done.stderr.splitlines()[-1]
+    assert "RuntimeError" in message and "'clipx_acpo'" in message and "other_plugin" in message

@@ -72,6 +72,17 @@ def test_it_holds_under_every_option(actor, few_probes, method, name):
     hold(actor(f"+clipx={method}", *OPTIONS[name]), OptimizerStep(entropy_wanted=name == "entropy bonus"))
 
 
+HELD = [("grpo", "clip_fraction=0.1"), ("ipo", "clip_fraction=0.1"), ("two_sided", "second_moment=0.05")]
+
+
+@pytest.mark.parametrize(("method", "target"), HELD)
+def test_it_holds_of_bounds_that_hold_a_target(actor, few_probes, method, target):
+    name, _, value = target.partition("=")
+    held = (f"+clipx={method}", f"+clipx/hold={name}", f"clipx.hold.value={value}")
+    hold(actor(*held))
+    with_its_pass(actor(*held), noise=1e-6)
+
+
 @pytest.mark.slow
 def test_it_holds_compiled(actor):
     hold(actor("+clipx=acpo", "clipx.compile=true"))

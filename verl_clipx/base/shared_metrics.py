@@ -9,7 +9,7 @@ from functools import partial
 from operator import add, neg
 from typing import Any
 
-from verl_clipx.base.metric import Metric, Over, of_rollout_batch
+from verl_clipx.base.metric import Metric, Over, of_decision, of_rollout_batch
 from verl_clipx.base.mini_batch_metrics import effective_sample_size, entropy_clip_estimate
 
 REGIONS = ("LN", "HP", "LP", "HN", "M")
@@ -155,6 +155,20 @@ MASKED_SEQUENCES = {
     )
     for sign in SIGNS
 }
+HELD_WIDTH = of_decision(
+    "hold/width",
+    "`+clipx/hold`: the width w that holds the target, of bounds 1 / (1 + w) and 1 + w, or -w and w on a difference",
+    "1",
+    chart="held width",
+)
+HELD_REACHED = of_decision(
+    "hold/reached", "`+clipx/hold`: the target's value at this width, by the histogram that it was solved from", "1"
+)
+HELD_MISSED = of_decision(
+    "hold/missed",
+    "`+clipx/hold`: share of the updates in which no width between floor and ceiling meets the target",
+    "fraction of updates",
+)
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
     "number of the rollout batch's updates that verl skipped because the gradient's norm was not finite; under Lopti "
@@ -257,6 +271,9 @@ METRICS = (
     SKIPPED_UPDATES,
     RECEIPT,
     STANDARD_ERROR,
+    HELD_WIDTH,
+    HELD_REACHED,
+    HELD_MISSED,
     SELECTED,
     REJECTED,
     *MASKED.values(),

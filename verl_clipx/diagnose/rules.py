@@ -28,6 +28,7 @@ MOST_MISMATCH = 0.02
 EXPLOSION, STEPS_BEFORE = 100.0, 5
 MOST_CUT = 0.25
 MOST_UNDECIDED = 0.1
+MOST_MISSED = 0.5
 
 REWARD_COLLAPSE = "reward collapse"
 
@@ -408,6 +409,15 @@ RULES = (
         reason="the search has nowhere left to go",
         remedy="Raise clipx.upper_stop or lower clipx.target.",
         link="docs/methods.md#bapo",
+    ),
+    Rule(
+        name="held target out of reach",
+        reads=(keys.HOLD_MISSED,),
+        onset=_beyond(keys.HOLD_MISSED, MOST_MISSED),
+        threshold=f"in {MOST_MISSED:.0%} of a step's updates or more, {LASTING} steps in a row",
+        reason="the bounds then stay at their ceiling (clip_fraction) or floor (second_moment)",
+        remedy="Raise clipx.hold.value, move that end, or make fewer updates on each rollout batch.",
+        link="docs/scopes.md#hold-a-target",
     ),
     Rule(
         name="ratio anchored to another policy",

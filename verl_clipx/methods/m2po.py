@@ -3,22 +3,17 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, cat, float64, int64, where
+from torch import Tensor, cat, int64, where
 
-from verl_clipx.base.histogram import ratio_or_zero, whole_sums
+from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision, of_rollout_batch
+from verl_clipx.base.octaves import LARGEST, Octaves
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturated
 
-# Buckets of |log-ratio|: 64 to an octave from 2^-10 to 2^6, so that float32 holds every edge exactly.
-PER_OCTAVE = 64
-LOWEST_OCTAVE, OCTAVES = -10, 16
-LARGEST = 2.0 ** (LOWEST_OCTAVE + OCTAVES)
-
-# Squares are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order, and those of a bucket
-# fit into the 53 bits of a float64: of 2^23 tokens with a log-ratio of 8 nats, of 2^17 with LARGEST.
-UNITS = 2.0**24
+# Of |log-ratio|, from 2^-10 to LARGEST.
+OCTAVES = Octaves(lowest=-10, count=16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +85,19 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
 
     @property
     def statistics_size(self) -> int:
-        return 2 * (PER_OCTAVE * OCTAVES + 2)
+        return 2 * OCTAVES.buckets
 
     def statistics(self, t: Tokens) -> Tensor:
         """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
-        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
-        bucket, buckets = bucket_of(x).to(int64), self.statistics_size // 2
-        # As one sequence: the sums of each would take more memory than the tokens.
-        numbers, sums = (whole_sums(bucket.view(1, -1), values.view(1, -1), buckets) for values in (counted, squares))
-        return cat([numbers, sums / UNITS], 1).squeeze(0)
+        return OCTAVES.sums(x, counted)
 
     def decide(self, statistics: Tensor) -> Tensor:
         """tau, which is infinite if nothing is masked; the second moment before and after; the share that is masked."""
         of_buckets = statistics.view(2, -1)
         number, total = of_buckets.cumsum(1)
-        inner = inner_edges(statistics.device)
+        inner = OCTAVES.edges(statistics.device)
         everyone, left = number[-1:], number[-1:] - number
         if self.moment == "kept":
             mean = ratio_or_zero(total, number)
@@ -144,20 +135,3 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         if self.log_ratio_clamp is not None:
             masked = masked | (x.abs() > self.log_ratio_clamp)
         return where(masked, 0.0, x.exp())
-
-
-def bucket_of(x: Tensor) -> Tensor:
-    """The bucket of each |x|, which contains its upper edge: int32 in [0, PER_OCTAVE * OCTAVES + 1]."""
-    # A float32's exponent and the first six bits of its fraction number the buckets; torch.bucketize, which would
-    # search for them, takes ten times as long on a CPU. One less, so that an edge belongs to the bucket below it.
-    bits = x.abs().to(torch.float32).view(torch.int32) - 1
-    first = (127 + LOWEST_OCTAVE) * PER_OCTAVE - 1
-    return ((bits >> 17) - first).clamp(0, PER_OCTAVE * OCTAVES + 1)
-
-
-def inner_edges(device: torch.device | str) -> Tensor:
-    """The upper edges of all buckets but the last, which has none: (1025,), float64."""
-    # Made on the device: copying a list to an accelerator would wait for it.
-    step = torch.arange(PER_OCTAVE * OCTAVES + 1, dtype=float64, device=device)
-    octave = (step / PER_OCTAVE).floor()
-    return (1 + step / PER_OCTAVE - octave) * (octave + LOWEST_OCTAVE).exp2()

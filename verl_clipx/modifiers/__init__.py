@@ -1,10 +1,11 @@
-"""Modifiers, which you add to a method: they change which tokens count, and by how much."""
+"""Modifiers, which you add to a method: they change which tokens count, by how much, and within which bounds."""
 
 from typing import get_args
 
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 from verl_clipx.modifiers.entropy_selection import EntropySelection
 from verl_clipx.modifiers.future_influence import FutureInfluence
+from verl_clipx.modifiers.hold import Hold
 from verl_clipx.modifiers.lopti import Lopti
 from verl_clipx.modifiers.masks import Mask
 
@@ -13,4 +14,10 @@ Shaping = AdvantageReweighting | FutureInfluence
 
 # Key under the clipx node to the classes of its node. Where there are several, the node's `rule` names one of them, and
 # the first is meant without it.
-MODIFIERS = {"shaping": get_args(Shaping), "select": (EntropySelection,), "update": (Lopti,), "mask": get_args(Mask)}
+MODIFIERS = {
+    "shaping": get_args(Shaping),
+    "select": (EntropySelection,),
+    "update": (Lopti,),
+    "mask": get_args(Mask),
+    "hold": (Hold,),
+}

@@ -11,15 +11,22 @@ from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import apply, sums_of, token_statistics
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.token_trace import TokenTrace, token_trace
+from verl_clipx.modifiers.masks import remaining
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.config import Settings
 
 
 class LossOnTokens(NamedTuple):
-    """What a loss does to each of an update's tokens, (sequences, length), and the metrics over them, as logged."""
+    """What a loss does to each of an update's tokens, (sequences, length).
+
+    Args:
+        metrics: over the tokens, as logged.
+        mask: the tokens that the loss trains on, bool.
+    """
 
     trace: TokenTrace
     metrics: dict[str, float]
+    mask: Tensor
 
 
 def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> str | None:
@@ -57,14 +64,15 @@ def is_own(settings: Settings, own: Settings | None) -> bool:
 def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, batch: TokenBatch) -> LossOnTokens:
     """A loss, for which `why_refused` has no reason, on all tokens of an update or a resample of them."""
     with torch.no_grad():
-        factor = _factor(settings, batch)
+        unmasked, all_inputs = _masked(settings, own, batch)
+        factor = _factor(settings, batch, unmasked, all_inputs.mask)
         keeps = keeps_decisions(settings, own, tokens)
         decided_apart = settings.adaptive and (settings.scope == "micro_batch" or keeps)
         numbers = batch.micro_batch.unique().tolist() if decided_apart else [None]
         parts = []
         for number in numbers:
             rows = torch.arange(len(batch.prompt)) if number is None else (batch.micro_batch == number).nonzero()[:, 0]
-            inputs = Inputs(*(None if values is None else values[rows] for values in batch.inputs))
+            inputs = Inputs(*(None if values is None else values[rows] for values in all_inputs))
             if keeps:
                 decision, of_decision = tokens.decisions[number], {}
             else:
@@ -77,15 +85,28 @@ def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, bat
         means = _means(settings, sum(sums for _, _, sums, _ in parts))
         for name in parts[0][3]:
             means[name] = sum(float(logged[name]) for *_, logged in parts) / len(parts)
-        return LossOnTokens(TokenTrace(*(torch.cat(values)[order] for values in traces)), means)
+        return LossOnTokens(TokenTrace(*(torch.cat(values)[order] for values in traces)), means, all_inputs.mask)
 
 
-def _factor(settings: Settings, batch: TokenBatch) -> Tensor:
+def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tuple[Tensor, Inputs]:
+    """The tokens before +clipx/mask, bool, (sequences, length); and what the loss gets.
+
+    A run that has a mask and rejects in bypass mode does not tell the two apart in its trace: under another mask, what
+    it rejected counts again.
+    """
+    inputs, of_run = batch.inputs, None if own is None else own.mask
+    unmasked = inputs.mask if of_run is None else batch.whole
+    if settings.mask == of_run:
+        return unmasked, inputs
+    inputs = inputs._replace(mask=unmasked)
+    return unmasked, inputs._replace(mask=remaining(settings.mask, inputs))
+
+
+def _factor(settings: Settings, batch: TokenBatch, unmasked: Tensor, mask: Tensor) -> Tensor:
     """The factor on F of rollout correction and of the entropy selection, (sequences, length)."""
-    mask = batch.inputs.mask
     factor = mask.to(torch.float32) if batch.correction is None else torch.where(mask, batch.correction, 0.0)
     if settings.select is not None:
-        factor = factor * settings.select.selected(batch.inputs.entropy, mask, None)
+        factor = factor * settings.select.selected(batch.inputs.entropy, unmasked, None)
     return factor
 
 

@@ -113,7 +113,7 @@ def of_run(updates: Sequence[TracedTokens]) -> Replay:
 
 def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
     """The metrics of an update, and the sums behind cosine and norm ratio, which begin with "sum/"."""
-    mine = torch.where(batch.inputs.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
+    mine = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
     of_run = batch.weighted.to(torch.float64)
     products = {"both": mine * of_run, "mine": mine.square(), "run": of_run.square()}
     return loss.metrics | {f"sum/{name}": float(values.sum()) for name, values in products.items()}
@@ -163,23 +163,25 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
     for name, values in loss.trace._asdict().items():
         if name in ("low", "high", "bounded", "weight", "advantage"):
             table[name] = values[batch.whole].numpy()
-    inputs = batch.inputs
     table["region"] = regions_of(table.bounded, table.low, table.high, table.advantage)
     # A token without an advantage has no gradient under any loss, so it counts as unchanged.
     before = (batch.weighted != 0)[batch.whole].numpy()
-    after = ((table.weight * table.advantage) != 0).to_numpy() & inputs.mask[batch.whole].numpy()
+    after = ((table.weight * table.advantage) != 0).to_numpy() & loss.mask[batch.whole].numpy()
     table["change"] = numpy.select([after & ~before, before & ~after], [REGAINED, LOST], "")
-    counts = inputs.mask if inputs.counted is None else inputs.mask & inputs.counted
-    return table.assign(counts=counts[batch.whole].numpy())
+    counted = batch.inputs.counted
+    counts = loss.mask if counted is None else loss.mask & counted
+    return table.assign(counts=counts[batch.whole].numpy(), trained=loss.mask[batch.whole].numpy())
 
 
 def _against(tokens: Sequence[pandas.DataFrame], updates: Sequence[TracedTokens]) -> float:
-    """The largest relative difference of a token's bounds from the traced ones."""
+    """The largest relative difference of the bounds of a token that is trained on from the traced ones."""
     sides = ["low", "high"]
     ours = pandas.concat([table[sides] for table in tokens]).to_numpy(dtype=float)
     traced = pandas.concat([update.table[sides] for update in updates]).to_numpy(dtype=float)
+    trained = numpy.concatenate([table.trained.to_numpy() for table in tokens])
+    ours, traced = ours[trained], traced[trained]
     apart = numpy.abs(numpy.where(ours == traced, 0.0, ours - traced))
-    return float((apart / numpy.maximum(numpy.abs(traced), 1e-12)).max())
+    return float((apart / numpy.maximum(numpy.abs(traced), 1e-12)).max(initial=0.0))
 
 
 def _share(positive: float, negative: float) -> float:

@@ -60,6 +60,8 @@ def describe_loss(settings: Settings, run: RunFacts) -> str:
     method = settings.method
     group = f" (+clipx={run.group})" if run.group else ""
     scope = f"scope {settings.scope}" if settings.adaptive else method.what_limits.described
+    if settings.hold is not None:
+        scope = f"{method.what_limits.described}, {scope}"
     differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
     return f"clipx_{method.name}{group}, {scope}, {differing}{UNCONSTRAINED if method.unconstrained_weight else ''}"
 
@@ -174,7 +176,7 @@ def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
         (field, getattr(owner, field.name))
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace", "paper_loss_agg_mode")
+        if field.name not in ("method", "trace", "paper_loss_agg_mode", "hold", *settings.method.replaced)
     ]
 
 

@@ -178,6 +178,8 @@ def loss_with_settings(settings: Settings, run: RunFacts) -> str:
         if name not in NO_SETTING and not isinstance(value, bool | str) and value
     ]
     changed = [change for change in differences(settings, run) if change.partition("=")[0] not in NOT_TRAINED]
+    if settings.hold is not None:
+        changed.insert(0, f"bounds that hold {settings.method.held_target}")
     group = run.group
     whose = "the released code's" if str(group).endswith("_reference") else "the paper's"
     if group == "custom" or group not in group_names():

@@ -22,7 +22,8 @@ from verl_clipx.base.refusal import Refusal
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import METHODS, Method, method_named
-from verl_clipx.modifiers import MODIFIERS, EntropySelection, Lopti, Mask, Shaping
+from verl_clipx.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Shaping
+from verl_clipx.modifiers.hold import HeldBounds, held
 from verl_clipx.run.groups import OBSERVE, group_names
 from verl_clipx.run.trace import Trace
 
@@ -133,6 +134,9 @@ class Settings(Node):
     )
     select: EntropySelection | None = node_parameter("select", "+clipx/select=high_entropy or low_entropy")
     update: Lopti | None = node_parameter("update", "+clipx/update=lopti")
+    hold: Hold | None = node_parameter(
+        "hold", "+clipx/hold=clip_fraction or second_moment: the width of the bounds holds a target"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,6 +147,11 @@ class Settings(Node):
                 f"only {NODE}.scope=lagged averages, and the scope is {self.scope}",
                 f"Set {NODE}.scope=lagged, or {NODE}.lagged_average=0.",
             )
+        if self.hold is not None and not isinstance(self.method, HeldBounds):
+            object.__setattr__(self, "method", held(self.method, self.hold))
+        if self.hold is not None and self.scope == "micro_batch" and self.method.by_sequence:
+            reason = f"a micro-batch has too few sequences for the width of {self.method.name} to hold a target"
+            raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or lagged.")
         if self.scope == "lagged" and self.method.second_statistics_size:
             raise Refusal(
                 f"{NODE}.scope",

@@ -60,6 +60,9 @@ ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
 FUSED_KERNELS, MODEL_PATH = "actor_rollout_ref.model.use_fused_kernels", "actor_rollout_ref.model.path"
 EPOCHS, MINI_BATCH, ROLLOUT_PROMPTS = f"{ACTOR}.ppo_epochs", f"{ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
+RESPONSES = f"{ROLLOUT}.n"
+# A share of so many sequences moves in steps of 0.2 %.
+FEWEST_SEQUENCES = 512
 # Of verl's experimental trainers, which do not read trainer.v1.
 ROLLOUT_NODES, MINI_BATCHES_AT_ONCE = "rollout.nnodes", "async_training.require_batches"
 STEPS_A_VERSION = "async_training.trigger_parameter_sync_step"
@@ -197,6 +200,20 @@ def no_update(values: Values, node: Settings | Observe) -> Refusal | None:
     if epochs is None or (isinstance(epochs, int) and epochs >= 1):
         return None
     return Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
+
+
+@refuses(MINI_BATCH)
+def too_few_sequences(values: Values, node: Settings | Observe) -> Refusal | None:
+    """times rollout.n, below 512 where the bounds on a sequence's ratio hold a target"""
+    prompts, samples = values[MINI_BATCH], values[RESPONSES]
+    holds = isinstance(node, Settings) and node.hold is not None and node.method.by_sequence
+    if not holds or None in (prompts, samples) or prompts * samples >= FEWEST_SEQUENCES:
+        return None
+    reason = (
+        f"with {RESPONSES}={samples} a mini-batch has {prompts * samples} sequences, too few for {NODE}.hold: the "
+        "share that is clipped would move in steps that are too coarse"
+    )
+    return Refusal(MINI_BATCH, prompts, reason, f"Have at least {FEWEST_SEQUENCES}, or leave out +{NODE}/hold.")
 
 
 @refuses(CALCULATE_LOG_PROBS)
@@ -503,7 +520,7 @@ DEFAULTS: dict[str, Any] = {
             *(*WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS, DISTILLATION, DISTILLATION_LOSS, DISTILLATION_COEFFICIENT),
             *(MINI_BATCH, ROLLOUT_PROMPTS, USE_V1, WARMUP, STEPS_A_VERSION, ROLLOUT_NODES, MINI_BATCHES_AT_ONCE),
             *(TRAINER_MODE, *TORCH_COMPILE, MODEL_PATH, FUSED_KERNELS, QAT, MTP, PREFIX_GROUPER, ROUTER_REPLAY),
-            *(DYNAMIC_CONTEXT, *SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values(), ESTIMATOR, GROUP_FILTERING),
+            *(DYNAMIC_CONTEXT, *SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values(), ESTIMATOR, GROUP_FILTERING, RESPONSES),
             *(ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM, *TRUNCATING, CALCULATE_LOG_PROBS),
         )
     ),
@@ -542,7 +559,7 @@ ON_THE_PATH = (
 
 # Keys elsewhere that the plugin looks at.
 ELSEWHERE = (
-    *rows(READ_BY_VERL, SCHEDULE, EPOCHS, MINI_BATCH, ROLLOUT_PROMPTS, USE_V1, WARMUP, STEPS_A_VERSION),
+    *rows(READ_BY_VERL, SCHEDULE, EPOCHS, MINI_BATCH, RESPONSES, ROLLOUT_PROMPTS, USE_V1, WARMUP, STEPS_A_VERSION),
     *rows(READ_BY_VERL, SCHEDULE, ROLLOUT_NODES, MINI_BATCHES_AT_ONCE, TRAINER_MODE),
     *rows(READ_BY_VERL, "clipx.compile=auto too, which then compiles nothing", *TORCH_COMPILE),
     *rows(READ_BY_VERL, ENGINE, MODEL_PATH, FUSED_KERNELS, QAT, MTP, PREFIX_GROUPER, ROUTER_REPLAY, DYNAMIC_CONTEXT),
@@ -639,6 +656,11 @@ def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> Cl
     """
     taken, refused, known = {}, [], set()
     for field in dataclasses.fields(method):
+        if field.name in method.replaced:
+            if (own := f"{NODE}.{field.name}") in named:
+                reason, advice = f"{NODE}.hold solves for the bounds", "Remove one of the two."
+                refused.append(Refusal(own, getattr(method, field.name), reason, advice))
+            continue
         verl = verl_key(type(method), field.name)
         if verl is None:
             continue

@@ -41,6 +41,7 @@ CLIPPED_HIGH = "actor/clipx/clip_fraction_high"
 BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"
 BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_last"
 SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
+HOLD_MISSED = "actor/clipx/hold/missed"
 EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
 MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
 # The share of tokens within the bounds, of runs with clipx.metrics=all.

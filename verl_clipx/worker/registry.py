@@ -20,12 +20,26 @@ def register_loss(core_algos: ModuleType, name: str) -> None:
 
     registered = f"clipx_{name}"
     existing = core_algos.POLICY_LOSS_REGISTRY.get(registered)
+    refuse_another(registered, existing)
+    core_algos.register_policy_loss(registered)(functools.partial(policy_loss, name))
+
+
+def refuse_another(name: str, existing: Any) -> None:
+    """Raises RuntimeError if a function that is registered under a name of the plugin's is another package's."""
     if existing is not None and not is_ours(existing):
         raise RuntimeError(
-            f"verl's policy loss {registered!r} is already {described(target_of(existing))}; verl_clipx cannot "
+            f"verl's policy loss {name!r} is already {described(target_of(existing))}; verl_clipx cannot "
             "register its own under that name. Uninstall or rename the other one."
         )
-    core_algos.register_policy_loss(registered)(functools.partial(policy_loss, name))
+
+
+def refuse_another_loss(config: Any) -> None:
+    """Raises RuntimeError if the run names a loss of the plugin's that another package has registered since."""
+    name = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if name.startswith("clipx_"):
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+        refuse_another(name, POLICY_LOSS_REGISTRY.get(name))
 
 
 def is_ours(function: Any) -> bool:

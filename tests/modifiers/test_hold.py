@@ -1,0 +1,237 @@
+"""Holding a target: widths by hand and against sorted tokens, ends, splits, refusals, and through a configuration.
+
+Covers: every method with a width keeps the contract, compiled too; the histogram is additive, and the width falls with
+the value of clip_fraction and rises with that of second_moment; the line, what explain says, metrics, and the state's
+description. Not covered: ranks and micro-batches (tests/end_to_end/test_invariance.py), a training.
+"""
+
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusals_in
+from tests.claims.first_call import first_call
+from tests.methods.at import outcome, row, tokens_at
+from verl_clipx.check.contract import check_method
+from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.modifiers.hold import HeldBounds
+from verl_clipx.run.answer import bounds_of, loss_with_settings
+from verl_clipx.run.config import build
+from verl_clipx.worker.state import description
+
+WITH_WIDTH = ["grpo", "gppo", "ce_gppo", "cispo", "dgpo", "two_sided", "dppo", "ipo", "gspo"]
+MASKS = ["grpo", "two_sided"]
+BUCKET = 2 ** (1 / 64) * 1.01
+
+
+def holding(method="grpo", parameters=None, **hold):
+    return build(method, **(parameters or {}), hold=hold).method
+
+
+def solved(method, log_ratio, advantages):
+    """Width, the target's value there, and whether it is missed."""
+    t = tokens_at(row(*log_ratio).exp(), row(*advantages))
+    decision = method.decide(method.statistics(t))
+    return tuple(value.item() for value in method.metrics(method.statistics(t), decision).values())
+
+
+# The clip can act on seven of ten tokens: their distances are 0.06, 0.1, 0.15, 0.2, 0.3, 0.4 and 0.5.
+LOG_RATIOS = [0.06, 0.1, -0.15, 0.2, 0.3, -0.4, 0.5, -0.9, 0.9, 0.9]
+ADVANTAGES = [1.0, 1.0, -1.0, 2.0, 1.0, -1.0, 1.0, 1.0, -1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("method", "hold", "distance", "reached"),
+    [
+        # Two tokens of ten are beyond, one, none.
+        ("grpo", dict(value=0.2), (0.3, 0.4), 0.2),
+        ("gppo", dict(value=0.19), (0.4, 0.5), 0.1),
+        ("dgpo", dict(value=0.05), (0.5, 0.55), 0.0),
+        # The two that move back count too, and the one without an advantage doesn't.
+        ("two_sided", dict(value=0.2), (0.5, 0.9), 0.2),
+        ("cispo", dict(value=0.39), (0.4, 0.5), 0.3),
+        # Mean squares of the nearest four and five: 0.019025 and 0.03322.
+        ("grpo", dict(value=0.02, target="second_moment"), (0.2, 0.3), 0.019025),
+        ("grpo", dict(value=0.034, target="second_moment"), (0.3, 0.4), 0.03322),
+    ],
+)
+def test_a_width_by_hand(method, hold, distance, reached):
+    held = holding(method, **hold)
+    width, found, missed = solved(held, LOG_RATIOS, ADVANTAGES)
+    assert distance[0] <= math.log1p(width) < distance[1] and missed == 0
+    assert found == pytest.approx(reached, abs=1e-7)
+    t = tokens_at(row(*LOG_RATIOS).exp(), row(*ADVANTAGES))
+    bounds = held.bounds(t, held.decide(held.statistics(t)))
+    assert (bounds.low.item(), bounds.high.item()) == pytest.approx((1 / (1 + width), 1 + width), rel=1e-12)
+    if held.hold.target == "clip_fraction" and not held.bounds_width.every_sign:
+        assert int(bounds.clipped(t.ratio, t.advantages).sum()) == round(10 * reached)
+
+
+@pytest.mark.parametrize(("method", "share", "moved"), [("dppo", 0.25, 0.3), ("ipo", 0.5, 0.3)])
+def test_a_width_of_the_change_of_probability_by_hand(method, share, moved):
+    # From 0.5 by 0.1, 0.3, 0.4 up and 0.35 down with A > 0: what moves back counts for ipo alone.
+    held = holding(method, value=share)
+    old, change = row(*[0.5] * 4), row(0.1, 0.3, 0.4, -0.35)
+    t = tokens_at((old + change) / old, row(1.0, 1.0, 1.0, 1.0), old_log_prob=old.log())
+    width, reached, missed = held.decide(held.statistics(t)).tolist()
+    assert moved * (1 - 1e-6) <= width <= moved * BUCKET and (reached, missed) == (share, 0)
+    assert (outcome(held, t).weight == 0).sum() == 4 * share
+
+
+def test_a_width_of_a_sequences_ratio_by_hand():
+    # Sequences of two tokens whose mean log-ratios are 1e-4, 2e-4 and 4e-4.
+    log_ratio = torch.tensor([[1e-4, 1e-4], [3e-4, 1e-4], [0.0, 8e-4]], dtype=torch.float64)
+    held = holding("gspo", value=0.34)
+    t = tokens_at(log_ratio.exp(), torch.ones_like(log_ratio))
+    width, reached, _ = held.decide(held.statistics(t)).tolist()
+    assert 2e-4 * (1 - 1e-6) <= width <= 2e-4 * BUCKET and reached == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("hold", "log_ratio", "width", "missed"),
+    [
+        # A fresh batch is not clipped for noise, and a batch far away not more widely than the ceiling.
+        (dict(value=0.02), [0.01, 0.02, 0.03], 0.05, 0),
+        (dict(value=0.02), [0.01, 0.8, 0.9], 1.0, 1),
+        (dict(value=0.02, floor=0.1, ceiling=0.5), [0.01, 0.8, 0.9], 0.5, 1),
+        (dict(value=0.5, floor=0.1, ceiling=0.5), [0.01, 0.02, 0.9], 0.1, 0),
+        # Nothing has to be masked; everything would have to be.
+        (dict(value=0.1, target="second_moment"), [0.01, 0.02, 0.03], 1.0, 0),
+        (dict(value=1e-4, target="second_moment"), [0.04, 0.045, 0.2], 0.05, 1),
+        (dict(value=0.02), [], 0.05, 0),
+        (dict(value=0.02, target="second_moment"), [], 1.0, 0),
+    ],
+)
+def test_the_width_stays_between_its_ends(hold, log_ratio, width, missed):
+    found, reached, is_missed = solved(holding(**hold), log_ratio, [1.0] * len(log_ratio))
+    assert found == pytest.approx(width, rel=1e-12) and is_missed == missed == (reached > hold["value"])
+
+
+TOKENS = st.lists(st.tuples(st.floats(-2, 2), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
+@pytest.mark.parametrize("method", MASKS)
+@given(tokens=TOKENS, values=st.tuples(st.floats(1e-3, 0.5), st.floats(1e-3, 0.5)), cut=st.integers(0, 40))
+@settings(deadline=None, max_examples=60)
+def test_it_is_monotone_additive_and_within_a_bucket_of_sorting(method, target, tokens, values, cut):
+    log_ratio, advantages = zip(*tokens, strict=True)
+    narrow, wide = (holding(method, target=target, value=value) for value in sorted(values))
+    widths = [solved(held, log_ratio, advantages)[0] for held in (narrow, wide)]
+    assert widths == sorted(widths, reverse=target == "clip_fraction")
+
+    parts = [slice(None, cut), slice(cut, None)]
+    whole, *of_parts = (
+        wide.statistics(tokens_at(row(*log_ratio[part]).exp(), row(*advantages[part])))
+        for part in (slice(None), *parts)
+    )
+    assert torch.equal(sum(of_parts), whole)
+
+    distances = sorted(abs(x) for x, A in tokens if (A * x > 0 if method == "grpo" else A != 0 and abs(x) > 0))
+    bound = math.log1p(widths[1])
+    inside = math.log1p(0.05) * BUCKET < bound < math.log(2) / BUCKET
+    if target == "clip_fraction" and inside:
+        assert sum(x > bound * BUCKET for x in distances) <= max(values) * len(tokens) * (1 + 1e-9)
+        assert sum(x > bound / BUCKET for x in distances) > max(values) * len(tokens) * (1 - 1e-9)
+    elif inside:
+        kept = [x * x for x in distances if x <= bound]
+        assert math.fsum(kept) <= max(values) * max(len(kept), 1) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
+def test_tokens_outside_the_mask_do_not_count(target):
+    held, A = holding(value=0.3, target=target), row(1.0, 1.0, 1.0, 1.0)
+    t = tokens_at(row(0.2, 0.3, 0.6, math.nan).exp(), A, mask=row(True, True, False, False, dtype=None))
+    assert torch.equal(held.statistics(t), held.statistics(tokens_at(row(0.2, 0.3).exp(), A[:, :2])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", WITH_WIDTH)
+def test_it_keeps_the_contract(method):
+    assert [(name, failure) for name, failure in check_method(holding(method, value=0.1)) if failure] == []
+
+
+def test_the_methods_with_a_width_are_these():
+    assert {name for name in BUILT_IN if METHODS[name]().bounds_width is not None} == {*WITH_WIDTH}
+    assert [name for name in WITH_WIDTH if METHODS[name]().bounds_width.mask] == MASKS
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "key", "value"),
+    [
+        ("grpo", {"value": None}, "clipx.hold.value", None),
+        ("grpo", {"value": 2}, "clipx.hold.value", 2),
+        ("grpo", {"floor": 1.5}, "clipx.hold.floor", 1.5),
+        ("grpo", {"ceiling": 0.01}, "clipx.hold.floor", 0.05),
+        ("grpo", {"target": "kl"}, "clipx.hold.target", "kl"),
+        *(
+            (name, {"target": "second_moment"}, "clipx.hold.target", "second_moment")
+            for name in ("gppo", "ipo", "gspo")
+        ),
+        *((name, {}, "clipx.hold", None) for name in ("acpo", "bapo", "m2po", "gmpo", "dppo_kl", "clip_cov", "sapo")),
+    ],
+)
+def test_what_cannot_be_held_is_refused(method, values, key, value):
+    given = {f"clipx.hold.{name}": of for name, of in {"value": 0.02, **values}.items()}
+    with pytest.raises(Exception) as raised:
+        actor_of(merged([f"+clipx={method}", "+clipx/hold=clip_fraction"], given))
+    (refusal,) = refusals_in(raised.value)
+    assert refusal.key == key and (value is None or refusal.value == value) and refusal.advice != refusal.reason
+
+
+def test_a_micro_batch_has_too_few_sequences():
+    with pytest.raises(ValueError, match=r"clipx\.scope=micro_batch"):
+        build("gspo", scope="micro_batch", hold={"value": 0.02})
+
+
+@pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])
+@pytest.mark.parametrize(
+    ("method", "target", "value"), [("grpo", "clip_fraction", 0.1), ("two_sided", "second_moment", 0.05)]
+)
+def test_through_a_composed_configuration_it_trains_and_logs(method, target, value, scope):
+    values = {"clipx.hold.value": value, "clipx.scope": scope}
+    actor = actor_of(merged([f"+clipx={method}", f"+clipx/hold={target}"], values))
+    for metrics in first_call(actor).metrics:
+        assert 0.05 <= metrics["clipx/hold/width"] <= 1 and metrics["clipx/hold/reached"] >= 0
+        if target == "clip_fraction" and scope != "lagged" and not metrics["clipx/hold/missed"]:
+            clipped = metrics["clipx/clip_fraction_low"] + metrics["clipx/clip_fraction_high"]
+            assert clipped == pytest.approx(metrics["clipx/hold/reached"], abs=1e-6) and clipped <= value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"value": 1e-4}, {"value": 1}, {"floor": 1e-6}, {"floor": 1e-6, "ceiling": 2e-6}, {"floor": 18.9, "ceiling": 19}],
+)
+@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
+def test_a_parameter_at_an_end_trains(target, values):
+    given = {f"clipx.hold.{name}": of for name, of in {"value": 0.02, **values}.items()}
+    first_call(actor_of(merged(["+clipx=grpo", f"+clipx/hold={target}"], given)))
+
+
+def test_the_line_and_explain_say_what_is_held():
+    _, decision = decided(
+        "+clipx=dapo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.3"
+    )
+    held = "clip_fraction 0.02 (width 0.05 to 1)"
+    expected = f"clipx_grpo (+clipx=dapo), holds {held}, scope mini_batch, every parameter as in its group; "
+    # The solved bounds take nothing over from verl, and the group's own have no part in the run.
+    assert f"{expected}verl's clip_ratio_high=0.3 not used" in decision.line
+    assert decision.resolved.run.taken == {} and "clip_high=" not in decision.line
+    said = f"ratio 1 / (1 + width) to 1 + width, the width that holds {held}; dual_clip 3"
+    _, settings, run = decision.resolved
+    assert bounds_of(settings.method) == said
+    assert loss_with_settings(settings, run).endswith(
+        f", scope mini_batch: dual_clip 3: the paper's but for bounds that hold {held}"
+    )
+
+
+def test_methods_that_hold_the_same_are_equal_and_a_state_belongs_to_its_target():
+    method, same, other = (holding(value=value) for value in (0.02, 0.02, 0.03))
+    assert isinstance(method, HeldBounds) and method == same == pickle.loads(pickle.dumps(method)) != other
+    assert method != METHODS["grpo"]() and method.name == "grpo"
+    assert description(method)["hold"] == "clip_fraction 0.02 (width 0.05 to 1)" != description(other)["hold"]
+    assert {"clip_low", "clip_high"} & {*description(method)} == set()
