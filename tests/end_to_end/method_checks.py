@@ -40,9 +40,11 @@ def mean(trained: Trained, metric: str) -> float:
 
 def regions_of(method: str) -> tuple[set[str], set[str]]:
     """The regions that tokens of any ratio and either sign are in, and those of them where the weight is not 0."""
-    kind = METHODS[method]()
+    kind = METHODS[method](**fact(method, "SEEN_AS", {}))
     usual = evaluate(kind, **inputs_of(kind, example()))
-    found = evaluate(kind, statistics=usual.statistics, **inputs_of(kind, every_ratio()))
+    # A second stage is about the tokens' own means.
+    statistics = None if kind.second_statistics_size else usual.statistics
+    found = evaluate(kind, statistics=statistics, **inputs_of(kind, every_ratio()))
     t, weighted = found.tokens, kind.gradient(found.tokens, found.weight)
     sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None, True), detailed=True)
     reached = {region for region, name in FRACTIONS.items() if sums[f"clipx/{name}"] > 0}

@@ -6,6 +6,7 @@ A test may state, as names of its module:
     VARIANTS    settings that no group has, with which it must keep the contract too
     GOLDEN      from the name of a reference in golden/manifest.json to its `Setup`
     SEEN        what a training with it must show besides what every method's does: a function of the metrics
+    SEEN_AS     parameters with which every region that a training reaches is reached
     SEEN_UNDER  overrides without which a few steps don't show it
     ENDS        from a parameter and its end, refused beside the group's other values, to values with which it trains
     NEVER       pairs of a parameter and an end that is refused whatever the others are

@@ -4,6 +4,8 @@ Covers: a run before its first step, while it logs, at its end, interrupted; a r
 covered: a lock that another host holds.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.runs.commands import clipx
@@ -26,7 +28,8 @@ def followed(tmp_path, monkeypatch):
     def run(*happens):
         waits = iter(happens)
         monkeypatch.setattr(page, "write_report", write)
-        monkeypatch.setattr(follow.time, "sleep", lambda _: next(waits)())
+        # Its own name: other threads sleep too.
+        monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=lambda _: next(waits)()))
         return clipx("report", log.parent, "--out", tmp_path / "out", "--follow"), written
 
     yield log, run

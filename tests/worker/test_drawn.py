@@ -115,7 +115,7 @@ def outcome(number):
     one = drawn(number)
     config = one.config()
     try:
-        decision = decide(config, named=set(one.values), group=one.group)
+        decision = decide(config, named=one.values, group=one.group)
         OmegaConf.resolve(config.actor_rollout_ref.actor.policy_loss)
     except Refusal as refusal:
         hold_refusal(one, refusal)

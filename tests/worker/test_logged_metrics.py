@@ -30,6 +30,7 @@ from verl_clipx.worker.observe import observe_registered
 FURTHER = {
     "bapo": ("clipx.target=0.9",),
     "acpo": ("clipx.alpha=0.5",),
+    "kl_cov": ("clipx.share=0.3",),
     "gspo": ("clipx.clip_low=0.95", "clipx.clip_high=1.05"),
 }
 WHOLE = [[list(range(6))]]
@@ -121,6 +122,9 @@ ELSEWHERE = {
 @pytest.mark.slow
 def test_every_key_in_the_documents_tables_is_logged(actor):
     found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
+    log_probs = "actor_rollout_ref.rollout.calculate_log_probs=true"
+    for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop", log_probs]):
+        found |= {*logged(actor, "grpo", "all", overrides=further)}
     # One without metrics of its own, those with, and verl's.
     for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
         names = logged(actor, group, "all")
@@ -131,7 +135,7 @@ def test_every_key_in_the_documents_tables_is_logged(actor):
     lists = {name: [float(value)] for name, value in sums.items()}
     found |= {*with_staleness(lists, updates_before=0, updates=1, moves=True, detailed=True)}
     found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
-    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    rows = [line for part in LISTS for line in markdown_table(part).splitlines() if line.startswith("| `")]
     patterns = documented("\n".join(row.split("|")[1] for row in rows))
     assert len(patterns) > 50
     keys = {name.removeprefix("actor/") for name in found}

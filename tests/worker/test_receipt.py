@@ -568,6 +568,7 @@ SAME_LOSS = {
         ("dcpo.largest_ratio", "dcpo_reference.largest_ratio"),
         "a token whose old probability is below 0.3 %: above it, the bound on the divergence comes first",
     ),
+    **dict.fromkeys(("clip_cov.share", "kl_cov.share"), "of the probes' tokens it is less than one, and one is taken"),
     "bapo.epsilon": "only contribution=ratio reads it",
     "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",
     "bapo_reference.lower_step": "no step helps, because N only grows, and the last one is cut to the range",

@@ -29,7 +29,7 @@ def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -
         metrics: from metric key to its value in each update.
         each: whether to also add the method's metrics of each update, as clipx/update_0/<name>.
     """
-    empty = torch.zeros(method.statistics_size, dtype=torch.float64)
+    empty = torch.zeros(method.statistics_size + method.second_statistics_size, dtype=torch.float64)
     own = {
         name: metrics[key]
         for _, members in declared(method, method.metrics(empty, method.decide(empty)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, cat, where
 
 from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
-from verl_clipx.base.histogram import bucket_of, ratio_or_zero, whole_sums
+from verl_clipx.base.histogram import bucket_of, whole_sums
 from verl_clipx.base.method import Bounds, Limit, Method
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, number, parameter
@@ -31,7 +31,6 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
 
     logs = (
         of_decision("covariance_bound", "tokens with a covariance above this are penalised", "nats times advantage"),
-        of_decision("penalised_share", "share of the tokens that are penalised", "fraction of tokens"),
     )
 
     share: float = parameter(
@@ -71,7 +70,7 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
         return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """The two means; the covariance above which a token is penalised; the share of the tokens that are."""
+        """The two means, and the covariance above which a token is penalised."""
         number, counts = statistics[:1], statistics[SUMS:]
         # At least one token, as in verl.
         wanted = (self.share * number).floor().clamp(min=1.0)
@@ -80,7 +79,7 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
         below = torch.full_like(counts[:1], -torch.inf)
         lower_edges = cat([below, inner_edges(statistics.device)])
         bound = lower_edges.gather(0, BUCKETS - 1 - steps_down)
-        return cat([means_of(statistics), bound, ratio_or_zero(from_above.gather(0, steps_down), number)])
+        return cat([means_of(statistics), bound])
 
     def bounded(self, t: Tokens) -> Tensor:
         """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
@@ -88,7 +87,7 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """Bounds on the log-probability beyond which the covariance is too high: above for A > mean A, else below."""
-        mean_advantage, mean_log_prob, bound, _ = decision.to(t.ratio.dtype).unbind()
+        mean_advantage, mean_log_prob, bound = decision.to(t.ratio.dtype).unbind()
         A = t.advantages - mean_advantage
         edge = mean_log_prob + bound / where(A == 0, 1.0, A)
         # Where A is the mean, the covariance is 0 whatever the log-probability.
@@ -96,7 +95,7 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
         return Bounds(where(A < 0, edge, -math.inf), where(A > 0, edge, where(A < 0, math.inf, never)))
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        return {"covariance_bound": decision[2].clamp(min=-1.0), "penalised_share": decision[3]}
+        return {"covariance_bound": decision[2].clamp(min=-1.0)}
 
     def penalised(self, t: Tokens, bounds: Bounds) -> Tensor:
         """The tokens that are pulled back: bool, (sequences, length)."""
