@@ -254,3 +254,21 @@ def test_every_method_under_every_pair_of_settings(task, tmp_path, method, ranks
     )
     check_trained(run, mode, kl)
     CHECKS[method](run)
+
+
+@pytest.mark.matrix
+def test_a_mask_weights_of_later_tokens_and_a_held_target_train_together(task, tmp_path):
+    run = train(
+        task,
+        tmp_path,
+        *("+clipx=grpo", "clipx.metrics=all", "+clipx/shaping=fipo"),
+        *("+clipx/mask=icepop", "clipx.mask.low=0.9", "clipx.mask.high=1.1"),
+        *("+clipx/hold=clip_fraction", "clipx.hold.value=0.02"),
+        *("actor_rollout_ref.rollout.calculate_log_probs=True", "trainer.v1.trainer_mode=colocate_async"),
+        steps=STEPS,
+    )
+    check_trained(run, "colocate_async", False)
+    masked = sum(run.log[f"actor/clipx/masked_fraction/{sign}"] for sign in ("negative", "positive"))
+    assert masked.between(0, 1).all() and (masked <= run.log["actor/clipx/rejected_fraction"] + 1e-9).all()
+    assert run.log["actor/clipx/hold/width"].between(0.05, 1).all()
+    assert "clipx: receipt: at ratios of its own choosing" in run.output
