@@ -307,7 +307,7 @@ def table(rows: list[Row]) -> str:
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Methods, such as acpo or grpo+fipo; by default all methods as they are.")
+        list[str] | None, typer.Argument(help="Such as acpo or grpo+fipo; all methods by default.")
     ] = None,
     architecture: Annotated[int, typer.Option(help=f"One of {', '.join(map(str, MULTIPROCESSORS))}.")] = 90,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
