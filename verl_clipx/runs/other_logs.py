@@ -1,5 +1,6 @@
 """Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B."""
 
+import codecs
 import csv
 import io
 import math
@@ -20,6 +21,7 @@ METRIC = re.compile(r"(?P<key>[^\s:]+):(?:np\.\w+\()?(?P<value>[-+.\w]+)\)?")
 # The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
@@ -63,7 +65,7 @@ def read_tensorboard(path: Path) -> Rows:
 
     folders = sorted({file.parent for file in path.rglob(EVENTS)})
     if len(folders) > 1:
-        names = ", ".join(one.name for one in folders)
+        names = ", ".join(str(one.relative_to(path)) for one in folders)
         raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
     events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
     rows: Rows = {}
@@ -82,10 +84,14 @@ def read_exports(path: Path) -> Rows:
     """
     rows: Rows = {}
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
-        table = csv.DictReader(io.StringIO(read_text(file)))
-        columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
-        steps = next((name for name in STEP_COLUMNS if name in columns), None)
-        if steps is None:
+        text = read_bytes(file).decode("utf-16") if read_bytes(file).startswith(UTF_16) else read_text(file)
+        # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
+        for separator in (",", ";", "\t"):
+            table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")), delimiter=separator)
+            columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
+            if steps := next((name for name in STEP_COLUMNS if name in columns), None):
+                break
+        else:
             raise ValueError(
                 f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
                 "`run.history()` of its API."
@@ -98,6 +104,8 @@ def read_exports(path: Path) -> Rows:
         for row in table:
             if math.isfinite(step := _number(row[steps] or "")):
                 texts = {metric: row[name].strip() for name, metric in metrics.items() if row[name]}
+                if separator == ";":
+                    texts = {metric: text.replace(",", ".") for metric, text in texts.items()}
                 # An empty cell or a word is no value; NaN is one.
                 numbers = {metric: _number(text) for metric, text in texts.items()}
                 kept = {key: one for key, one in numbers.items() if not math.isnan(one) or texts[key].lower() == "nan"}
