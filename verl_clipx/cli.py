@@ -283,37 +283,44 @@ def report(
 
 @app.command()
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run's folder, the file of its log, or wandb://entity/project/run; or two, to compare."),
+    ],
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit code 3 on this rule's finding, or on those of a kind or graver: fact, trend, remark."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run. From which step on, what shows it, and what to do."""
-    from verl_clipx.diagnose.base_rates import MEASURES, rates
-    from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
-    from verl_clipx.runs.folder import read_run
+    """Say what went wrong in a run. From which step on, what shows it, and what to do.
 
+    Of two runs it also says where the second leaves the first.
+
+    Exit code 0, or with --fail-on 3 if it was found; 1 if a run can't be read, or a rule of --fail-on can't be checked.
+    """
+    from verl_clipx.diagnose.command import FAILED, content_of, examine, fails, lines_of, unknown_name
+    from verl_clipx.diagnose.parting import part, say_where
+
+    names = fail_on or []
+    if len(runs) > 2:
+        fail(f"{len(runs)} runs: name one, or two to compare.", 2)
+    if message := unknown_name(names):
+        fail(message, 2)
     with failing(), warnings_on(messages_console()):
-        of_run = read_run(run)
-        findings = diagnose(of_run)
-        healthy = "" if findings else say_nothing_was_found(of_run)
-    if as_json:
-        rows = [
-            {
-                "finding": finding.rule.name,
-                "onset": finding.onset.step,
-                "evidence": finding.onset.evidence,
-                "heuristic": finding.rule.heuristic,
-                "remedy": finding.rule.remedy,
-                "link": finding.rule.link,
-                "usual": {name: rates().get(name) for name in finding.rule.reads if name in MEASURES},
-            }
-            for finding in findings
-        ]
-        print_json(run=str(run), findings=rows)
-        return
-    for finding in findings:
-        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
-    if healthy:
-        console.print(healthy, markup=False, highlight=False)
+        examined = [examine(run) for run in runs]
+        parting = part(*(one.run for one in examined)) if len(runs) == 2 else None
+        failed = [fails(one, names) for one in examined]
+    contents = [{"run": str(run), **content_of(one)} for run, one in zip(runs, examined, strict=True)]
+    if as_json and parting is None:
+        print_json(**contents[0])
+    elif as_json:
+        print_json(runs=contents, parting=parting._asdict())
+    else:
+        lines = [line for one in examined for line in lines_of(one)]
+        for line in [*lines, *(map(escape, say_where(parting)) if parting else ())]:
+            console.print(line, highlight=False, soft_wrap=True)
+    raise typer.Exit(FAILED if any(failed) else 0)
 
 
 @app.command()

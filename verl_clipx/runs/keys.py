@@ -19,6 +19,10 @@ PG_CLIPPED = "actor/pg_clipfrac"
 LENGTH = "response_length/mean"
 MISMATCH = "training/rollout_probs_diff_mean"
 ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
+# The part of the alike prompts whose samples all have the step's best score.
+SOLVED = "health/solved_prompts"
+# verl's validation in its log, a metric for each data set.
+VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
 SHARES = (ALIKE, CUT, PG_CLIPPED)
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
