@@ -268,12 +268,12 @@ def timeline_table() -> str:
     first, trigger, sooner, exactly = (list(flags) for flags in zip(*seen, strict=True))
     rows = [
         ("healthy logs with a change", [_changes(run) for run in healthy]),
-        ("the other runs of the table reversal with a change", [_changes(run) for run in others]),
-        ("pairs of seeds of a setting whose difference has a change", [bool(part(*pair).changes) for pair in pairs]),
-        (f"logs with a fault from a known step on, whose first change is within {IN_TIME} steps of it", first),
-        (f"… in which what the fault acts on first changes within {IN_TIME} steps", trigger),
-        ("… and does so before the first finding of a rule, or no rule has one", sooner),
-        ("… that leave the healthy run of their seed at exactly the step of the fault", exactly),
+        ("other runs of the table reversal with a change", [_changes(run) for run in others]),
+        ("pairs of seeds whose difference has a change", [bool(part(*pair).changes) for pair in pairs]),
+        (f"logs with a fault at a known step whose first change is within {IN_TIME} steps of it", first),
+        (f"… in which what the fault acts on changes within {IN_TIME} steps", trigger),
+        ("… and does so before any rule has a finding", sooner),
+        ("… that leave the healthy run of their seed at exactly that step", exactly),
     ]
     return counted(rows)
 

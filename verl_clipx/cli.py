@@ -297,28 +297,25 @@ def diagnose(
 
     Of two runs it also says where the second leaves the first.
 
-    Exit code 0, or with --fail-on 3 if it was found; 1 if a run can't be read, or a rule of --fail-on can't be checked.
+    Exit code 3 if --fail-on was found, 1 if it can't be checked or a run can't be read, else 0.
     """
-    from verl_clipx.diagnose.command import FAILED, content_of, examine, fails, lines_of, unknown_name
+    from verl_clipx.diagnose.command import FAILED, content_of, fails, lines_of
     from verl_clipx.diagnose.parting import part, say_where
+    from verl_clipx.runs.folder import read_run
 
-    names = fail_on or []
     if len(runs) > 2:
         fail(f"{len(runs)} runs: name one, or two to compare.", 2)
-    if message := unknown_name(names):
-        fail(message, 2)
     with failing(), warnings_on(messages_console()):
-        examined = [examine(run) for run in runs]
-        parting = part(*(one.run for one in examined)) if len(runs) == 2 else None
-        failed = [fails(one, names) for one in examined]
-    contents = [{"run": str(run), **content_of(one)} for run, one in zip(runs, examined, strict=True)]
-    if as_json and parting is None:
-        print_json(**contents[0])
-    elif as_json:
-        print_json(runs=contents, parting=parting._asdict())
+        read = [read_run(run) for run in runs]
+        parting = part(*read) if len(runs) == 2 else None
+        said = [content_of(run) if as_json else list(lines_of(run)) for run in read]
+        failed = [fails(run, fail_on or []) for run in read]
+    if as_json:
+        named = [{"run": str(run), **content} for run, content in zip(runs, said, strict=True)]
+        print_json(**(named[0] if parting is None else {"runs": named, "parting": parting._asdict()}))
     else:
-        lines = [line for one in examined for line in lines_of(one)]
-        for line in [*lines, *(map(escape, say_where(parting)) if parting else ())]:
+        where = say_where(*(run.name for run in read), parting) if parting else []
+        for line in [*(line for lines in said for line in lines), *map(escape, where)]:
             console.print(line, highlight=False, soft_wrap=True)
     raise typer.Exit(FAILED if any(failed) else 0)
 

@@ -36,14 +36,18 @@ TRIGGER = {
 }
 
 
-def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do():
-    found = changes(log_of(**TRIGGER))
-    assert [(one.key, one.step) for one in found] == [
-        ("actor/grad_norm", 20),
-        ("health/cut_responses", 22),
-        ("critic/score/mean", 30),
-    ]
-    assert found[0].before == pytest.approx(0.3, rel=0.1) and found[0].after == pytest.approx(4.5, rel=0.1)
+def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do(tmp_path):
+    rows = log_of(actor__pg_loss=from_step(9, 0.1, 0.1), **TRIGGER).to_dict("records")
+    write_log(tmp_path / "run/metrics.jsonl", rows)
+    found = answer("diagnose", tmp_path / "run")["changes"]
+    steps = {"actor/grad_norm": 20, "health/cut_responses": 22, "critic/score/mean": 30}
+    assert {one["key"]: one["step"] for one in found} == steps
+    assert (found[0]["before"], found[0]["after"]) == pytest.approx((0.3, 4.5), rel=0.1)
+    said = clipx("diagnose", tmp_path / "run")
+    assert said.index("step 20: actor/grad_norm 0.3") < said.index("step 22: health/cut")
+    for count, text in ((7, "8 steps or more; here are 7"), (9, "no logged value left the range")):
+        write_log(tmp_path / "short/metrics.jsonl", rows[:count])
+        assert text in clipx("diagnose", tmp_path / "short")
 
 
 @pytest.mark.parametrize(
@@ -64,17 +68,6 @@ def test_what_is_a_change(steps, of, step):
     assert found == ([] if step is None else found[:1]) and (step is None or abs(found[0] - step) <= 3)
 
 
-def test_the_command_prints_the_first_steps(tmp_path):
-    rows = log_of(actor__pg_loss=from_step(9, 0.1, 0.1), **TRIGGER).to_dict("records")
-    write_log(tmp_path / "run/metrics.jsonl", rows)
-    said = clipx("diagnose", tmp_path / "run")
-    assert said.index("step 20: actor/grad_norm 0.3") < said.index("step 22: health/cut")
-    assert answer("diagnose", tmp_path / "run")["changes"][0]["step"] == 20
-    for name, count, text in (("a", 7, "a log of 8 steps or more"), ("b", 9, "no logged value left the range")):
-        write_log(tmp_path / name / "metrics.jsonl", rows[:count])
-        assert text in clipx("diagnose", tmp_path / name)
-
-
 def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
     one = log_of(critic__score__mean=from_step(99, 0.5, 0.5), timing_s__step=from_step(99, 1.0, 1.0))
     two = one.assign(**{"timing_s/step": 7.0})
@@ -86,9 +79,8 @@ def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
     assert (found.step, found.same_samples, [*found.values]) == (31, True, [keys.REWARD])
     for name, log in (("a", one), ("b", two)):
         write_log(tmp_path / name / "metrics.jsonl", log.assign(**{"actor/pg_loss": 0.1}).to_dict("records"))
-    assert "a and b part at step 31, and log the same in every step before" in clipx(
-        "diagnose", tmp_path / "a", tmp_path / "b"
-    )
+    said = clipx("diagnose", tmp_path / "a", tmp_path / "b")
+    assert "a and b begin with the same samples and part at step 31: critic/score/mean 0.518845 and nan." in said
     assert answer("diagnose", tmp_path / "a", tmp_path / "b")["parting"]["step"] == 31
     assert "name one, or two" in clipx("diagnose", *[tmp_path / "a"] * 3, code=2)
 

@@ -10,8 +10,8 @@ import contextlib
 import gzip
 import io
 import sys
-import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -97,35 +97,26 @@ def test_exports_that_a_spreadsheet_saved(tmp_path, encoding, separator):
     assert read_run(tmp_path / "mine.csv").values("actor/entropy").to_dict() == {1: 0.5}
 
 
-class StandIn(types.ModuleType):
-    """Of wandb 0.31 what is called: Api().run(path), its name, config and scan_history(), and Error."""
-
-    class Error(Exception):
-        """As wandb's errors are."""
-
-    def Api(self):
-        return types.SimpleNamespace(run=self.run)
-
-    def run(self, path):
-        if path != "team/project/a1b2":
-            raise self.Error("run not found")
-        history = [{"_step": 1, "_runtime": 3.0, "actor/entropy": 0.5, "table": {"path": "x"}}]
-        history += [{"_step": 2, "actor/entropy": "NaN"}, {"_step": 2, "critic/score/mean": 1}]
-        config = {"data": {"seed": 7}, "actor_rollout_ref": {"rollout": {"top_p": 0.9}}, "hf_token": "hf_x"}
-        return types.SimpleNamespace(name="grpo-long", config=config, scan_history=lambda: iter(history))
+def stand_in():
+    """Of wandb 0.31 what is called: Api().run(path), that run's name, config and scan_history(), and Error."""
+    history = [{"_step": 1, "_runtime": 3.0, "actor/entropy": 0.5, "table": {"path": "x"}}]
+    history += [{"_step": 2, "actor/entropy": "NaN"}, {"_step": 2, "critic/score/mean": 1}]
+    config = {"data": {"seed": 7}, "actor_rollout_ref": {"rollout": {"top_p": 0.9}}, "hf_token": "hf_x"}
+    runs = {"team/project/a1b2": SimpleNamespace(name="long", config=config, scan_history=lambda: iter(history))}
+    return SimpleNamespace(Api=lambda: SimpleNamespace(run=runs.__getitem__), Error=KeyError)
 
 
 def test_a_run_at_wandb_is_read_by_its_api(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", StandIn("wandb"))
+    monkeypatch.setitem(sys.modules, "wandb", stand_in())
     name = "wandb://team/project/a1b2"
     run = read_run(Path(name))
-    assert (run.name, run.seed) == ("grpo-long", 7) and "hf_x" not in str(run.configuration)
-    assert run.log.to_dict("list")["actor/entropy"][0] == 0.5 and {*run.log} == {"actor/entropy", "critic/score/mean"}
-    assert run.not_finite == {"actor/entropy": [2]} and run.values("critic/score/mean").to_dict() == {2: 1.0}
-    assert "grpo-long: truncated sampling from step 1 on" in clipx("diagnose", name)
+    assert (run.name, run.seed) == ("long", 7) and "hf_x" not in str(run.configuration)
+    assert run.values("actor/entropy").to_dict() == {1: 0.5} and run.not_finite == {"actor/entropy": [2]}
+    assert run.values("critic/score/mean").to_dict() == {2: 1.0} and len(run.log.columns) == 2
+    assert "long: truncated sampling from step 1 on" in clipx("diagnose", name)
     clipx("report", name, "--out", tmp_path / "out")
     assert "--follow looks at files" in clipx("report", name, "--follow", "--out", tmp_path / "out", code=1)
-    assert "wandb://team/project/other: run not found" in clipx("diagnose", "wandb://team/project/other", code=1)
+    assert "wandb://team/project/x: 'team/project/x'" in clipx("diagnose", "wandb://team/project/x", code=1)
     assert "wandb://a1b2: not of the form" in clipx("diagnose", "wandb://a1b2", code=1)
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "clipx diagnose needs wandb, which comes with verl: pip install wandb" in clipx("diagnose", name, code=1)

@@ -83,16 +83,13 @@ def of_prompts(*uid):
     [
         ([0.0, 1.0, 1.0, 0.0], dict(lengths=(1, 1, 1, 1)), {"alike_prompts": 0, "cut_responses": 0, "undecided": None}),
         ([0.0, 1.0, 1.0, 0.0], {}, {"not_finite/rewards": 0, "not_finite/advantages": 0, "not_finite/log_probs": None}),
-        ([1.0, 1.0, 0.0, 1.0], {}, {"alike_prompts": 0.5, "solved_prompts": 0.5}),
-        ([1.0, 1.0, 0.0, 0.0], {}, {"alike_prompts": 1, "solved_prompts": 0.5}),
-        # Where no score is above 0, none is solved; a score for the form alone is not the best.
-        ([0.0, 0.0, -1.0, -1.0], {}, {"alike_prompts": 1, "solved_prompts": 0}),
-        ([0.1, 0.1, 1.0, 0.0], {}, {"alike_prompts": 0.5, "solved_prompts": 0}),
+        ([1.0, 1.0, 0.0, 1.0], {}, {"alike_prompts": 0.5}),
+        ([1.0, 1.0, 0.0, 0.0], {}, {"alike_prompts": 1}),
         # By uid where the trainer names it; a prompt with one sample says nothing.
         ([1.0, 1.0, 0.0, 1.0], of_prompts("a", "b", "c", "c"), {"alike_prompts": 0}),
         ([1.0, 1.0, 1.0, 1.0], of_prompts("a", "b", "c", "d"), {"alike_prompts": None}),
         # NaN is like nothing, itself included; an aborted response has no score.
-        ([NAN, NAN, 1.0, 1.0], {}, {"alike_prompts": 0.5, "solved_prompts": 0.5, "not_finite/rewards": 2}),
+        ([NAN, NAN, 1.0, 1.0], {}, {"alike_prompts": 0.5, "not_finite/rewards": 2}),
         ([1.0, 0.0, 0.0, 1.0], dict(lengths=(2, 0, 2, 2)), {"alike_prompts": 0}),
         # Of the last response the second token is beyond its end.
         (

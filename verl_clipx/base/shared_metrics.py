@@ -235,13 +235,6 @@ ALIKE_PROMPTS = HEALTH(
     "fraction of prompts",
     logged_as="health/alike_prompts",
 )
-SOLVED_PROMPTS = HEALTH(
-    "health/solved_prompts",
-    "the part of `health/alike_prompts` whose samples all have the step's highest score, if that is above 0: too easy, "
-    "where the others are too hard",
-    "fraction of prompts",
-    logged_as="health/solved_prompts",
-)
 UNDECIDED = HEALTH(
     "health/undecided",
     "share of the responses on which the verifier has no verdict; logged if the reward returns `undecided`",
@@ -273,7 +266,6 @@ METRICS = (
     NOT_FINITE_LOG_PROBS,
     NOT_FINITE_RANK,
     ALIKE_PROMPTS,
-    SOLVED_PROMPTS,
     UNDECIDED,
     CUT_RESPONSES,
     SKIPPED_UPDATES,

@@ -4,29 +4,22 @@ from typing import NamedTuple
 
 import numpy
 
-from verl_clipx.diagnose.timeline import Change, changes, is_clock, step_lines
+from verl_clipx.diagnose.findings import ROUNDING
+from verl_clipx.diagnose.timeline import Change, changes, is_clock, listed, step_lines
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
-
-# Values nearer to each other than this part of them are alike, up to rounding.
-ROUNDING = 1e-6
-SHOWN = 4
 
 
 class Parting(NamedTuple):
     """Where two runs part.
 
     Args:
-        steps: the training steps that both logged.
-        step: the first of them with a metric that differs; None if all are alike.
+        step: the first training step that both logged with a metric that differs; None if there is none.
         values: the metrics that differ there, and both runs' values.
         same_samples: whether they began with the same samples, so that a difference says more than chance.
         changes: in the metrics' differences; empty for runs with the same samples.
     """
 
-    one: str
-    two: str
-    steps: list[int]
     step: int | None
     values: dict[str, tuple[float, float]]
     same_samples: bool
@@ -41,38 +34,31 @@ def part(one: Run, two: Run) -> Parting:
     Raises:
         ValueError: they have no training step or no metric in common.
     """
-    drawn = {key: place for place, key in enumerate(keys.DRAWN)}
     common = [key for key in one.log if key in two.log and not is_clock(key)]
-    common.sort(key=lambda key: drawn.get(key, len(drawn)))
+    common.sort(key=lambda key: key not in keys.DRAWN)
     steps = [int(step) for step in one.log.index.intersection(two.log.index) if step > 0]
     if not (common and steps):
         raise ValueError(f"{one.name} and {two.name}: no training step and metric that both logged.")
     first, second = (run.log.loc[steps, common] for run in (one, two))
-    differs = ~numpy.isclose(first, second, rtol=ROUNDING, atol=0, equal_nan=True)
-    at = int(differs.any(axis=1).argmax()) if differs.any() else None
-    of_samples = [place for place, key in enumerate(common) if key in (keys.REWARD, keys.LENGTH)]
-    same = at != 0 or (len(of_samples) > 0 and not differs[0, of_samples].any())
-    values = {
-        key: (float(first.iat[at, place]), float(second.iat[at, place]))
-        for place, key in enumerate(common)
-        if at is not None and differs[at, place]
-    }
-    step = None if at is None else steps[at]
-    return Parting(one.name, two.name, steps, step, values, same, [] if same else changes(second - first))
+    differs = first.copy().astype(bool)
+    differs[:] = ~numpy.isclose(first, second, rtol=ROUNDING, atol=0, equal_nan=True)
+    if not differs.any(axis=None):
+        return Parting(None, {}, True, [])
+    step = differs.any(axis=1).idxmax()
+    values = {key: (float(first[key][step]), float(second[key][step])) for key in common if differs[key][step]}
+    same = bool(step != steps[0]) or (keys.REWARD in common and not {keys.REWARD, keys.LENGTH} & {*values})
+    return Parting(int(step), values, same, [] if same else changes(second - first))
 
 
-def say_where(parting: Parting) -> list[str]:
-    """A sentence, and lines below it."""
-    one, two, steps = parting.one, parting.two, parting.steps
+def say_where(one: str, two: str, parting: Parting) -> list[str]:
+    """A sentence about two runs, and lines below it."""
     if parting.step is None:
-        return [f"{one} and {two} log the same in all {len(steps)} steps that both have."]
+        return [f"{one} and {two} log the same in all steps that both have."]
     if parting.same_samples:
-        shown = "; ".join(f"{key} {a:.6g} and {b:.6g}" for key, (a, b) in list(parting.values.items())[:SHOWN])
-        more = f"; and {len(parting.values) - SHOWN} more" if len(parting.values) > SHOWN else ""
-        how = "begin with the same samples" if parting.step == steps[0] else "log the same in every step before"
-        return [f"{one} and {two} part at step {parting.step}, and {how}: {shown}{more}."]
-    differ = f"{one} and {two} differ from step {steps[0]} on, as runs with other samples do, so no single value says"
-    differ = f"{differ} where they part. Their difference, {two} minus {one},"
+        values = listed([f"{key} {first:.6g} and {second:.6g}" for key, (first, second) in parting.values.items()])
+        return [f"{one} and {two} begin with the same samples and part at step {parting.step}: {values}."]
+    differ = f"{one} and {two} differ from their first step on, as runs with other samples do, so no single value says"
+    differ += f" where they part. Their difference, {two} minus {one},"
     if not parting.changes:
         return [f"{differ} never left its range: this can't be told from noise."]
     return [f"{differ} left its range:", *step_lines(parting.changes)]

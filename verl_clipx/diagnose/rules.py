@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import filter as matching
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import pandas
 
-from verl_clipx.common.statistics.collapse import KEPT, PART, STEPS, collapse
-from verl_clipx.diagnose.advice import BOUNDS, LEARNING_RATE, ROLLOUT, more_entropy, other_prompts, settings_of_run
+from verl_clipx.common.statistics.collapse import KEPT, collapse
+from verl_clipx.diagnose.advice import more_entropy, other_prompts, with_values
 from verl_clipx.diagnose.base_rates import MEASURES, usual
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
@@ -67,9 +67,8 @@ class Rule:
         onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
         threshold: in words.
         reason: why the threshold is what it is.
-        remedy: what to do, the same for all runs or by what a run's log and configuration say.
+        remedy: what to do, the same for all runs or by what a run says; see `advice.with_values`.
         link: the page of the documentation that says more.
-        settings: keys of the configuration whose values the evidence names.
         about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
         kind: what it is good for while a run trains.
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
@@ -83,7 +82,6 @@ class Rule:
     reason: str
     remedy: str | Callable[[Run], str]
     link: str
-    settings: tuple[str, ...] = ()
     about: tuple[str, ...] = ()
     kind: Kind = Kind.REMARK
     heuristic: bool = False
@@ -91,13 +89,12 @@ class Rule:
 
 
 class Diagnosis(NamedTuple):
-    """A rule that a run meets, what to do about it, and the run's values of what that is about."""
+    """A rule that a run meets, and what to do about it."""
 
     run: str
     rule: Rule
     onset: Onset
     remedy: str
-    settings: dict[str, Any]
 
     @property
     def head(self) -> str:
@@ -107,13 +104,7 @@ class Diagnosis(NamedTuple):
     @property
     def text(self) -> str:
         """The evidence, the remedy and the page that says more."""
-        return f"{self.evidence}. {self.advice}"
-
-    @property
-    def evidence(self) -> str:
-        """What shows it, and under which settings."""
-        named = ", ".join(f"{key} {value}" for key, value in self.settings.items())
-        return self.onset.evidence + (f", with {named}" if named else "")
+        return f"{self.onset.evidence}. {self.advice}"
 
     @property
     def advice(self) -> str:
@@ -131,17 +122,10 @@ def diagnose(run: Run, rules: Sequence[Rule] | None = None) -> list[Diagnosis]:
         run: a whole one, or one that still trains, with its log so far.
     """
     chosen = RULES if rules is None else rules
-    met = [(rule, onset) for rule in chosen if (onset := rule.onset(run))]
-    return [
-        Diagnosis(
-            run.name,
-            rule,
-            onset,
-            rule.remedy if isinstance(rule.remedy, str) else rule.remedy(run),
-            settings_of_run(run, rule.settings),
-        )
-        for rule, onset in sorted(met, key=lambda one: one[1].step)
+    met = [
+        Diagnosis(run.name, rule, onset, with_values(run, rule.remedy)) for rule in chosen if (onset := rule.onset(run))
     ]
+    return sorted(met, key=lambda one: one.onset.step)
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
@@ -154,29 +138,20 @@ def _is_logged(run: Run, key: str) -> bool:
     return any(numpy.isfinite(run.log[one].to_numpy(dtype=float)).any() for one in matching(run.log, key))
 
 
-class Coverage(NamedTuple):
-    """How many of the rules about a run were checked, and what the others miss: rule to metrics and keys."""
-
-    checked: int
-    missing: dict[str, list[str]]
-
-
-def cover(run: Run) -> Coverage:
-    """Says which of the rules about a run its log and record allow to check.
+def cover(run: Run) -> dict[str, list[str]]:
+    """The rules that are about a run, and what each misses in its log and record: nothing if it can be checked.
 
     Raises:
         ValueError: nothing that the run logged is a finite number, so that no rule says anything of its training.
     """
     if not _is_logged(run, "*"):
         raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
-    missing = {rule.name: keys_missing_for(rule, run) for rule in RULES if _is_about(rule, run)}
-    lacking = {name: missed for name, missed in missing.items() if missed}
-    return Coverage(len(missing) - len(lacking), lacking)
+    return {rule.name: keys_missing_for(rule, run) for rule in RULES if _is_about(rule, run)}
 
 
 def _is_about(rule: Rule, run: Run) -> bool:
-    configured = (key for key in run.configuration if f"{key}.".startswith(tuple(f"{one}." for one in rule.about)))
-    return not rule.about or next(configured, None) is not None or any(_is_logged(run, one) for one in rule.about)
+    given = {key for key, value in run.configuration.items() if value is not None}
+    return not rule.about or any(_is_logged(run, one) or matching(given, f"{one}*") for one in rule.about)
 
 
 def _trained(run: Run, key: str) -> pandas.Series:
@@ -202,15 +177,6 @@ def _beyond(key: str, limit: float) -> Callable[[Run], Onset | None]:
         return _onset(_lasts(values >= limit), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
 
     return onset
-
-
-def _alike(run: Run) -> Onset | None:
-    onset, solved = _beyond(keys.ALIKE, MOST_ALIKE)(run), _trained(run, keys.SOLVED)
-    if onset is None or onset.step not in solved:
-        return onset
-    share = solved[onset.step]
-    parts = f"{share:.3g} of all prompts solved by every sample, {run.log[keys.ALIKE][onset.step] - share:.3g} by none"
-    return onset._replace(evidence=f"{onset.evidence}, {parts}")
 
 
 def _entropy(run: Run) -> Onset | None:
@@ -269,18 +235,14 @@ def _held_out(run: Run) -> Onset | None:
     reward = _trained(run, keys.REWARD)
     for key in matching(run.log, keys.VALIDATIONS):
         values = run.values(key)
-        at = collapse(values.to_numpy(), KEPT_HELD_OUT)
-        if at is None:
+        if (at := collapse(values.to_numpy(), KEPT_HELD_OUT)) is None:
             continue
-        steps = max(STEPS, len(values) // PART)
-        levels = values.rolling(steps).mean().to_numpy()
-        best = int(numpy.nanargmax(levels[: at + steps - 1]))
-        high, low = values.iloc[best - steps + 1 : best + 1], values.iloc[at : at + steps]
-        before, now = (reward.loc[part.index[0] : part.index[-1]].mean() for part in (high, low))
-        if now > before:
-            step = low.index[(low < KEPT_HELD_OUT * levels[best]).to_numpy().argmax()]
-            what = f"{key} {low.mean():.3g} on average, {levels[best]:.3g} around step {high.index[-1]}"
-            return Onset(int(step), f"{what}; {keys.REWARD} {now:.3g} and {before:.3g}")
+        best = values.iloc[: at + 1].idxmax()
+        low = values.iloc[at:][values.iloc[at:] < KEPT_HELD_OUT * values[best]]
+        until, since = reward.loc[:best].mean(), reward.loc[low.index[0] if len(low) else numpy.inf :].mean()
+        if since > until:
+            what = f"{key} {low.iloc[0]:.3g}, in step {best} {values[best]:.3g}; {keys.REWARD} on average "
+            return Onset(int(low.index[0]), f"{what}{until:.3g} until then, {since:.3g} since")
     return None
 
 
@@ -400,16 +362,14 @@ RULES = (
     ),
     Rule(
         name="few prompts teach, because samples score alike",
-        reads=(keys.ALIKE, keys.SOLVED),
-        onset=_alike,
+        reads=(keys.ALIKE,),
+        onset=_beyond(keys.ALIKE, MOST_ALIKE),
         threshold=f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
         reason="such prompts have advantage 0, so fewer than a tenth teach",
         remedy=other_prompts,
         link="docs/reading.md#health",
-        settings=(f"{ROLLOUT}.n",),
         kind=Kind.TREND,
         heuristic=True,
-        any_of=True,
     ),
     Rule(
         name="one-sided clipping",
@@ -417,9 +377,8 @@ RULES = (
         onset=_one_sided,
         threshold=f"{ONE_SIDE:.0%} on one side, of at least {WORTH_CLIPPING:.0%} of the tokens, {LONG} steps in a row",
         reason="below that share clipping hardly matters; one of 75 healthy runs was so in a few steps",
-        remedy="Move that side's bound, or let a method adapt it.",
+        remedy="Move that side's bound (actor.clip_ratio_low, actor.clip_ratio_high), or let a method adapt it.",
         link="docs/methods.md",
-        settings=BOUNDS,
         kind=Kind.TREND,
         heuristic=True,
     ),
@@ -431,7 +390,6 @@ RULES = (
         reason="rounding of float32",
         remedy="Make actor.ppo_mini_batch_size smaller than data.train_batch_size.",
         link="docs/scopes.md",
-        settings=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
     ),
     Rule(
         name="bounds idle: the search never started",
@@ -451,7 +409,6 @@ RULES = (
         reason="among n tokens none lies further than √(n − 1) standard deviations from their mean",
         remedy="Take larger mini-batches, fewer bins or a smaller clipx.alpha.",
         link="docs/methods.md#acpo",
-        settings=("clipx.alpha",),
         about=("clipx.alpha", COUNT),
     ),
     Rule(
@@ -511,9 +468,8 @@ RULES = (
         onset=_gradient,
         threshold=f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
         reason="healthy runs of docs/results/cpu_small.md stay below 20 times their median",
-        remedy="Lower the learning rate or actor.grad_clip.",
+        remedy="Lower actor.optim.lr or actor.grad_clip.",
         link="docs/reading.md#rules",
-        settings=(LEARNING_RATE, "actor_rollout_ref.actor.grad_clip"),
         kind=Kind.TREND,
         heuristic=True,
     ),
@@ -523,9 +479,8 @@ RULES = (
         onset=_reward,
         threshold=f"mean of a tenth of the steps below {KEPT:.0%} of the best before, beyond noise",
         reason="the report's own definition of a collapse",
-        remedy="Go back to a checkpoint before, with narrower bounds or a lower learning rate.",
+        remedy="Go back to a checkpoint before, with narrower bounds or a lower actor.optim.lr.",
         link="docs/reading.md",
-        settings=(LEARNING_RATE, *BOUNDS),
         kind=Kind.TREND,
         heuristic=True,
     ),
@@ -537,7 +492,6 @@ RULES = (
         reason="judgement",
         remedy="Raise data.max_response_length, or look whether responses ramble.",
         link="docs/reading.md#health",
-        settings=("data.max_response_length",),
         kind=Kind.TREND,
         heuristic=True,
     ),
@@ -561,7 +515,6 @@ RULES = (
         remedy="Go back to the best checkpoint; look at training answers for what the reward likes and the task does "
         "not, and at repeated epochs of the same prompts.",
         link="docs/reading.md#rules",
-        settings=("trainer.total_epochs", LEARNING_RATE),
         heuristic=True,
     ),
 )

@@ -19,8 +19,8 @@ trend widens the range that it leaves. Chosen on the healthy logs of docs/dev/di
 PART = 0.25
 """The medians before and after differ by at least this part of the greater: less changes no decision."""
 
-# Of a timeline, so many steps and so many changes of each are printed.
-SHOWN_STEPS, SHOWN_KEYS = 6, 3
+# So many steps, and so many values of each, are printed.
+SHOWN_STEPS, SHOWN = 6, 3
 
 # Time, throughput and counters, by how their keys begin; W&B's own keys begin with an underscore.
 CLOCKS = ("timing", "perf/", "training/global_step", "training/epoch", "_")
@@ -33,11 +33,6 @@ class Change(NamedTuple):
     step: int
     before: float
     after: float
-
-    @property
-    def text(self) -> str:
-        """The metric, and from what to what it went."""
-        return f"{self.key} {self.before:.3g} → {self.after:.3g}"
 
 
 def is_clock(key: str) -> bool:
@@ -53,21 +48,21 @@ def changes(log: pandas.DataFrame) -> list[Change]:
     """
     columns = {key: log[key][(log.index > 0) & numpy.isfinite(log[key])] for key in log if not is_clock(key)}
     found = [change for key, values in columns.items() if (change := _first_change(key, values))]
-    order = {key: place for place, key in enumerate(keys.DRAWN)}
-    return sorted(found, key=lambda one: (one.step, order.get(one.key, len(order)), one.key))
+    return sorted(found, key=lambda one: (one.step, one.key not in keys.DRAWN))
 
 
 def step_lines(found: Iterable[Change]) -> list[str]:
-    """A line for each of the first steps with changes, with its first changes."""
+    """A line for each of the first steps with changes."""
     steps: dict[int, list[str]] = {}
     for one in found:
-        steps.setdefault(one.step, []).append(one.text)
-    lines = []
-    for step, texts in list(steps.items())[:SHOWN_STEPS]:
-        more = f"; and {len(texts) - SHOWN_KEYS} more" if len(texts) > SHOWN_KEYS else ""
-        lines.append(f"  step {step}: {'; '.join(texts[:SHOWN_KEYS])}{more}")
-    left = len(steps) - SHOWN_STEPS
-    return [*lines, f"  and later in {left} more steps"] if left > 0 else lines
+        steps.setdefault(one.step, []).append(f"{one.key} {one.before:.3g} → {one.after:.3g}")
+    return [f"  step {step}: {listed(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
+
+
+def listed(texts: list[str]) -> str:
+    """The first of some texts, and how many more there are."""
+    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return "; ".join(texts[:SHOWN] + more)
 
 
 def _first_change(key: str, values: pandas.Series) -> Change | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
 from verl_clipx.common.run_lock import is_held
 from verl_clipx.runs.folder import RunFolder
-from verl_clipx.runs.wandb_run import is_of_wandb
+from verl_clipx.runs.other_logs import is_of_wandb
 
 SECONDS = 10.0
 

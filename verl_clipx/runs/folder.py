@@ -13,11 +13,10 @@ from verl_clipx.common.run_files import LATEST, METRICS, VALIDATION, record_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
-from verl_clipx.runs.other_logs import reader_of
+from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.runs.run import Run, flat
 from verl_clipx.runs.run_log import Rows, not_finite_in, read_rows, table_of, with_entropy
 from verl_clipx.runs.sameness import significant_values
-from verl_clipx.runs.wandb_run import is_of_wandb, read_wandb
 
 KEPT = ".jsonl.gz"
 """Ending of the name of a kept run: one file, its record in the first line, then its steps."""

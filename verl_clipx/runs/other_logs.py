@@ -1,12 +1,14 @@
-"""Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B."""
+"""Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B and its runs."""
 
 import codecs
+import contextlib
 import csv
 import io
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
 from verl_clipx.runs.run_log import Rows
@@ -22,6 +24,11 @@ METRIC = re.compile(r"(?P<key>[^\s:]+):(?:np\.\w+\()?(?P<value>[-+.\w]+)\)?")
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def is_of_wandb(path: Path) -> bool:
+    """Whether a path is wandb://entity/project/run; in a path, two slashes are one."""
+    return path.parts[:1] == ("wandb:",)
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
@@ -111,6 +118,33 @@ def read_exports(path: Path) -> Rows:
                 kept = {key: one for key, one in numbers.items() if not math.isnan(one) or texts[key].lower() == "nan"}
                 rows.setdefault(int(step), {}).update(kept)
     return rows
+
+
+def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
+    """The numbers of a run of W&B by step, all that it logged, and its name and configuration.
+
+    Raises:
+        ValueError: the path has not three parts, or W&B refuses: it has no such run, or nobody is logged in.
+        ModuleNotFoundError: wandb, which comes with verl, is not installed.
+    """
+    name = "/".join(path.parts[1:])
+    if len(path.parts) != 4:
+        raise ValueError(f"wandb://{name}: not of the form wandb://entity/project/run, where run is the run's ID.")
+    import wandb
+
+    rows: Rows = {}
+    try:
+        run = wandb.Api().run(name)
+        for entry in run.scan_history():
+            row = rows.setdefault(int(entry["_step"]), {})
+            # W&B adds keys that begin with _; a table or a picture is no number, and NaN is a word.
+            for key in entry.keys() - {key for key in entry if key.startswith("_")}:
+                with contextlib.suppress(TypeError, ValueError):
+                    row[key] = float(entry[key])
+        configuration = dict(run.config)
+    except (wandb.Error, ValueError) as error:
+        raise ValueError(f"wandb://{name}: {error}") from None
+    return rows, {"display_name": run.name, "configuration": configuration}
 
 
 def _number(text: str) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, SOLVED_PROMPTS, UNDECIDED
+from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
 from verl_clipx.runs.keys import REWARD_ERROR
 
 # The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
@@ -39,9 +39,9 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
         ]
         if wrong:
             metrics[NOT_FINITE[name].key] = float(torch.stack([of.any(-1) for of in wrong]).any(0).sum())
-    alike = shares_alike(data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted])
+    alike = share_alike(data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted])
     if alike is not None:
-        metrics[ALIKE_PROMPTS.key], metrics[SOLVED_PROMPTS.key] = alike
+        metrics[ALIKE_PROMPTS.key] = alike
     if longest is not None and counted.any():
         if "response_length" in data:
             lengths = data["response_length"]
@@ -79,11 +79,10 @@ def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | 
     return float((of_prompts.square().sum() * number / (number - 1)).sqrt()) / len(scores)
 
 
-def shares_alike(scores: Tensor, prompts: Tensor) -> tuple[float, float] | None:
-    """Of the prompts with several samples the share whose samples all have one score, and its part that is solved.
+def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
+    """The share of the prompts with several samples whose samples all have one score; None without such prompts.
 
-    Solved: that score is above 0 and the highest of all. Both arguments are (responses,); a score that is not finite is
-    like no other. None without such prompts.
+    Both are (responses,); a score that is not finite is like no other.
     """
     _, numbers, counts = torch.unique(prompts, return_inverse=True, return_counts=True)
     scores = scores.to(torch.float64)
@@ -92,10 +91,7 @@ def shares_alike(scores: Tensor, prompts: Tensor) -> tuple[float, float] | None:
         for way in ("amin", "amax")
     )
     several = counts > 1
-    if not several.any():
-        return None
-    alike, best = (low == high)[several], scores[scores.isfinite()].max() if scores.isfinite().any() else 0.0
-    return float(alike.double().mean()), float((alike & (high[several] == best) & (best > 0)).double().mean())
+    return float((low == high)[several].double().mean()) if several.any() else None
 
 
 def undecided_share(values: Any) -> dict[str, float]:
