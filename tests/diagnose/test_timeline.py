@@ -15,11 +15,13 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
 
-def log_of(steps: int = 60, **columns) -> pandas.DataFrame:
-    """Noise of a tenth around columns that are functions of the step; a name's __ stands for /."""
-    noise = numpy.random.default_rng(0)
+def log_of(steps: int = 60, noise: float = 0.1, **columns) -> pandas.DataFrame:
+    """Noise, relative, around columns that are functions of the step; a name's __ stands for /."""
+    generator = numpy.random.default_rng(0)
     at = numpy.arange(1, steps + 1)
-    values = {name.replace("__", "/"): of(at) * (1 + 0.1 * noise.uniform(-1, 1, steps)) for name, of in columns.items()}
+    values = {
+        name.replace("__", "/"): of(at) * (1 + noise * generator.uniform(-1, 1, steps)) for name, of in columns.items()
+    }
     return pandas.DataFrame(values, index=pandas.RangeIndex(1, steps + 1, name="step"))
 
 
@@ -51,27 +53,28 @@ def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do
 
 
 @pytest.mark.parametrize(
-    ("steps", "of", "step"),
+    ("steps", "noise", "of", "step"),
     [
         # Over 40 steps, which only a window of many steps shows.
-        (1000, lambda at: 0.1 + 0.4 * numpy.clip((at - 500) / 40, 0, 1), 503),
-        (1000, lambda at: 0.1 + at / 1000, None),
-        # A spike, a fifth more, and what comes before there is a range to leave, or is over before it lasts.
-        (60, lambda at: numpy.where(at == 30, 9.0, 0.1), None),
-        (60, from_step(30, 0.5, 0.6), None),
-        (60, from_step(5, 0.1, 0.9), None),
-        (60, from_step(59, 0.1, 0.9), None),
+        (300, 0.1, lambda at: 0.1 + 0.4 * numpy.clip((at - 150) / 40, 0, 1), 153),
+        (1000, 0.1, lambda at: 0.1 + at / 1000, None),
+        # A spike, a tenth more, what has no range before it, and what doesn't last.
+        (60, 0.1, lambda at: numpy.where(at == 30, 9.0, 0.1), None),
+        (60, 0.01, from_step(30, 10.0, 11.0), None),
+        (60, 0.1, from_step(5, 0.1, 0.9), None),
+        (60, 0.1, from_step(59, 0.1, 0.9), None),
     ],
 )
-def test_what_is_a_change(steps, of, step):
-    found = [one.step for one in changes(log_of(steps, x=of))]
-    assert found == ([] if step is None else found[:1]) and (step is None or abs(found[0] - step) <= 3)
+def test_what_is_a_change(steps, noise, of, step):
+    found = [one.step for one in changes(log_of(steps, noise, x=of))]
+    assert len(found) == (step is not None) and all(abs(at - step) <= 3 for at in found)
 
 
 def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
     one = log_of(critic__score__mean=from_step(99, 0.5, 0.5), timing_s__step=from_step(99, 1.0, 1.0))
+    one.loc[3, keys.REWARD] = numpy.nan
     two = one.assign(**{"timing_s/step": 7.0})
-    # Rounding is no difference.
+    # Rounding is no difference, nor is what is not finite in both.
     two.loc[4, keys.REWARD] *= 1 + 1e-9
     assert part(Run("a", one), Run("b", two)).step is None
     two.loc[31, keys.REWARD] = numpy.nan
