@@ -142,9 +142,9 @@ def cover(run: Run) -> dict[str, list[str]]:
     """The rules that are about a run, and what each misses in its log and record: nothing if it can be checked.
 
     Raises:
-        ValueError: nothing that the run logged is a finite number, so that no rule says anything of its training.
+        ValueError: nothing that the run logged is a finite number and no rule is met: nothing is known of its training.
     """
-    if not _is_logged(run, "*"):
+    if not (_is_logged(run, "*") or diagnose(run)):
         raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
     return {rule.name: keys_missing_for(rule, run) for rule in RULES if _is_about(rule, run)}
 
