@@ -283,37 +283,41 @@ def report(
 
 @app.command()
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run's folder, the file of its log, or wandb://entity/project/run; or two, to compare."),
+    ],
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit code 3 on this rule's finding, or on those of a kind or graver: fact, trend, remark."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run. From which step on, what shows it, and what to do."""
-    from verl_clipx.diagnose.base_rates import MEASURES, rates
-    from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
+    """Say what went wrong in a run. From which step on, what shows it, and what to do.
+
+    Of two runs it also says where the second leaves the first.
+
+    Exit code 3 if --fail-on was found, 1 if it can't be checked or a run can't be read, else 0.
+    """
+    from verl_clipx.diagnose.command import FAILED, content_of, fails, lines_of
+    from verl_clipx.diagnose.parting import part, say_where
     from verl_clipx.runs.folder import read_run
 
+    if len(runs) > 2:
+        fail(f"{len(runs)} runs: name one, or two to compare.", 2)
     with failing(), warnings_on(messages_console()):
-        of_run = read_run(run)
-        findings = diagnose(of_run)
-        healthy = "" if findings else say_nothing_was_found(of_run)
+        read = [read_run(run) for run in runs]
+        parting = part(*read) if len(runs) == 2 else None
+        said = [content_of(run) if as_json else list(lines_of(run)) for run in read]
+        failed = [fails(run, fail_on or []) for run in read]
     if as_json:
-        rows = [
-            {
-                "finding": finding.rule.name,
-                "onset": finding.onset.step,
-                "evidence": finding.onset.evidence,
-                "heuristic": finding.rule.heuristic,
-                "remedy": finding.rule.remedy,
-                "link": finding.rule.link,
-                "usual": {name: rates().get(name) for name in finding.rule.reads if name in MEASURES},
-            }
-            for finding in findings
-        ]
-        print_json(run=str(run), findings=rows)
-        return
-    for finding in findings:
-        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
-    if healthy:
-        console.print(healthy, markup=False, highlight=False)
+        named = [{"run": str(run), **content} for run, content in zip(runs, said, strict=True)]
+        print_json(**(named[0] if parting is None else {"runs": named, "parting": parting._asdict()}))
+    else:
+        where = say_where(*(run.name for run in read), parting) if parting else []
+        for line in [*(line for lines in said for line in lines), *map(escape, where)]:
+            console.print(line, highlight=False, soft_wrap=True)
+    raise typer.Exit(FAILED if any(failed) else 0)
 
 
 @app.command()

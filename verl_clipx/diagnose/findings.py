@@ -297,7 +297,8 @@ def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
     if len(alike) == 1:
         return Finding(first.head, first.text)
     each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
-    return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {first.advice}")
+    advice = first._replace(remedy=" ".join(dict.fromkeys(one.remedy for one in alike))).advice
+    return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {advice}")
 
 
 def name_unread_values(setting: Setting) -> Finding | None:

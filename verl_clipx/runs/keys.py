@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-REWARD = "critic/score/mean"
+REWARD, LOWEST_REWARD, HIGHEST_REWARD = (f"critic/score/{what}" for what in ("mean", "min", "max"))
 # The standard error of that mean over prompts; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
 # Stands for the scores in the files of validations; no metric of the log.
@@ -19,6 +19,8 @@ PG_CLIPPED = "actor/pg_clipfrac"
 LENGTH = "response_length/mean"
 MISMATCH = "training/rollout_probs_diff_mean"
 ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
+# verl's validation in its log, a metric for each data set.
+VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
 SHARES = (ALIKE, CUT, PG_CLIPPED)
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
