@@ -22,7 +22,13 @@ from verl_clipx.common.command_line import (
 )
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
-from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
+from verl_clipx.common.terminal import (
+    TerminalConsole,
+    print_plain,
+    warnings_on,
+    with_hanging_lines,
+    with_whole_output,
+)
 from verl_clipx.papers.evaluation.commands import app as evaluation_app
 from verl_clipx.papers.tables.recipe_commands import recipe_app
 from verl_clipx.papers.tables.table_commands import table_app
@@ -175,7 +181,10 @@ def draw_method(name: str, parameters: list[str], path: Path) -> None:
     console.print_line(str(path))
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(
+    options_metavar="[OPTIONS] -- COMMAND",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
 def explain(
     context: typer.Context,
     run_preparations: Annotated[
@@ -208,7 +217,7 @@ def explain(
         print_json(runs=runs, stood_in=explanation.stood_in, stops=explanation.stops)
     else:
         for line in explanation.lines:
-            console.print_line(line)
+            console.print_line(with_hanging_lines(line, console.width) if console.is_terminal else line)
     raise typer.Exit(0 if explanation.starts else 1)
 
 

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,6 +53,13 @@ def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
             said = time.monotonic()
             print(f"{what}: {number} of {len(items)}, {said - started:.0f} s", file=sys.stderr, flush=True)
         yield item
+
+
+def with_hanging_lines(text: str, width: int) -> str:
+    """A text whose lines end at blanks before a width, and begin further to the right from the second one on."""
+    return "\n".join(
+        textwrap.wrap(text, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 @contextlib.contextmanager
