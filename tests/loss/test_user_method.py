@@ -197,7 +197,6 @@ MISTAKES = {
         FUNCTION.format("", "ratio, strength"),
         "asks for 'strength', but a function may ask only for ratio, advantages, bounds, log_prob",
     ),
-    "a name of another library": (FUNCTION.format("", "old_log_probs"), "Did you mean old_log_prob"),
     "a default of no use": (FUNCTION.format("", "ratio, *, of=()"), "type tuple cannot be a configuration value"),
     "an enum of words": (
         "import enum\nKind = enum.StrEnum('Kind', 'soft hard')\n" + FUNCTION.format("", "ratio, *, kind=Kind.soft"),

@@ -13,7 +13,6 @@ from torch import Tensor
 from verl_clipx.base.method import described, register
 from verl_clipx.base.parameters import Allowed, boolean, choice, integer, number, only, optional, parameter
 from verl_clipx.base.tokens import OPTIONAL, Tokens
-from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import BUILT_IN, METHODS, Bounds, FixedBounds, Method
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
@@ -103,9 +102,8 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **
         if given.kind is not inspect.Parameter.KEYWORD_ONLY or given.default is inspect.Parameter.empty:
             raise ValueError(
                 f"register_loss({name!r}): {described(gradient_weight)} asks for {key!r}, but a function may ask only "
-                f"for {', '.join(OFFERED)}.{did_you_mean(key, OFFERED)} If {key} is a parameter, make it keyword-only "
-                f"with a default: *, {key}=1.0. For statistics, or other fields of the tokens, write a class: a "
-                "subclass of verl_clipx.Method."
+                f"for {', '.join(OFFERED)}. If {key} is a parameter, make it keyword-only with a default: *, "
+                f"{key}=1.0. For statistics, or other fields of the tokens, subclass verl_clipx.Method."
             )
         own.append(key)
         # A parameter that the bounds have too keeps their range, with the function's default.
