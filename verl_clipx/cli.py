@@ -210,7 +210,7 @@ def explain(
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    with failing():
+    with failing(), messages_console().status("running the command until verl has its configuration"):
         explanation = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
         runs = [{key: value for key, value in answer.items() if key != "text"} for answer in explanation.answers]

@@ -110,7 +110,7 @@ SCRIPTS = {
         "settings": "clip_low 0.9, clip_high 1.1, dual_clip 3",
         "taken": {"clip_low": "clip_ratio=0.1", "clip_high": "clip_ratio=0.1"},
         "updates": "8 updates of 256 prompts x 1 response per rollout batch: clipping can act; steps before 5",
-        "of_verl": ["no entropy bonus", "no KL loss", "KL penalty in the rewards 0.001"],
+        "of_verl": ["no entropy bonus", "no KL loss", "KL penalty in the rewards 0.001", "the critic's own loss"],
     },
 }
 

@@ -261,12 +261,19 @@ def bounds_of_verl(actor: DictConfig) -> str:
 
 
 def terms(config: DictConfig) -> list[str]:
-    """What verl adds to the loss or to the rewards: entropy bonus and KL."""
+    """What verl adds to the loss or to the rewards: entropy bonus and KL; and that it has a critic."""
+    from verl.trainer.ppo.utils import need_critic
+
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    with warnings.catch_warnings():
+        # verl warns of each run that has none.
+        warnings.simplefilter("ignore")
+        has_critic = need_critic(config)
     return [
         f"entropy bonus {actor.entropy_coeff:g}" if actor.entropy_coeff else "no entropy bonus",
         f"KL loss {actor.kl_loss_type} {actor.kl_loss_coef:g}" if actor.use_kl_loss else "no KL loss",
         *([f"KL penalty in the rewards {algorithm.kl_ctrl.kl_coef:g}"] if algorithm.use_kl_in_reward else []),
+        *(["the critic's own loss"] if has_critic else []),
     ]
 
 

@@ -37,7 +37,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 # How long what a command leaves in the background may take to its configuration.
 SECONDS_IN_THE_BACKGROUND = 120
 # An override of Hydra's that is no variable of the environment.
-OVERRIDE = re.compile(r"([+~]+[\w./@-]+|[\w/@-]+\.[\w./@-]+)=")
+OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
 LINES_OF_A_CRASH = 15
 LONGEST = 100
 
