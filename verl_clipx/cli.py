@@ -22,13 +22,7 @@ from verl_clipx.common.command_line import (
 )
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
-from verl_clipx.common.terminal import (
-    TerminalConsole,
-    print_plain,
-    warnings_on,
-    with_hanging_lines,
-    with_whole_output,
-)
+from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.papers.evaluation.commands import app as evaluation_app
 from verl_clipx.papers.tables.recipe_commands import recipe_app
 from verl_clipx.papers.tables.table_commands import table_app
@@ -217,7 +211,7 @@ def explain(
         print_json(runs=runs, stood_in=explanation.stood_in, stops=explanation.stops)
     else:
         for line in explanation.lines:
-            console.print_line(with_hanging_lines(line, console.width) if console.is_terminal else line)
+            console.print_row(line)
     raise typer.Exit(0 if explanation.starts else 1)
 
 

@@ -29,7 +29,6 @@ NEEDED = (
     f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
 )
-HIGH = f"{ACTOR}.clip_ratio_high=0.28"
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def explain(tmp_path):
         (
             ["+clipx=acpo"],
             "clipx_acpo (+clipx=acpo), scope mini_batch",
-            "alpha 3, epsilon_base 0.2, 5 bins: the paper's",
+            "alpha 3, epsilon_base .*, 5 bins: the paper's",
         ),
         (
             ["+clipx=acpo", "clipx.alpha=2", "clipx.scope=lagged", "clipx.compile=false", "clipx.receipt=off"],
@@ -73,6 +72,7 @@ def test_it_says_what_is_trained_and_whose_settings_these_are(explain, words, lo
     assert answer["of_the_plugin"] == bool(words)
 
 
+NO_BONUS = "no entropy bonus"
 # Scripts as their owners write them: what the answer's fields begin with, under a group.
 SCRIPTS = {
     ("dapo", "acpo"): {
@@ -81,7 +81,6 @@ SCRIPTS = {
         "averages": "token-mean (the paper averages each sequence first",
         "taken": {"dual_clip": "clip_ratio_c=10.0"},
         "unused": {"clip_ratio_high": 0.28},
-        "of_verl": ["no entropy bonus", "no KL loss"],
         "cost": "one extra forward pass before each update; clipx.scope=lagged",
         "untested": [f"{ACTOR}.strategy=fsdp"],
     },
@@ -92,25 +91,19 @@ SCRIPTS = {
     },
     ("megatron", "acpo"): {
         "updates": "4 updates of 256 prompts x 5 responses",
-        "of_verl": ["no entropy bonus", "KL loss low_var_kl 0.001"],
         "receipt": "stops the run if the first rollout batch trains another loss; its checks of the engine",
         "untested": [f"{ACTOR}.strategy=megatron"],
     },
     ("sglang", "dapo"): {
         "updates": "1 update of 256 prompts x 8 responses per rollout batch, at ratio 1: clipping cannot act",
-        "cost": "no extra pass",
-        "of_verl": [
-            "no entropy bonus",
-            "KL loss low_var_kl 0.001",
-            "rollout correction rollout_is=token (threshold 2)",
-        ],
+        "of_verl": [NO_BONUS, "KL loss low_var_kl 0.001", "rollout correction rollout_is=token (threshold 2)"],
         "untested": ["actor_rollout_ref.rollout.name=sglang"],
     },
     ("critic", "grpo"): {
         "settings": "clip_low 0.9, clip_high 1.1, dual_clip 3",
         "taken": {"clip_low": "clip_ratio=0.1", "clip_high": "clip_ratio=0.1"},
         "updates": "8 updates of 256 prompts x 1 response per rollout batch: clipping can act; steps before 5",
-        "of_verl": ["no entropy bonus", "no KL loss", "KL penalty in the rewards 0.001", "the critic's own loss"],
+        "of_verl": [NO_BONUS, "no KL loss", "KL penalty in the rewards 0.001", "the critic's own loss"],
     },
 }
 
@@ -123,9 +116,9 @@ def test_a_script_of_its_owners_has_its_answer(explain, tmp_path, script, group)
         (tmp_path / name).write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" >{tmp_path}/words\n')
         (tmp_path / name).chmod(0o755)
     stand_ins = put_stand_ins(tmp_path / "programs", tmp_path / "record", (*LAUNCHERS, *PREPARATIONS))
-    path = f"{tmp_path}{os.pathsep}{stand_ins['PATH']}"
+    environment = {**os.environ, **stand_ins, "PATH": f"{tmp_path}{os.pathsep}{stand_ins['PATH']}"}
     command = ["bash", Path(__file__).parent / "fixtures/scripts" / f"{script}.sh", f"+clipx={group}"]
-    subprocess.run(command, check=True, env={**os.environ, **stand_ins, "PATH": path}, capture_output=True)
+    subprocess.run(command, check=True, env=environment, capture_output=True)
     _, module, *words = (tmp_path / "words").read_text().split("\0")[:-1]
     if script == "sglang":
         assert explain(*words, module=module)["stops"][0].startswith("actor_rollout_ref.rollout.top_p=0.95")
@@ -140,7 +133,6 @@ def test_a_script_of_its_owners_has_its_answer(explain, tmp_path, script, group)
 @pytest.mark.parametrize(
     ("words", "taken"),
     [
-        (["+clipx=grpo", HIGH], {"clip_high": "clip_ratio_high=0.28"}),
         (["+clipx=grpo", f"{ACTOR}.clip_ratio_c=null"], {"dual_clip": "clip_ratio_c=null"}),
         (
             ["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2"],

@@ -40,6 +40,13 @@ class TerminalConsole(Console):
         """Print a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
         self.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def print_row(self, text: str) -> None:
+        """Print a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
+        whole = dict(break_long_words=False, break_on_hyphens=False)
+        self.print_line(
+            textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
+        )
+
 
 def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
     """The items, with a progress bar on standard error that says what is done; in a log, lines."""
@@ -53,13 +60,6 @@ def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
             said = time.monotonic()
             print(f"{what}: {number} of {len(items)}, {said - started:.0f} s", file=sys.stderr, flush=True)
         yield item
-
-
-def with_hanging_lines(text: str, width: int) -> str:
-    """A text whose lines end at blanks before a width, and begin further to the right from the second one on."""
-    return "\n".join(
-        textwrap.wrap(text, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
-    )
 
 
 @contextlib.contextmanager
