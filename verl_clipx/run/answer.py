@@ -124,7 +124,7 @@ class Answer:
         unused = ", ".join(f"verl's {key}={written(value)}" for key, value in self.unused.items())
         rows = {
             "settings": self.settings,
-            "takes over": taken,
+            "takes over": f"{taken}; remove the key to keep the group's value" if taken else "",
             "does not read": unused,
             "bounds": self.bounds,
             "updates": self.updates,
