@@ -122,7 +122,7 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **
         return (*super(made, self).asks_for, *(name for name in OPTIONAL if name in signature and name in OFFERED))
 
     namespace = {
-        "__doc__": inspect.getdoc(gradient_weight) or "",
+        "__doc__": inspect.getdoc(gradient_weight) or "A gradient weight of your own.",
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": weight,
