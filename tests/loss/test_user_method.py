@@ -75,7 +75,6 @@ def test_a_function_gets_what_it_asks_for_by_name(users_module):
     for weight, optional in (("old", ["entropy"]), ("rollout", ["rollout_log_prob", "entropy"])):
         settings = build(function="users_losses:asking", weight=weight)
         assert list(settings.asks_for) == optional and settings.needs_entropy
-        # It has no docstring, and dataclass would write its signature there.
         assert settings.method.summary() == "A gradient weight of your own."
         weights = evaluate(settings.method, **inputs, **{name: example()[name] for name in optional}).weight
         expected = example()["entropy"] + 10 * inputs["log_prob"] + 100 * inputs["old_log_prob"]

@@ -168,8 +168,8 @@ def test_the_session_ends_with_its_background_processes(write, tmp_path):
 def test_overrides_that_a_script_keeps_to_itself_are_named(write):
     write("run.sh", f"{PYTHON} fake.py trainer.nnodes=1\n")
     for lost in ("+clipx=acpo", "clipx.alpha=2"):
-        results = clipx("--", "bash", "run.sh", "trainer.nnodes=1", lost, code=1)
-        assert results["stops"][0].startswith(f"{lost}: did not reach verl")
+        (why,) = clipx("--", "bash", "run.sh", "trainer.nnodes=1", lost, code=1)["stops"]
+        assert why.startswith(f"{lost}: did not reach verl")
     # Neither a variable nor a name of a script's own is an override.
     clipx("--", "env", "FOLDER=a.b", "bash", "run.sh", "METHOD=acpo", "data=x")
 
