@@ -3,8 +3,8 @@
 Run: python benchmarks/diagnosis.py
 
 Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
-kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which has what
-`clipx diagnose` says beside a share. A trend may warn while a run trains if no beginning of a healthy log met its rule.
+kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which `clipx
+diagnose --json` quotes. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy
 import pandas
 
 from verl_clipx.common.files import read_text, write_text
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
 from verl_clipx.diagnose.rules import RULES, Rule, diagnose, keys_missing_for
@@ -229,6 +230,14 @@ def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
     return found
 
 
+def rates_table(rates: dict[str, dict[str, float]]) -> str:
+    """The base rates of `base_rates`, a row a share."""
+    rows = (
+        f"| {name} | {one['logs']} | {percent(one['low'])} | {percent(one['high'])} |" for name, one in rates.items()
+    )
+    return "\n".join(["| share | logs | 10 % of them are below | 10 % above |", "|---|---|---|---|", *rows, ""])
+
+
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
     trials = [try_rules(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
@@ -236,6 +245,7 @@ def tables() -> dict[str, str]:
         "summary": summary(trials, {"runs of the table reversal": controls()}),
         "faults": faults_table(trials),
         "false alarms": alarms_table(false_alarms(healthy_runs())),
+        "base rates": rates_table(base_rates(healthy_runs())),
     }
 
 

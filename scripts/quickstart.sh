@@ -252,15 +252,12 @@ for ((seed = SEED; seed < SEED + SEEDS; seed++)); do
 done
 
 PAGE=$RUNS/$(name_of "$METHOD" "$@")-page
-say "5/5 page"
-run clipx report "${folders[@]}" --out "$PAGE"
+step "5/5 page" page clipx report "${folders[@]}" --out "$PAGE"
+again="${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh"
 cat <<END
-What next:
-  open the page                $PAGE/report.html
-  another method               ${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh dgpo
-  another parameter            ${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh acpo clipx.alpha=2
-  three seeds, with bands      ${MODEL:+MODEL=$MODEL }SEEDS=3 bash scripts/quickstart.sh
-  any runs on one page         $VENV/bin/clipx report RUN OTHER_RUN --out page
-  the methods                  $VENV/bin/clipx methods
-  your own verl run            add +clipx=$METHOD${own[*]:+ ${own[*]}} to its command line (README.md)
+  open the page     $PAGE/report.html
+  what if           $VENV/bin/clipx replay ${folders[0]} +clipx=dgpo +clipx=bapo
+  another method    $again dgpo
+  three seeds       SEEDS=3 $again $METHOD
+  your own run      add +clipx=$METHOD${own[*]:+ ${own[*]}} to its verl command line (README.md)
 END

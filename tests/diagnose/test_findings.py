@@ -49,7 +49,7 @@ MASSES = dict(zip(keys.MASS.values(), ([0.1], [0.1], [0.0], [0.0], [0.8]), stric
         (
             clip([0.02, 0.06], [0.01, 0.03]),
             "M clipped 6.0\u202f% of the tokens.",
-            ["4.0\u202f% of the tokens lay below", "most in step 2, 9.0\u202f%"],
+            ["4.0\u202f% lay below the lower bound", "most in step 2, 9.0\u202f%"],
         ),
         (clip([0.001, 0.002], [0, 0]), "M hardly clipped.", []),
         # Within what is usual.
@@ -113,7 +113,7 @@ def rewarded(*runs, label="M"):
 
 def test_equal_rewards_are_said_to_be_equal():
     one, two = rewarded([0.1, 0.3, 0.5], label="A"), rewarded([0.1, 0.3, 0.5], label="B")
-    assert rewards([one, two])[0] == ("The training rewards of A0 and B0 are equal.", "All of them are, over 3 steps.")
+    assert rewards([one, two])[0] == ("The training rewards of A and B are equal.", "All of them are, over 3 steps.")
 
 
 def held_out(folder, label, *runs):
@@ -138,7 +138,7 @@ def test_held_out_problems_of_two_runs_are_compared_one_by_one(tmp_path):
     # The same step and the same problems; differences 0.5, 0.5, 0: mean 1/3, s / sqrt(3) = 1/6, t(0.975, 2) = 4.302653.
     two = held_out(tmp_path, "B", {0: [(0,), (0,), (0,)], 4: [(1, 1), (0, 1), (1, 1)], 6: [(0,), (0,), (0,)]})
     (found,) = rewards([one, two])
-    assert found.head == "The held-out reward was 0.500 in A0 and 0.833 in B0."
+    assert found.head == "The held-out reward was 0.500 in A and 0.833 in B."
     assert "over 3 problems after step 4; the latter minus the former: +0.333" in found.text
     assert "95\u202f% interval −0.384 to 1.050 over problems, which speaks only of these runs" in found.text
 

@@ -49,10 +49,8 @@ def test_long_names_are_cut_in_the_headline_only_and_a_page_that_will_change_rel
     logs = [write_log(tmp_path / name / "metrics.jsonl", [{"actor/entropy": 1.0}] * 2) for name in names]
     write_report(logs, tmp_path / "out", reload_every=10)
     page = page_of(tmp_path / "out")
-    full = f"{names[0]} against {names[1]}: what clipping did to the tokens"
-    cut = [f"…{name[name.index('tokens_') + 7 :][:28]}…" for name in names]
-    assert f'<h1 title="{full}">{" against ".join(cut)}: what clipping did to the tokens</h1>' in page
-    assert f"<title>{full}</title>" in page
+    assert "<h1>run 1 against run 2: what clipping did</h1>" in page and names[0] in page
+    assert "<title>run 1 against run 2: what clipping did</title>" in page
     assert '<meta http-equiv="refresh" content="10">' in page
 
 

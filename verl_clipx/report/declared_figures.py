@@ -52,6 +52,7 @@ def declared_plate(settings: list[DrawnSetting]) -> Plate:
         "a curve that changes where reward, entropy or clipping change.",
         f"{describe_windows(window)}{'; '.join(meanings)}.",
         panels,
+        f"{', '.join(panel.title for panel in panels)}.",
     )
 
 

@@ -11,7 +11,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
-from verl_clipx.diagnose.base_rates import BEYOND, CLIPPED, usual
 from verl_clipx.diagnose.findings import (
     clipped_share,
     entropy_changes,
@@ -26,6 +25,8 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 
 MOST_BINS = 9
+# A mean difference of probabilities below this is rounding.
+AGREED = 1e-4
 # In a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
 
@@ -40,17 +41,21 @@ class Panel(NamedTuple):
 
 
 class Plate(NamedTuple):
-    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show."""
+    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show.
+
+    `folded` says why there is nothing to see; such a plate is closed until a reader opens it.
+    """
 
     heading: str
     look: str
     note: str
     panels: list[Panel]
+    folded: str = ""
 
 
 def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
     """The plates of which the logs allow a figure: outcome first, then mechanism."""
-    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, entropy, samples)]
+    plates = [draw(settings) for draw in (outcome, bounds, fractions, masks, masses, entropy, samples)]
     return [plate for plate in plates if plate.panels]
 
 
@@ -96,24 +101,24 @@ def outcome(settings: list[DrawnSetting]) -> Plate:
     if len(settings) == 1:
         look = "a rise that lasts."
     elif min(setting.seeds for setting in settings) < MIN_SEEDS:
-        look = (
-            "jumps and trends of each run. A gap between settings says nothing about methods yet: with so few seeds it "
-            "may be no wider than between runs of one setting."
-        )
+        look = "jumps and trends of each run; gaps between them need three seeds of each setting."
     return Plate("Reward, entropy, KL and gradient norm", look, note, panels)
 
 
 def samples(settings: list[DrawnSetting]) -> Plate:
     """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
+    apart = max(
+        (setting.mean(keys.MISMATCH).max() for setting in settings if len(setting.mean(keys.MISMATCH))), default=1
+    )
+    agreed = apart < AGREED
     return Plate(
         "What the samples were like",
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
-        f"{describe_windows(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. "
-        f"Alike: of the prompts with several samples{usual(keys.ALIKE)}. "
-        "Mismatch: the mean absolute difference between a sampled token’s probability in the rollout engine and in the "
-        "trainer.",
-        _panels(settings, SAMPLES),
+        f"{describe_windows(window_of(settings))}Cut: at data.max_response_length tokens. Alike: of the prompts with "
+        "several samples. Mismatch: the mean absolute difference between a sampled token’s probability in the rollout "
+        f"engine and in the trainer{f', {apart:.1g} at most, not drawn' if agreed else ''}.",
+        _panels(settings, SAMPLES[: -1 if agreed else None]),
     )
 
 
@@ -255,7 +260,6 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
     note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
     note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
-    note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
     of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
@@ -269,6 +273,30 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
         "(orange) below the lower with A < 0.",
         note,
+        panels,
+        "No token left the bounds on the side where PPO clips." if not of_verl and highest + lowest == 0 else "",
+    )
+
+
+def masks(settings: list[DrawnSetting]) -> Plate:
+    """The share of tokens that a mask takes out over steps, by the sign of the advantage."""
+    panels, window = [], window_of(settings)
+    masked = [setting for setting in settings if all(len(setting.mean(key)) for key in keys.MASKED.values())]
+    for index, setting in enumerate(masked):
+        drawing, (axes,) = figure(220, left=52)
+        below, above = (setting.mean(key) for key in keys.MASKED.values())
+        _bars(axes, above, 0 * above, setting.colour, window)
+        _bars(axes, -below, 0 * below, setting.colour, window)
+        _share_axis(axes, *(windowed(values, window, HIGH).max() for values in (below, above)))
+        whole = sum(setting.mean(key).mean() for key in keys.MASKED_SEQUENCES)
+        text = f"{percent((above + below).mean())} of all tokens, {whole:.1f} whole responses an update"
+        axes.set_title(text, fontweight="normal")
+        description = f"Bars of the share of tokens that {setting.label} masks in each step, A > 0 upwards."
+        panels.append(Panel(f"masked_{index}", setting.label, description, drawing))
+    return Plate(
+        "What the mask took out",
+        "bars that grow: the policy moves away from its samples. Up is A > 0, down A < 0.",
+        f"{_of_bars(window)}Shares of all tokens, before any clip; every other number here is of those that are left.",
         panels,
     )
 
@@ -300,9 +328,9 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         "Gradient mass outside the bounds",
         "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
         "mass outside the bounds that no clip removes (HN up, LP down).",
-        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds. To compare: mass "
-        f"outside the bounds{usual(BEYOND)}, tokens within them{usual(keys.IN_M)}.",
+        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
         panels,
+        "Tokens that are clipped keep no gradient." if all((one.LN + one.HP).max() == 0 for _, one in known) else "",
     )
 
 
