@@ -252,7 +252,11 @@ for ((seed = SEED; seed < SEED + SEEDS; seed++)); do
 done
 
 PAGE=$RUNS/$(name_of "$METHOD" "$@")-page
-step "5/5 page" page clipx report "${folders[@]}" --out "$PAGE"
+# Long answers would make a step long, and the reward needs no more than a sum. The page calls them cut: it should.
+title=()
+[[ $MODEL != smollm2 || -n ${MAX_RESPONSE_LENGTH:-} ]] ||
+    title=(--title "SmolLM2 learns sums: its answers are cut at 14 tokens on purpose, so that a step stays short")
+step "5/5 page" page clipx report "${folders[@]}" --out "$PAGE" ${title[@]+"${title[@]}"}
 again="${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh"
 cat <<END
   open the page     $PAGE/report.html

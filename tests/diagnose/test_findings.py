@@ -9,10 +9,8 @@ import pytest
 from tests.runs.example_runs import write_log, write_validation
 from verl_clipx.diagnose.findings import (
     collapses,
-    entropy_changes,
     findings,
     rewards,
-    same_signs,
     unequal_starts,
     what_bounds_did,
     what_clipping_did,
@@ -94,17 +92,6 @@ def test_what_bounds_did(columns, what, text):
     found = what_bounds_did(of(columns))
     assert found.head == f"M{what}." and text in found.text
     assert what_bounds_did(of(clip([0.1], [0.1]))) is None
-
-
-def test_a_steps_estimate_goes_with_the_change_to_the_next_step():
-    # Falls by 0.5, rises by 0.25, stands still; what comes after the last step is not known.
-    found = of({keys.ENTROPY_ESTIMATE: [-2.0, -1.0, 4.0, 3.0], keys.ENTROPY: [1.0, 0.5, 0.75, 0.75]})
-    changes = entropy_changes(found)
-    assert changes.index.tolist() == [1, 2, 3]
-    assert changes.estimate.tolist() == [-2, -1, 4] and changes.change.tolist() == [-0.5, 0.25, 0]
-    assert same_signs(found) == (1, 2)
-    # Over a step that is not in the log it is not known.
-    assert entropy_changes(of({keys.ENTROPY_ESTIMATE: [-1.0] * 3, keys.ENTROPY: [1.0, float("nan"), 0.25]})).empty
 
 
 def rewarded(*runs, label="M"):

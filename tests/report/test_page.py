@@ -95,22 +95,6 @@ def test_without_traces_it_says_how_to_get_them(tmp_path):
     assert not (tmp_path / "out" / "tokens.csv").exists()
 
 
-ESTIMATE = "actor/clipx/entropy_clip_estimate"
-
-
-def test_runs_that_log_the_entropy_clip_estimate_show_it_beside_what_happened(tmp_path):
-    rows = [{"actor/entropy": 1 - 0.1 * step} for step in range(7)]
-    write_log(tmp_path / "without" / "metrics.jsonl", rows)
-    write_log(tmp_path / "with" / "metrics.jsonl", [{**row, ESTIMATE: -3.0} for row in rows])
-    clipx("report", tmp_path / "without", tmp_path / "with", "--out", tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out" / "figures").glob("entropy_change_*.svg")] == [
-        "entropy_change_0.svg"
-    ]
-    assert ESTIMATE in pandas.read_csv(tmp_path / "out" / "metrics.csv")
-    drawn = (tmp_path / "out" / "figures" / "entropy_change_0.svg").read_text()
-    assert "nats per unit of learning rate" in drawn and "same sign in 6 of 6 steps" in drawn
-
-
 @pytest.mark.parametrize(
     ("means", "last"),
     [

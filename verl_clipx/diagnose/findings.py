@@ -1,7 +1,6 @@
 """Sentences about the runs, each chosen by a test on their numbers."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -43,21 +42,6 @@ def mass_shares(setting: Setting) -> pandas.DataFrame:
     mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
     total = mass.sum(axis=1)
     return mass[total > 0].div(total[total > 0], axis=0)
-
-
-def entropy_changes(setting: Setting) -> pandas.DataFrame:
-    """By step: the Entropy-Clip `estimate`, and the `change` of entropy to the next step; without rows if unknown."""
-    entropy = setting.mean(keys.ENTROPY)
-    following = entropy.rename(lambda step: step - 1)
-    return pandas.DataFrame({"estimate": setting.mean(keys.ENTROPY_ESTIMATE), "change": following - entropy}).dropna()
-
-
-def same_signs(setting: Setting) -> tuple[int, int]:
-    """In how many steps of its runs estimate and change have the same sign, and in how many neither of them is 0."""
-    changes = pandas.concat([entropy_changes(replace(setting, runs=[run])) for run in setting.runs])
-    signs = numpy.sign(changes)
-    known = signs[(signs != 0).all(axis=1)]
-    return int((known.estimate == known.change).sum()), len(known)
 
 
 def what_clipping_did(setting: Setting) -> Finding:

@@ -13,10 +13,8 @@ from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.findings import (
     clipped_share,
-    entropy_changes,
     has_searched_bounds,
     mass_shares,
-    same_signs,
 )
 from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
@@ -55,7 +53,7 @@ class Plate(NamedTuple):
 
 def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
     """The plates of which the logs allow a figure: outcome first, then mechanism."""
-    plates = [draw(settings) for draw in (outcome, bounds, fractions, masks, masses, entropy, samples)]
+    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, samples)]
     return [plate for plate in plates if plate.panels]
 
 
@@ -92,11 +90,8 @@ def outcome(settings: list[DrawnSetting]) -> Plate:
         )
     if any(run.held_out for run in runs):
         note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
-    errors = any(len(run.values(keys.REWARD_ERROR)) for run in runs)
-    if errors and window == 1:
+    if window == 1 and any(len(run.values(keys.REWARD_ERROR)) for run in runs):
         note += "Vertical lines: 1.96 standard errors over prompts."
-    elif panels and not errors:
-        note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
     look = "a gap between settings that lasts and is wider than bands and intervals."
     if len(settings) == 1:
         look = "a rise that lasts."
@@ -278,29 +273,6 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     )
 
 
-def masks(settings: list[DrawnSetting]) -> Plate:
-    """The share of tokens that a mask takes out over steps, by the sign of the advantage."""
-    panels, window = [], window_of(settings)
-    masked = [setting for setting in settings if all(len(setting.mean(key)) for key in keys.MASKED.values())]
-    for index, setting in enumerate(masked):
-        drawing, (axes,) = figure(220, left=52)
-        below, above = (setting.mean(key) for key in keys.MASKED.values())
-        _bars(axes, above, 0 * above, setting.colour, window)
-        _bars(axes, -below, 0 * below, setting.colour, window)
-        _share_axis(axes, *(windowed(values, window, HIGH).max() for values in (below, above)))
-        whole = sum(setting.mean(key).mean() for key in keys.MASKED_SEQUENCES)
-        text = f"{percent((above + below).mean())} of all tokens, {whole:.1f} whole responses an update"
-        axes.set_title(text, fontweight="normal")
-        description = f"Bars of the share of tokens that {setting.label} masks in each step, A > 0 upwards."
-        panels.append(Panel(f"masked_{index}", setting.label, description, drawing))
-    return Plate(
-        "What the mask took out",
-        "bars that grow: the policy moves away from its samples. Up is A > 0, down A < 0.",
-        f"{_of_bars(window)}Shares of all tokens, before any clip; every other number here is of those that are left.",
-        panels,
-    )
-
-
 def masses(settings: list[DrawnSetting]) -> Plate:
     """The share of the gradient's mass outside the bounds, by region, over steps."""
     known = [(setting, shares) for setting in settings if len(shares := mass_shares(setting))]
@@ -331,35 +303,6 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
         panels,
         "Tokens that are clipped keep no gradient." if all((one.LN + one.HP).max() == 0 for _, one in known) else "",
-    )
-
-
-def entropy(settings: list[DrawnSetting]) -> Plate:
-    """The Entropy-Clip estimate over steps, and the change of entropy that happened."""
-    known = [(setting, changes) for setting in settings if len(changes := entropy_changes(setting))]
-    panels, window = [], window_of(settings)
-    for index, (setting, changes) in enumerate(known):
-        drawing, (estimate, change) = figure(330, rows=2, left=58, sharex=True)
-        same, steps = same_signs(setting)
-        titles = (
-            "estimate, nats per unit of learning rate",
-            f"change, nats: same sign in {same} of {steps} steps (chance: half)",
-        )
-        for axes, name, title in zip((estimate, change), changes, titles, strict=True):
-            axes.axhline(0, color=HAIR, lw=0.7)
-            curve(axes, changes[name], window, setting.colour, **marks(changes[name], window))
-            axes.set_title(title, fontweight="normal")
-        step_axis(change)
-        text = f"The Entropy-Clip estimate of {setting.label} over steps, above the change of entropy that happened."
-        panels.append(Panel(f"entropy_change_{index}", setting.label, text, drawing))
-    return Plate(
-        "The Entropy-Clip estimate, and how entropy changed",
-        "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
-        f"{describe_windows(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. "
-        "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the "
-        "next step, whose samples are others. Steps of a run depend on each other, so that a share of equal signs "
-        "above or below half is no evidence by itself.",
-        panels,
     )
 
 

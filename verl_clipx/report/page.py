@@ -13,7 +13,7 @@ from verl_clipx.common.sentences import Finding, number
 from verl_clipx.diagnose.findings import descriptions, diagnoses
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
-from verl_clipx.report.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
+from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widened
 from verl_clipx.report.log_figures import Plate, log_plates
 from verl_clipx.report.ratio_parts import ratio_parts
 from verl_clipx.report.summary import describe, summary
@@ -31,9 +31,6 @@ PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "token
 # A file in the folder of the figures. It lists them, and the table of tokens beside the page if there is one, so that
 # the next report removes these files and nothing else.
 WRITTEN = ".written"
-
-# The most letters of a setting's label in the headline: two such labels fit on a line.
-LONGEST_IN_HEADLINE = 30
 
 environment = Environment(
     loader=PackageLoader("verl_clipx.report"),
@@ -111,7 +108,6 @@ def write_report(
     drawn = [(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates]
     page = environment.get_template("report.html").render(
         title=title or _title([setting.label for setting in settings]),
-        headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
         reload_every=reload_every,
         settings=settings,
         alarms=alarms,
@@ -130,7 +126,6 @@ def write_report(
         replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],
         palette=palette,
-        distance=palette.CLOSEST,
         number=number,
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )

@@ -12,9 +12,6 @@ CLIPPED_LOW, CLIPPED_HIGH = "#d1450f", "#a3268c"
 COLOURS = (GRPO, *OTHERS, CLIPPED_LOW, CLIPPED_HIGH)
 INK, SOFT, HAIR = "#1a1a1a", "#636363", "#9a9a9a"
 
-CLOSEST = {"vision": "tritanopia", "value": 22}
-"""The distance of the closest pair, CIE 1976, to those who see them closest; 2.3 is just noticeable."""
-
 
 @dataclass(frozen=True)
 class DrawnSetting(Setting):

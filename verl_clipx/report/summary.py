@@ -14,7 +14,7 @@ from verl_clipx.replay.of_run import percent as percent_of
 from verl_clipx.report.trace_figures import BINS, bin_of
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import GRPO_METHOD, Setting
-from verl_clipx.runs.traced import TracedUpdate, has_bounds_on_ratio, unlike_grpo
+from verl_clipx.runs.traced import TracedUpdate, unlike_grpo
 
 Cell = tuple[str, str]
 """What stands in a cell, and a note below it; both empty where nothing is known."""
@@ -90,7 +90,8 @@ def _masked(setting: Setting) -> Cell:
         return UNKNOWN
     whole = sum(setting.mean(key).mean() for key in keys.MASKED_SEQUENCES)
     of_signs = ", ".join(f"{percent(share)} {sign}" for sign, share in shares.items())
-    return percent(sum(shares.values())), f"{of_signs}; {whole:.1f} whole responses an update"
+    note = f"; {whole:.1f} whole responses an update" if whole > 0 else ""
+    return percent(sum(shares.values())), f"{of_signs}{note}"
 
 
 def _taken(one: Described) -> Cell:
@@ -104,23 +105,18 @@ def _bounds(one: Described, *, sure: bool) -> Cell:
     setting, update = one.setting, one.update
     if names := setting.bins("epsilon"):
         epsilon = setting.mean(names[-1 if sure else 0]).mean()
-        return _to(1 - epsilon, 1 + epsilon), _edge(len(names), sure=sure)
+        edge = f"p above {1 - 1 / len(names):g}" if sure else f"p below {1 / len(names):g}"
+        return _to(1 - epsilon, 1 + epsilon), edge
     if has_searched_bounds(setting):
         return _to(*(setting.mean(key).mean() for key in (keys.BOUND_LOW, keys.BOUND_HIGH))), ""
     fixed = [setting.parameter(name) for name in ("clip_low", "clip_high")]
     held = any(key.startswith("clipx.hold.") for key in setting.runs[0].configuration)
     if all(isinstance(bound, int | float) for bound in fixed) and not held:
         return _to(*fixed), ""
-    if update is None or not has_bounds_on_ratio(update.tokens):
+    if update is None or not update.has_bounds_on_ratio:
         return UNKNOWN
     tokens = update.tokens[bin_of(update.tokens, BINS) == (BINS - 1 if sure else 0)]
-    if tokens.empty:
-        return UNKNOWN
-    return _to(tokens.low.median(), tokens.high.median()), f"{_edge(BINS, sure=sure)}, step {update.step}"
-
-
-def _edge(bins: int, *, sure: bool) -> str:
-    return f"p above {1 - 1 / bins:g}" if sure else f"p below {1 / bins:g}"
+    return (_to(tokens.low.median(), tokens.high.median()), f"in step {update.step}") if len(tokens) else UNKNOWN
 
 
 def _to(low: float, high: float) -> str:
@@ -130,9 +126,11 @@ def _to(low: float, high: float) -> str:
 
 
 def _unlike(one: Described) -> Cell:
-    if one.update is None or one.setting.runs[0].method == GRPO_METHOD:
+    if one.update is None:
         return UNKNOWN
     count, total = int(unlike_grpo(one.update.tokens).sum()), len(one.update.tokens)
+    if count == 0 and one.setting.runs[0].method == GRPO_METHOD:
+        return UNKNOWN
     return f"{count} of {total}", f"{percent(count / total)}, in step {one.update.step}"
 
 

@@ -66,20 +66,15 @@ class Section:
 
     @property
     def counted(self) -> str:
-        """How many tokens each rule clips, and of which tokens: the run, the prompts and their number."""
-        tokens, groups = self.update.tokens, self.groups
+        """How many of the shown tokens each rule clips, and of how many traced ones, if not all are shown."""
+        tokens = self.update.tokens
         clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
-        completions = _several(self.responses, "completion")
-        these = f"{completions} to {_several(len(groups), 'prompt')}"
-        which = f"all that it traced in this update, in {these}"
-        if self.total < len(tokens):
-            of_all = f"{len(tokens)}, of {_several(tokens.prompt.nunique(), 'prompt')}"
-            which = f"from {these}; in this update it traced {of_all}"
-        return f"Clipped among these {self.total} tokens: {clipped}. They are {which}."
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+        of = (
+            f" This update traced {len(tokens)}, of {tokens.prompt.nunique()} prompts."
+            if self.total < len(tokens)
+            else ""
+        )
+        return f"Clipped among these {self.total} tokens: {clipped}.{of}"
 
 
 def visible(text: str) -> str:

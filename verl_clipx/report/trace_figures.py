@@ -9,19 +9,7 @@ from verl_clipx.common.sentences import number, percent
 from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
-from verl_clipx.runs.traced import (
-    ABOVE,
-    BELOW,
-    GRPO_HIGH,
-    GRPO_LOW,
-    HIGH,
-    KEPT,
-    LOW,
-    NONE,
-    OUT,
-    TracedUpdate,
-    has_bounds_on_ratio,
-)
+from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, OUT, TracedUpdate
 
 BINS = 5
 QUARTERS = 4
@@ -100,7 +88,7 @@ def _draw_spread(update: TracedUpdate, right: float) -> Figure:
     row, of_all, tokens = 58, update.tokens, shown(update.tokens)
     drawing, (axes,) = figure(30 + BINS * row + 38, left=50, top=10)
     bins, medians = bin_of(tokens, BINS), of_all.groupby(bin_of(of_all, BINS))[["low", "high"]].median()
-    on_ratio = has_bounds_on_ratio(of_all)
+    on_ratio = update.has_bounds_on_ratio
     middles = [bin * row + row / 2 for bin in range(BINS)]
     for bin, y in enumerate(middles):
         if on_ratio and bin in medians.index:

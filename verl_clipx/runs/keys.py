@@ -11,7 +11,6 @@ HELD_OUT = "held-out scores"
 ENTROPY = "actor/entropy"
 # In bypass mode verl has no entropy of the old policy, and logs that of the updates.
 ENTROPY_OF_UPDATES = "actor/entropy_loss"
-ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
 # What verl's own losses say of clipping.
@@ -69,8 +68,8 @@ FINITE = (
 
 # What the figures of reward, bounds, clipping and gradient mass draw; the other declared metrics are drawn by chart.
 DRAWN = (
-    *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, GRADIENT_NORM, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
-    *(LENGTH, CUT, ALIKE, MISMATCH, PG_CLIPPED, *MASKED.values()),
+    *(REWARD, REWARD_ERROR, ENTROPY, KL, GRADIENT_NORM, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
+    *(LENGTH, CUT, ALIKE, MISMATCH, PG_CLIPPED),
     *(BOUND_LOW, BOUND_HIGH, BOUND_LOW_LAST, BOUND_HIGH_LAST, SHARE_BEFORE, SHARE_AFTER),
 )
 DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")

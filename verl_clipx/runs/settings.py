@@ -148,19 +148,36 @@ def _labels(runs: list[Run]) -> list[str]:
             labels.append(names[index])
             continue
         apart = {} if len(rivals) == 1 else differing_values(rivals)
-        keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))[:2]
-        values = [f"{key.rpartition('.')[2]} {run.significant.get(key, 'unset')}" for key in keys]
+        keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))
+        rules = [key for key in keys if key.endswith(".rule")]
+        values = [_value_of(run, key) for key in rules or keys[:2]]
         labels.append(", ".join([method, *values]) if values else method if len(rivals) == 1 else f"{method} {index}")
     return labels
+
+
+def _value_of(run: Run, key: str) -> str:
+    """A key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters."""
+    value, name = run.significant.get(key), key.rpartition(".")[2]
+    if not key.startswith("clipx."):
+        return f"{name} {value or 'unset'}"
+    name = key.removeprefix("clipx.").replace(".", " ")
+    if name.endswith(" rule"):
+        modifier = name.removesuffix(" rule")
+        return f"{modifier} {json.loads(value)}" if value else f"no {modifier}"
+    return f"{name} {value or 'unset'}"
 
 
 def _apart(names: list[str]) -> list[str]:
     """Names of folders without the parts with which all of them begin or end; short ones stay as they are."""
     if max(map(len, names)) <= LONGEST_NAME or len(set(names)) < len(names) or len(names) < 2:
         return names
-    parts = [re.split(r"([-_. ]+)", name) for name in names]
-    for end in (0, -1):
-        while len({one[end] for one in parts}) == 1 and all(len(one) > 1 for one in parts):
-            parts = [one[1:] if end == 0 else one[:-1] for one in parts]
-    cut = ["".join(one).strip("-_. ") for one in parts]
+    cut = ["".join(parts).strip("-_. ") for parts in differing_parts([re.split(r"([-_. ]+)", name) for name in names])]
     return [f"run {name}" if name.isdigit() else name for name in cut] if all(cut) else names
+
+
+def differing_parts(names: list[list[str]]) -> list[list[str]]:
+    """Names in parts without those with which all of them begin or end; each keeps at least one."""
+    for end in (0, -1):
+        while all(len(parts) > 1 for parts in names) and len({parts[end] for parts in names}) == 1:
+            names = [parts[1:] if end == 0 else parts[:-1] for parts in names]
+    return names
