@@ -93,6 +93,11 @@ def test_runs_of_one_setting_are_never_compared_with_each_other(tmp_path):
     assert len(settings) == 1 and rewards(settings) == []
 
 
+def test_why_there_is_no_verdict_is_said_once():
+    found = rewards([setting(label, [0.1, 0.2 + 0.1 * place]) for place, label in enumerate("ABC")])
+    assert [NO_VERDICT in one.text for one in found] == [True, False]
+
+
 @pytest.mark.parametrize("counts", [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3)])
 def test_fewer_than_three_seeds_give_no_verdict(counts):
     one, two = (

@@ -29,7 +29,7 @@ LOOK = """
     return (page.getElementById(name) || page.querySelector("." + name)).getBoundingClientRect().top;
   });
   found.lines = Array.prototype.filter.call(page.querySelectorAll(".line"), function (line) {
-    return line.getBoundingClientRect().height > 0;
+    return !line.closest("details:not([open])");
   }).length;
   ["ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "End", "ArrowRight", "Home", "Escape"].forEach(function (key) {
     press(key); steps.push(marked());

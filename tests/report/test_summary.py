@@ -69,13 +69,13 @@ def test_rewards_are_over_the_steps_that_all_have_and_three_seeds_have_an_interv
     # s = 0.1, t(0.975, 2) = 4.302653, so the half width is 0.248.
     assert rows(long, Setting("seeds", seeds))["Reward"] == [
         ("0.200", "2 steps; one seed: no verdict"),
-        ("0.200 [-0.048, 0.448]", "2 steps, 3 seeds"),
+        ("0.200 [-0.048, 0.448]", "2 steps; 95\u202f% over 3 seeds"),
     ]
 
 
 def test_the_last_validation_has_its_interval_over_problems(tmp_path):
     cell = rows(held_out(tmp_path, "A", {0: [(0,)] * 4, 5: [(1,), (0,), (1,), (0,)]}))["Held-out reward"][0]
-    assert cell[0].startswith("0.500 [") and cell[1] == "over 4 problems, step 5"
+    assert cell[0].startswith("0.500 [") and cell[1] == "95\u202f% over 4 problems, step 5"
 
 
 def test_traces_give_what_clipping_took_and_on_how_many_tokens_a_method_differs_from_grpo(tmp_path):

@@ -152,7 +152,8 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
         family = sum(comparison.is_of_methods for comparison in judged)
         for comparison, (_, named) in zip(judged, compared, strict=True):
             judgement = judge(comparison, **named, family=family)
-            findings.append(Finding(judgement.head, judgement.text))
+            caveat = "" if any(judgement.caveat in finding.text for finding in findings) else judgement.caveat
+            findings.append(Finding(judgement.head, f"{judgement.text} {caveat}".strip()))
     return findings
 
 

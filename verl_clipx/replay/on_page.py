@@ -13,7 +13,7 @@ from verl_clipx.replay.of_run import how_exact, percent
 from verl_clipx.replay.output import HEADINGS, changes_of, heading_of, row_of, words_of
 from verl_clipx.replay.tokens import traced_step
 from verl_clipx.run.candidates import candidates_of
-from verl_clipx.runs.traced import OUT, ReplayTable, TracedUpdate, events
+from verl_clipx.runs.traced import OUT, ReplayTable, TracedUpdate, events, has_bounds_on_ratio
 
 # Which of HEADINGS fit the page beside the words of changed tokens.
 COLUMNS = (0, 1, 2, 3, 5)
@@ -81,4 +81,5 @@ def _columns(replay: Replay, update: int) -> pandas.DataFrame:
     tokens = replay.tokens[replay.tokens["update"] == update].reset_index(drop=True)
     event = events(tokens.advantage.where(tokens.counts, 0.0), tokens.region, tokens.weight, tokens.ratio)
     event = event.mask(~tokens.trained & tokens.advantage.ne(0), OUT)
-    return tokens[["low", "high", "weight", "region"]].assign(event=event).add_prefix(f"{replay.label}: ")
+    low = tokens.low.clip(lower=0) if has_bounds_on_ratio(tokens) else tokens.low
+    return tokens[["low", "high", "weight", "region"]].assign(low=low, event=event).add_prefix(f"{replay.label}: ")

@@ -105,7 +105,6 @@ def write_report(
     if updates:
         _write_csv(out / TOKENS, _traced(updates))
     sections = token_sections(updates)
-    drawn = [(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates]
     page = environment.get_template("report.html").render(
         title=title or _title([setting.label for setting in settings]),
         reload_every=reload_every,
@@ -120,8 +119,7 @@ def write_report(
         trained=what_was_trained(runs),
         runs=runs,
         steps_of=_steps,
-        picture=drawn[0] if updates else None,
-        plates=drawn[1:] if updates else drawn,
+        plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
         sections=sections,
         replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],

@@ -105,8 +105,9 @@ def _bounds(one: Described, *, sure: bool) -> Cell:
     setting, update = one.setting, one.update
     if names := setting.bins("epsilon"):
         epsilon = setting.mean(names[-1 if sure else 0]).mean()
-        edge = f"p above {1 - 1 / len(names):g}" if sure else f"p below {1 / len(names):g}"
-        return _to(1 - epsilon, 1 + epsilon), edge
+        return _to(
+            1 - epsilon, 1 + epsilon
+        ), f"p above {1 - 1 / len(names):g}" if sure else f"p below {1 / len(names):g}"
     if has_searched_bounds(setting):
         return _to(*(setting.mean(key).mean() for key in (keys.BOUND_LOW, keys.BOUND_HIGH))), ""
     fixed = [setting.parameter(name) for name in ("clip_low", "clip_high")]
@@ -152,7 +153,7 @@ def _held_out(setting: Setting) -> Cell:
         return UNKNOWN
     last = [next(one for one in run.held_out if one.step == step) for run in setting.runs]
     if len(last) == 1:
-        return str(last[0].reward), f"over {last[0].problems} problems, step {step}"
+        return str(last[0].reward), f"95\u202f% over {last[0].problems} problems, step {step}"
     means = setting.by_seed(pandas.DataFrame([[one.reward.mean for one in last]])).iloc[0].to_numpy()
     return _over_seeds(means, f"step {step}")
 
@@ -160,4 +161,4 @@ def _held_out(setting: Setting) -> Cell:
 def _over_seeds(means: numpy.ndarray, basis: str) -> Cell:
     if len(means) < MIN_SEEDS:
         return f"{means.mean():.3f}", f"{basis}; {('one seed', 'two seeds')[len(means) - 1]}: no verdict"
-    return str(estimate_over_seeds(means)), f"{basis}, {len(means)} seeds"
+    return str(estimate_over_seeds(means)), f"{basis}; 95\u202f% over {len(means)} seeds"

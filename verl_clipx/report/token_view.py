@@ -118,6 +118,8 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
             groups.append(Group(str(samples[0].prompt_text.iloc[0] or prompt), lines))
             kept += [rows.iloc[:MOST_TOKENS] for rows in samples]
     together = pandas.concat(kept)
+    if update.has_bounds_on_ratio:
+        together["low"] = together.low.clip(lower=0)
     columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
     return Section(
         update,
