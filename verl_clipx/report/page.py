@@ -95,8 +95,7 @@ def write_report(
         updates, of_replays = with_replays(updates, replayed or [], matched or [])
         sentences += of_replays
     with style():
-        others = declared_plate(settings)
-        plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), others]
+        plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), declared_plate(settings)]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before([*written, *([TOKENS] if updates else [])], out)
