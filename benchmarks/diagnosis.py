@@ -3,8 +3,8 @@
 Run: python benchmarks/diagnosis.py
 
 Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
-kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which has what
-`clipx diagnose` says beside a share. A trend may warn while a run trains if no beginning of a healthy log met its rule.
+kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which `clipx
+diagnose --json` quotes. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
 import itertools
@@ -19,6 +19,7 @@ import pandas
 from simulation import validations
 
 from verl_clipx.common.files import read_text, write_text
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
 from verl_clipx.diagnose.parting import part
@@ -309,6 +310,14 @@ def held_out_table(repeats: int = 300) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rates_table(rates: dict[str, dict[str, float]]) -> str:
+    """The base rates of `base_rates`, a row a share."""
+    rows = (
+        f"| {name} | {one['logs']} | {percent(one['low'])} | {percent(one['high'])} |" for name, one in rates.items()
+    )
+    return "\n".join(["| share | logs | 10 % of them are below | 10 % above |", "|---|---|---|---|", *rows, ""])
+
+
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
     trials = [try_rules(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
@@ -318,6 +327,7 @@ def tables() -> dict[str, str]:
         "false alarms": alarms_table(false_alarms(healthy_runs())),
         "timeline": timeline_table(),
         "held out": held_out_table(),
+        "base rates": rates_table(base_rates(healthy_runs())),
     }
 
 

@@ -11,7 +11,6 @@ import pandas
 
 from verl_clipx.common.statistics.collapse import KEPT, collapse
 from verl_clipx.diagnose.advice import more_entropy, other_prompts, with_values
-from verl_clipx.diagnose.base_rates import MEASURES, usual
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -108,10 +107,8 @@ class Diagnosis(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What the threshold rests on, usual values, the remedy and the page that says more."""
+        """What the threshold rests on, the remedy and the page that says more."""
         basis = "The threshold is heuristic. " if self.rule.heuristic else ""
-        shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.reads if name in MEASURES)
-        basis += f"To compare: {shares}. " if shares else ""
         return f"{basis}{self.remedy} See {self.rule.link}."
 
 
