@@ -135,7 +135,7 @@ def draw_response() -> str:
     response = tokens[(tokens.prompt == prompt) & (tokens["sample"] == sample)]
     first = response.iloc[0]
     problem = re.sub(r"<\|.*?\|>", "", first.prompt_text).strip()
-    width = max(480, 2 * MARGIN + sum(map(width_of, response.text)))
+    width = max(560, 2 * MARGIN + sum(map(width_of, response.text)))
     lines = [
         label(MARGIN, 24, f"Task: {problem}. Reward {first.score:g}, advantage {first.advantage:.2f}", weight=600),
         label(MARGIN, TOP - 12, f"By GRPO’s bounds, 0.8 and 1.2: {taught(response.under_grpo)}"),
