@@ -2,18 +2,21 @@
 
 Covers: that neither torch nor verl is imported, the time, a folder with something else in it, the browser; that the
 commands which it prints next run; that the page, its numbers and the pictures of README.md are what `scripts/demo.py
-page` makes of the shipped runs; what must not ship. Not covered: how the page looks (tests/report), whether the runs
-are those of today's quick start (tests/end_to_end/test_quickstart.py), the wheel (tests/end_to_end/test_wheel.py).
+page` makes of the shipped runs; what `scripts/demo.py runs` keeps of a run; what must not ship. Not covered: how the
+page looks (tests/report), whether the runs are those of today's quick start (tests/end_to_end/test_quickstart.py), the
+wheel (tests/end_to_end/test_wheel.py).
 """
 
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tests.claims.documents import ROOT
@@ -90,6 +93,29 @@ def test_page_and_pictures_are_of_the_shipped_runs(tmp_path, monkeypatch):
     for made in sorted(tmp_path.iterdir()):
         committed = (ROOT / "docs/figures" if made.suffix == ".svg" else SHIPPED) / made.name
         assert texts_of(made) == texts_of(committed), f"{made.name} is old: python scripts/demo.py page"
+
+
+def test_of_a_trained_run_is_kept_what_ships(tmp_path):
+    trained, kept, name = tmp_path / "trained", tmp_path / "kept", RUNS[1]
+    shutil.copytree(SHIPPED / name, trained)
+    last = next((trained / "traces").iterdir())
+    shutil.copy(last, last.with_name("step_00000001_update_0000_rank_00000.parquet"))
+    (trained / "run.log").write_text("verl's words")
+    record = trained / "metrics.run.json"
+    record.write_text(record.read_text().replace("runs/quickstart", str(tmp_path)))
+    answers = trained / "validation/0.jsonl"
+    answers.write_text(answers.read_text().replace("}", ', "output": "1+1"}'))
+    runpy.run_path(str(ROOT / "scripts" / "demo.py"))["keep_run"](trained, kept, str(tmp_path))
+    paths = sorted(path for path in kept.rglob("*") if path.is_file())
+    assert [path.relative_to(kept) for path in paths] == sorted(
+        path.relative_to(SHIPPED / name) for path in (SHIPPED / name).rglob("*") if path.is_file()
+    )
+    for path in paths:
+        shipped = SHIPPED / name / path.relative_to(kept)
+        if path.suffix == ".parquet":
+            assert parquet.read_table(path).equals(parquet.read_table(shipped), check_metadata=True)
+        else:
+            assert path.read_text() == shipped.read_text()
 
 
 def texts_of(path) -> list[str]:
