@@ -197,8 +197,6 @@ def test_each_number_of_readme_and_of_the_negative_results_is_that_of_the_logs()
     assert f"ACPO ends {points(old)[0]} of reward above GRPO" in readme and points(old)[1] in readme
     assert f"ACPO ends {points(many)[0]} below GRPO" in readme and points(many)[1] in readme
     assert f"Holm's p of {corrected('acpo_stale', 'stale'):.3f} within this setting" in readme
-    ends = " | ".join(f"{at_end('grpo_4', metric)[0]:.7f}" for metric in (REWARD, ENTROPY))
-    assert f"| at the end | {ends} | {series('grpo_4', KL)[0].mean():.7f} |" in readme
     assert f"from {signed(100 * wide.low, 1)} to {signed(100 * wide.high, 1)} points" in readme
     assert f"ACPO minus GRPO with bounds of 1/3 and 3 is {interval(wide)}" in negative
     control, bounds = interval(minus("dppo_narrow_stale", "dppo_stale")).split(" ", 1)
