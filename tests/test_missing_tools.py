@@ -39,6 +39,7 @@ OF_VERL = {part.name for part in map(Requirement, requires("verl")) if part.mark
 NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution not in OF_VERL}
 
 SHOW = {
+    "demo": "clipx-demo/report.html",
     "methods acpo": "parameters of acpo: clipx.<parameter>",
     "check-loss verl_clipx.methods.grpo:Grpo": "kept",
     "recipe list cpu/countdown_acpo": "presets: +recipe",

@@ -76,6 +76,19 @@ def clipx(
 
 
 @app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to write the page and the two runs to.")] = Path("clipx-demo"),
+) -> None:
+    """Show what this project is about. Writes two small runs and their finished page; needs neither torch nor verl."""
+    from verl_clipx.demo.files import PAGE, describe, open_page, write_demo
+
+    with failing():
+        write_demo(out)
+    print_plain(describe(out))
+    open_page(out / PAGE)
+
+
+@app.command()
 def doctor(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all that was found, a line for each.")] = False,
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,

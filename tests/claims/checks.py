@@ -190,7 +190,7 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
 
 
 # By tests/claims/test_architecture.py.
-RUN_ELSEWHERE = (["scripts/draw_architecture.py"],)
+RUN_ELSEWHERE = (["scripts/draw_architecture.py"], ["scripts/demo.py", "page"], ["scripts/demo.py", "runs"])
 
 
 def _check_python(words: list[str], variables: dict[str, str], complete: bool) -> None:

@@ -1,7 +1,8 @@
 """Reading README, CONTRIBUTING, CHANGELOG and docs: the code blocks, the inline code, the links.
 
 A block with commands that no test can run says why in an HTML comment right above it, which readers don't see:
-`<!-- needs: GPUs, the hub -->`. The reasons are those of REASONS.
+`<!-- needs: GPUs, the hub -->`. The reasons are those of REASONS. `<!-- prints -->` stands right above a block with
+what the block before prints, in lines of any length; `…` there stands for any text.
 """
 
 import re
@@ -21,6 +22,7 @@ REASONS = frozenset({"GPUs", "a cluster", "the hub", "the network", "Docker", "m
 LANGUAGES = frozenset({"bash", "python", "yaml", ""})
 
 _MARK = re.compile(r"<!--\s*needs:\s*(?P<reasons>.*?)\s*-->\s*")
+_PRINTS = re.compile(r"<!--\s*prints\s*-->\s*")
 _ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
 _SUBSTITUTION = re.compile(r"(?:export )?(?P<name>[A-Z_][A-Z0-9_]*)=\$\((?P<command>.*)\)")
 # Words, quoted parts and white space, then a comment, which begins where a word could.
@@ -42,12 +44,14 @@ class Block:
         text: what is in it.
         line: the number of its first line in the page.
         needs: what the mark above it says that its commands need; empty without a mark.
+        printed: whether it is marked as what the block before prints.
     """
 
     language: str
     text: str
     line: int
     needs: frozenset[str] = frozenset()
+    printed: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,23 +81,30 @@ def blocks_of(page: str) -> list[Block]:
     Raises:
         Wrong: a language that is none of LANGUAGES, a mark with an unknown reason, or one that stands above no block.
     """
-    blocks, needs = [], frozenset()
+    blocks, needs, printed = [], frozenset(), False
     for token in MarkdownIt().parse(page):
         if token.type in ("fence", "code_block"):
             # A fence's content begins after its opening line.
             line = token.map[0] + 1 + (token.type == "fence")
-            blocks.append(Block(token.info.strip(), token.content, line, needs))
-            needs = frozenset()
-        elif needs:
+            blocks.append(Block(token.info.strip(), token.content, line, needs, printed))
+            needs, printed = frozenset(), False
+        elif needs or printed:
             raise Wrong(f"line {token.map[0] if token.map else 0}: a mark belongs right above a code block")
         elif token.type == "html_block":
             needs = _reasons(token.map[0] + 1, token.content)
-    if needs:
+            printed = bool(_PRINTS.fullmatch(token.content))
+    if needs or printed:
         raise Wrong("the page's last line: a mark belongs right above a code block")
     for block in blocks:
         if block.language not in LANGUAGES:
             raise Wrong(f"line {block.line}: a block of {block.language!r}; the tests read {sorted(LANGUAGES)}")
     return blocks
+
+
+def is_as_printed(block: str, output: str) -> bool:
+    """Whether a block shows an output: the same words in lines of any length, `…` standing for any text."""
+    parts = (re.escape(" ".join(part.split())) for part in block.split("…"))
+    return bool(re.fullmatch(" ?.* ?".join(parts), " ".join(output.split())))
 
 
 def inline_code_of(page: str) -> list[str]:
@@ -110,11 +121,13 @@ def links_of(page: str) -> list[str]:
 
 
 def commands_of(block: Block) -> list[Command]:
-    """The commands of a block, a command of a `&&` chain each for itself.
+    """The commands of a block, a command of a `&&` chain each for itself; an output has none.
 
     Raises:
         Wrong: shell syntax that a test cannot follow.
     """
+    if block.printed:
+        return []
     return [command for number, line in _whole_lines(block) for command in _commands_of_line(number, line, block.needs)]
 
 

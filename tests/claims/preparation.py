@@ -1,14 +1,20 @@
 """What a reader of a page has when its commands come, and a test has not: small copies, made by the project itself."""
 
+import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typer.testing import CliRunner
+from verl.utils.tracking import Tracking
 
+from tests.claims.documents import ROOT
 from tests.papers.evaluation.evaluations import evaluation_of, questions_file
 from tests.papers.evaluation.tiny import save_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
@@ -19,6 +25,7 @@ from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzz
 from verl_clipx.papers.tasks.records import read_jsonl
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
+from verl_clipx.runs.folder import RunFolder
 
 TASKS = Path(__file__).parents[1] / "papers" / "tasks"
 SMALL = WarmStartConfig(
@@ -38,9 +45,27 @@ def finished_run(folder: Path) -> None:
 
 
 def two_runs(folder: Path) -> None:
-    """The runs of README.md, docs/reading.md and other pages."""
+    """The runs of docs/reading.md and other pages."""
     for method in ("grpo", "acpo"):
         write_run(folder / f"runs/{method}-seed1", method)
+
+
+def logs_without_the_plugin(folder: Path) -> None:
+    """The logs of README.md: a kept run whose learning rate rose, as verl's own loggers and W&B's export have it."""
+    kept = ROOT / "docs/results/runs/faults/fast_learning-seed31.jsonl.gz"
+    of_plugin = ("actor/clipx/", "health/")
+    rows = RunFolder(kept).rows
+    rows = {step: {key: row[key] for key in row if not key.startswith(of_plugin)} for step, row in rows.items()}
+    with (
+        mock.patch.dict(os.environ, {"TENSORBOARD_DIR": str(folder / "tensorboard/grpo")}),
+        (folder / "train.log").open("w") as log,
+        contextlib.redirect_stdout(log),
+    ):
+        tracking = Tracking("project", "grpo", ["console", "tensorboard"])
+        for step, row in rows.items():
+            tracking.log(row, step)
+        tracking.finish()
+    pandas.DataFrame(rows).T.to_csv(folder / "wandb.csv", index_label="_step")
 
 
 def two_evaluations(folder: Path) -> None:
@@ -95,7 +120,7 @@ def run_script(folder: Path) -> None:
 
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
-    "README.md": [two_runs],
+    "README.md": [logs_without_the_plugin],
     "docs/launch.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds],
     "docs/faq.md": [two_runs],

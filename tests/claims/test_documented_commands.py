@@ -2,12 +2,13 @@
 
 Covers: `clipx` commands and `python -m verl_clipx…` run in this process, a page's commands in order in one folder;
 verl's own command and printed overrides are composed and read as verl's driver reads them; recipes make a dry run;
-Python blocks run, YAML is parsed; marked commands and inline code have existing subcommands, options, files and
+Python blocks run, each with the names of those before, YAML is parsed; a block under `<!-- prints -->` has what the
+block before prints; marked commands and inline code have existing subcommands, options, files and
 variables; a page that breaks any of these rules fails.
 
-Not covered: what the output says, beyond that there is some; commands that a mark, `<!-- needs: … -->`, excuses; the
-fresh interpreters of `clipx doctor`, for which this process stands in (tests/check/test_doctor.py starts them), and
-its Ray worker; whether a `python -m pytest` command passes, which is its own test's matter.
+Not covered: what an output says that no page shows, beyond that there is some; what a mark, `<!-- needs: … -->`,
+excuses; the fresh interpreters of `clipx doctor`, for which this process stands in (tests/check/test_doctor.py starts
+them), and its Ray worker; whether a `python -m pytest` command passes, which is its own test's matter.
 """
 
 import contextlib
@@ -36,6 +37,7 @@ from tests.claims.documents import (
     command_of,
     commands_of,
     inline_code_of,
+    is_as_printed,
 )
 from tests.claims.preparation import PREPARATIONS
 from tests.hydra_main import MAIN_PPO, explained
@@ -95,17 +97,29 @@ def mistakes_of(page: str) -> list[str]:
         blocks = blocks_of(page)
     except Wrong as error:
         return [str(error)]
-    return [mistake for block in blocks for mistake in RUNNERS[block.language](block)]
+    printed, names = "", {}
+    mistakes = []
+    for block in blocks:
+        if block.printed and not is_as_printed(block.text, printed):
+            mistakes.append(f"line {block.line}: the block before prints\n{printed}")
+        elif not block.printed:
+            found, printed = RUNNERS[block.language](block, names)
+            mistakes += found
+    return mistakes
 
 
-def run_bash(block: Block) -> list[str]:
-    """Runs or checks the commands of a block."""
+def run_bash(block: Block, names: dict) -> tuple[list[str], str]:
+    """Runs or checks the commands of a block.
+
+    Returns:
+        What does not run, and what the commands print, as every runner does.
+    """
     try:
         commands = commands_of(block)
     except Wrong as error:
-        return [str(error)]
+        return [str(error)], ""
     excuses_nothing = block.needs and all(wants_mark(command) is False for command in commands)
-    mistakes = []
+    mistakes, outputs = [], []
     for command in commands:
         try:
             known = with_variables(command)
@@ -117,10 +131,10 @@ def run_bash(block: Block) -> list[str]:
                 raise Wrong("runs in a test; take the mark away")
             # The mark is the block's: it excuses those of its commands that no test can run, and hides no other.
             if wanted is False or not known.needs:
-                run(known)
+                outputs.append(run(known))
         except Wrong as error:
             mistakes.append(f"line {command.line}: {command.text}: {error}")
-    return mistakes
+    return mistakes, "\n".join(outputs)
 
 
 def with_variables(command: Command) -> Command:
@@ -135,14 +149,17 @@ def with_variables(command: Command) -> Command:
     return Command(command.text, command.line, tuple(words), command.variables, command.needs, command.stored_in)
 
 
-def run(command: Command) -> None:
+def run(command: Command) -> str:
     """Runs a command that is no launch: those are composed or make a dry run in `check`.
+
+    Returns:
+        What it prints; empty for a command that is left to `check`.
 
     Raises:
         Wrong: it fails, or prints nothing.
     """
     if is_override(command):
-        return
+        return ""
     program, *words = command.words
     if program == "clipx" and words[1:5] == ["--", "python3", "-m", MAIN_PPO]:
         # Of a command of verl's in this process, because a new one takes ten seconds to import verl.
@@ -157,11 +174,12 @@ def run(command: Command) -> None:
     elif program == "python" and words[0] == "-m" and words[1].startswith("verl_clipx"):
         output = output_of(typer_module(words), words[2:], command.variables)
     else:
-        return
+        return ""
     if not output.strip():
         raise Wrong("prints nothing")
     if command.stored_in:
         os.environ[command.stored_in] = output.strip()
+    return output
 
 
 def output_of(command_line, words: list[str], variables: dict[str, str]) -> str:
@@ -174,41 +192,43 @@ def output_of(command_line, words: list[str], variables: dict[str, str]) -> str:
     return result.output
 
 
-def run_python(block: Block) -> list[str]:
-    """Runs a block; one that begins with `# name.py` is that file from then on."""
+def run_python(block: Block, names: dict) -> tuple[list[str], str]:
+    """Runs a block; one that begins with `# name.py` is that file from then on, and knows no other block's names."""
     named = re.match(r"# (\w+\.py)\n", block.text)
     file = Path(named[1] if named else f"line_{block.line}.py")
     file.write_text(block.text)
     try:
-        if named:
-            __import__(file.stem)
-        else:
-            found = runpy.run_path(str(file))
-            for name in found:
-                if name.startswith("test_"):
-                    found[name]()
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            if named:
+                __import__(file.stem)
+            else:
+                found = runpy.run_path(str(file), names)
+                names |= {name: found[name] for name in found if not name.startswith("__")}
+                for name in found:
+                    if name.startswith("test_"):
+                        found[name]()
     except Exception as error:
-        return [f"line {block.line}: {error!r}"]
-    return []
+        return [f"line {block.line}: {error!r}"], ""
+    return [], output.getvalue()
 
 
-def run_yaml(block: Block) -> list[str]:
+def run_yaml(block: Block, names: dict) -> tuple[list[str], str]:
     """Parses a block."""
     try:
         list(yaml.safe_load_all(block.text))
     except yaml.YAMLError as error:
-        return [f"line {block.line}: {error}"]
-    return []
+        return [f"line {block.line}: {error}"], ""
+    return [], ""
 
 
-def refuse_commands(block: Block) -> list[str]:
+def refuse_commands(block: Block, names: dict) -> tuple[list[str], str]:
     """A block without a language shows output or files, no commands."""
     first_words = [(number, line.split()) for number, line in enumerate(block.text.splitlines(), start=block.line)]
     return [
         f"line {number}: a command in a block without a language; make it ```bash"
         for number, words in first_words
         if words and words[0].removeprefix("$") in {*PROGRAMS, "python3"}
-    ]
+    ], ""
 
 
 RUNNERS = {"bash": run_bash, "python": run_python, "yaml": run_yaml, "": refuse_commands}
@@ -245,6 +265,11 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
     """A page with one block, and the mark above it."""
     mark = [f"<!-- needs: {needs} -->"] if needs else []
     return "\n".join(["# Made up", "", *mark, FENCE + language, *lines, FENCE, ""])
+
+
+def shown(*lines: str) -> str:
+    """A block with what the block before prints."""
+    return "\n".join(["", "<!-- prints -->", FENCE, *lines, FENCE, ""])
 
 
 @pytest.mark.slow
@@ -284,6 +309,10 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
         (page("DRY_RUN=1 METOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "fsdp.sh has no METOD"),
         (page("METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "no test can run this"),
         (page("sbatch recipes/cluster/slurm.sh METHOD=acpo", needs="a cluster"), "no recipe for the cluster"),
+        # outputs
+        (page("clipx demo --out x") + shown("y/report.html…"), "line 9: the block before prints\nx/report.html: "),
+        (page("print(1)", "print(2)", language="python") + shown("1"), "prints\n1\n2"),
+        ("<!-- prints -->\n\n# Made up\n", "a mark belongs right above a code block"),
         # other programs
         (page("pip install 'verl-clipx[gpus]'", needs="the network"), "[gpus]: the extras are"),
         (page("docker build --file docker/Dockerfile.tpu .", needs="Docker"), "docker/Dockerfile.tpu: no such file"),
@@ -321,6 +350,8 @@ def test_a_page_without_mistakes(folder):
     assert mistakes_of(text) == []
     assert (folder / "data/small/test.parquet").is_file()
     assert mistakes_of(page("a: 1", language="yaml") + page("plain # text", language="")) == []
+    python = page("one = 1", language="python") + page("print(one, 'of three', 2)", language="python")
+    assert mistakes_of(python + shown("1 …", "three 2")) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""README shows two runs and both commands; the files beside it say the same version and licence as pyproject.toml.
+"""README shows two runs, a response and the commands that come first, and is short; the files beside it say the same
+version and licence as pyproject.toml.
 
 Not covered: what README says (test_documented_commands.py, test_links.py) and how its figures look.
 """
@@ -6,7 +7,6 @@ Not covered: what README says (test_documented_commands.py, test_links.py) and h
 import re
 from importlib import metadata
 
-import pytest
 import yaml
 
 import verl_clipx
@@ -16,17 +16,18 @@ from .documents import PAGES, ROOT, blocks_of, commands_of, links_of
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_its_first_screen_has_a_figure_of_each_of_two_runs():
+def test_its_first_screen_has_a_figure_of_each_of_two_runs_and_of_a_response():
     screen, _, _ = README.partition("\n## ")
     figures = [link for link in links_of(screen) if link.startswith("docs/figures/")]
-    assert len(figures) == 2 and all((ROOT / figure).is_file() for figure in figures)
+    assert len(figures) == 3 and all((ROOT / figure).is_file() for figure in figures)
 
 
-@pytest.mark.parametrize("command", ["bash scripts/quickstart.sh", "bash scripts/test.sh"])
-def test_a_code_block_of_its_first_half_has_the_command(command):
-    half = len(README.splitlines()) // 2
-    blocks = [block for block in blocks_of(README) if block.line < half]
-    assert command in {" ".join(one.words) for block in blocks for one in commands_of(block)}
+def test_it_begins_with_the_demo_and_stays_short():
+    commands = [" ".join(one.words) for block in blocks_of(README) for one in commands_of(block)]
+    first = ["pip install .[tools]", "clipx demo", "bash scripts/quickstart.sh"]
+    assert commands[:3] == first and "bash scripts/test.sh" in commands
+    links = [link for link in links_of(README) if not link.startswith("docs/figures/")]
+    assert len(links) <= 12 and len(README.split()) <= 1500
 
 
 def test_no_page_prints_an_address_that_a_reader_has_to_fill_in():

@@ -1,11 +1,12 @@
 """scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
 
 Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; that a replay of
-each run's own setting has the bounds that it trained with and the clip fractions that it logged; with `-m matrix` also
+each run's own setting has the bounds that it trained with and the clip fractions that it logged; that the runs which
+`clipx demo` ships have the form of today's; with `-m matrix` also that their first steps have today's numbers, and
 `MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
-Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/papers/tasks),
-several
-seeds (tests/claims/test_quickstart.py), learning and times (docs/dev/launching.md has measured runs).
+Not covered: the installation (the environment of the tests stands in its place), the warm start's quality
+(tests/papers/tasks), several seeds (tests/claims/test_quickstart.py), the demo's later steps, learning and times
+(docs/dev/launching.md has measured runs).
 """
 
 import json
@@ -20,13 +21,23 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards
+from verl_clipx.demo.files import RUNS, SHIPPED
 from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import Run
 
 from .runs import REPOSITORY, SECONDS
 
 pytestmark = pytest.mark.end_to_end
 
 SMALL = {"TOTAL_STEPS": "2", "TRAIN_BATCH_SIZE": "16", "MINI_BATCH_SIZE": "4", "ROLLOUT_N": "4", "TRACE_EVERY": "1"}
+# How far, relative and absolute, a step's metrics may be from the demo's.
+CLOSE = {
+    "critic/score/mean": (0, 0.03),
+    "response_length/mean": (0.02, 0),
+    "actor/entropy": (0.05, 0),
+    "actor/clipx/clip_fraction_low": (0.3, 0.002),
+    "actor/clipx/clip_fraction_high": (0.3, 0.002),
+}
 
 
 def checkout(folder: Path) -> Path:
@@ -40,25 +51,31 @@ def checkout(folder: Path) -> Path:
     return folder / "scripts" / "quickstart.sh"
 
 
-def test_grpo_and_acpo_on_one_page(task, tmp_path):
-    script, runs = checkout(tmp_path / "checkout"), tmp_path / "runs"
-    given = {"VENV": sys.prefix, "RUNS": str(runs), "MODEL_PATH": str(task.policy)}
-    overrides = [f"data.train_files={task.train}", "trainer.val_before_train=False", "trainer.test_freq=-1"]
+def quickstart(folder: Path, *words: str, **variables: str) -> tuple[Path, str]:
+    """Runs the script to its end; returns the folder of its runs, and what it printed."""
+    script, runs = checkout(folder / "checkout"), folder / "runs"
     done = subprocess.run(
-        ["bash", script, "acpo", *overrides, "clipx.alpha=2"],
-        env=os.environ | SMALL | given,
+        ["bash", script, *words],
+        env=os.environ | variables | {"VENV": sys.prefix, "RUNS": str(runs)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=SECONDS,
+        timeout=3 * SECONDS,
     )
-    logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.glob("*/run.log"))
+    logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.rglob("*-seed1/run.log"))
     assert done.returncode == 0, done.stdout + logs
+    return runs, done.stdout
+
+
+def test_grpo_and_acpo_on_one_page(task, tmp_path):
+    overrides = [f"data.train_files={task.train}", "trainer.val_before_train=False", "trainer.test_freq=-1"]
+    given = {**SMALL, "MODEL_PATH": str(task.policy)}
+    runs, printed = quickstart(tmp_path, "acpo", *overrides, "clipx.alpha=2", **given)
 
     # Of each run its line and its steps.
     for method in ("grpo", "acpo"):
-        assert f"    clipx_{method} (+clipx={method})" in done.stdout
-    assert len(re.findall(r"^    step [12] of 2: reward [01]\.\d+$", done.stdout, re.M)) == 4, done.stdout
+        assert f"    clipx_{method} (+clipx={method})" in printed
+    assert len(re.findall(r"^    step [12] of 2: reward [01]\.\d+$", printed, re.M)) == 4, printed
 
     # A run's name says what differs from its group, and is cut where that would be long.
     grpo, acpo = (read_run(path) for method in ("grpo", "acpo") for path in runs.glob(f"{method}*-seed1"))
@@ -77,7 +94,7 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert len(first[0]) > 64 and first[0].equals(first[1])
 
     (page,) = runs.glob("acpo*-page/report.html")
-    assert f"open the page     {page}" in done.stdout
+    assert f"open the page     {page}" in printed
     text = page.read_text()
     assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
 
@@ -92,6 +109,27 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     # ACPO's bounds are of this run's spreads, not epsilon_base's.
     assert own["bounds"]["high"]["greatest"] > 1.2001
 
+    for name, run in zip(RUNS, (grpo, acpo), strict=True):
+        assert form_of(read_run(SHIPPED / name)) == form_of(run), "old: scripts/demo.py makes the demo's runs anew"
+
+
+def form_of(run: Run) -> tuple[set[str], ...]:
+    """Metrics and keys of a run and its record, but for validations and the one parameter that is given here."""
+    metrics = {name for name in run.log if not name.startswith(("val-", "timing_s/testing"))}
+    return metrics, {key for key in run.configuration if not key.endswith("clipx.alpha")}, {*run.record}
+
+
+@pytest.mark.matrix
+def test_the_first_steps_are_those_of_the_demo(tmp_path):
+    """Another processor rounds otherwise, in the policy's warm start too, and samples some other tokens."""
+    runs, _ = quickstart(tmp_path, "acpo", "trainer.val_before_train=False", TOTAL_STEPS="2")
+    for name in RUNS:
+        (folder,) = runs.glob(f"{name.removesuffix('-seed1')}_*-seed1")
+        trained, shipped = read_run(folder).log, read_run(SHIPPED / name).log
+        for key, (relative, absolute) in CLOSE.items():
+            first = shipped[key][trained.index].tolist()
+            assert trained[key].tolist() == pytest.approx(first, rel=relative, abs=absolute), (name, key)
+
 
 def replayed(run: Path) -> dict:
     """What `clipx replay` writes of a run's own setting."""
@@ -102,18 +140,8 @@ def replayed(run: Path) -> dict:
 
 @pytest.mark.matrix
 def test_a_pretrained_model_on_one_page(tmp_path):
-    script, runs = checkout(tmp_path / "checkout"), tmp_path / "runs"
-    given = {"VENV": sys.prefix, "RUNS": str(runs), "MODEL": "smollm2"}
-    done = subprocess.run(
-        ["bash", script, "acpo", "trainer.val_before_train=False"],
-        env=os.environ | SMALL | {"TRAIN_BATCH_SIZE": "8", "MINI_BATCH_SIZE": "4"} | given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=3 * SECONDS,
-    )
-    logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.glob("smollm2_*/*/run.log"))
-    assert done.returncode == 0, done.stdout + logs
+    given = SMALL | {"TRAIN_BATCH_SIZE": "8", "MODEL": "smollm2"}
+    runs, _ = quickstart(tmp_path, "acpo", "trainer.val_before_train=False", **given)
     (folder,) = runs.glob("smollm2_*")
     for method in ("grpo", "acpo"):
         (path,) = folder.glob(f"{method}*-seed1")

@@ -102,6 +102,8 @@ def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names} == {"verl_clipx", "hydra_plugins", "verl_clipx-0.1.0.dist-info"}
     shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*") if path.is_file()}
     assert {f"verl_clipx/{name}" for name in shipped} == {name for name in names if "/configs/" in name}
+    demo = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_clipx/demo/shipped").rglob("*") if path.is_file()}
+    assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
     assert len(names) == len({*names}) and not [name for name in names if re.search(r"(^|/)(tests?|runs/data)/", name)]
 

@@ -1,0 +1,200 @@
+"""Makes what `clipx demo` writes, verl_clipx/demo/shipped, the pictures of README.md and the tutorial's notebook.
+
+    python scripts/demo.py runs runs/quickstart   # the runs, from the folder that scripts/quickstart.sh trained them in
+    python scripts/demo.py page                   # their page, the pictures and docs/tutorial.ipynb; trains nothing
+
+The runs lose what no page shows: the traces of all steps but the last, and of validations the answers. What is kept
+is as the run wrote it, but for the folder's name.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from html import escape
+from pathlib import Path
+from typing import Annotated
+
+import pandas
+import pyarrow.parquet
+import pyarrow.types
+import typer
+
+from verl_clipx.common.files import read_lines, write_text
+from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
+from verl_clipx.common.traces import shards_in
+from verl_clipx.demo.files import PAGE, RUNS, SHIPPED
+from verl_clipx.report import palette
+from verl_clipx.report.page import FIGURES, TOKENS, write_report
+from verl_clipx.report.page import METRICS as NUMBERS
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
+from verl_clipx.runs.traced import HIGH, LOW, traced_updates
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES, TUTORIAL = ROOT / "docs" / "figures", ROOT / "docs" / "tutorial.md"
+# Figures of the page, to the names that they have in docs/figures.
+COPIED = {"spread_0.svg": "quickstart_grpo.svg", "spread_1.svg": "quickstart_acpo.svg"}
+RESPONSE = "quickstart_response.svg"
+
+app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def runs(trained: Annotated[Path, typer.Argument(help="The folder of scripts/quickstart.sh's runs.")]) -> None:
+    """Keeps the two runs of a quick start with seed 1."""
+    shutil.rmtree(SHIPPED, ignore_errors=True)
+    for name in RUNS:
+        keep_run(trained / name, SHIPPED / name, str(trained.resolve()))
+
+
+def keep_run(run: Path, out: Path, folder: str) -> None:
+    """Copies what a page shows of a run.
+
+    Args:
+        folder: what the run's record calls the folder that it lies in, to be replaced.
+    """
+    write_text(out / METRICS, (run / METRICS).read_text())
+    record = record_path(run / METRICS).read_text().replace(folder, "runs/quickstart")
+    write_text(record_path(out / METRICS), record)
+    for path in sorted((run / VALIDATION).glob("*.jsonl")):
+        kept = [{name: row[name] for name in ("input", "score")} for row in map(json.loads, read_lines(path))]
+        write_text(out / VALIDATION / path.name, "".join(f"{json.dumps(row)}\n" for row in kept))
+    traces = shards_in(traces_path(run / METRICS))
+    traces_path(out / METRICS).mkdir()
+    for shard in (one for one in traces if one.step == traces[-1].step):
+        table = pyarrow.parquet.read_table(shard.path_in(traces_path(run / METRICS)))
+        floats = [field.name for field in table.schema if pyarrow.types.is_floating(field.type)]
+        pyarrow.parquet.write_table(
+            table,
+            shard.path_in(traces_path(out / METRICS)),
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=[name for name in table.column_names if name not in floats],
+            use_byte_stream_split=floats,
+            write_statistics=False,
+        )
+
+
+@app.command()
+def page() -> None:
+    """Writes the page of the shipped runs, and the pictures."""
+    make_page(SHIPPED, PICTURES)
+    notebook()
+
+
+def make_page(shipped: Path, pictures: Path) -> None:
+    """Writes the page with its numbers into one folder, and the pictures into another."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        write_report([SHIPPED / run for run in RUNS], out)
+        for name in (PAGE, NUMBERS, TOKENS):
+            shutil.copyfile(out / name, shipped / name)
+        for figure, name in COPIED.items():
+            shutil.copyfile(out / FIGURES / figure, pictures / name)
+    write_text(pictures / RESPONSE, draw_response())
+
+
+@app.command()
+def notebook() -> None:
+    """Writes the notebook of docs/tutorial.md: the same texts, code and outputs."""
+    write_text(TUTORIAL.with_suffix(".ipynb"), notebook_of(TUTORIAL.read_text()))
+
+
+def notebook_of(page: str) -> str:
+    """A page as a notebook; an output that the page cuts short is left out."""
+    cells: list[dict] = []
+    for part in re.split(r"(^```.*?^```$)", re.sub(r"^<!--.*?-->$", "", page, flags=re.M), flags=re.M | re.S):
+        fence = re.fullmatch(r"```(\w*)\n(.*?)\n```", part, flags=re.S)
+        if fence and not fence[1]:
+            text = [] if "…" in fence[2] else [{"output_type": "stream", "name": "stdout", "text": fence[2]}]
+            cells[-1]["outputs"] = text
+        elif fence:
+            source = re.sub("^", "!", fence[2], flags=re.M) if fence[1] == "bash" else fence[2]
+            cells.append({"cell_type": "code", "source": source, "execution_count": None, "outputs": []})
+        elif part.strip():
+            cells.append({"cell_type": "markdown", "source": part.strip()})
+    cells = [{"id": f"cell-{number}", "metadata": {}, **cell} for number, cell in enumerate(cells)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    content = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+# Of a token's box, in pixels: its height, and the width of a letter. TOP is of the first row of boxes, ROW its distance
+# from the second.
+HEIGHT, LETTER, MARGIN, TOP, ROW = 28, 8, 14, 72, 88
+TINTS = {LOW: ("#fbdccf", palette.CLIPPED_LOW), HIGH: ("#f3d3ec", palette.CLIPPED_HIGH)}
+
+
+def draw_response() -> str:
+    """The response of ACPO's last traced update in which GRPO would clip most tokens, under both rules, as SVG."""
+    (update,) = traced_updates(settings_of([read_run(SHIPPED / RUNS[1])]))
+    tokens = update.tokens
+    clipped = tokens.under_grpo.isin(TINTS).groupby([tokens.prompt, tokens["sample"]], sort=False).sum()
+    prompt, sample = clipped.idxmax()
+    response = tokens[(tokens.prompt == prompt) & (tokens["sample"] == sample)]
+    first = response.iloc[0]
+    problem = re.sub(r"<\|.*?\|>", "", first.prompt_text).strip()
+    width = max(560, 2 * MARGIN + sum(map(width_of, response.text)))
+    lines = [
+        label(MARGIN, 24, f"Task: {problem}. Reward {first.score:g}, advantage {first.advantage:.2f}", weight=600),
+        label(MARGIN, TOP - 12, f"By GRPO’s bounds, 0.8 and 1.2: {taught(response.under_grpo)}"),
+        *boxes(response, "under_grpo", TOP),
+        label(MARGIN, TOP + ROW - 12, f"By ACPO’s bounds, with which it was trained: {taught(response.event)}"),
+        *boxes(response, "event", TOP + ROW),
+        label(
+            MARGIN,
+            TOP + ROW + 66,
+            "Below each token stands its ratio: the probability now over that when sampled.",
+            size=11,
+        ),
+    ]
+    size = f'width="{width}" height="{TOP + ROW + 80}"'
+    fonts = f'font-family="sans-serif" fill="{palette.INK}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {fonts}>',
+            f'<rect {size} fill="#ffffff"/>',
+            *lines,
+            "</svg>\n",
+        ]
+    )
+
+
+def taught(events: pandas.Series) -> str:
+    """How many tokens of a response get no gradient."""
+    clipped = int(events.isin(TINTS).sum())
+    return f"no gradient from {clipped} of {len(events)} tokens"
+
+
+def width_of(text: str) -> int:
+    """The width of a token's box and of the gap behind it."""
+    return 22 + LETTER * len(text.strip())
+
+
+def boxes(response: pandas.DataFrame, rule: str, top: int) -> list[str]:
+    """A response's tokens in a row, coloured by what a rule does to them, with their ratios below."""
+    lines, left = [], MARGIN
+    for _, token in response.iterrows():
+        fill, line = TINTS.get(token[rule], ("#f3f3f3", palette.HAIR))
+        text = token.text.strip()
+        width = width_of(text) - 4
+        lines += [
+            f'<rect x="{left}" y="{top}" width="{width}" height="{HEIGHT}" fill="{fill}" stroke="{line}"/>',
+            label(left + width / 2, top + 19, text, anchor="middle", family="monospace"),
+            label(left + width / 2, top + HEIGHT + 16, f"{token.ratio:.2f}", anchor="middle", size=11),
+        ]
+        left += width_of(text)
+    return lines
+
+
+def label(x: float, y: float, text: str, *, anchor="start", family="sans-serif", size=13, weight=400) -> str:
+    """A line of text."""
+    return (
+        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-family="{family}" font-size="{size}" '
+        f'font-weight="{weight}">{escape(text)}</text>'
+    )
+
+
+if __name__ == "__main__":
+    app()

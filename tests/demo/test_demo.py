@@ -1,0 +1,144 @@
+"""`clipx demo` in a new process and in this one, and what ships for it.
+
+Covers: that neither torch nor verl is imported, the time, a folder with something else in it, the browser; that the
+commands which it prints next run; that the page, its numbers and the pictures of README.md are what `scripts/demo.py
+page` makes of the shipped runs; what `scripts/demo.py runs` keeps of a run; what must not ship. Not covered: how the
+page looks (tests/report), whether the runs are those of today's quick start (tests/end_to_end/test_quickstart.py), the
+wheel (tests/end_to_end/test_wheel.py).
+"""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from tests.claims.documents import ROOT
+from verl_clipx.cli import app
+from verl_clipx.demo import files
+from verl_clipx.demo.files import PAGE, RUNS, SHIPPED
+from verl_clipx.runs.folder import read_run
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "verl"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+from verl_clipx.cli import main
+main()
+"""
+
+
+def test_ten_seconds_without_torch_and_verl_and_a_diagnosis(tmp_path):
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", BLOCKED, "demo"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 10
+    assert (tmp_path / "clipx-demo" / PAGE).read_bytes() == (SHIPPED / PAGE).read_bytes()
+    command = [sys.executable, "-c", BLOCKED, "diagnose", f"clipx-demo/{RUNS[0]}"]
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.slow
+def test_what_it_says_next_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^  clipx (.+)$", run("demo"), re.M)
+    assert [command.split()[0] for command in commands] == ["diagnose", "replay", "report"]
+    for command in commands:
+        run(*command.split())
+    assert (tmp_path / "clipx-demo/page" / PAGE).is_file()
+
+
+def test_it_comes_again_and_leaves_what_is_not_its_own(tmp_path):
+    run("demo", "--out", str(tmp_path))
+    run("demo", "--out", str(tmp_path))
+    (tmp_path / "metrics.csv").write_text("mine")
+    (tmp_path / PAGE).unlink()
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert done.exit_code == 1 and f"{tmp_path / 'metrics.csv'}: is there" in done.output.replace("\n", "")
+    assert (tmp_path / "metrics.csv").read_text() == "mine" and not (tmp_path / PAGE).exists()
+
+
+@pytest.mark.parametrize(("display", "terminal", "opens"), [(":0", True, 1), ("", True, 0), (":0", False, 0)])
+def test_the_page_opens_on_a_desktop_alone(display, terminal, opens, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(files.sys, "platform", "linux")
+    monkeypatch.setattr(files.sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(files.webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    files.open_page(tmp_path / PAGE)
+    assert opened == [(tmp_path / PAGE).as_uri()] * opens
+
+
+@pytest.mark.slow
+def test_page_and_pictures_are_of_the_shipped_runs(tmp_path, monkeypatch):
+    """Drawings are compared by their texts: lines and letters' places depend on Matplotlib and on fonts."""
+    script = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
+    script["make_page"](tmp_path, tmp_path)
+    for made in sorted(tmp_path.iterdir()):
+        committed = (ROOT / "docs/figures" if made.suffix == ".svg" else SHIPPED) / made.name
+        assert texts_of(made) == texts_of(committed), f"{made.name} is old: python scripts/demo.py page"
+
+
+def test_of_a_trained_run_is_kept_what_ships(tmp_path):
+    trained, kept, name = tmp_path / "trained", tmp_path / "kept", RUNS[1]
+    shutil.copytree(SHIPPED / name, trained)
+    last = next((trained / "traces").iterdir())
+    shutil.copy(last, last.with_name("step_00000001_update_0000_rank_00000.parquet"))
+    (trained / "run.log").write_text("verl's words")
+    record = trained / "metrics.run.json"
+    record.write_text(record.read_text().replace("runs/quickstart", str(tmp_path)))
+    answers = trained / "validation/0.jsonl"
+    answers.write_text(answers.read_text().replace("}", ', "output": "1+1"}'))
+    runpy.run_path(str(ROOT / "scripts" / "demo.py"))["keep_run"](trained, kept, str(tmp_path))
+    paths = sorted(path for path in kept.rglob("*") if path.is_file())
+    assert [path.relative_to(kept) for path in paths] == sorted(
+        path.relative_to(SHIPPED / name) for path in (SHIPPED / name).rglob("*") if path.is_file()
+    )
+    for path in paths:
+        shipped = SHIPPED / name / path.relative_to(kept)
+        if path.suffix == ".parquet":
+            assert parquet.read_table(path).equals(parquet.read_table(shipped), check_metadata=True)
+        else:
+            assert path.read_text() == shipped.read_text()
+
+
+def texts_of(path) -> list[str]:
+    """What a page, a drawing or a table says."""
+    text = path.read_text()
+    return text.splitlines() if path.suffix == ".csv" else re.findall(r">\s*([^<>]*[^<>\s])\s*<", text)
+
+
+def test_readme_has_the_runs_numbers():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    grpo, acpo = (read_run(SHIPPED / run).log for run in RUNS)
+    last = [f"step 8 of 8: reward {log['critic/score/mean'][8]}" for log in (grpo, acpo)]
+    assert f"| {last[0]} | {last[1]} |" in readme
+    share = acpo["timing_s/update_actor"].sum() / acpo["timing_s/step"].sum()
+    assert f"updates were {100 * share:.0f} % of a step" in readme
+
+
+def test_what_ships_is_small_and_names_nobodys_folders():
+    shipped = [path for path in SHIPPED.rglob("*") if path.is_file()]
+    runs = [path for path in shipped if path.relative_to(SHIPPED).parts[0] in RUNS]
+    assert 0 < sum(path.stat().st_size for path in runs) < 600_000
+    for path in shipped:
+        # verl's configuration names Ray's own folder.
+        words = re.findall(rb"/(?:work|home|root|Users|tmp(?!/ray/))/[\w./-]*", path.read_bytes())
+        assert not words, (path, words)
+        assert os.environ.get("HOSTNAME", "no host").encode() not in path.read_bytes()

@@ -1,0 +1,1 @@
+"""The quick start's two runs and their page, as `clipx demo` writes them; scripts/demo.py makes the files."""

@@ -1,0 +1,42 @@
+"""The files of `clipx demo`, which come with the package: they are copied, and need neither torch nor verl."""
+
+import os
+import shutil
+import sys
+import webbrowser
+from pathlib import Path
+
+SHIPPED = Path(__file__).parent / "shipped"
+RUNS, PAGE = ("grpo-seed1", "acpo-seed1"), "report.html"
+
+
+def write_demo(out: Path) -> None:
+    """Writes the two runs and their page into a folder, which may have them already.
+
+    Raises:
+        ValueError: something else stands where one of the files would be written.
+    """
+    names = sorted(path.relative_to(SHIPPED) for path in SHIPPED.rglob("*") if path.is_file())
+    for name in names:
+        if (out / name).exists() and (out / name).read_bytes() != (SHIPPED / name).read_bytes():
+            raise ValueError(f"{out / name}: is there and is not this demo's. Choose another --out.")
+    for name in names:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(SHIPPED / name, out / name)
+
+
+def open_page(page: Path) -> None:
+    """Opens a page in the browser of a desktop; a browser of the terminal would take the terminal away."""
+    has_desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if has_desktop and sys.stdout.isatty():
+        webbrowser.open(page.resolve().as_uri())
+
+
+def describe(out: Path) -> str:
+    """What was written, and what to type next."""
+    grpo, acpo = (out / run for run in RUNS)
+    return f"""{out / PAGE}: what clipping did to the tokens of two small runs, GRPO and ACPO.
+Each trained a policy of about a million parameters for 8 steps on two CPU cores, with seed 1. Try next:
+  clipx diagnose {acpo}
+  clipx replay {grpo} +clipx=dapo
+  clipx report {grpo} {acpo} --out {out / "page"}"""
