@@ -14,40 +14,15 @@ import time
 
 import pytest
 
-from .shell import RECIPES, ROOT, Machine, options_of
+from .shell import RECIPES, ROOT, Machine, options_of, stand_in
 
 SCRIPT = RECIPES / "cluster" / "slurm.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
 GUARD = ["python3", "recipes/cluster/while_all_nodes_live.py"]
 
-# Slurm runs a copy of the script from its spool folder and gives it these variables.
-SBATCH = """
-nodes=1
-while [[ $1 == --* ]]; do [[ $1 != --nodes=* ]] || nodes=${1#*=}; shift; done
-script=$1; shift
-mkdir -p "$HOME/spool" && cp "$script" "$HOME/spool/slurm_script"
-export SLURM_JOB_ID=4242 SLURM_SUBMIT_DIR=$PWD SLURM_JOB_NODELIST="gpu[07-$(printf %02d $((6 + nodes)))]"
-export SLURM_GPUS_ON_NODE=8 SLURM_CPUS_ON_NODE=96
-cd / && exec bash "$HOME/spool/slurm_script" "$@"
-"""
-SCONTROL = """
-case $1 in
-    show) range=${3#*[}; range=${range%]}; for n in $(seq -w "${range%-*}" "${range#*-}"); do echo "gpu$n"; done ;;
-    # The step ends before this does.
-    requeue) touch "$HOME/requeued"; sleep 0.5; exit "${REQUEUE_EXIT:-0}" ;;
-esac
-"""
-# The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
-SRUN = """
-[[ $* != *"hostname -I"* ]] || { echo "${ADDRESSES-10.0.0.7 192.168.1.7 fd00::7}"; exit; }
-echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$HOME/secrets"
-touch "$HOME/step_started"
-[[ -n ${RAY_DOES_NOT_START:-} ]] || for word in "$@"; do [[ $word != */runs/.begun-* ]] || touch "$word"; done
-if [[ -n ${UNTIL_REQUEUED:-} ]]; then
-    for _ in $(seq 200); do [[ ! -e $HOME/requeued ]] || exit 143; sleep 0.05; done
-fi
-exit "${SRUN_EXIT:-0}"
-"""
+SBATCH = stand_in("sbatch")
+SCONTROL = stand_in("scontrol")
+SRUN = stand_in("srun")
 
 
 @pytest.fixture

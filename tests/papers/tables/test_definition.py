@@ -39,8 +39,8 @@ ROUNDING = {1: 0.05, 2: 0.005}
 EPSILON = 1e-9
 
 
-def printed(table, row, name: str) -> float:
-    return table.expected(row, table.column(name))
+def printed(table, row: str, name: str) -> float:
+    return table.expected(table.row(row), table.column(name))
 
 
 def test_the_papers_tables_and_figures_are_all_here():
@@ -107,37 +107,38 @@ def test_means_over_columns_are_the_papers_averages():
     cells = [cell for cell in of_columns if MEAN_OF in cell[2].measure and cell[0].expected(*cell[1:]) is not None]
     assert len(cells) > 50
     for table, row, column in cells:
-        parts = [printed(table, row, name) for name in column.measure[MEAN_OF]]
+        parts = [printed(table, row.name, name) for name in column.measure[MEAN_OF]]
         if None not in parts:
             off = abs(sum(parts) / len(parts) - table.expected(row, column))
             assert off <= ROUNDING[table.digits] + EPSILON, (table.name, row.name, column.name)
 
 
-def test_differences_of_rows_are_the_papers():
-    table = TABLES["dgpo_table4"]
+@pytest.mark.parametrize(
+    ("name", "parts", "total"),
+    [
+        ("dgpo_table4", ("Improvement", "GRPO"), "DGPO"),
+        ("ar_lopti_table6", ("Sampling", "Training", "Others"), "Total"),
+    ],
+)
+def test_rows_add_up(name, parts, total):
+    table = TABLES[name]
     for column in table.columns:
-        first, second, difference = (
-            table.expected(table.row(name), column) for name in ("DGPO", "GRPO", "Improvement")
-        )
-        assert difference == pytest.approx(first - second, abs=EPSILON)
+        added = sum(table.expected(table.row(part), column) for part in parts)
+        assert added == pytest.approx(table.expected(table.row(total), column), abs=EPSILON)
 
 
-def test_dgpo_tables_agree_with_each_other():
+def test_tables_that_repeat_numbers_agree():
     averages, small, large = TABLES["dgpo_table4"], TABLES["dgpo_table3"], TABLES["dgpo_table13"]
     for size, table in (("1.5B", small), ("7B", small), ("14B", large)):
         for method in ("GRPO", "DGPO"):
             for short in ("A@32", "P@32"):
-                expected = printed(averages, averages.row(method), f"{size} {short}")
-                assert printed(table, table.row(f"{size} {method}"), f"Avg {short}") == expected
+                expected = printed(averages, method, f"{size} {short}")
+                assert printed(table, f"{size} {method}", f"Avg {short}") == expected
     for row in TABLES["dgpo_table14"].rows:
         size, year, method = row.name.split()
         table, benchmark = (large if size == "14B" else small), year.replace("20", "")
-        of_method = table.row(f"{size} {method}")
-        assert row.expected[0] == printed(table, of_method, f"{benchmark} A@32")
-        assert row.expected[-1] == printed(table, of_method, f"{benchmark} P@32")
-
-
-def test_acpo_ablation_repeats_the_rows_of_table_1():
+        of_method = (printed(table, f"{size} {method}", f"{benchmark} {short}") for short in ("A@32", "P@32"))
+        assert (row.expected[0], row.expected[-1]) == tuple(of_method)
     first, ablation = TABLES["acpo_table1a"], TABLES["acpo_table3"]
     assert ablation.row("DAPO (Baseline)").expected == first.row("DAPO").expected
     assert ablation.row("ACPO").expected == first.row("ACPO").expected
@@ -149,13 +150,6 @@ def test_the_last_three_checkpoints_include_the_last_step(name):
     assert "every 20th step and the last one" in TABLES[name].metric
     saved = [Checkpoint(str(step), step, "") for step in (*range(20, 350, 20), 350)]
     assert [one.step for one in MEAN_OF_LAST_THREE.choose(saved)] == [320, 340, 350]
-
-
-def test_times_add_up():
-    table = TABLES["ar_lopti_table6"]
-    for column in table.columns:
-        parts = [table.expected(table.row(name), column) for name in ("Sampling", "Training", "Others")]
-        assert sum(parts) == pytest.approx(table.expected(table.row("Total"), column), abs=EPSILON)
 
 
 def small(**changes):

@@ -125,11 +125,8 @@ def test_fields_that_appear_after_the_first_chunk_are_kept(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
     [
-        (ROWS, {"split": "dev"}, r"split='dev' does not fit invented, only train, test"),
-        (ROWS, {"prompt": "kk_chat"}, r"prompt='kk_chat' does not fit invented, only r1_base, boxed_step_by_step"),
         (ROWS, {"limit": 0}, r"limit=0 is below 1"),
         (ROWS, {"options": {"size": 1}}, r"option 'size' is unknown to invented: seed"),
-        (ROWS, {"options": {"seed": True}}, r"option seed=True of invented is not of the type int"),
         ([], {}, "invented, train: no rows"),
         (
             [{"prompt": ROWS[0]["prompt"], "reward_model": {"ground_truth": ""}}],

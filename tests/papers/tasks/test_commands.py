@@ -37,8 +37,7 @@ def test_list(clipx):
         assert name in text
     code, text = clipx("list", "countdown_3to4")
     assert code == 0 and "Jiayi-Pan/Countdown-Tasks-3to4" in text and "train_size, test_size" in text
-    code, text = clipx("list", "nothing")
-    assert code == 1 and "data set 'nothing' is unknown" in text
+    assert clipx("list", "nothing")[0] == 1
 
 
 def test_build_writes_files_and_resumes(clipx, tmp_path):
@@ -75,6 +74,7 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
     ("arguments", "message"),
     [
         (("nothing",), "data set 'nothing' is unknown. There are countdown"),
+        (("math",), "data set 'math' is unknown. Did you mean math500?"),
         (("hitab",), "Clone the repository microsoft/HiTab"),
         (("hitab", "--from", "nowhere"), "nowhere does not exist"),
         (("countdown", "--prompt", "r1_base"), "prompt='r1_base' does not fit countdown"),
@@ -82,12 +82,15 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
         (("countdown", "--option", "sise=3"), "option 'sise' is unknown to countdown: size, seed"),
         (("countdown", "--option", "size=many"), "option size='many' of countdown is not of the type int | None"),
         (("countdown", "--option", "seed=true"), "option seed=True of countdown is not of the type int"),
-        (
-            ("knights_and_knaves", "--option", "people=3"),
-            "option people=3 of knights_and_knaves is not of the type list",
-        ),
+        (("knights_and_knaves", "--option", "people=3"), "people=3 of knights_and_knaves is not of the type list"),
         (("knights_and_knaves", "--option", 'people=["a"]'), "is not of the type list[int]"),
         (("countdown", "--option", "max_value=0"), "max_value=0 is not an integer from 1 to 1000"),
+        (("countdown", "--option", "size=0"), "verl cannot load an empty file"),
+        (("countdown", "--option", "size=-1"), "count=-1 is negative"),
+        (("reversal", "--option", "min_length=1"), "min_length=1 is not from 2 to 52"),
+        (("reversal", "--option", "max_length=53"), "max_length=53 is not from 40 to 52"),
+        (("reversal", "--option", "max_length=39"), "max_length=39 is not from 40 to 52"),
+        (("reversal", "--option", "size=-1"), "size=-1 is not a number of texts"),
         (("countdown", "--split", "dev"), "split='dev' does not fit countdown, only train, test"),
     ],
 )

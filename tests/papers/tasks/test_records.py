@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.records import local_records, read_records
 
 ROWS = [{"a": 1, "b": ["x"]}, {"a": 2, "b": []}]
@@ -56,12 +57,26 @@ def test_broken_copies_are_named(tmp_path, name, content, error, message):
         list(local_records(tmp_path / name))
 
 
-def test_hub_is_asked_only_without_a_source(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "options", "record", "truth", "asked"),
+    [
+        (
+            *("countdown_3to4", {"train_size": 1}, {"target": 3, "nums": [3]}, '{"numbers": [3], "target": 3}'),
+            (("Jiayi-Pan/Countdown-Tasks-3to4", None), {"split": "train"}),
+        ),
+        ("math500", {}, {"problem": "?", "answer": 1}, "1", (("HuggingFaceH4/MATH-500", None), {"split": "test"})),
+        (
+            *("olympiadbench", {}, {"problem": "?", "answer": 1}, "1"),
+            (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), {"split": "train"}),
+        ),
+    ],
+)
+def test_the_hub_is_asked_only_without_a_local_copy(folder, monkeypatch, name, options, record, truth, asked):
     import datasets
 
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or ROWS)
-    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS
-    assert asked == []
-    assert list(read_records(None, hub="o/n", hub_split="train", hub_config="c")) == ROWS
-    assert asked == [(("o/n", "c"), {"split": "train"})]
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or [record])
+    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS and calls == []
+    definition = definition_named(name)
+    (row,) = definition.rows(None, split=definition.splits[0], prompt=definition.prompts[-1], **options)
+    assert calls == [asked] and row["reward_model"]["ground_truth"] == truth

@@ -179,8 +179,8 @@ def test_any_pieces_are_scored():
     generator = random.Random(0)
     pieces = ["<answer>", "</answer>", "\\boxed{", "}", "7", "(", "\0", "é", "\ud800", "knight", "eval", "</think>"]
     pieces += [
-        "\\frac",
-        "\\sqrt",
+        r"\frac",
+        r"\sqrt",
         "{",
         "^",
         "_",
@@ -188,11 +188,11 @@ def test_any_pieces_are_scored():
         "%",
         "3.5",
         "x",
-        "\\pi",
+        r"\pi",
         "i",
         ",",
-        "\\text{cm}",
-        "\\begin{pmatrix}",
+        r"\text{cm}",
+        r"\begin{pmatrix}",
     ]
     for _ in range(500):
         text = "".join(generator.choices(pieces, k=generator.randrange(12)))

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.files import read_table
-from verl_clipx.papers.tasks.reversal.dataset import generate_texts
 from verl_clipx.papers.tasks.reversal.policy import build_examples
 from verl_clipx.papers.tasks.reversal.reward import common_length
 from verl_clipx.papers.tasks.reward import compute_score
@@ -65,21 +64,6 @@ def test_common_length_is_that_of_trying_all_subsequences():
         map("".join, itertools.product("ab", repeat=4)), ("", "abba", "bab", "cacb")
     ):
         assert common_length(first, second) == by_trying(first, second), (first, second)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_length": 1}, "min_length=1 is not from 2 to 52"),
-        ({"max_length": 53}, "max_length=53 is not from 2 to 52"),
-        ({"min_length": 9, "max_length": 8}, "max_length=8 is not from 9 to 52"),
-        ({"count": -1}, "size=-1 is not a number of texts"),
-    ],
-)
-def test_options_outside_their_range_are_refused(options, message):
-    given = {"count": 2, "seed": 0, "split": "train", "min_length": 2, "max_length": 8, **options}
-    with pytest.raises(ValueError, match=message):
-        generate_texts(**given)
 
 
 def test_careless_demonstrations_have_that_share_of_wrong_letters():
