@@ -46,11 +46,7 @@ def workdir(tmp_path):
 @pytest.fixture
 def hosts(tmp_path):
     return Machine(
-        tmp_path / "machine",
-        ssh=SSH,
-        ray=RAY,
-        hostname='echo "fe80::1%eth0 10.0.0.1 172.17.0.1"',
-        python3=PYTHON,
+        tmp_path / "machine", ssh=SSH, ray=RAY, hostname='echo "fe80::1%eth0 10.0.0.1 172.17.0.1"', python3=PYTHON
     )
 
 
@@ -68,10 +64,7 @@ def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts, workd
     options = ["--disable-usage-stats", "--num-gpus=8"]
     assert on_hosts(hosts) == [
         ("node1", ["hostname", "-I"]),
-        (
-            "node1",
-            ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379", *options],
-        ),
+        ("node1", ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379", *options]),
         ("node2", ["ray", "start", "--address=10.0.0.1:6379", *options]),
         ("node3", ["ray", "start", "--address=10.0.0.1:6379", *options]),
         ("node1", ["python3", "recipes/cluster/wait_for_nodes.py", "10.0.0.1:6379", "3", "300"]),

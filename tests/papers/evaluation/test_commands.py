@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 from tests.papers.evaluation.tiny import REWARD, answer_as_verl, save_model, save_questions
 from verl_clipx.cli import app
 from verl_clipx.papers.evaluation import validation_run
-from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.papers.evaluation.completions import read_completions
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
-from verl_clipx.papers.evaluation.scores import load_member
 
 CHUNKS = "model/test/completions/seed-*/*/0.jsonl"
 
@@ -218,40 +216,8 @@ def test_the_protocols_of_a_whole_run(run, tmp_path):
     assert len(results_of(best)["config"]["checkpoints"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--protocol", "best"], "--protocol best: must be one of greedy, sampled"),
-        (["--protocol", "mean-of-last-three", "--samples", "1"], "needs 3 checkpoints"),
-        (["--reward", "no.such:function"], "--reward no.such:function: cannot import it"),
-        (["--max-tokens", "500"], "--max-tokens 500"),
-        (["--protocol", "greedy", "--temperature", "0.6"], "--protocol greedy --temperature 0.6"),
-        (["--temperature", "0"], "--samples 4 --temperature 0"),
-        (["trainer.nodes=2"], "trainer.nodes"),
-        (["actor_rollout_ref.model.path=base"], "is a whole model, so it has no base"),
-        (["--reward", "verl_clipx.papers.tasks.hitab.reward:compute_score"], "row 0: ground_truth="),
-    ],
-)
-def test_mistakes_are_named_before_anything_is_sampled(run, tmp_path, verl, change, message):
-    before = len(verl)
-    assert message in run(tmp_path / "out", *change, code=1)
-    assert len(verl) == before and not (tmp_path / "out" / "config.json").exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("--samples 0", "--samples 16385", "--max-tokens 0", "--temperature -0.1", "--top-p 0", "--top-p 1.1"),
-        *("--seed -1", "--seed 2147483648", "--limit 0", "--chunk-size 0"),
-    ],
-)
-def test_values_out_of_their_range_are_named(run, tmp_path, words):
-    assert f"'{words.split()[0]}'" in run(tmp_path / "out", *words.split(), code=2)
-
-
 def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, tmp_path):
     first, second = f"first={inputs[1]}", f"second={save_questions(tmp_path / 'data', 3, seed=1)}"
-    assert "--benchmark first, first" in run(tmp_path, "--benchmark", first, questions=first, code=1)
     text = run(tmp_path, "--benchmark", second, questions=first)
     assert "first: 6 questions" in text and "second: 3 questions" in text
     for name, count in (("first", 6), ("second", 3)):
@@ -271,9 +237,3 @@ def test_a_reward_that_fails_loses_no_completion(run, tmp_path, verl):
 
 def fail_on_text(data_source, solution_str, ground_truth, extra_info):
     return 1 / (len(solution_str) == 0)
-
-
-def test_the_default_reward_is_the_conservative_one():
-    reward = load_member(DEFAULT_REWARD, "--reward", object)
-    assert reward("math500", r"\boxed{0.333333}", "1/3", {})["acc"] == 0.0
-    assert reward("math500", r"\boxed{2/6}", "1/3", {})["acc"] == 1.0

@@ -9,12 +9,6 @@ from verl_clipx.papers.evaluation.checkpoints import Checkpoint
 from verl_clipx.papers.evaluation.settings import PROTOCOLS, SamplingSettings
 
 
-@pytest.mark.parametrize(("option", "value"), [("seeds", (1, 1)), ("template", "alpaca")])
-def test_equal_seeds_and_an_unknown_template_are_refused(option, value):
-    with pytest.raises(ValueError, match=f"--{option.removesuffix('s')}"):
-        SamplingSettings(**{"samples": 2, "max_tokens": 8, option: value})
-
-
 def test_each_seed_adds_its_samples_and_equal_greedy_samples_are_refused():
     assert SamplingSettings(samples=8, max_tokens=8, seeds=(0, 5)).samples_per_question == 16
     SamplingSettings(samples=1, max_tokens=8, temperature=0)

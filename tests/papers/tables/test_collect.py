@@ -128,12 +128,6 @@ def test_a_run_of_a_real_preset_counts_on_another_machine(tmp_path):
     assert found["refused"] == [] and [run["seed"] for run in found["runs"]] == [1]
 
 
-def test_nothing_there_leaves_every_cell_empty(tmp_path):
-    results = collected(definition(), tmp_path)
-    assert not [cell for cell in results["cells"] if "mean" in cell] and results["runs"] == []
-    assert {f"{GRPO}: 0 of 2 seeds", "models/small/hub--model: no evaluation/b/results.json"} <= {*results["missing"]}
-
-
 @pytest.mark.parametrize(
     ("seed", "changes", "reasons"),
     [
@@ -295,13 +289,3 @@ def test_the_command_writes_the_results_of_the_chosen_rows_and_says_what_is_miss
     assert results["missing"] == ["bapo/octothinker_3b_grpo: 0 of 1 seeds", "bapo/octothinker_3b_bapo: 0 of 1 seeds"]
     assert clipx("table", "collect", "bapo_table2", *runs, "--row", "BAPO").startswith("0 of 3 cells from 0 runs: ")
     assert json.loads(file.read_text())["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
-    assert "Did you mean BAPO?" in clipx("table", "collect", "bapo_table2", *runs, "--row", "BAPOO", code=1)
-    assert f"--runs {tmp_path}/typo" in clipx("table", "collect", "bapo_table2", "--runs", tmp_path / "typo", code=1)
-    assert not (tmp_path / "typo").exists()
-
-
-@pytest.mark.parametrize("content", ["{", BOMB, "[]"])
-def test_results_that_cannot_be_read_are_named(tmp_path, content):
-    (tmp_path / "found.json").write_text(content)
-    words = ("table", "render", "bapo_table2", "--results", tmp_path / "found.json")
-    assert f"{tmp_path}/found.json: " in clipx(*words, code=1)

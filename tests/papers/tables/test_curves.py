@@ -67,13 +67,7 @@ def test_the_csv_has_every_point(results, tmp_path):
     assert ["BAPO, wide", "Reward", "1", "18", "0.5", "0.5"] in rows
 
 
-def test_a_table_without_curves_and_a_figure_without_runs_are_refused(results, tmp_path):
+def test_a_figure_without_runs_is_refused(results, tmp_path):
     words = ("table", "render", "small", "--runs", tmp_path, "--format")
     (tmp_path / "tables" / "small.json").unlink()
     assert "no curve of small has been collected" in clipx(*words, "csv", code=1)
-    assert "--format pdf: must be one of markdown, html, latex" in clipx(*words, "pdf", code=1)
-
-
-def test_a_table_of_numbers_has_no_curves(tmp_path):
-    words = ("table", "render", "bapo_table2", "--runs", tmp_path, "--format", "csv")
-    assert "table bapo_table2 has no curves. Use markdown" in clipx(*words, code=1)

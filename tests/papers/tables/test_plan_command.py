@@ -83,8 +83,3 @@ def test_everything_assumed_is_printed_and_unusable_data_are_warned_of(tmp_path)
     assert "warning" in output and "train.parquet, row 1: ground_truth=''" in output
     pq.write_table(pa.table({"data_source": ["math500"], "reward_model": rows[:1]}), path)
     assert "warning" not in clipx(*words, f"data.val_files={path}")
-
-
-@pytest.mark.parametrize("arguments", [["acpo/no_such_run"], [PRESET, "--hardware", "tpu"]])
-def test_what_is_no_run_is_an_error(arguments):
-    clipx("recipe", "plan", *arguments, code=1)

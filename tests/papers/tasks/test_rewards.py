@@ -9,22 +9,12 @@ import time
 import tracemalloc
 import warnings
 from decimal import Decimal
-from importlib import import_module
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
-from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from verl_clipx.papers.tasks import reward as common
 from verl_clipx.papers.tasks.catalog import definitions
-from verl_clipx.papers.tasks.reward import (
-    PARTS,
-    check_ground_truth,
-    compute_score,
-    compute_score_for_evaluation,
-    reward_of,
-)
+from verl_clipx.papers.tasks.reward import PARTS, check_ground_truth, compute_score, compute_score_for_evaluation
 
 COUNTDOWN = {"numbers": [3, 5, 2], "target": 16}
 HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
@@ -178,22 +168,7 @@ def test_threads_agree(source):
 def test_any_pieces_are_scored():
     generator = random.Random(0)
     pieces = ["<answer>", "</answer>", "\\boxed{", "}", "7", "(", "\0", "é", "\ud800", "knight", "eval", "</think>"]
-    pieces += [
-        r"\frac",
-        r"\sqrt",
-        "{",
-        "^",
-        "_",
-        "!",
-        "%",
-        "3.5",
-        "x",
-        r"\pi",
-        "i",
-        ",",
-        r"\text{cm}",
-        r"\begin{pmatrix}",
-    ]
+    pieces += [r"\frac", r"\sqrt", *"{^_!%xi,", "3.5", r"\pi", r"\text{cm}", r"\begin{pmatrix}"]
     for _ in range(500):
         text = "".join(generator.choices(pieces, k=generator.randrange(12)))
         for source, (truth, around, _) in TASKS.items():
@@ -213,15 +188,3 @@ def test_evaluation_is_conservative_where_training_is_lenient():
 def test_unknown_source_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match=r"^data_source='gsm8k' has no reward; known are aime24, .*countdown_boxed"):
         compute_score("gsm8k", "42", "42")
-
-
-@pytest.mark.parametrize("source", TASKS)
-@pytest.mark.parametrize("common_one", [True, False])
-def test_verl_loads_it_by_module_name(source, common_one):
-    module = common if common_one else import_module(reward_of(source).__module__)
-    settings = {"path": f"pkg://{module.__name__}", "name": "compute_score", "reward_kwargs": {}}
-    loaded = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": settings}}))
-    truth, around, right = TASKS[source]
-    assert (
-        loaded(data_source=source, solution_str=around.format(right), ground_truth=truth, extra_info={})["acc"] == 1.0
-    )
