@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import verl
+import yaml
 
 from tests.papers.tables.tables import small_table
 from verl_clipx.loss.metric_listing import markdown_table
@@ -184,29 +185,11 @@ def test_a_cell_knows_its_run_its_benchmarks_and_its_number():
     assert table.folder_of(Source(None, "hub/z")) == "models/small/hub--z"
 
 
-X = {"name": "x", "preset": "p/x"}
-NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
+BROKEN = yaml.safe_load(Path(__file__).with_name("broken_definitions.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"unit": "logged"}, "unit 'logged': `logged` is the unit of figures, whose columns are all curves"),
-        ({"columns": [{"name": "x", "measure": {"curve": "actor/entropy"}}]}, "unit 'percent': `logged` is the unit"),
-        ({"colour": "red"}, "unexpected keyword argument 'colour'"),
-        ({"rows": [{**X, "speed": 1}]}, "unexpected keyword argument 'speed'"),
-        ({"rows": [{**X, "expected": [1.0]}]}, "1 expected numbers for 2 columns"),
-        ({"rows": [X], "footnotes": [{"text": "t", "rows": ["y"]}]}, "footnotes: no row is called y"),
-        ({"baseline": "y", "rows": [X]}, "baseline: no row is called y"),
-        ({"rows": [{"name": "x", "minus": ["v", "w"]}]}, "row x: no row is called v"),
-        ({"rows": [{**X, "model": "m"}]}, "row x: needs exactly one of preset"),
-        ({"rows": [{"name": "x"}]}, "row x: needs exactly one of preset"),
-        ({"columns": [{**NEAR, "measure": {"metric": "avg@2"}}], "rows": [X]}, "needs exactly one of benchmark"),
-        ({"columns": [{**NEAR, "measure": {"benchmark": "d", "metric": "avg@2"}}], "rows": [X]}, "no benchmark d"),
-        ({"columns": [{**NEAR, "measure": {"validation": "d", "samples": 4}}], "rows": [X]}, "no benchmark d"),
-    ],
-)
-def test_definitions_that_do_not_fit_are_refused(changes, message):
+@pytest.mark.parametrize(("message", "changes"), BROKEN.items())
+def test_definitions_that_do_not_fit_are_refused(message, changes):
     with pytest.raises(ValueError, match="table small") as caught:
         small(**changes)
     assert message in str(caught.value)
@@ -214,12 +197,12 @@ def test_definitions_that_do_not_fit_are_refused(changes, message):
 
 def test_means_and_gains_are_measurable_only_if_their_parts_are():
     columns = [
-        NEAR,
+        {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}},
         {"name": "mean", "measure": {"mean_of": ["near"]}},
         {"name": "gain", "measure": {"gain_of": "mean"}},
     ]
-    y = {"name": "y", "preset": "p/y", "baseline": "x"}
-    table = small(columns=columns, rows=[X, y, {"name": "q", "quoted": "because"}])
+    x, y = {"name": "x", "preset": "p/x"}, {"name": "y", "preset": "p/y", "baseline": "x"}
+    table = small(columns=columns, rows=[x, y, {"name": "q", "quoted": "because"}])
     mean, gain, row = table.column("mean"), table.column("gain"), table.row("x")
     assert table.is_measurable(table.row("y"), gain) and not table.is_measurable(row, gain)
     assert table.is_measurable(row, mean) and table.source_of(row, mean) is None

@@ -69,6 +69,22 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
     assert code == 0 and "test.parquet: 1 rows" in text and "plain text" not in text
 
 
+BROKEN = Path(__file__).with_name("broken_copies.txt").read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_broken_copy_is_named(clipx, tmp_path, line):
+    name, option, file, content, message = map(str.strip, line.split(" @"))
+    (tmp_path / "copy").mkdir()
+    path = tmp_path / "copy" / file
+    if content:
+        path.write_text(content.replace(r"\n", "\n"))
+    options = ("--option", option) if option else ()
+    code, text = clipx("build", name, "--out", tmp_path / "out", "--from", path, *options)
+    assert code == 1 and message in text
+    assert not list(tmp_path.glob("out/*.parquet"))
+
+
 def test_an_unreachable_hub_points_to_local_copies(clipx, tmp_path, monkeypatch):
     import datasets
 

@@ -37,27 +37,6 @@ def test_a_folder_is_read_in_the_order_of_names_and_jsonl_takes_any_unicode_line
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "message"),
-    [
-        ("missing.json", None, FileNotFoundError, "does not exist; give the local copy"),
-        (".", None, FileNotFoundError, "contains no file that ends in"),
-        ("a.csv", "a,b", ValueError, r"the kind '.csv' is unknown; give one of .parquet, .jsonl, .json"),
-        ("a.json", "{", ValueError, r"a.json: not JSON .*; is the file complete\?"),
-        ("a.json", "1", ValueError, "a.json, entry 1: int, not an object"),
-        ("a.json", "[1]", ValueError, "a.json, entry 1: int, not an object"),
-        ("a.jsonl", '{"a": 1}\n{"a"', ValueError, "a.jsonl, line 2: not JSON"),
-        ("a.jsonl", "[]\n", ValueError, "a.jsonl, line 1: list, not an object"),
-        ("a.parquet", "PAR1", ValueError, "a.parquet: not a Parquet file"),
-    ],
-)
-def test_broken_copies_are_named(tmp_path, name, content, error, message):
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(error, match=message):
-        list(local_records(tmp_path / name))
-
-
-@pytest.mark.parametrize(
     ("name", "options", "record", "truth", "asked"),
     [
         (

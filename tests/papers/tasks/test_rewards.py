@@ -9,9 +9,11 @@ import time
 import tracemalloc
 import warnings
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.reward import PARTS, check_ground_truth, compute_score, compute_score_for_evaluation
@@ -52,35 +54,17 @@ HOSTILE = {
     "nested braces": "{" * 900 + "5" + "}" * 900,
     "nested fractions": "\\frac{1}{1+" * 100 + "5" + "}" * 100,
     "signs": "-" * 1900 + "3",
-    "exponent tower": "9^{9^{9^{9^{9}}}}",
-    "shift": "1<<99999999999",
-    "factorials": "9!!!!!!",
-    "large binomial": r"\binom{999999999}{499999999}",
-    "long series": r"\sum_{n=1}^{999999999} \frac{1}{n}",
     "huge integer": "9" * 256,
-    "large exponent": "1e99999999",
     "product of large integers": "*".join(["99999999"] * 28),
-    "division by zero": "3/0",
-    "arabic digits": "٣+٥",
-    "full-width digits": "（３＋５）＊２",
-    "kelvin": "Zoey is a \u212anight",
     "grows in NFKD": "ﷺ" * 1900,
     "combining marks": "5" + "\u0301" * 1900,
-    "right to left": "\u202e5\u202c",
     "NUL": "3+\x005",
     "surrogate": "3+\ud8005",
-    "hexadecimal": "0x10",
-    "walrus": "(a:=16)",
-    "call": "__import__('os').system('touch pwned')",
-    "call of a number": "3(5)(2)",
-    "macros": r"\def\a{\a\a}\a",
-    "empty": "",
     "many bars": " | " * 600,
     "thousands": "1" + ",000" * 400,
     "many gaps": ("Zoey is" + " " * 50) * 136,
-    "crossed tags": "</think><think></think><think>5</think>",
     "code in a process": '"]\n["5","5",false]',
-}
+} | yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("source", TASKS)

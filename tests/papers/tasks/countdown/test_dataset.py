@@ -66,18 +66,3 @@ def test_the_reward_of_a_rows_data_source_reads_what_the_prompt_asks_for(prompt)
     right, other = r"\boxed{(3+5)*2}", "<answer>(3+5)*2</answer>"
     for answer, score in ((right, float(boxed)), (other, float(not boxed))):
         assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])["score"] == score
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ('{"target": "16", "nums": [1]}', "record 0: fields .* 'target' and a list 'nums'"),
-        ('{"target": 16, "nums": "1"}', "record 0: fields .* 'target' and a list 'nums'"),
-        ('{"answer": 1}', "record 0: fields .* 'target' and a list 'nums'"),
-        ('{"target": 16, "nums": [16]}', "train: only 1 of 2 problems from number 0 on"),
-    ],
-)
-def test_another_or_too_short_a_copy_is_refused(tmp_path, record, message):
-    (tmp_path / "data.jsonl").write_text(record + "\n")
-    with pytest.raises(ValueError, match=message):
-        list(public_rows(tmp_path, split="train", prompt="countdown_base", train_size=2))

@@ -67,28 +67,6 @@ def test_the_prompt_is_chosen_by_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("aime25", '{"text": "?"}', r"copy\.json, row 1: LookupError: no problem in "),
-        ("dapo_17k", '{"text": "?"}', r"copy\.json, row 1: LookupError: no problem in "),
-        ("math500", '[{"problem": "?", "answer": 1}, {"answer": 1}]', r"copy\.json, row 2: "),
-        ("dsr_uniform", '{"prompt": [{"content": "?"}], "reward_model": {}}', "row 1: KeyError: 'extra_info'"),
-        ("orz_57k", "[[1]]", r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
-        ("orz_57k", '[[{"value": "x"}]]', r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
-        ("orz_57k", '{"a": 1}', r"copy\.json: contains dict.*is it orz_math_57k_collection\.json"),
-        ("orz_57k", "[{}]", r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
-        ("orz_57k", "not json", r"copy\.json: not JSON"),
-        ("dsr_uniform", None, "the set is not on the hub; give a local copy of .*AR-Lopti"),
-    ],
-)
-def test_another_or_no_copy_is_named_with_its_row(name, content, message, tmp_path):
-    path = tmp_path / "copy.json"
-    path.write_text(content or "")
-    with pytest.raises(ValueError, match=message):
-        rows_of(name, None if content is None else path)
-
-
-@pytest.mark.parametrize(
     ("second", "ends"),
     [
         ({"answer": None}, "jsonl"),
