@@ -1,6 +1,5 @@
 """The files of presets: how one is read and refused, Hydra's view of it through the plugin, and the whole of the
-committed ones (configurations.json, written by `python -m
-tests.papers.tables.configurations`).
+committed ones and of the tables (configurations.json, written by `python -m tests.papers.tables.configurations`).
 
 Not covered: what the presets say and where their values come from (tests/papers/tables); an installed wheel
 (tests/end_to_end/test_wheel.py).

@@ -14,6 +14,9 @@ import time
 
 import pytest
 
+from verl_clipx.papers.tables.definition import load_table
+from verl_clipx.papers.tables.table_plan import TRAIN, Places, plan_table
+
 from .shell import RECIPES, ROOT, Machine, options_of, stand_in
 
 SCRIPT = RECIPES / "cluster" / "slurm.sh"
@@ -227,22 +230,14 @@ def test_it_runs_as_a_job_from_the_repositorys_root(cluster, tmp_path):
 
 
 def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
-    table = "acpo_table3"
-    planned = subprocess.run(
-        ["clipx", "table", "plan", table, "--nodes", "3", "--seed", "1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    lines = [line for line in planned.splitlines() if "; launch " in line]
-    # One of them measures its bounds on another run.
-    assert any("clipx table bounds" in line for line in lines)
-    for line in lines:
+    places = Places(runs=ROOT / "runs", data=ROOT / "data", hardware="a100x8", nodes=3)
+    lines = [job.command for job in plan_table(load_table("acpo_table3"), places, (1,)) if job.kind == TRAIN]
+    # One that measures its bounds on another run, too.
+    for line in (lines[0], next(line for line in lines if "clipx table bounds" in line)):
         cluster.record.unlink(missing_ok=True)
         words = shlex.split(line)
         done = submit(cluster, *words)
         assert done.returncode == 0, done.stderr
         payload = payload_of(step_of(cluster))
-        assert payload[-5:] == [*GUARD, *words[-3:]][-5:]
+        assert payload[-5:] == [*GUARD, *words[-3:]]
         assert set(words[:-3]) <= set(payload)

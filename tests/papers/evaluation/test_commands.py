@@ -214,6 +214,9 @@ def test_the_protocols_of_a_whole_run(run, tmp_path):
     assert found["result"]["avg@4"]["mean"] == pytest.approx(sum(means) / 3)
     assert "optimistic" in run(best, "--protocol", "best-validation", model=saved)
     assert len(results_of(best)["config"]["checkpoints"]) == 4
+    for protocol, samples in (("greedy", 1), ("sampled", 4)):
+        run(tmp_path / protocol, "--protocol", protocol, samples=samples, model=saved)
+        assert list(results_of(tmp_path / protocol)["config"]["checkpoints"]) == ["global_step_40"]
 
 
 def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, tmp_path):

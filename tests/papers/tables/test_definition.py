@@ -1,8 +1,8 @@
-"""The committed tables: they load, their presets exist, their numbers agree with each other. A definition that does not
-fit together is refused.
+"""The committed tables: they load, their presets exist, their means are those of their numbers. A definition that does
+not fit together is refused.
 
-That the numbers are the papers' is not tested here: there is no second source of them. What does not agree in
-the papers: test_reachability.py.
+That the numbers are the papers' is not tested here: there is no second source of them; that they stay is
+(tests/common/test_presets.py). What does not agree in the papers: test_reachability.py.
 """
 
 import re
@@ -112,37 +112,6 @@ def test_means_over_columns_are_the_papers_averages():
         if None not in parts:
             off = abs(sum(parts) / len(parts) - table.expected(row, column))
             assert off <= ROUNDING[table.digits] + EPSILON, (table.name, row.name, column.name)
-
-
-@pytest.mark.parametrize(
-    ("name", "parts", "total"),
-    [
-        ("dgpo_table4", ("Improvement", "GRPO"), "DGPO"),
-        ("ar_lopti_table6", ("Sampling", "Training", "Others"), "Total"),
-    ],
-)
-def test_rows_add_up(name, parts, total):
-    table = TABLES[name]
-    for column in table.columns:
-        added = sum(table.expected(table.row(part), column) for part in parts)
-        assert added == pytest.approx(table.expected(table.row(total), column), abs=EPSILON)
-
-
-def test_tables_that_repeat_numbers_agree():
-    averages, small, large = TABLES["dgpo_table4"], TABLES["dgpo_table3"], TABLES["dgpo_table13"]
-    for size, table in (("1.5B", small), ("7B", small), ("14B", large)):
-        for method in ("GRPO", "DGPO"):
-            for short in ("A@32", "P@32"):
-                expected = printed(averages, method, f"{size} {short}")
-                assert printed(table, f"{size} {method}", f"Avg {short}") == expected
-    for row in TABLES["dgpo_table14"].rows:
-        size, year, method = row.name.split()
-        table, benchmark = (large if size == "14B" else small), year.replace("20", "")
-        of_method = (printed(table, f"{size} {method}", f"{benchmark} {short}") for short in ("A@32", "P@32"))
-        assert (row.expected[0], row.expected[-1]) == tuple(of_method)
-    first, ablation = TABLES["acpo_table1a"], TABLES["acpo_table3"]
-    assert ablation.row("DAPO (Baseline)").expected == first.row("DAPO").expected
-    assert ablation.row("ACPO").expected == first.row("ACPO").expected
 
 
 @pytest.mark.parametrize("name", ["ar_lopti_figure4", "ar_lopti_table7"])

@@ -17,11 +17,11 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
-from tests.papers.tables.compositions import MEASURED, on_a_machine, preset_alone, verl_s_own
+from tests.papers.tables.compositions import MEASURED, on_a_machine, preset_alone, values, verl_s_own
 from verl_clipx.papers.tables.against_preset import OPEN, differences
-from verl_clipx.papers.tables.definition import load_table, table_names
+from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.origins import groups_of, read_origins
-from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout, values_of
+from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout
 from verl_clipx.papers.tables.recipe_commands import summary_of
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
@@ -60,7 +60,7 @@ def one_of_each_kind(names, *marks) -> list:
 @functools.cache
 def settings(name: str):
     """What a preset sets, and verl's own values of some keys that not every preset has."""
-    config = values_of(name)
+    config = values(name)
     for key in OF_VERL:
         if OmegaConf.select(config, key) is None:
             OmegaConf.update(config, key, OmegaConf.select(verl_s_own(HARDWARE), key), force_add=True)
@@ -204,20 +204,6 @@ def test_summaries_by_hand(monkeypatch):
     method = "grpo shaping=advantage_reweighting update=lopti"
     model, data = "Qwen2.5-7B-Instruct-1M", "knights_and_knaves"
     assert summary_of(name) == (name, method, model, data, "4", f"AR-Lopti Figure 4: {row}")
-
-
-def test_presets_of_a_paper_and_rows_of_a_table_share_one_dual_clip():
-    clips = {name: origin.value for name in NAMES if (origin := read_origins(name).get("clipx.dual_clip"))}
-    released = {"ar_lopti": 10.0}
-    for name, value in clips.items():
-        expected = released.get(name.split("/")[0], 3.0) if name.endswith("_script") else None
-        assert value == expected, name
-    assert {name.split("/")[0] for name in NAMES if name.endswith("_script")} == {*PAPERS} - {"dgpo"}
-    for table in (load_table(name) for name in table_names() if name not in ("cpu_small", "reversal")):
-        presets = [source.preset for source, _ in table.sources() if source.preset]
-        assert presets and len({clips[preset] for preset in presets if preset in clips}) <= 1
-    # The groups keep verl's.
-    assert read_origins("cpu/countdown_grpo_near")["clipx.dual_clip"].value == 3.0
 
 
 # From here on the small policies' own.

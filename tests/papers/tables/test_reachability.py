@@ -125,22 +125,3 @@ def test_gains_that_do_not_follow_from_their_cells_are_these_five_and_have_their
         ("7B + GRPO + Reweight + Lopti",): [18.2, 17.922],
     }
     assert {rows: [*map(float, re.findall(r"(\d+\.\d+) %", text))] for rows, text in noted.items()} == odd
-
-
-def test_hitab_has_300_questions_and_not_all_of_the_development_split():
-    for number in printed_numbers(PAPER_TABLES["acpo_table1b"]):
-        assert number.questions == 300
-        assert abs(Fraction(round(number.share * 1200), 1200) - number.share) <= Fraction(1, 20_000)
-
-
-def test_dgpo_draws_with_replacement():
-    table = PAPER_TABLES["dgpo_table3"], PAPER_TABLES["dgpo_table13"]
-    on_aime = [
-        number.share
-        for one in table
-        for number in printed_numbers(one)
-        if number.metric == "best@32" and number.column.startswith("AIME")
-    ]
-    multiples = [share for share in on_aime if abs(Fraction(round(share * 30), 30) - share) <= Fraction(1, 2000)]
-    assert len(on_aime) == 28 and len(multiples) == 1
-    assert not reached(Fraction("0.718"), Fraction(1, 1000), "pass@32", 32, 30, 1)[0]
