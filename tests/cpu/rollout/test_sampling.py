@@ -107,18 +107,6 @@ def test_log_probs_by_hand(temperature, top_k, top_p, uniform, mode, token, prob
     assert log_probs.item() == pytest.approx(math.log(probability), abs=1e-6)
 
 
-def test_a_ratio_to_truncated_log_probs_is_the_probability_that_truncation_keeps():
-    # The trainer's softmax is over the whole vocabulary: run/support.py refuses to train on such a ratio.
-    rows, top_p = LOGITS.expand(20, -1), torch.full((20,), 0.8)
-    uniforms = torch.rand(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    tokens, processed = sample(rows, torch.ones(20), torch.zeros(20, dtype=torch.int64), top_p, uniforms)
-    trainer = rows.log_softmax(-1)
-    kept = trainer.exp()[truncate(rows, torch.zeros(20, dtype=torch.int64), top_p).isfinite()].view(20, -1).sum(-1)
-    ratios = (trainer.gather(-1, tokens[:, None]).squeeze(-1) - processed).exp()
-    torch.testing.assert_close(ratios, kept)
-    assert 0.8 <= kept[0] < 0.99
-
-
 def test_random_numbers_are_addressed_by_position():
     whole = uniform_stream(123, 0, 50)
     assert np.array_equal(whole[17:], uniform_stream(123, 17, 33))

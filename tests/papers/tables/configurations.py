@@ -1,4 +1,5 @@
-"""What every preset sets and every table defines, as a hash each: `python -m tests.papers.tables.configurations` writes configurations.json.
+"""What every preset sets and every table defines, as a hash each, in configurations.json, which
+`python -m tests.papers.tables.configurations` writes.
 
 Run it after a change of values that is meant, and look at the diff: a line a preset or table that changed.
 """
@@ -17,8 +18,7 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 def configurations() -> dict[str, str]:
-    """By preset, the hash of the values that `clipx recipe show` shows, which tests hold against Hydra's; by table, that
-    of its cells, numbers and settings."""
+    """By preset, the hash of what `clipx recipe show` shows; by table, that of its cells, numbers and settings."""
     presets = {name: hash_of_json(_values(name), str) for name in preset_names()}
     return presets | {name: hash_of_definition(load_table(name)) for name in table_names()}
 

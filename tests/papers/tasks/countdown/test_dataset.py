@@ -41,6 +41,7 @@ def test_rows_of_a_seed(tmp_path):
 def test_options_reach_the_generator():
     rows = generated_rows(None, split="train", prompt=PROMPTS[0], size=20, max_value=9, max_numbers=4)
     assert {max(truth_of(row)["numbers"]) <= 9 for row in rows} == {True}
+    assert len(list(generated_rows(None, split="test", prompt=PROMPTS[0]))) == 256
 
 
 def test_the_public_splits_take_the_first_and_the_next_problems():
