@@ -75,14 +75,6 @@ def test_a_cluster_that_is_there_is_not_told_what_it_has_and_the_users_overrides
     assert number not in alone and alone[:2] == ["+hardware=cpu", "+recipe=cpu/countdown_grpo_near"]
 
 
-def test_an_unknown_method_stops_with_the_presets_that_there_are(tmp_path):
-    machine = Machine(tmp_path / "machine")
-    done = machine.run(RECIPES / "bapo/run_octothinker_llama_3b_fsdp.sh", DRY_RUN="1", METHOD="bpao")
-    assert done.returncode == 2
-    assert "no preset bapo/octothinker_3b_bpao" in done.stderr
-    assert "\nbapo/octothinker_3b_bapo\n" in done.stderr and "bapo/base" not in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "variables", "machines"),

@@ -33,15 +33,8 @@ def cluster(tmp_path):
     return Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=SRUN)
 
 
-def submit(cluster, *words, nodes=3, cwd=ROOT, **variables):
-    return subprocess.run(
-        ["bash", str(cluster.commands / "sbatch"), f"--nodes={nodes}", str(SCRIPT), *words],
-        cwd=cwd,
-        env=cluster.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def submit(cluster, *words, nodes=3, **settings):
+    return cluster.run(cluster.commands / "sbatch", f"--nodes={nodes}", str(SCRIPT), *words, **settings)
 
 
 def step_of(cluster):
@@ -204,29 +197,6 @@ def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue
     assert ("submit the same command again" in error) == (requeue_exit == "1")
     # It waited for the step, which ended as one that was told to.
     assert job.returncode == 143
-
-
-@pytest.mark.parametrize(
-    ("words", "variables", "said"),
-    [
-        (["recipes/acpo/nothing.sh"], {}, "no such recipe: recipes/acpo/nothing.sh"),
-        (["METHOD=acpo"], {}, "no recipe: nothing left"),
-        (["NNODES=1", RECIPE], {}, "NNODES=1: the cluster has 3 nodes"),
-        ([RECIPE], {"CONTAINER_IMAGE": "x", "CONTAINER_RUNTIME": "podman"}, "must be pyxis or apptainer"),
-        ([RECIPE], {"ADDRESSES": "fd00::7 fe80::1%eth0"}, "set HEAD_ADDRESS"),
-    ],
-)
-def test_wrong_submissions_say_what_to_do(cluster, words, variables, said):
-    done = submit(cluster, *words, **variables)
-    assert done.returncode == 2 and said in done.stderr
-    assert not any("symmetric-run" in call for call in cluster.calls)
-
-
-def test_it_runs_as_a_job_from_the_repositorys_root(cluster, tmp_path):
-    done = cluster.run(SCRIPT, RECIPE)
-    assert done.returncode == 2 and "sbatch --nodes=N" in done.stderr
-    done = submit(cluster, RECIPE, cwd=tmp_path)
-    assert done.returncode == 2 and "not the root of the repository" in done.stderr
 
 
 def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
