@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from verl_clipx.papers.evaluation.scores import load_member
 from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.reward import PARTS, check_ground_truth, compute_score, compute_score_for_evaluation
 
@@ -64,6 +65,19 @@ HOSTILE = {
     "many gaps": ("Zoey is" + " " * 50) * 136,
     "code in a process": '"]\n["5","5",false]',
 } | yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+
+
+EARNED = yaml.safe_load(Path(__file__).with_name("earned.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("task", "response", "values"), [(task, row[0], row[1:]) for task in EARNED for row in EARNED[task]["responses"]]
+)
+def test_what_a_response_earns(task, response, values):
+    of_task = EARNED[task]
+    reward = load_member(of_task["reward"], "reward", object)
+    parts = reward(task, response, of_task["truth"], extra_info={}, more=1)
+    assert parts == pytest.approx(dict(zip(of_task["parts"], values, strict=True)))
 
 
 @pytest.mark.parametrize("source", TASKS)

@@ -110,26 +110,3 @@ def test_too_few_problems_are_counted_and_every_key_is_named(changes, split, fou
         generate_problems(config, 10, 0, split)
     message = str(refused.value)
     assert repr(config) in message and all(key in message.rpartition(";")[2] for key in vars(config))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("min_numbers", 1),
-        ("max_numbers", 7),
-        ("max_numbers", 2),  # below min_numbers, which is 3
-        ("min_value", 0),
-        ("max_value", 0),
-        ("max_value", "20"),
-        ("min_target", -1),
-        ("max_target", 0),  # below min_target, which is 1
-        ("max_target", 99.0),
-        ("operators", ""),
-        ("operators", "++"),
-        ("operators", "+%"),
-        ("operators", None),
-    ],
-)
-def test_bad_value_is_named_with_its_key(key, value):
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{key}={value!r} ')}"):
-        CountdownConfig(**{key: value})

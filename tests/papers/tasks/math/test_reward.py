@@ -40,33 +40,6 @@ CUT_OFF, CUT_OFF_STRICT = parts(0.0, 0.0, 0.0, truncated=1.0), parts(-1.0, 0.0, 
 UNDECIDED, UNDECIDED_STRICT = parts(0.0, 0.0, 1.0, undecided=1.0), parts(-1.0, 0.0, 1.0, undecided=1.0)
 
 
-@pytest.mark.parametrize(
-    ("response", "expected", "strict"),
-    [
-        (r"So \boxed{5}.", RIGHT, RIGHT_STRICT),
-        (r"thinking</think> <answer>\boxed{5}</answer>", RIGHT, RIGHT_STRICT),
-        (r"<think>\boxed{4}</think> \boxed{5}", RIGHT, RIGHT_STRICT),
-        (r"\boxed{5}, that is \boxed{5}", RIGHT, RIGHT_STRICT),
-        (r"\boxed{\frac{10}{2}}", RIGHT, RIGHT_STRICT),
-        (r"\boxed{4}", WRONG, WRONG_STRICT),
-        (r"\boxed{5} \boxed{4}", WRONG, UNFORMATTED_STRICT),
-        (r"\boxed{4} \boxed{5}", RIGHT, UNFORMATTED_STRICT),  # several guesses are no answer to the strict one
-        (r"\boxed{1,2,3,4,5}", WRONG, WRONG_STRICT),
-        ("5", UNFORMATTED, UNFORMATTED_STRICT),
-        ("", UNFORMATTED, UNFORMATTED_STRICT),
-        (r"<think>\boxed{5}</think> five", UNFORMATTED, UNFORMATTED_STRICT),
-        (r"\boxed{}", UNFORMATTED, UNFORMATTED_STRICT),
-        (r"\boxed{5", CUT_OFF, CUT_OFF_STRICT),
-        (r"<think> so \boxed{5}", CUT_OFF, CUT_OFF_STRICT),
-        (r"\boxed{9^{9^9}}", UNDECIDED, UNDECIDED_STRICT),
-    ],
-)
-def test_hand_made(response, expected, strict):
-    assert score(response) == expected
-    assert score(response, function=compute_score_strict) == strict
-    assert score(response, function=compute_score_for_evaluation) == expected
-
-
 BOXES = yaml.safe_load(Path(__file__).with_name("boxes.yaml").read_text())
 BOXES += [
     (rf"\boxed{{{'1' * MAX_ANSWER_LENGTH}}}", ["1" * MAX_ANSWER_LENGTH], True),

@@ -31,27 +31,8 @@ def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path)
     assert len(texts) == 80
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
-        ("<answer>cba</answer>", (1.0, 1.0, 1.0)),
-        # Two of three in order.
-        ("<answer>cab</answer>", (2 / 3, 0.0, 1.0)),
-        # Three in order of five: more than the answer costs.
-        ("<answer>cbxax</answer>", (0.6, 0.0, 1.0)),
-        ("<answer>cb</answer>", (2 / 3, 0.0, 1.0)),
-        ("<answer>abc</answer>", (1 / 3, 0.0, 1.0)),
-        ("<answer></answer>", (0.0, 0.0, 1.0)),
-        ("cba", (0.0, 0.0, 0.0)),
-        ("<answer>cba", (0.0, 0.0, 0.0)),
-        ("<think><answer>cba</answer>", (0.0, 0.0, 0.0)),
-        ("<answer>" + "c" * 300 + "</answer>", (0.0, 0.0, 0.0)),
-        (None, (0.0, 0.0, 0.0)),
-    ],
-)
-def test_reward_by_hand(response, expected):
-    found = compute_score("reversal", response, "cba")
-    assert (found["score"], found["acc"], found["format"]) == pytest.approx(expected)
+def test_too_long_an_answer_is_none():
+    assert compute_score("reversal", "<answer>" + "c" * 300 + "</answer>", "cba")["format"] == 0.0
 
 
 def test_common_length_is_that_of_trying_all_subsequences():
