@@ -74,6 +74,6 @@ def test_the_last_answer(text, answer):
 @pytest.mark.parametrize("piece", ["<think>", r"\boxed{", "<answer>", "{", "</answer>", "<answer></answer>"])
 def test_megabytes_take_no_time(piece):
     start = time.process_time()
-    extract_answer(piece * (10_000_000 // len(piece)))
+    extract_answer(piece * (3_000_000 // len(piece)))
     # Ample for one pass on a busy machine; comparing each piece with each other would take hours.
     assert time.process_time() - start < 20

@@ -1,5 +1,7 @@
 """A small table for tests, and the command: each test says what it looks at, the rest is here."""
 
+from pathlib import Path
+
 import yaml
 from typer.testing import CliRunner
 
@@ -17,6 +19,11 @@ HEAD = {
     "seeds": [1],
     "data": "data",
 }
+
+
+def made_table(name: str, **changes) -> Table:
+    """The table small of a file of made_tables, with changes."""
+    return small_table(Path(__file__).with_name("made_tables").joinpath(f"{name}.yaml").read_text(), **changes)
 
 
 def small_table(text: str, **changes) -> Table:

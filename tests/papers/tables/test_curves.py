@@ -6,24 +6,13 @@ import io
 import json
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from tests.papers.tables.runs import collected, write_run
-from tests.papers.tables.tables import HEAD, clipx, small_table
+from tests.papers.tables.tables import clipx, made_table
 from verl_clipx.cli import app
 from verl_clipx.papers.tables import definition
 
-DEFINITION = """
-unit: logged
-seeds: [1, 2]
-columns:
-  - {name: Reward, measure: {curve: critic/score/mean, smooth: 0.5}}
-  - {name: Entropy, measure: {curve: actor/entropy}}
-rows:
-  - {name: GRPO, preset: made/grpo}
-  - {name: "BAPO, wide", preset: made/bapo}
-"""
 RUNS = {
     ("made/grpo", 1): ([0.0, 1.0, 1.0], 0.5),
     ("made/grpo", 2): ([1.0, 1.0, 0.0], 0.7),
@@ -39,9 +28,9 @@ def results(tmp_path, monkeypatch):
         if entropy is not None:
             metrics[19]["actor/entropy"] = entropy
         write_run(tmp_path, preset, seed, metrics)
-    entries = HEAD | yaml.safe_load(DEFINITION)
-    monkeypatch.setattr(definition, "load_table", lambda name: definition.build_table(name, entries))
-    found = collected(small_table(DEFINITION), tmp_path)
+    table = made_table("curves")
+    monkeypatch.setattr(definition, "load_table", lambda name: table)
+    found = collected(table, tmp_path)
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "small.json").write_text(json.dumps({k: v for k, v in found.items() if k != "at"}))
     return found

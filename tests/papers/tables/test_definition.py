@@ -12,7 +12,7 @@ import pytest
 import verl
 import yaml
 
-from tests.papers.tables.tables import small_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.loss.metric_listing import markdown_table
 from verl_clipx.papers.evaluation.checkpoints import Checkpoint
 from verl_clipx.papers.evaluation.settings import MEAN_OF_LAST_THREE
@@ -122,26 +122,8 @@ def test_the_last_three_checkpoints_include_the_last_step(name):
     assert [one.step for one in MEAN_OF_LAST_THREE.choose(saved)] == [320, 340, 350]
 
 
-def small(**changes):
-    return small_table(
-        """
-        evaluation: {protocol: sampled, samples: 2, temperature: 1.0, max_tokens: 16}
-        benchmarks: {b: {file: b/test.parquet, questions: 4}, c: {file: c/test.parquet, questions: 4, max_tokens: 32}}
-        columns:
-          - {name: near, variant: near, measure: {benchmark: b, metric: avg@2}}
-          - {name: off, variant: off, measure: {benchmark: c, metric: avg@2}}
-        rows:
-          - {name: x, presets: {near: p/x_near, off: p/x_off}, expected: [1.0, 2.0]}
-          - {name: y, presets: {near: p/y_near}}
-          - {name: z, model: hub/z}
-          - {name: q, quoted: because, expected: [3.0, null]}
-        """,
-        **changes,
-    )
-
-
 def test_a_cell_knows_its_run_its_benchmarks_and_its_number():
-    table = small()
+    table = made_table("definition")
     x, y, z, q = table.rows
     near, off = table.columns
     assert table.source_of(x, near) == Source("p/x_near", None)
@@ -160,7 +142,7 @@ BROKEN = yaml.safe_load(Path(__file__).with_name("broken_definitions.yaml").read
 @pytest.mark.parametrize(("message", "changes"), BROKEN.items())
 def test_definitions_that_do_not_fit_are_refused(message, changes):
     with pytest.raises(ValueError, match="table small") as caught:
-        small(**changes)
+        made_table("definition", **changes)
     assert message in str(caught.value)
 
 
@@ -171,7 +153,7 @@ def test_means_and_gains_are_measurable_only_if_their_parts_are():
         {"name": "gain", "measure": {"gain_of": "mean"}},
     ]
     x, y = {"name": "x", "preset": "p/x"}, {"name": "y", "preset": "p/y", "baseline": "x"}
-    table = small(columns=columns, rows=[x, y, {"name": "q", "quoted": "because"}])
+    table = made_table("definition", columns=columns, rows=[x, y, {"name": "q", "quoted": "because"}])
     mean, gain, row = table.column("mean"), table.column("gain"), table.row("x")
     assert table.is_measurable(table.row("y"), gain) and not table.is_measurable(row, gain)
     assert table.is_measurable(row, mean) and table.source_of(row, mean) is None

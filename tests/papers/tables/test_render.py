@@ -6,28 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.papers.tables.tables import clipx, small_table
+from tests.papers.tables.tables import clipx, made_table
 from verl_clipx.papers.tables.collect import hash_of_definition
 from verl_clipx.papers.tables.definition import Footnote, load_table, table_names
 from verl_clipx.papers.tables.render import marks, render
 
-TABLE = small_table(
-    """
-    title: A & B
-    source: Paper, Table 1
-    metric: accuracy
-    unit: percent
-    digits: 1
-    benchmarks: {b: {file: b.parquet, questions: 5, samples: 8}}
-    columns:
-      - {name: one, measure: {benchmark: b, metric: avg@8}}
-      - {name: two_2, measure: {benchmark: b, metric: avg@8}}
-    rows:
-      - {name: x, preset: cpu/countdown_grpo_near, expected: [40.0, 50.0]}
-      - {name: "y|z", preset: cpu/countdown_dapo_near}
-    footnotes: [{text: "See `clipx eval`.", columns: [two_2]}]
-    """
-)
+TABLE = made_table("render")
 
 
 def run(seed, commit):

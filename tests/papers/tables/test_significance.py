@@ -9,29 +9,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from tests.papers.tables.tables import small_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.common.statistics.comparison import compare, compare_means
 from verl_clipx.papers.tables.measures import Value, mean_of
 from verl_clipx.papers.tables.render import render
 from verl_clipx.papers.tables.significance import compare_rows
 
-TABLE = small_table(
-    """
-    baseline: base
-    benchmarks: {b: {file: b.parquet, questions: 4}}
-    columns:
-      - {name: one, measure: {benchmark: b, metric: avg@8}}
-      - {name: two, measure: {validation: b, samples: 8}}
-      - {name: fell, measure: {collapse: critic/score/mean}}
-    rows:
-      - {name: base, preset: cpu/countdown_grpo_near}
-      - {name: x, preset: cpu/countdown_acpo_near}
-      - {name: y, preset: cpu/countdown_dapo_near}
-      - {name: z, preset: cpu/countdown_bapo_near, baseline: y}
-      - {name: model, model: hub/model}
-      - {name: gap, minus: [x, base]}
-    """
-)
+TABLE = made_table("significance")
 
 
 def with_questions(values: np.ndarray, **changes) -> dict[int, Value]:
