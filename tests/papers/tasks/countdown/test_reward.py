@@ -7,9 +7,11 @@ import concurrent.futures
 import gc
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from verl_clipx.papers.tasks.countdown.reward import compute_score
 
@@ -23,20 +25,14 @@ def score(text, truth=TRUTH, source="countdown"):
     return compute_score(data_source=source, solution_str=text, ground_truth=truth, extra_info={}, more=1)
 
 
-ANSWERS = {
-    "right": ["(3+5)*2", " ( 3 + 5 ) * 2 ", "\n2*(5+3)\n", "-(-3-5)*2", "+2*(5+3)"],
-    # Also the right value from other numbers, and a division by zero.
-    "wrong": ["3*5+2", "2*2*2*2", "16", "(3+5)*2*1", "(3+5)+(3+5)", "35-2", "3/(5-5)*2", "-" * 255 + "3"],
-    "no answer": [
-        *("2**(5-3)", "5//3*2", "(3+5)*2=16", "(3+5)*2.0", "(3+5)×2", r"(3+5)\times 2", "-" * 256 + "3"),
-        *("(3+5)*2 # so", "(3+5)*2 if 1 else 2", "(3+5)*x", "(3+5)*²", "(3+5)*٢", "(3+5)\n*2", "3(5)(2)", "(3+5)*-~2"),
-        *("(3+5)*\0", "(3+5)*2\ud800", "(" * 300 + "3", "(3+5)*", ""),
-    ],
-}
 OUTCOMES = {"right": RIGHT, "wrong": WRONG, "no answer": NO_ANSWER}
+LISTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
+ANSWERS = [(outcome, answer) for outcome, answers in LISTS["answers"].items() for answer in answers]
+ANSWERS += [("wrong", "-" * 255 + "3"), ("no answer", "-" * 256 + "3"), ("no answer", "(" * 300 + "3")]
+ANSWERS += [("no answer", "(3+5)*2\ud800")]
 
 
-@pytest.mark.parametrize(("outcome", "answer"), [(outcome, one) for outcome in ANSWERS for one in ANSWERS[outcome]])
+@pytest.mark.parametrize(("outcome", "answer"), ANSWERS)
 def test_answers_by_hand(outcome, answer):
     assert score(f"so <answer>{answer}</answer> and so on") == OUTCOMES[outcome]
     assert score(f"so \\boxed{{{answer}}} and so on", source="countdown_boxed") == OUTCOMES[outcome]
@@ -45,34 +41,10 @@ def test_answers_by_hand(outcome, answer):
     assert score(f"<answer>{answer}</answer>", source="countdown_boxed") == NO_ANSWER
 
 
-TAGS, BOX = "<answer>2*(5+3)</answer>", r"\boxed{2*(5+3)}"
-# Only the last answer after the thinking counts, and only if it was finished.
-RESPONSES = {
-    ("countdown", "right"): [
-        *("<answer>1</answer>" + TAGS, TAGS + "<answer>", "<answer>" + TAGS, "so</think>" + TAGS),
-        "<think>so</think> " + TAGS,
-    ],
-    ("countdown", "wrong"): [TAGS + "<answer>2*5+3</answer>"],
-    ("countdown", "no answer"): [
-        *("<answer>(3+5)*2</answer", "(3+5)*2</answer>", "</answer>(3+5)*2<answer>", "", None),
-        *("<think>" + TAGS, f"<think>{TAGS}</think>", TAGS + "</think> no"),
-    ],
-    ("countdown_boxed", "right"): [r"\boxed{3+5+2} no: " + BOX, "so</think>" + BOX, rf"\boxed{{{BOX}"],
-    ("countdown_boxed", "wrong"): [BOX + r" no: \boxed{3+5+2}"],
-    ("countdown_boxed", "no answer"): [
-        r"\boxed{(3+5)*2",
-        BOX + r" \boxed{",
-        "<think>" + BOX,
-        BOX + "</think> no",
-        None,
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("source", "outcome", "text"), [(*key, text) for key, texts in RESPONSES.items() for text in texts]
-)
+@pytest.mark.parametrize(("source", "outcome", "text"), LISTS["responses"])
 def test_which_answer_counts(source, outcome, text):
+    if text:
+        text = text.replace("{tags}", "<answer>2*(5+3)</answer>").replace("{box}", r"\boxed{2*(5+3)}")
     assert score(text, source=source) == OUTCOMES[outcome]
 
 

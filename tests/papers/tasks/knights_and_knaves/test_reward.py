@@ -3,9 +3,12 @@
 Not covered: hostile text and verl's reward manager (tests/papers/tasks).
 """
 
+import re
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from verl_clipx.papers.tasks.knights_and_knaves import words
 from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
@@ -28,58 +31,26 @@ def respond(answer=ANSWER, reasoning="Zoey cannot lie."):
     return f"{reasoning}</think><answer>{answer}</answer>"
 
 
-ANSWERS = {
-    "right": [
-        *(ANSWER, "zoey IS A Knight, liam is  a\nknave, ava is a knight"),
-        *("Ava is a knight. Liam is a knave. Zoey is a knight.",),
-        *("So: **Zoey is a knight**; (Liam is a knave); Ava is a knight", f"{ANSWER}, so nobody is a spy"),
-    ],
-    "wrong": [ANSWER.replace("knave", "knight"), "(1) Zoey is a knave\n(2) Liam is a knight\n(3) Ava is a knave"],
-    "unparsed": [
-        # Somebody is missing, too many, of both kinds, there twice, or of no kind.
-        *(
-            "(1) Zoey is a knight\n(2) Liam is a knave",
-            f"{ANSWER}\n(4) Mia is a knight",
-            f"{ANSWER} and Ava is a knave",
-        ),
-        *("Zoey is a knight, Zoey is a knave, Ava is a knight", "Zoey and Ava are knights, Liam is a knave"),
-        *("Zoey: knight, Liam: knave, Ava: knight", ANSWER.replace("is a", "is not a"), f"{ANSWER} knight", "", "   "),
-        # Other names: a part of one, one with Cyrillic A; and the Kelvin sign, which lower-cases to k.
-        *(ANSWER.replace("Ava", name) for name in ("Eva", "Avarice", "Аva", "éAva")),
-        ANSWER.replace("knight", "\u212anight"),
-    ],
-}
 OUTCOMES = {"right": RIGHT, "wrong": WRONG, "unparsed": UNPARSED}
+LISTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("outcome", "answer"), [(outcome, one) for outcome in ANSWERS for one in ANSWERS[outcome]])
-def test_answers_by_hand(outcome, answer):
-    assert score(respond(answer)) == OUTCOMES[outcome]
-    assert score(f"<think>{respond(answer)}") == OUTCOMES[outcome]
+def filled(text):
+    """A text of answers.yaml."""
+    if change := re.fullmatch("{answer with (.*) for (.*)}", text):
+        return ANSWER.replace(change[2], change[1])
+    return text.replace("{answer}", ANSWER).replace("{response}", respond())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ANSWER,
-        f"<answer>{ANSWER}</answer>",
-        f"</think><answer>{ANSWER}",
-        f"</think>{ANSWER}</answer>",
-        f"<answer>{ANSWER}</answer></think>",
-        f"</think></answer>{ANSWER}<answer>",
-        respond() + "</answer>",
-        respond() + respond(),
-        respond(reasoning="</think>"),
-        respond(reasoning="<answer>"),
-        respond().replace("</think>", "</Think>"),
-        respond().replace("</think>", "< /think>"),
-        respond().replace("<answer>", "＜answer＞"),
-        f"<think>{respond(reasoning='<think>')}",
-    ],
-)
+@pytest.mark.parametrize(("outcome", "text"), [(key, text) for key in OUTCOMES for text in LISTS["answers"][key]])
+def test_answers_by_hand(outcome, text):
+    assert score(respond(filled(text))) == OUTCOMES[outcome]
+    assert score(f"<think>{respond(filled(text))}") == OUTCOMES[outcome]
+
+
+@pytest.mark.parametrize("text", LISTS["wrong_forms"])
 def test_wrong_form_scores_the_least_though_the_answer_is_right(text):
-    assert score(text) == NO_FORMAT
+    assert score(filled(text)) == NO_FORMAT
 
 
 def test_names_of_any_letters():
