@@ -8,30 +8,15 @@ import re
 
 import pytest
 
-from .shell import RECIPES, ROOT, Machine, overrides_of
+from .shell import RECIPES, ROOT, Machine, overrides_of, stand_in
 
 SCRIPT = RECIPES / "cluster" / "ssh.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_3b_fsdp.sh"
 
-SSH = """
-[[ $1 == -o ]] && shift 2
-host=$1; shift
-[[ $host != "${GONE:-}" ]] || exit 255
-exec "${LOGIN_SHELL:-sh}" -c "$*"
-"""
-
-
+SSH = stand_in("ssh")
 # Which secret Ray was started with.
 RAY = '[[ $1 != start ]] || echo "$RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH")" >>"$HOME/secrets"'
-
-
-PYTHON = """
-case $1 in
-    recipes/cluster/wait_for_nodes.py) pwd -P ;;
-    recipes/cluster/while_all_nodes_live.py) exec "${@:2}" ;;
-    *) exit 9 ;;
-esac
-"""
+PYTHON = stand_in("python")
 
 
 @pytest.fixture
