@@ -8,13 +8,14 @@ import shutil
 from importlib.metadata import version
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.papers.command import clipx
 from tests.papers.evaluation.tiny import REWARD, answer_as_verl, save_model, save_questions
-from verl_clipx.cli import app
 from verl_clipx.papers.evaluation import validation_run
+from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
 from verl_clipx.papers.evaluation.completions import read_completions
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.settings import PROTOCOLS
 
 CHUNKS = "model/test/completions/seed-*/*/0.jsonl"
 
@@ -41,19 +42,12 @@ def verl():
         yield launched
 
 
-def clipx(*words: object, code: int | None = 0) -> str:
-    """Run `clipx eval`, which must end with this exit code (None: any); its output. Long lines are not wrapped."""
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["eval", *map(str, words)])
-    assert code in (None, result.exit_code) and isinstance(result.exception, SystemExit | None), result.output
-    return result.output
-
-
 @pytest.fixture(scope="module")
 def run(inputs):
     """A function from an evaluation's folder and further options to what `clipx eval run` prints."""
 
     def run(out, *more, samples=4, code=0, model=inputs[0], questions=inputs[1]):
-        words = ("run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
+        words = ("eval", "run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
         return clipx(*words, "--samples", samples, "--reward", EASY, *more, code=code)
 
     return run
@@ -175,31 +169,31 @@ def test_a_run_that_stored_nothing_binds_nobody(run, copy):
 
 def test_scoring_again_with_another_reward_samples_nothing(whole, copy, verl):
     before = len(verl)
-    clipx("score", copy, "--reward", REWARD)
+    clipx("eval", "score", copy, "--reward", REWARD)
     results = results_of(copy)
     assert results["config"]["reward"] == REWARD
     assert results["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 0.0
-    message = clipx("compare", whole, copy, code=1)
+    message = clipx("eval", "compare", whole, copy, code=1)
     assert f"reward is {EASY!r} in" in message and f"and {REWARD!r} in" in message and "clipx eval score" in message
-    clipx("score", copy, "--reward", EASY)
+    clipx("eval", "score", copy, "--reward", EASY)
     assert results_of(copy)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
 
 
 def test_comparing_two_runs(run, whole, tmp_path):
     other, fewer, out = (tmp_path / name for name in ("other", "fewer", "comparison.json"))
     run(other, samples=2, model=save_model(tmp_path / "another", seed=1))
-    text = clipx("compare", whole, other, "--out", out)
+    text = clipx("eval", "compare", whole, other, "--out", out)
     assert "second minus first" in text and "reward/score" not in text
-    assert "reward/score" in clipx("compare", whole, other, "--all")
+    assert "reward/score" in clipx("eval", "compare", whole, other, "--all")
     found = json.loads(out.read_text())["benchmarks"]["test"]
     ours, theirs = (results_of(one)["benchmarks"]["test"]["result"] for one in (whole, other))
     assert (found["avg"]["first"], found["avg"]["second"]) == (ours["avg@4"]["mean"], theirs["avg@2"]["mean"])
     assert found["avg"]["difference"] == pytest.approx(theirs["avg@2"]["mean"] - ours["avg@4"]["mean"])
     assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
     run(fewer, "--limit", 5)
-    assert "made on different questions" in clipx("compare", whole, fewer, code=1)
+    assert "made on different questions" in clipx("eval", "compare", whole, fewer, code=1)
     (fewer / "results.json").unlink()
-    assert "not scored yet" in clipx("compare", whole, fewer, code=1)
+    assert "not scored yet" in clipx("eval", "compare", whole, fewer, code=1)
 
 
 def test_the_protocols_of_a_whole_run(run, tmp_path):
@@ -214,9 +208,8 @@ def test_the_protocols_of_a_whole_run(run, tmp_path):
     assert found["result"]["avg@4"]["mean"] == pytest.approx(sum(means) / 3)
     assert "optimistic" in run(best, "--protocol", "best-validation", model=saved)
     assert len(results_of(best)["config"]["checkpoints"]) == 4
-    for protocol, samples in (("greedy", 1), ("sampled", 4)):
-        run(tmp_path / protocol, "--protocol", protocol, samples=samples, model=saved)
-        assert list(results_of(tmp_path / protocol)["config"]["checkpoints"]) == ["global_step_40"]
+    for protocol in ("greedy", "sampled"):
+        assert [one.step for one in PROTOCOLS[protocol].choose(find_checkpoints(str(saved)))] == [40]
 
 
 def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, tmp_path):
@@ -227,14 +220,14 @@ def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, t
         right = completions_of(tmp_path, count, names=("model", name))["text"].map(len) % 2 == 0
         assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
     shutil.copy(save_questions(tmp_path / "other", 3, seed=2), tmp_path / "data" / "test.parquet")
-    assert "has changed since benchmark second was evaluated" in clipx("score", tmp_path, code=1)
+    assert "has changed since benchmark second was evaluated" in clipx("eval", "score", tmp_path, code=1)
 
 
 def test_a_reward_that_fails_loses_no_completion(run, tmp_path, verl):
     message = run(tmp_path, "--reward", f"{__name__}:fail_on_text", code=1)
     assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
     before = len(verl)
-    clipx("score", tmp_path, "--reward", EASY)
+    clipx("eval", "score", tmp_path, "--reward", EASY)
     assert "avg@4" in results_of(tmp_path)["benchmarks"]["test"]["result"] and len(verl) == before
 
 

@@ -8,21 +8,13 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from tests.papers.command import clipx
 from tests.papers.evaluation.evaluations import evaluation_of, questions_file
-from verl_clipx.cli import app
 from verl_clipx.common.statistics.comparison import compare
 from verl_clipx.common.statistics.variance import squared_error
 
 QUESTIONS, SAMPLES = 40, 4
-
-
-def invoke(*arguments: str, code: int = 0) -> str:
-    """Run the command; its output."""
-    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["eval", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +35,7 @@ def methods(tmp_path_factory):
 def test_three_trainings_of_each(methods, tmp_path):
     folder, _, right = methods
     out = tmp_path / "out.json"
-    text = invoke("compare", folder / "a-seed*", folder / "b-seed*", "--out", out)
+    text = clipx("eval", "compare", folder / "a-seed*", folder / "b-seed*", "--out", out)
     expected = compare(*({"b": right[name].mean(axis=2)} for name in "ab"))
     found = json.loads(out.read_text())
     values = json.loads((folder / "a-seed1" / "results.json").read_text())["benchmarks"]["b"]["values"]
@@ -64,7 +56,7 @@ def test_three_trainings_of_each(methods, tmp_path):
 def test_too_few_trainings_get_no_verdict_on_the_methods(methods, tmp_path, first, second, over):
     folder, *_ = methods
     out = tmp_path / "out.json"
-    text = invoke("compare", folder / first, folder / second, "--out", out)
+    text = clipx("eval", "compare", folder / first, folder / second, "--out", out)
     found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
     assert found["over"] == over and "That is no verdict on methods" in text
     assert "training seeds; whether a method is better takes 3 of each" in found["refused"]
@@ -80,7 +72,7 @@ def test_one_training_twice_is_not_two(methods, tmp_path):
     config = json.loads((folder / "a-seed1" / "config.json").read_text())
     evaluation_of(tmp_path / "a-seed9", right["a"][0], questions, checkpoints=config["checkpoints"])
     (tmp_path / "a-seed1").symlink_to(folder / "a-seed1")
-    text = invoke("compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
+    text = clipx("eval", "compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
     assert (
         "are of the same checkpoint, so they are one training and not two. Sample it with both seeds in one evaluation"
         in text
@@ -92,7 +84,7 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
     first, second = (evaluation_of(tmp_path / name, right[name][0], questions) for name in "ab")
     before = json.loads((first / "results.json").read_text())
     assert before["interval"] == "95 %, Student's t over questions"
-    text = invoke("score", first, "--cluster", "family")
+    text = clipx("eval", "score", first, "--cluster", "family")
     after = json.loads((first / "results.json").read_text())
     assert after["interval"] == "95 %, Student's t over clusters of questions by family" and after["interval"] in text
     accuracy = after["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]
@@ -102,10 +94,10 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
     assert accuracy["high"] - accuracy["mean"] == pytest.approx(half)
     assert accuracy["mean"] == before["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]["mean"]
     # One rule for both.
-    text = invoke("compare", first, second, code=1)
+    text = clipx("eval", "compare", first, second, code=1)
     assert "cluster is 'family' in" in text and "clipx eval score" in text
-    invoke("score", second, "--cluster", "family")
-    invoke("compare", first, second, "--out", tmp_path / "out.json")
+    clipx("eval", "score", second, "--cluster", "family")
+    clipx("eval", "compare", first, second, "--out", tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())["benchmarks"]["b"]["avg"]
     expected = compare(*({"b": right[name][:1].mean(axis=2)} for name in "ab"), {"b": families})
     assert (found["low"], found["p_value"]) == pytest.approx((expected.low, expected.p_value))
@@ -114,14 +106,14 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
 def test_a_field_that_questions_lack_is_refused_and_nothing_changes(methods):
     folder, *_ = methods
     before = (folder / "a-seed1" / "config.json").read_bytes(), (folder / "a-seed1" / "results.json").read_bytes()
-    text = invoke("score", folder / "a-seed1", "--cluster", "year", code=1)
+    text = clipx("eval", "score", folder / "a-seed1", "--cluster", "year", code=1)
     assert "--cluster year: not in extra_info of" in text and "row 0; there are family, index" in text
     assert before == tuple((folder / "a-seed1" / name).read_bytes() for name in ("config.json", "results.json"))
 
 
 def test_too_few_clusters_leave_an_evaluation_without_intervals(tmp_path):
     evaluation_of(tmp_path / "e", np.eye(8, 2, dtype=bool), questions_file(tmp_path, 8))
-    text = invoke("score", tmp_path / "e", "--cluster", "family")
+    text = clipx("eval", "score", tmp_path / "e", "--cluster", "family")
     found = json.loads((tmp_path / "e" / "results.json").read_text())["benchmarks"]["b"]
     assert found["result"]["avg@2"] == {"mean": 0.125, "low": None, "high": None}
     assert "count like 4.0 of equal size" in found["no_interval"] and f"No intervals: {found['no_interval']}." in text

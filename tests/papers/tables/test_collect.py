@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.papers.command import clipx
 from tests.papers.tables.compositions import on_a_machine
 from tests.papers.tables.runs import ACPO, GRPO, VERSIONS, collected, write_metrics, write_results, write_run
-from tests.papers.tables.tables import clipx, made_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.papers.tables.collect import collect
 from verl_clipx.papers.tables.render import render
 

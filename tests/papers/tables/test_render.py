@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.papers.tables.tables import clipx, made_table
+from tests.papers.command import clipx
+from tests.papers.tables.tables import made_table
 from verl_clipx.papers.tables.collect import hash_of_definition
 from verl_clipx.papers.tables.definition import Footnote, load_table, table_names
 from verl_clipx.papers.tables.render import marks, render

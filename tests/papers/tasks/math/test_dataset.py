@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.papers.command import clipx
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.math.reward import compute_score
@@ -80,21 +81,15 @@ def test_the_prompt_is_chosen_by_name():
     ],
 )
 def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, ends, tmp_path):
-    from typer.testing import CliRunner
-
-    from verl_clipx.cli import app
-
     path = tmp_path / f"copy.{ends}"
     rows = [{"problem": "What is $1+1$?", "answer": 2.0}, {"problem": "And $1+2$?", **second}]
     if ends == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = tmp_path / "out"
-    result = CliRunner().invoke(app, ["data", "build", "math500", "--out", str(out), "--from", str(path)])
-    assert result.exit_code == 0, result.output
-    assert "1 problems without an answer were left out (rows 2)" in result.output
-    (row,) = pq.read_table(out / "test.parquet").to_pylist()
+    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", path)
+    assert "1 problems without an answer were left out (rows 2)" in said
+    (row,) = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     assert row["reward_model"]["ground_truth"] == "2"
 
 

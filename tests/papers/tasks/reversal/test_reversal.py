@@ -7,9 +7,8 @@ these.
 import itertools
 
 import pytest
-from typer.testing import CliRunner
 
-from verl_clipx.cli import app
+from tests.papers.command import clipx
 from verl_clipx.common.files import read_table
 from verl_clipx.papers.tasks.reversal.policy import build_examples
 from verl_clipx.papers.tasks.reversal.reward import common_length
@@ -17,8 +16,7 @@ from verl_clipx.papers.tasks.reward import compute_score
 
 
 def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path):
-    done = CliRunner().invoke(app, ["data", "build", "reversal", "--out", str(tmp_path), "--option", "size=40"])
-    assert done.exit_code == 0, done.output
+    clipx("data", "build", "reversal", "--out", tmp_path, "--option", "size=40")
     texts = set()
     for split in ("train", "test"):
         rows = read_table(tmp_path / f"{split}.parquet").to_pylist()
