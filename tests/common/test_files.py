@@ -95,7 +95,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, read):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: " + "[" * 10_000, "not YAML of keys and values"),
+        ("a: " + "[" * 100_000, "not YAML of keys and values"),
         ("data: {seed: 1", "not YAML of keys and values"),
         ("a: !!python/object/apply:os.getcwd []", "not YAML of keys and values"),
         ("a: ${", "not YAML of keys and values"),

@@ -3,6 +3,7 @@
 Not covered: verl itself (tests/end_to_end/evaluation_round.py), `compare` on more than two runs (test_comparison.py).
 """
 
+import functools
 import json
 import shutil
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
 from verl_clipx.papers.evaluation.completions import read_completions
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.settings import PROTOCOLS
+from verl_clipx.papers.evaluation.validation_run import compose_base
 
 CHUNKS = "model/test/completions/seed-*/*/0.jsonl"
 
@@ -30,8 +32,8 @@ EASY = f"{__name__}:is_even"
 
 @pytest.fixture(scope="module", autouse=True)
 def verl():
-    """Launches that the stand-in answered, a folder each."""
-    launched = []
+    """Launches that the stand-in answered, a folder each. What has been composed is not composed again."""
+    launched, compose = [], functools.cache(lambda *overrides: compose_base(overrides))
 
     def answer(folder, platform):
         launched.append(folder)
@@ -39,6 +41,7 @@ def verl():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation_run, "_launch", answer)
+        patch.setattr(validation_run, "compose_base", lambda overrides: compose(*overrides))
         yield launched
 
 
