@@ -34,14 +34,8 @@ def kept(logits: list[float], top_k: int, top_p: float) -> set[int]:
 @pytest.mark.parametrize(
     ("top_k", "top_p", "expected"),
     [
-        (0, 1.0, {0, 1, 2, 3, 4}),
-        (1, 1.0, {0}),
-        (2, 1.0, {0, 1}),
         (4, 1.0, {0, 1, 2, 3, 4}),  # the fourth and fifth are equally likely
-        (9, 1.0, {0, 1, 2, 3, 4}),
-        (0, 0.3, {0}),
         (0, 0.6, {0, 1}),
-        (0, 0.8, {0, 1, 2}),
         (2, 0.6, {0}),  # of the two that top-k leaves, the first already has 2/3
         (2, 0.7, {0, 1}),
     ],
