@@ -1,5 +1,5 @@
 """What every test begins with: the examples of property tests, signals that are not ignored, YAML that is parsed once,
-and a garbage collector that leaves modules alone.
+a garbage collector that leaves modules alone; one thread for torch.
 
 Property tests draw the same examples in every run, unless new ones are asked for:
 
@@ -13,6 +13,7 @@ import gc
 import io
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from omegaconf import OmegaConf
 
@@ -47,6 +48,17 @@ def _loaded(text):
 OmegaConf.load = staticmethod(
     lambda file: copy.deepcopy(_loaded(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
 )
+
+
+@pytest.fixture
+def one_thread():
+    """One thread for torch: a second one makes small tensors slower, and much slower on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -1,6 +1,5 @@
 """The files of presets: how one is read and refused, Hydra's view of it through the plugin, and the whole of the
-committed ones (configurations.json, written by `python -m
-tests.papers.tables.configurations`).
+committed ones and of the tables (configurations.json, written by `python -m tests.papers.tables.configurations`).
 
 Not covered: what the presets say and where their values come from (tests/papers/tables); an installed wheel
 (tests/end_to_end/test_wheel.py).
@@ -21,36 +20,7 @@ from verl_clipx.common import presets
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.presets import Entry, Setting, entry_at, papers, read_presets
 
-TABLE = """# Made up.
-
-every_preset:
-
-  # [choice] the preset's name
-  trainer.experiment_name: <name>
-
-parts:
-
-  # How many.
-  # A second line.
-  method/few:
-
-    # [script] run.sh: few
-    clipx.n: 1e-1
-
-presets:
-
-  # Made up: one.
-  # A second line.
-  one: [task/this, /recipe/common/that, clipx=grpo, clipx/update=lopti, method/few]
-
-  # Made up: two.
-  two:
-    - task/this
-    # [paper] Table 9: prompts
-    # of a batch
-    - data.train_batch_size: 8
-    - data.files: [a, b]
-"""
+TABLE = Path(__file__).with_name("made_presets.yaml").read_text()
 
 
 @pytest.fixture

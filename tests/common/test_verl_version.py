@@ -19,7 +19,15 @@ from tests.composition import compose_once, composed  # noqa: F401
 from verl_clipx.check import doctor
 from verl_clipx.common import verl_version as versions
 
-LOSSES = "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as known; print('vanilla' in known, *known)"
+# verl's main without anything of the plugin, after the losses that it knows.
+PLAIN = """
+import sys
+from verl.trainer.main_ppo import main
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as known
+print('vanilla' in known, *known)
+sys.argv[1:] = ["--cfg", "job"]
+main()
+"""
 
 
 @pytest.fixture(params=["0.8.0", "0.10.0.dev0"])
@@ -42,12 +50,10 @@ def run(checkout, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_beside_another_version_it_is_silent_until_it_is_asked_for(checkout):
-    main = ("-m", "verl.trainer.main_ppo", "--cfg", "job")
-    plain = run(checkout, *main)
-    assert plain.returncode == 0 and "clipx" not in plain.stdout + plain.stderr
-    registry = run(checkout, "-c", LOSSES)
-    assert registry.stdout.startswith("True ") and "clipx" not in registry.stdout + registry.stderr
-    done = run(checkout, *main, "+clipx=acpo")
+    plain = run(checkout, "-c", PLAIN)
+    assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
+    assert plain.stdout.startswith("True ") and "clipx" not in plain.stdout + plain.stderr
+    done = run(checkout, "-m", "verl.trainer.main_ppo", "--cfg", "job", "+clipx=acpo")
     line = f"clipx/acpo: verl-clipx needs verl<0.10,>=0.9.0, and this is verl {checkout[1]}: pip install"
     assert done.returncode == 1 and [line in one for one in done.stderr.splitlines()].count(True) == 1
     assert "Traceback" not in done.stderr

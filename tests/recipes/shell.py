@@ -55,6 +55,11 @@ class Machine:
         return [shlex.split(line) for line in self.record.read_text().splitlines()] if self.record.exists() else []
 
 
+def stand_in(name: str) -> str:
+    """What a stand-in of several lines does, out of its file."""
+    return Path(__file__).with_name("stand_ins").joinpath(f"{name}.sh").read_text()
+
+
 def options_of(words: list[str]) -> dict[str, str]:
     """The options --name=value among the words; "" for those without a value."""
     return dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))

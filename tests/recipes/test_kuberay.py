@@ -115,18 +115,3 @@ def test_the_recipe_on_the_head_gets_the_words_that_were_given(cluster):
     # Not the lines: bash writes one word in several ways, by the locale.
     assert overrides_of(on_the_head.stdout) == overrides_of(here.stdout)
     assert overrides_of(here.stdout)[-5:] == words[3:]
-
-
-@pytest.mark.parametrize(
-    ("words", "variables", "message"),
-    [
-        ([RECIPE], {"JOB_NAME": "My_Job"}, "JOB_NAME='My_Job'"),
-        ([RECIPE], {"JOB_NAME": "a" * 48}, "at most 47"),
-        ([RECIPE], {"NNODES": "0"}, "NNODES=0"),
-        (["METHOD=dapo", "recipes/nothing.sh"], {}, "no such recipe"),
-    ],
-)
-def test_what_cannot_run_is_refused_here(cluster, words, variables, message):
-    done = cluster.run(SCRIPT, *words, **variables)
-    assert done.returncode == 2 and message in done.stderr
-    assert not cluster.record.exists()

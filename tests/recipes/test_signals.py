@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -27,21 +28,7 @@ SCRIPTS = sorted(path for path in RECIPES.glob("*/run_*.sh") if path.parent.name
 QUICKSTART = ROOT / "scripts" / "quickstart.sh"
 SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM")
 
-# Notes its number and that of the signal that ends it, in files; ends by itself after a minute.
-TRAINING = f"""exec {sys.executable} -S -E -c '
-import os, signal, sys, time
-home = os.environ["HOME"]
-def end(number, _):
-    with open(home + "/ended", "a") as file:
-        file.write(signal.Signals(number).name)
-    sys.exit(128 + number)
-for name in ("SIGHUP", "SIGINT", "SIGTERM"):
-    signal.signal(getattr(signal, name), end)
-with open(home + "/part", "w") as file:
-    file.write(str(os.getpid()))
-os.rename(home + "/part", home + "/running")
-time.sleep(60)
-'"""
+TRAINING = f"exec {sys.executable} -S -E {Path(__file__).with_name('stand_ins') / 'training.py'}"
 
 
 class Started:
@@ -72,31 +59,28 @@ class Started:
             time.sleep(0.01)
         self.training = psutil.Process(int((self.home / "running").read_text()))
 
-    def kill(self):
-        """Kills the script alone, which can end nothing then, and waits for the training's end: what it noted."""
-        try:
-            self.process.kill()
-            self.process.wait(timeout=30)
-            with suppress(psutil.NoSuchProcess):
-                self.training.wait(timeout=30)
-            return (self.home / "ended").read_text()
-        finally:
-            with suppress(psutil.NoSuchProcess):
-                self.training.kill()
-            self.process.stdout.close()
+    def end(self, name):
+        """Sends a signal to the script alone, and waits for its end: exit code, and the signals that were noted.
 
-    def send(self, name):
-        """Sends a signal to the script alone, and waits for its end: exit code, and the signals that were noted."""
+        A script that is killed can end nothing itself, so its training may outlive it for a moment.
+        """
         try:
             self.process.send_signal(signal.Signals[name])
             self.process.wait(timeout=30)
             with suppress(psutil.NoSuchProcess):
+                if name == "SIGKILL":
+                    self.training.wait(timeout=30)
                 assert not self.training.is_running(), "the training goes on"
             return self.process.returncode, (self.home / "ended").read_text()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                self.training.kill()
             self.process.stdout.close()
+
+
+KILLED = (-signal.SIGKILL, "SIGTERM")
 
 
 @pytest.fixture
@@ -106,12 +90,12 @@ def machine(tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_recipe_is_verl_in_the_end(machine, tmp_path, script):
-    assert Started(machine, script, RUN_FOLDER=str(tmp_path / "run")).send("SIGTERM") == (143, "SIGTERM")
+    assert Started(machine, script, RUN_FOLDER=str(tmp_path / "run")).end("SIGTERM") == (143, "SIGTERM")
 
 
 @pytest.mark.parametrize("name", SIGNALS)
 def test_each_signal_reaches_verl(machine, tmp_path, name):
-    code, noted = Started(machine, ROOT / RECIPE, RUN_FOLDER=str(tmp_path / "run")).send(name)
+    code, noted = Started(machine, ROOT / RECIPE, RUN_FOLDER=str(tmp_path / "run")).end(name)
     assert (code, noted) == (128 + signal.Signals[name], name)
 
 
@@ -130,43 +114,33 @@ def by_ssh(tmp_path):
 
 @pytest.mark.parametrize("name", [*SIGNALS, "SIGKILL"])
 def test_a_run_by_ssh_ends_on_its_host(by_ssh, tmp_path, name):
-    if name == "SIGKILL":
-        assert by_ssh.kill() == "SIGTERM"
-    else:
-        assert by_ssh.send(name) == (143, "SIGTERM")
+    assert by_ssh.end(name) == (KILLED if name == "SIGKILL" else (143, "SIGTERM"))
     assert list((tmp_path / "workdir" / "runs").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("name", [*SIGNALS, "SIGKILL"])
 def test_a_slurm_job_ends_its_step_and_stays_ended(tmp_path, name):
     srun = f'[[ $* != *"hostname -I"* ]] || {{ echo 10.0.0.7; exit; }}\n{TRAINING}'
     cluster = Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=srun)
     # A later start: a first one is not put back into the queue anyway.
     started = Started(cluster, cluster.commands / "sbatch", str(SLURM), RECIPE, SLURM_RESTART_COUNT="1")
-    assert started.send(name) == (143, "SIGTERM")
+    assert started.end(name) == (KILLED if name == "SIGKILL" else (143, "SIGTERM"))
     assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("SIGHUP", "policy"), ("SIGINT", "training"), ("SIGTERM", "training")])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        *(("SIGHUP", "policy"), ("SIGINT", "training"), ("SIGTERM", "training")),
+        *(("SIGKILL", "policy"), ("SIGKILL", "training")),
+    ],
+)
 def test_the_quick_start_ends_what_it_runs(tmp_path, name, stage):
     python = f"[[ $* != *.policy* ]] || {TRAINING}" if stage == "policy" else "echo policy"
     machine = Machine(tmp_path / "venv", python=python, clipx="", python3=TRAINING)
     started = Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs"))
-    assert started.send(name) == (128 + signal.Signals[name], "SIGTERM")
+    assert started.end(name) == (KILLED if name == "SIGKILL" else (128 + signal.Signals[name], "SIGTERM"))
     assert [call for call in machine.calls if call[1:2] == ["report"]] == []
-
-
-@pytest.mark.parametrize("stage", ["policy", "training"])
-def test_a_killed_quick_start_leaves_no_training(tmp_path, stage):
-    python = f"[[ $* != *.policy* ]] || {TRAINING}" if stage == "policy" else "echo policy"
-    machine = Machine(tmp_path / "venv", python=python, clipx="", python3=TRAINING)
-    assert Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs")).kill() == "SIGTERM"
-
-
-def test_a_killed_slurm_job_leaves_no_step(tmp_path):
-    srun = f'[[ $* != *"hostname -I"* ]] || {{ echo 10.0.0.7; exit; }}\n{TRAINING}'
-    cluster = Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=srun)
-    assert Started(cluster, cluster.commands / "sbatch", str(SLURM), RECIPE).kill() == "SIGTERM"
 
 
 # A recipe under the guard against lost nodes.
@@ -182,4 +156,4 @@ def test_a_killed_guard_leaves_no_training(tmp_path):
     script = tmp_path / "launch.sh"
     (tmp_path / "launch.py").write_text(GUARD)
     script.write_text(f"exec {sys.executable} {tmp_path / 'launch.py'}")
-    assert Started(machine, script, PYTHONPATH=str(ROOT)).kill() == "SIGTERM"
+    assert Started(machine, script, PYTHONPATH=str(ROOT)).end("SIGKILL") == KILLED

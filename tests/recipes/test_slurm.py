@@ -14,40 +14,18 @@ import time
 
 import pytest
 
-from .shell import RECIPES, ROOT, Machine, options_of
+from verl_clipx.papers.tables.definition import load_table
+from verl_clipx.papers.tables.table_plan import TRAIN, Places, plan_table
+
+from .shell import RECIPES, ROOT, Machine, options_of, stand_in
 
 SCRIPT = RECIPES / "cluster" / "slurm.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
 GUARD = ["python3", "recipes/cluster/while_all_nodes_live.py"]
 
-# Slurm runs a copy of the script from its spool folder and gives it these variables.
-SBATCH = """
-nodes=1
-while [[ $1 == --* ]]; do [[ $1 != --nodes=* ]] || nodes=${1#*=}; shift; done
-script=$1; shift
-mkdir -p "$HOME/spool" && cp "$script" "$HOME/spool/slurm_script"
-export SLURM_JOB_ID=4242 SLURM_SUBMIT_DIR=$PWD SLURM_JOB_NODELIST="gpu[07-$(printf %02d $((6 + nodes)))]"
-export SLURM_GPUS_ON_NODE=8 SLURM_CPUS_ON_NODE=96
-cd / && exec bash "$HOME/spool/slurm_script" "$@"
-"""
-SCONTROL = """
-case $1 in
-    show) range=${3#*[}; range=${range%]}; for n in $(seq -w "${range%-*}" "${range#*-}"); do echo "gpu$n"; done ;;
-    # The step ends before this does.
-    requeue) touch "$HOME/requeued"; sleep 0.5; exit "${REQUEUE_EXIT:-0}" ;;
-esac
-"""
-# The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
-SRUN = """
-[[ $* != *"hostname -I"* ]] || { echo "${ADDRESSES-10.0.0.7 192.168.1.7 fd00::7}"; exit; }
-echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$HOME/secrets"
-touch "$HOME/step_started"
-[[ -n ${RAY_DOES_NOT_START:-} ]] || for word in "$@"; do [[ $word != */runs/.begun-* ]] || touch "$word"; done
-if [[ -n ${UNTIL_REQUEUED:-} ]]; then
-    for _ in $(seq 200); do [[ ! -e $HOME/requeued ]] || exit 143; sleep 0.05; done
-fi
-exit "${SRUN_EXIT:-0}"
-"""
+SBATCH = stand_in("sbatch")
+SCONTROL = stand_in("scontrol")
+SRUN = stand_in("srun")
 
 
 @pytest.fixture
@@ -55,15 +33,8 @@ def cluster(tmp_path):
     return Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=SRUN)
 
 
-def submit(cluster, *words, nodes=3, cwd=ROOT, **variables):
-    return subprocess.run(
-        ["bash", str(cluster.commands / "sbatch"), f"--nodes={nodes}", str(SCRIPT), *words],
-        cwd=cwd,
-        env=cluster.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def submit(cluster, *words, nodes=3, **settings):
+    return cluster.run(cluster.commands / "sbatch", f"--nodes={nodes}", str(SCRIPT), *words, **settings)
 
 
 def step_of(cluster):
@@ -228,46 +199,15 @@ def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue
     assert job.returncode == 143
 
 
-@pytest.mark.parametrize(
-    ("words", "variables", "said"),
-    [
-        (["recipes/acpo/nothing.sh"], {}, "no such recipe: recipes/acpo/nothing.sh"),
-        (["METHOD=acpo"], {}, "no recipe: nothing left"),
-        (["NNODES=1", RECIPE], {}, "NNODES=1: the cluster has 3 nodes"),
-        ([RECIPE], {"CONTAINER_IMAGE": "x", "CONTAINER_RUNTIME": "podman"}, "must be pyxis or apptainer"),
-        ([RECIPE], {"ADDRESSES": "fd00::7 fe80::1%eth0"}, "set HEAD_ADDRESS"),
-    ],
-)
-def test_wrong_submissions_say_what_to_do(cluster, words, variables, said):
-    done = submit(cluster, *words, **variables)
-    assert done.returncode == 2 and said in done.stderr
-    assert not any("symmetric-run" in call for call in cluster.calls)
-
-
-def test_it_runs_as_a_job_from_the_repositorys_root(cluster, tmp_path):
-    done = cluster.run(SCRIPT, RECIPE)
-    assert done.returncode == 2 and "sbatch --nodes=N" in done.stderr
-    done = submit(cluster, RECIPE, cwd=tmp_path)
-    assert done.returncode == 2 and "not the root of the repository" in done.stderr
-
-
 def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
-    table = "acpo_table3"
-    planned = subprocess.run(
-        ["clipx", "table", "plan", table, "--nodes", "3", "--seed", "1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    lines = [line for line in planned.splitlines() if "; launch " in line]
-    # One of them measures its bounds on another run.
-    assert any("clipx table bounds" in line for line in lines)
-    for line in lines:
+    places = Places(runs=ROOT / "runs", data=ROOT / "data", hardware="a100x8", nodes=3)
+    lines = [job.command for job in plan_table(load_table("acpo_table3"), places, (1,)) if job.kind == TRAIN]
+    # One that measures its bounds on another run, too.
+    for line in (lines[0], next(line for line in lines if "clipx table bounds" in line)):
         cluster.record.unlink(missing_ok=True)
         words = shlex.split(line)
         done = submit(cluster, *words)
         assert done.returncode == 0, done.stderr
         payload = payload_of(step_of(cluster))
-        assert payload[-5:] == [*GUARD, *words[-3:]][-5:]
+        assert payload[-5:] == [*GUARD, *words[-3:]]
         assert set(words[:-3]) <= set(payload)

@@ -8,30 +8,15 @@ import re
 
 import pytest
 
-from .shell import RECIPES, ROOT, Machine, overrides_of
+from .shell import RECIPES, ROOT, Machine, overrides_of, stand_in
 
 SCRIPT = RECIPES / "cluster" / "ssh.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_3b_fsdp.sh"
 
-SSH = """
-[[ $1 == -o ]] && shift 2
-host=$1; shift
-[[ $host != "${GONE:-}" ]] || exit 255
-exec "${LOGIN_SHELL:-sh}" -c "$*"
-"""
-
-
+SSH = stand_in("ssh")
 # Which secret Ray was started with.
 RAY = '[[ $1 != start ]] || echo "$RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH")" >>"$HOME/secrets"'
-
-
-PYTHON = """
-case $1 in
-    recipes/cluster/wait_for_nodes.py) pwd -P ;;
-    recipes/cluster/while_all_nodes_live.py) exec "${@:2}" ;;
-    *) exit 9 ;;
-esac
-"""
+PYTHON = stand_in("python")
 
 
 @pytest.fixture
@@ -46,11 +31,7 @@ def workdir(tmp_path):
 @pytest.fixture
 def hosts(tmp_path):
     return Machine(
-        tmp_path / "machine",
-        ssh=SSH,
-        ray=RAY,
-        hostname='echo "fe80::1%eth0 10.0.0.1 172.17.0.1"',
-        python3=PYTHON,
+        tmp_path / "machine", ssh=SSH, ray=RAY, hostname='echo "fe80::1%eth0 10.0.0.1 172.17.0.1"', python3=PYTHON
     )
 
 
@@ -68,10 +49,7 @@ def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts, workd
     options = ["--disable-usage-stats", "--num-gpus=8"]
     assert on_hosts(hosts) == [
         ("node1", ["hostname", "-I"]),
-        (
-            "node1",
-            ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379", *options],
-        ),
+        ("node1", ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379", *options]),
         ("node2", ["ray", "start", "--address=10.0.0.1:6379", *options]),
         ("node3", ["ray", "start", "--address=10.0.0.1:6379", *options]),
         ("node1", ["python3", "recipes/cluster/wait_for_nodes.py", "10.0.0.1:6379", "3", "300"]),
@@ -126,29 +104,12 @@ def test_an_environment_is_activated_on_each_host(hosts, tmp_path):
     assert hosts.calls[-1] == ["ray", "status", "--address=10.0.0.1:6379"]
 
 
-def test_wrong_calls_say_what_to_do(hosts):
-    done = hosts.run(SCRIPT, "start")
-    assert done.returncode == 2 and 'HOSTS="node1 node2"' in done.stderr
-    done = hosts.run(SCRIPT, "begin", HOSTS="node1")
-    assert done.returncode == 2 and "ssh.sh start" in done.stderr
-    done = hosts.run(SCRIPT, "run", "recipes/nothing.sh", HOSTS="node1")
-    assert done.returncode == 2 and "no such recipe" in done.stderr
-    assert not hosts.record.exists()
-
-
 @pytest.mark.parametrize("separator", ["\r\n", ", ", "\n\n  "])
 def test_hosts_may_come_from_a_host_file(hosts, workdir, separator):
     names = ["node1", "user@node2", "10.0.0.3"]
     done = hosts.run(SCRIPT, "stop", HOSTS=separator.join(names) + separator, WORKDIR=str(workdir))
     assert done.returncode == 0, done.stderr
     assert [host for host, _ in on_hosts(hosts)] == [*names[1:], names[0]]
-
-
-@pytest.mark.parametrize("word", ["slots=8", "#node2", "-oProxyCommand=x", "node2;"])
-def test_what_is_no_host_is_refused_before_anything_starts(hosts, workdir, word):
-    done = hosts.run(SCRIPT, "start", HOSTS=f"node1 {word}", WORKDIR=str(workdir))
-    assert done.returncode == 2 and f"HOSTS: {word} " in done.stderr
-    assert not hosts.record.exists()
 
 
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
@@ -167,11 +128,3 @@ def test_words_arrive_whole_whatever_the_login_shell(hosts, workdir, shell):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert overrides_of(done.stdout)[-len(words) :] == words
-
-
-@pytest.mark.parametrize("verb", ["start", "status"])
-def test_a_head_without_an_ipv4_address_is_refused_with_what_to_do(hosts, workdir, verb):
-    (hosts.commands / "hostname").write_text("#!/bin/bash\necho fd00::7\n")
-    done = hosts.run(SCRIPT, verb, HOSTS="node1", WORKDIR=str(workdir))
-    assert done.returncode == 2 and "node1: hostname -I names no IPv4 address" in done.stderr
-    assert "HEAD_ADDRESS" in done.stderr and not any(call[0] == "ray" for call in hosts.calls)

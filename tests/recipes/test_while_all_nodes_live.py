@@ -7,10 +7,12 @@ the script is told to end; a failure that comes before Ray notices; a watcher th
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,20 +25,6 @@ spec = importlib.util.spec_from_file_location("while_all_nodes_live", SCRIPT)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 
-# Nodes that live are the words of a file; another one says that somebody has looked.
-RAY = """
-import os
-from pathlib import Path
-
-def init(address, **_):
-    if address != "head:6379":
-        raise ConnectionError(address)
-
-def nodes():
-    names = Path(os.environ["NODES"]).read_text().split()
-    Path(os.environ["NODES"] + "_seen").touch()
-    return [{"NodeID": name, "NodeManagerAddress": name, "Alive": True} for name in names]
-"""
 NEVER = ["sleep", "600"]
 
 
@@ -101,7 +89,7 @@ def test_without_a_watcher_the_command_goes_on(capfd):
 @pytest.fixture
 def cluster(tmp_path):
     """Variables under which the script sees two living nodes; the file that says so."""
-    (tmp_path / "ray.py").write_text(RAY)
+    shutil.copy(Path(__file__).with_name("stand_ins") / "ray.py", tmp_path)
     nodes = tmp_path / "nodes"
     nodes.write_text("a b")
     variables = {"PYTHONPATH": str(tmp_path), "RAY_ADDRESS": "head:6379", "NODES": str(nodes)}

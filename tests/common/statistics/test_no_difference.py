@@ -31,11 +31,6 @@ def test_over_all_of_them_the_share_is_at_most_5_percent():
     assert 0 < np.mean(shares) <= 0.05
 
 
-def test_steps_taken_as_independent_would_fail_that():
-    draw = counted.worlds()["walks", 200]
-    assert counted.by_independent_steps(draw, 50) > 0.5
-
-
 def test_two_seeds_of_one_stored_setting_are_never_told_apart():
     pairs = [pair for runs in counted.stored_runs().values() for pair in combinations(runs, 2)]
     assert len(pairs) == 78

@@ -11,6 +11,8 @@ from verl_clipx.cpu.rollout import cache as kv
 from verl_clipx.cpu.rollout.generator import Generator, Request
 from verl_clipx.cpu.rollout.parameters import SamplingParameters
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21]]
 
 

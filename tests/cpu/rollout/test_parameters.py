@@ -15,22 +15,27 @@ def test_verl_training_parameters():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "max_tokens"),
     [({}, 32), ({"max_tokens": 5}, 5), ({"max_new_tokens": 6}, 6), ({"max_tokens": 99}, 50), ({"max_tokens": 0}, 1)],
 )
-def test_length_limit(given, expected):
-    assert read_sampling_parameters(given, **CONTEXT).max_tokens == expected
+def test_length_limit(given, max_tokens):
+    unknown = {"prompt_logprobs": None}  # without a value it is harmless
+    assert read_sampling_parameters(given | unknown, **CONTEXT).max_tokens == max_tokens
 
 
-def test_ignoring_the_end_keeps_the_requests_own_stop_tokens():
-    given = {"ignore_eos": True, "stop_token_ids": [7]}
-    assert read_sampling_parameters(given, **CONTEXT).stop_token_ids == {7}
-    assert read_sampling_parameters({"stop_token_ids": [7]}, **CONTEXT).stop_token_ids == {1, 2, 7}
-
-
-def test_the_request_decides_over_the_rollouts_ignore_eos():
-    assert read_sampling_parameters({}, ignore_eos=True, **CONTEXT).stop_token_ids == frozenset()
-    assert read_sampling_parameters({"ignore_eos": False}, ignore_eos=True, **CONTEXT).stop_token_ids == {1, 2}
+@pytest.mark.parametrize(
+    ("given", "ignored_by_the_rollout", "stop_token_ids"),
+    [
+        ({"ignore_eos": True, "stop_token_ids": [7]}, False, {7}),
+        ({"stop_token_ids": [7]}, False, {1, 2, 7}),
+        # The request decides over the rollout.
+        ({}, True, set()),
+        ({"ignore_eos": False}, True, {1, 2}),
+    ],
+)
+def test_what_ends_a_response(given, ignored_by_the_rollout, stop_token_ids):
+    found = read_sampling_parameters(given, ignore_eos=ignored_by_the_rollout, **CONTEXT)
+    assert found.stop_token_ids == stop_token_ids
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,3 @@ def test_the_request_decides_over_the_rollouts_ignore_eos():
 def test_what_cannot_be_honoured_is_refused_by_name(given, message):
     with pytest.raises(ValueError, match=message):
         read_sampling_parameters(given, **CONTEXT)
-
-
-def test_unknown_keys_without_a_value_are_harmless():
-    assert read_sampling_parameters({"prompt_logprobs": None}, **CONTEXT).max_tokens == 32

@@ -14,6 +14,8 @@ from tests.cpu.policy import END, random_policy, save_checkpoint
 from verl_clipx.cpu.rollout.server import CPUServer, check_rollout_config, end_token_ids
 from verl_clipx.cpu.rollout.weights import pack_weights
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = [5, 6, 7]
 ENDLESS = {"ignore_eos": True, "max_tokens": 100}
 

@@ -13,15 +13,10 @@ def test_messages_carry_everything_in_order_within_their_size():
     messages = list(pack_weights(weights, max_bytes=20))
     assert [list(message) for message in messages] == [["a", "b"], ["c"], ["d"]]
     assert messages[1]["c"].tolist() == [100.0] * 100
-
-
-def test_half_precision_is_widened():
+    assert list(pack_weights([], max_bytes=1)) == [{}]
+    # Half precision is widened.
     (message,) = pack_weights([("a", torch.tensor([1.5], dtype=torch.bfloat16))], max_bytes=100)
     assert message["a"].dtype == np.float32 and message["a"].tolist() == [1.5]
-
-
-def test_no_weights_are_still_one_message():
-    assert list(pack_weights([], max_bytes=1)) == [{}]
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -81,8 +81,6 @@ def test_one_checkpoint_a_model_by_folder_or_id_and_nothing(inputs, actor, tmp_p
     (found,) = find_checkpoints(model)
     assert found == Checkpoint("model", None, model)
     assert find_weights(found, 1, None) == Weights(model, model, None, fingerprint_of_folder(inputs[0]))
-    with pytest.raises(ValueError, match=r"model\.path=/base: .* is a whole model, so it has no base"):
-        find_weights(found, 1, "/base")
     assert find_checkpoints("Qwen/Qwen2.5-7B") == [Checkpoint("Qwen2.5-7B", None, "Qwen/Qwen2.5-7B")]
     for nothing in (tmp_path / "global_step_20" / "actor", tmp_path / "runs" / "checkpoints"):
         with pytest.raises(FileNotFoundError, match="no model's folder"):

@@ -3,20 +3,21 @@
 Not covered: verl itself (tests/end_to_end/evaluation_round.py), `compare` on more than two runs (test_comparison.py).
 """
 
+import functools
 import json
 import shutil
 from importlib.metadata import version
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.papers.command import clipx
 from tests.papers.evaluation.tiny import REWARD, answer_as_verl, save_model, save_questions
-from verl_clipx.cli import app
 from verl_clipx.papers.evaluation import validation_run
-from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
+from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
 from verl_clipx.papers.evaluation.completions import read_completions
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
-from verl_clipx.papers.evaluation.scores import load_member
+from verl_clipx.papers.evaluation.settings import PROTOCOLS
+from verl_clipx.papers.evaluation.validation_run import compose_base
 
 CHUNKS = "model/test/completions/seed-*/*/0.jsonl"
 
@@ -31,8 +32,8 @@ EASY = f"{__name__}:is_even"
 
 @pytest.fixture(scope="module", autouse=True)
 def verl():
-    """Launches that the stand-in answered, a folder each."""
-    launched = []
+    """Launches that the stand-in answered, a folder each. What has been composed is not composed again."""
+    launched, compose = [], functools.cache(lambda *overrides: compose_base(overrides))
 
     def answer(folder, platform):
         launched.append(folder)
@@ -40,14 +41,8 @@ def verl():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation_run, "_launch", answer)
+        patch.setattr(validation_run, "compose_base", lambda overrides: compose(*overrides))
         yield launched
-
-
-def clipx(*words: object, code: int | None = 0) -> str:
-    """Run `clipx eval`, which must end with this exit code (None: any); its output. Long lines are not wrapped."""
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["eval", *map(str, words)])
-    assert code in (None, result.exit_code) and isinstance(result.exception, SystemExit | None), result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,7 @@ def run(inputs):
     """A function from an evaluation's folder and further options to what `clipx eval run` prints."""
 
     def run(out, *more, samples=4, code=0, model=inputs[0], questions=inputs[1]):
-        words = ("run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
+        words = ("eval", "run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
         return clipx(*words, "--samples", samples, "--reward", EASY, *more, code=code)
 
     return run
@@ -177,31 +172,31 @@ def test_a_run_that_stored_nothing_binds_nobody(run, copy):
 
 def test_scoring_again_with_another_reward_samples_nothing(whole, copy, verl):
     before = len(verl)
-    clipx("score", copy, "--reward", REWARD)
+    clipx("eval", "score", copy, "--reward", REWARD)
     results = results_of(copy)
     assert results["config"]["reward"] == REWARD
     assert results["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 0.0
-    message = clipx("compare", whole, copy, code=1)
+    message = clipx("eval", "compare", whole, copy, code=1)
     assert f"reward is {EASY!r} in" in message and f"and {REWARD!r} in" in message and "clipx eval score" in message
-    clipx("score", copy, "--reward", EASY)
+    clipx("eval", "score", copy, "--reward", EASY)
     assert results_of(copy)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
 
 
 def test_comparing_two_runs(run, whole, tmp_path):
     other, fewer, out = (tmp_path / name for name in ("other", "fewer", "comparison.json"))
     run(other, samples=2, model=save_model(tmp_path / "another", seed=1))
-    text = clipx("compare", whole, other, "--out", out)
+    text = clipx("eval", "compare", whole, other, "--out", out)
     assert "second minus first" in text and "reward/score" not in text
-    assert "reward/score" in clipx("compare", whole, other, "--all")
+    assert "reward/score" in clipx("eval", "compare", whole, other, "--all")
     found = json.loads(out.read_text())["benchmarks"]["test"]
     ours, theirs = (results_of(one)["benchmarks"]["test"]["result"] for one in (whole, other))
     assert (found["avg"]["first"], found["avg"]["second"]) == (ours["avg@4"]["mean"], theirs["avg@2"]["mean"])
     assert found["avg"]["difference"] == pytest.approx(theirs["avg@2"]["mean"] - ours["avg@4"]["mean"])
     assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
     run(fewer, "--limit", 5)
-    assert "made on different questions" in clipx("compare", whole, fewer, code=1)
+    assert "made on different questions" in clipx("eval", "compare", whole, fewer, code=1)
     (fewer / "results.json").unlink()
-    assert "not scored yet" in clipx("compare", whole, fewer, code=1)
+    assert "not scored yet" in clipx("eval", "compare", whole, fewer, code=1)
 
 
 def test_the_protocols_of_a_whole_run(run, tmp_path):
@@ -216,64 +211,28 @@ def test_the_protocols_of_a_whole_run(run, tmp_path):
     assert found["result"]["avg@4"]["mean"] == pytest.approx(sum(means) / 3)
     assert "optimistic" in run(best, "--protocol", "best-validation", model=saved)
     assert len(results_of(best)["config"]["checkpoints"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--protocol", "best"], "--protocol best: must be one of greedy, sampled"),
-        (["--protocol", "mean-of-last-three", "--samples", "1"], "needs 3 checkpoints"),
-        (["--reward", "no.such:function"], "--reward no.such:function: cannot import it"),
-        (["--max-tokens", "500"], "--max-tokens 500"),
-        (["--protocol", "greedy", "--temperature", "0.6"], "--protocol greedy --temperature 0.6"),
-        (["--temperature", "0"], "--samples 4 --temperature 0"),
-        (["trainer.nodes=2"], "trainer.nodes"),
-        (["actor_rollout_ref.model.path=base"], "is a whole model, so it has no base"),
-        (["--reward", "verl_clipx.papers.tasks.hitab.reward:compute_score"], "row 0: ground_truth="),
-    ],
-)
-def test_mistakes_are_named_before_anything_is_sampled(run, tmp_path, verl, change, message):
-    before = len(verl)
-    assert message in run(tmp_path / "out", *change, code=1)
-    assert len(verl) == before and not (tmp_path / "out" / "config.json").exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("--samples 0", "--samples 16385", "--max-tokens 0", "--temperature -0.1", "--top-p 0", "--top-p 1.1"),
-        *("--seed -1", "--seed 2147483648", "--limit 0", "--chunk-size 0"),
-    ],
-)
-def test_values_out_of_their_range_are_named(run, tmp_path, words):
-    assert f"'{words.split()[0]}'" in run(tmp_path / "out", *words.split(), code=2)
+    for protocol in ("greedy", "sampled"):
+        assert [one.step for one in PROTOCOLS[protocol].choose(find_checkpoints(str(saved)))] == [40]
 
 
 def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, tmp_path):
     first, second = f"first={inputs[1]}", f"second={save_questions(tmp_path / 'data', 3, seed=1)}"
-    assert "--benchmark first, first" in run(tmp_path, "--benchmark", first, questions=first, code=1)
     text = run(tmp_path, "--benchmark", second, questions=first)
     assert "first: 6 questions" in text and "second: 3 questions" in text
     for name, count in (("first", 6), ("second", 3)):
         right = completions_of(tmp_path, count, names=("model", name))["text"].map(len) % 2 == 0
         assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
     shutil.copy(save_questions(tmp_path / "other", 3, seed=2), tmp_path / "data" / "test.parquet")
-    assert "has changed since benchmark second was evaluated" in clipx("score", tmp_path, code=1)
+    assert "has changed since benchmark second was evaluated" in clipx("eval", "score", tmp_path, code=1)
 
 
 def test_a_reward_that_fails_loses_no_completion(run, tmp_path, verl):
     message = run(tmp_path, "--reward", f"{__name__}:fail_on_text", code=1)
     assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
     before = len(verl)
-    clipx("score", tmp_path, "--reward", EASY)
+    clipx("eval", "score", tmp_path, "--reward", EASY)
     assert "avg@4" in results_of(tmp_path)["benchmarks"]["test"]["result"] and len(verl) == before
 
 
 def fail_on_text(data_source, solution_str, ground_truth, extra_info):
     return 1 / (len(solution_str) == 0)
-
-
-def test_the_default_reward_is_the_conservative_one():
-    reward = load_member(DEFAULT_REWARD, "--reward", object)
-    assert reward("math500", r"\boxed{0.333333}", "1/3", {})["acc"] == 0.0
-    assert reward("math500", r"\boxed{2/6}", "1/3", {})["acc"] == 1.0

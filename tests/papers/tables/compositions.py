@@ -9,7 +9,7 @@ import functools
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.papers.tables.presets import PAPERS
+from verl_clipx.papers.tables.presets import PAPERS, values_of
 
 # What a run of the ablations with fixed bounds has to measure first.
 MEASURED = {"clip_high": {"clipx.clip_high": 3.5}, "clip_average": {"clipx.clip_low": 0.9, "clipx.clip_high": 1.1}}
@@ -25,6 +25,12 @@ def verl_s_own(hardware: str) -> DictConfig:
 def preset_alone(name: str) -> DictConfig:
     """The values that Hydra takes from a preset."""
     return _composed(None, f"+recipe={name}")
+
+
+@functools.cache
+def values(name: str) -> DictConfig:
+    """What a preset sets, without Hydra."""
+    return values_of(name)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
-"""What every preset sets, as a hash each: `python -m tests.papers.tables.configurations` writes configurations.json.
+"""What every preset sets and every table defines, as a hash each, in configurations.json, which
+`python -m tests.papers.tables.configurations` writes.
 
-Run it after a change of values that is meant, and look at the diff: a line a preset that changed.
+Run it after a change of values that is meant, and look at the diff: a line a preset or table that changed.
 """
 
 import json
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import hash_of_json
+from verl_clipx.papers.tables.collect import hash_of_definition
+from verl_clipx.papers.tables.definition import load_table, table_names
 from verl_clipx.papers.tables.origins import is_wiring, read_origins
 from verl_clipx.papers.tables.presets import preset_names
 
@@ -15,9 +18,9 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 def configurations() -> dict[str, str]:
-    """By preset, the hash of the values that `clipx recipe show` shows. The
-    tests of the presets hold them against Hydra's."""
-    return {name: hash_of_json(_values(name), str) for name in preset_names()}
+    """By preset, the hash of what `clipx recipe show` shows; by table, that of its cells, numbers and settings."""
+    presets = {name: hash_of_json(_values(name), str) for name in preset_names()}
+    return presets | {name: hash_of_definition(load_table(name)) for name in table_names()}
 
 
 def _values(name: str) -> dict[str, Any]:

@@ -72,11 +72,11 @@ def write_results(
     """Write the results of an evaluation: avg@8 of these values, a question each.
 
     Args:
-        changes: to its sampling settings, or `clusters`.
+        changes: to its sampling settings, or `cluster`.
     """
     out = folder / "evaluation" / benchmark
     out.mkdir(parents=True, exist_ok=True)
-    of_benchmark = {"path": "b", "sha256": "", "questions": questions, "clusters": changes.pop("clusters", None)}
+    of_benchmark = {"path": "b", "sha256": "", "questions": questions}
     config = {
         **{"model": model, "protocol": "sampled", "reward": "r"},
         **{"versions": VERSIONS, "cluster": changes.pop("cluster", None)},

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.papers.command import clipx
 from tests.papers.tables.compositions import on_a_machine
 from tests.papers.tables.runs import ACPO, GRPO, VERSIONS, collected, write_metrics, write_results, write_run
-from tests.papers.tables.tables import clipx, small_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.papers.tables.collect import collect
 from verl_clipx.papers.tables.render import render
 
@@ -24,32 +25,11 @@ T_2 = 4.302652730
 REWARD, ACCURACY = "critic/score/mean", "val-core/b/acc/mean@4"
 
 
-def definition(**changes):
-    return small_table(
-        f"""
-        seeds: [1, 2]
-        evaluation: {{protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}}
-        benchmarks: {{b: {{file: b/test.parquet, questions: 4}}, c: {{file: c/test.parquet, questions: 4}}}}
-        columns:
-          - {{name: B, measure: {{benchmark: b, metric: avg@8}}}}
-          - {{name: C, measure: {{benchmark: c, metric: avg@8}}}}
-          - {{name: Avg, measure: {{mean_of: [B, C]}}}}
-          - {{name: Gain, measure: {{gain_of: Avg}}}}
-        rows:
-          - {{name: GRPO, preset: {GRPO}, expected: [40.0, 60.0, 50.0, null]}}
-          - {{name: ACPO, preset: {ACPO}, baseline: GRPO}}
-          - {{name: before, model: hub/model}}
-          - {{name: paper, quoted: because, expected: [1.0, 2.0, 1.5, null]}}
-          - {{name: difference, minus: [ACPO, GRPO]}}
-        """,
-        **changes,
-    )
-
-
 def of_grpo(measure: dict, **changes):
     """A table of one cell, which is called `one`."""
-    return definition(
-        **{"columns": [{"name": "one", "measure": measure}], "rows": [{"name": "GRPO", "preset": GRPO}], **changes}
+    return made_table(
+        "collect",
+        **{"columns": [{"name": "one", "measure": measure}], "rows": [{"name": "GRPO", "preset": GRPO}], **changes},
     )
 
 
@@ -66,7 +46,7 @@ def test_two_seeds_of_every_row(tmp_path):
         write_evaluated(tmp_path, preset, seed, b, c)
     for name, mean in (("b", 0.25), ("c", 0.35)):
         write_results(tmp_path / "models" / "small" / "hub--model", name, [mean] * 4, "hub/model", None)
-    results = collected(definition(), tmp_path)
+    results = collected(made_table("collect"), tmp_path)
     assert results["refused"] == [] and results["missing"] == []
     cells = results["at"]
 
@@ -107,7 +87,7 @@ def test_three_seeds_are_compared_with_the_baseline_over_seeds_and_questions(tmp
             for benchmark in "bc":
                 by_question = [0.1 + better + 0.01 * seed, 0.5, 0.3 + better, 0.6 + better / 2]
                 write_results(folder, benchmark, by_question)
-    results = collected(definition(), tmp_path)
+    results = collected(made_table("collect"), tmp_path)
     found = {one["column"]: one for one in results["comparisons"]}
     assert {one["row"] for one in results["comparisons"]} == {"ACPO"} and found["B"]["baseline"] == "GRPO"
     assert found["B"]["difference"] == pytest.approx(12.5) and found["B"]["seeds"] == (3, 3)
@@ -128,12 +108,6 @@ def test_a_run_of_a_real_preset_counts_on_another_machine(tmp_path):
     assert found["refused"] == [] and [run["seed"] for run in found["runs"]] == [1]
 
 
-def test_nothing_there_leaves_every_cell_empty(tmp_path):
-    results = collected(definition(), tmp_path)
-    assert not [cell for cell in results["cells"] if "mean" in cell] and results["runs"] == []
-    assert {f"{GRPO}: 0 of 2 seeds", "models/small/hub--model: no evaluation/b/results.json"} <= {*results["missing"]}
-
-
 @pytest.mark.parametrize(
     ("seed", "changes", "reasons"),
     [
@@ -148,7 +122,7 @@ def test_nothing_there_leaves_every_cell_empty(tmp_path):
 def test_another_configuration_and_the_same_seed_twice_are_refused(tmp_path, seed, changes, reasons):
     write_evaluated(tmp_path, GRPO, 2, 0.5, 0.7)
     write_evaluated(tmp_path, GRPO, seed, 0.4, 0.6, **changes)
-    results = collected(definition(), tmp_path)
+    results = collected(made_table("collect"), tmp_path)
     assert results["refused"] == [{"folder": f"{GRPO}-seed{seed}", "preset": GRPO, "reasons": reasons}]
     assert results["at"]["GRPO", "B"]["mean"] == pytest.approx(50.0)
 
@@ -156,7 +130,7 @@ def test_another_configuration_and_the_same_seed_twice_are_refused(tmp_path, see
 def test_a_training_that_goes_on_and_a_missing_evaluation_leave_cells_empty(tmp_path):
     write_evaluated(tmp_path, GRPO, 1, 0.4)
     write_evaluated(tmp_path, ACPO, 1, 0.4, 0.6, metrics={12: {"x": 1.0}})
-    results = collected(definition(), tmp_path)
+    results = collected(made_table("collect"), tmp_path)
     cells = results["at"]
     assert cells["GRPO", "B"]["mean"] == pytest.approx(40.0) and cells["GRPO", "B"]["interval"] == "questions"
     assert not any("mean" in cells[key] for key in (("GRPO", "C"), ("GRPO", "Avg"), ("ACPO", "B")))
@@ -182,7 +156,7 @@ def test_a_training_that_goes_on_and_a_missing_evaluation_leave_cells_empty(tmp_
 def test_another_evaluation_is_refused_alone(tmp_path, changes, reason):
     folder = write_evaluated(tmp_path, GRPO, 1, c=0.6)
     write_results(folder, "b", [0.4] * 4, **changes)
-    results = collected(definition(), tmp_path)
+    results = collected(made_table("collect"), tmp_path)
     assert results["refused"] == [{"folder": f"{GRPO}-seed1", "preset": None, "reasons": [f"evaluation/b: {reason}"]}]
     assert results["at"]["GRPO", "C"]["mean"] == pytest.approx(60.0)
 
@@ -279,7 +253,7 @@ def test_what_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, file, co
         (folder / file).mkdir(parents=True)
     else:
         (folder / file).write_text(content)
-    results = collected(definition(), tmp_path)
+    results = collected(made_table("collect"), tmp_path)
     (refused,) = results["refused"]
     assert refused["folder"] == f"{GRPO}-seed1" and str(folder / file) in refused["reasons"][0]
     assert results["at"]["GRPO", "B"]["mean"] == pytest.approx(50.0)
@@ -295,13 +269,3 @@ def test_the_command_writes_the_results_of_the_chosen_rows_and_says_what_is_miss
     assert results["missing"] == ["bapo/octothinker_3b_grpo: 0 of 1 seeds", "bapo/octothinker_3b_bapo: 0 of 1 seeds"]
     assert clipx("table", "collect", "bapo_table2", *runs, "--row", "BAPO").startswith("0 of 3 cells from 0 runs: ")
     assert json.loads(file.read_text())["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
-    assert "Did you mean BAPO?" in clipx("table", "collect", "bapo_table2", *runs, "--row", "BAPOO", code=1)
-    assert f"--runs {tmp_path}/typo" in clipx("table", "collect", "bapo_table2", "--runs", tmp_path / "typo", code=1)
-    assert not (tmp_path / "typo").exists()
-
-
-@pytest.mark.parametrize("content", ["{", BOMB, "[]"])
-def test_results_that_cannot_be_read_are_named(tmp_path, content):
-    (tmp_path / "found.json").write_text(content)
-    words = ("table", "render", "bapo_table2", "--results", tmp_path / "found.json")
-    assert f"{tmp_path}/found.json: " in clipx(*words, code=1)

@@ -6,24 +6,14 @@ import io
 import json
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
+from tests.papers.command import clipx
 from tests.papers.tables.runs import collected, write_run
-from tests.papers.tables.tables import HEAD, clipx, small_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.cli import app
 from verl_clipx.papers.tables import definition
 
-DEFINITION = """
-unit: logged
-seeds: [1, 2]
-columns:
-  - {name: Reward, measure: {curve: critic/score/mean, smooth: 0.5}}
-  - {name: Entropy, measure: {curve: actor/entropy}}
-rows:
-  - {name: GRPO, preset: made/grpo}
-  - {name: "BAPO, wide", preset: made/bapo}
-"""
 RUNS = {
     ("made/grpo", 1): ([0.0, 1.0, 1.0], 0.5),
     ("made/grpo", 2): ([1.0, 1.0, 0.0], 0.7),
@@ -39,9 +29,9 @@ def results(tmp_path, monkeypatch):
         if entropy is not None:
             metrics[19]["actor/entropy"] = entropy
         write_run(tmp_path, preset, seed, metrics)
-    entries = HEAD | yaml.safe_load(DEFINITION)
-    monkeypatch.setattr(definition, "load_table", lambda name: definition.build_table(name, entries))
-    found = collected(small_table(DEFINITION), tmp_path)
+    table = made_table("curves")
+    monkeypatch.setattr(definition, "load_table", lambda name: table)
+    found = collected(table, tmp_path)
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "small.json").write_text(json.dumps({k: v for k, v in found.items() if k != "at"}))
     return found
@@ -67,13 +57,7 @@ def test_the_csv_has_every_point(results, tmp_path):
     assert ["BAPO, wide", "Reward", "1", "18", "0.5", "0.5"] in rows
 
 
-def test_a_table_without_curves_and_a_figure_without_runs_are_refused(results, tmp_path):
+def test_a_figure_without_runs_is_refused(results, tmp_path):
     words = ("table", "render", "small", "--runs", tmp_path, "--format")
     (tmp_path / "tables" / "small.json").unlink()
     assert "no curve of small has been collected" in clipx(*words, "csv", code=1)
-    assert "--format pdf: must be one of markdown, html, latex" in clipx(*words, "pdf", code=1)
-
-
-def test_a_table_of_numbers_has_no_curves(tmp_path):
-    words = ("table", "render", "bapo_table2", "--runs", tmp_path, "--format", "csv")
-    assert "table bapo_table2 has no curves. Use markdown" in clipx(*words, code=1)

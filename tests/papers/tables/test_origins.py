@@ -4,6 +4,7 @@ Not covered: whether a comment is true to its paper. test_presets.py compares th
 """
 
 import functools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,82 +20,15 @@ from verl_clipx.papers.tables.presets import PAPERS, preset_names
 
 NAMES = preset_names()
 
-FILES = {
-    "recipe/made/presets.yaml": """# Made up.
-
-parts:
-
-  # A part.
-  method/high:
-
-    # [script] run.sh: upper bound
-    clipx.clip_low: 0.5
-
-presets:
-
-  # Made up: the run.
-  # A second line.
-  run:
-    - base
-    - clipx=method
-    - method/high
-    # [paper] Table 9: prompts
-    # of a rollout batch
-    - data.train_batch_size: 8
-""",
-    "recipe/made/base.yaml": """# @package _global_
-# Shared.
-
-data:
-
-  # [script] run.sh: prompts
-  train_batch_size: 4
-
-  # [choice] both silent: files
-  files:
-    - a.parquet
-    - b.parquet
-
-  # of no origin
-  shuffle: true
-
-  seed: 1
-trainer: {}
-""",
-    "clipx/method.yaml": """# @package _global_
-# A method.
-
-defaults:
-  - base
-  - _self_
-
-clipx:
-
-  # upper bound
-  clip_high: 1e-1
-""",
-    "clipx/base.yaml": """# @package _global_
-# Shared.
-
-clipx:
-
-  # overridden
-  clip_high: 2
-""",
-}
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A configs folder of files written here, which the reader takes instead of the project's."""
-    for name, text in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    """A copy of made_configs, which the reader takes instead of the project's configs."""
+    made = shutil.copytree(Path(__file__).with_name("made_configs"), tmp_path / "configs")
     for module in (origins, presets):
-        monkeypatch.setattr(module, "configs_folder", lambda: tmp_path)
+        monkeypatch.setattr(module, "configs_folder", lambda: made)
     origins._read.cache_clear()
-    yield tmp_path
+    yield made
     origins._read.cache_clear()
 
 
@@ -201,7 +135,6 @@ def test_the_list_has_a_line_a_preset():
     output = recipe("list", "dgpo/")
     assert all(name in output for name in NAMES if name.startswith("dgpo/")) and "acpo/" not in output
     assert "DGPO Table 3: DAPO-Math-17K, DeepSeek-R1-Distill-Qwen-7B, ASPO" in output
-    assert "gsm8k" in recipe("list", "gsm8k", code=1)
 
 
 def test_show_has_value_and_origin_and_with_all_verls_whole_configuration():
@@ -217,15 +150,3 @@ def test_show_has_value_and_origin_and_with_all_verls_whole_configuration():
     config = OmegaConf.create(recipe("show", "dgpo/dapo17k_7b_dgpo", "--all"))
     assert config.actor_rollout_ref.actor.policy_loss.clipx.method == "dgpo" and config.critic.ppo_epochs == 1
     assert set(recipe_commands.COLOURS) == set(LABELS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("dgpo/dapo17k_7b_dppo",), "did you mean dgpo/dapo17k_7b_"),
-        (("dgpo/dapo17k_7b_dgpo", "clipx.n=[1"), "[1"),
-        (("dgpo/dapo17k_7b_dgpo", "clipx.n=-1"), "clipx.n=-1"),
-    ],
-)
-def test_show_says_what_is_wrong(arguments, message):
-    assert message in recipe("show", *arguments, code=1)

@@ -12,10 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
-from tests.papers.tables.compositions import on_a_machine
-from tests.papers.tables.tables import clipx
+from tests.papers.command import clipx
+from tests.papers.tables.compositions import on_a_machine, values
 from verl_clipx.papers.tables.estimate import PEAK, TRAINING_ROWS, Assumptions, estimate, parameters_of
-from verl_clipx.papers.tables.presets import preset_names, values_of
+from verl_clipx.papers.tables.presets import preset_names
 
 PRESET = "dgpo/dapo17k_7b_dgpo"
 
@@ -65,10 +65,10 @@ def test_a_models_size_is_known_by_its_folder_or_its_name(tmp_path):
 
 def test_the_size_of_every_presets_model_and_data_set_is_known():
     for name in preset_names():
-        values = values_of(name)
-        if OmegaConf.select(values, "trainer.total_training_steps") is None:
-            assert values.data.train_files.split("/")[-2] in TRAINING_ROWS, name
-            assert parameters_of(values.actor_rollout_ref.model.path) >= 1e9, name
+        config = values(name)
+        if OmegaConf.select(config, "trainer.total_training_steps") is None:
+            assert config.data.train_files.split("/")[-2] in TRAINING_ROWS, name
+            assert parameters_of(config.actor_rollout_ref.model.path) >= 1e9, name
 
 
 def test_everything_assumed_is_printed_and_unusable_data_are_warned_of(tmp_path):
@@ -83,8 +83,3 @@ def test_everything_assumed_is_printed_and_unusable_data_are_warned_of(tmp_path)
     assert "warning" in output and "train.parquet, row 1: ground_truth=''" in output
     pq.write_table(pa.table({"data_source": ["math500"], "reward_model": rows[:1]}), path)
     assert "warning" not in clipx(*words, f"data.val_files={path}")
-
-
-@pytest.mark.parametrize("arguments", [["acpo/no_such_run"], [PRESET, "--hardware", "tpu"]])
-def test_what_is_no_run_is_an_error(arguments):
-    clipx("recipe", "plan", *arguments, code=1)

@@ -7,19 +7,21 @@ others in the matrix.
 
 import functools
 from importlib import import_module
+from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
-from tests.papers.tables.compositions import MEASURED, on_a_machine, preset_alone, verl_s_own
+from tests.papers.tables.compositions import MEASURED, on_a_machine, preset_alone, values, verl_s_own
 from verl_clipx.papers.tables.against_preset import OPEN, differences
-from verl_clipx.papers.tables.definition import load_table, table_names
+from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.origins import groups_of, read_origins
-from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout, values_of
+from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout
 from verl_clipx.papers.tables.recipe_commands import summary_of
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
@@ -28,6 +30,7 @@ from verl_clipx.run.config import completed
 from verl_clipx.runs.sameness import significant_values
 
 HARDWARE = "+hardware=a100x8"
+BY_HAND = yaml.safe_load(Path(__file__).with_name("by_hand.yaml").read_text())
 EVERY = preset_names()
 NAMES = [name for name in EVERY if name.split("/")[0] in PAPERS]
 SMALL = [name for name in EVERY if name not in NAMES]
@@ -57,7 +60,7 @@ def one_of_each_kind(names, *marks) -> list:
 @functools.cache
 def settings(name: str):
     """What a preset sets, and verl's own values of some keys that not every preset has."""
-    config = values_of(name)
+    config = values(name)
     for key in OF_VERL:
         if OmegaConf.select(config, key) is None:
             OmegaConf.update(config, key, OmegaConf.select(verl_s_own(HARDWARE), key), force_add=True)
@@ -134,69 +137,15 @@ def test_updates_per_rollout_batch():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "prompts", "mini_batch", "responses", "rate"),
-    [
-        ("acpo/countdown_3b_acpo_near", 512, 256, 10, 1e-6),
-        ("acpo/hitab_7b_dapo_off", 512, 32, 10, 1e-6),
-        ("acpo/orz_7b_cispo_near_script", 128, 64, 10, 1e-6),
-        ("acpo/orz_7b_acpo_off_script", 256, 16, 10, 1e-6),
-        # 256 and 512 responses an update.
-        ("ar_lopti/kk_7b_grpo_ar_lopti", 64, 32, 8, 1e-6),
-        ("ar_lopti/dsr_7b_grpo_lopti", 128, 64, 8, 1e-6),
-        ("dgpo/dapo17k_1_5b_aspo", 512, 32, 8, 1e-6),
-        ("dgpo/dapo17k_7b_gppo", 512, 32, 8, 4.63e-7),
-        ("dgpo/dapo17k_14b_dgpo", 512, 32, 8, 3.27e-7),
-        ("bapo/skywork_7b_bapo", 256, 64, 16, 2e-6),
-        ("bapo/skywork_7b_bapo_script", 256, 64, 16, 1e-6),
-    ],
-)
-def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses, rate):
+@pytest.mark.parametrize(("name", "expected"), BY_HAND["batches"].items())
+def test_batches_and_learning_rates_by_hand(name, expected):
     config = settings(name)
     actor = config.actor_rollout_ref.actor
-    assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (prompts, mini_batch)
-    assert (config.actor_rollout_ref.rollout.n, actor.optim.lr) == (responses, rate)
+    responses = config.actor_rollout_ref.rollout.n
+    assert [config.data.train_batch_size, actor.ppo_mini_batch_size, responses, actor.optim.lr] == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "acpo/countdown_3b_acpo_near",
-            {"method": "acpo", "alpha": 3, "epsilon_max": None, "bin_on": "old"},
-        ),
-        ("acpo/orz_7b_acpo_off_script", {"epsilon_max": 3, "bin_on": "current", "scope": "micro_batch"}),
-        ("acpo/hitab_3b_dapo_off", {"method": "grpo", "clip_low": 0.8, "clip_high": 1.3}),
-        ("acpo/countdown_3b_cispo_near", {"clip_low": None, "clip_high": 1.45, "mask_high": None}),
-        ("acpo/countdown_3b_cispo_near_script", {"clip_low": None, "clip_high": 1.45, "mask_high": 1.3}),
-        (
-            "acpo/orz_7b_ar_lopti_near",
-            {"clip_high": 1.24, "shaping.alpha": 0.3, "update.eta": 0.5},
-        ),
-        ("acpo/orz_7b_lopti_near", {"update.eta": 0.5, "update.equal": True}),
-        ("acpo/orz_7b_high_entropy_off", {"select.keep": "highest", "select.ratio": 0.2}),
-        ("ar_lopti/kk_3b_grpo_ar", {"clip_high": 1.24, "dual_clip": None, "shaping.alpha": 0.3}),
-        ("ar_lopti/kk_3b_grpo_ar_script", {"clip_high": 1.24, "dual_clip": 10, "shaping.alpha": 0.2}),
-        ("ar_lopti/kk_3b_grpo_lopti_script", {"update.eta": 0.4, "update.equal": False}),
-        ("ar_lopti/kk_3b_grpo_ar_lopti_script", {"shaping.alpha": 0.3, "update.eta": 0.5, "update.equal": False}),
-        ("ar_lopti/kk_7b_reinforce_ar", {"shaping.alpha": 0.1}),
-        ("ar_lopti/kk_7b_reinforce_ar_script", {"shaping.alpha": 0.2}),
-        ("ar_lopti/orz_7b_grpo_ar", {"shaping.alpha": 0.1}),
-        ("dgpo/dapo17k_1_5b_dgpo", {"n": 2, "m": 2, "clip_low": 0.8, "clip_high": 1.2}),
-        ("dgpo/dapo17k_7b_dgpo", {"n": 1, "m": 2}),
-        ("dgpo/dapo17k_7b_dgpo_n2_m1", {"n": 2, "m": 1}),
-        ("dgpo/dapo17k_7b_ce_gppo", {"beta_low": 0.75, "beta_high": 1.0}),
-        # Table 12 prints 0.33 and 3 beside 1 for all three sizes; the authors' own code has a cap of 3.
-        *(
-            (f"dgpo/dapo17k_{size}_aspo", {"flip": "both", "weight_low": 0.67, "weight_high": 4.0})
-            for size in ("1_5b", "7b", "14b")
-        ),
-        ("bapo/skywork_7b_bapo", {"target": 0.4, "lower_stop": 0.9, "lower_step": 0.02, "upper_stop": 3.0}),
-        ("bapo/skywork_7b_bapo_script", {"target": 0.5, "lower_start": 0.8, "upper_stop": 2.0, "first": "lower"}),
-        ("bapo/octothinker_3b_bapo", {"target": 0.45, "lower_start": 0.8, "lower_stop": 0.9, "upper_stop": 2.0}),
-        ("bapo/skywork_7b_clip_higher_epochs_4", {"clip_low": 0.8, "clip_high": 1.28}),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), BY_HAND["parameters"].items())
 def test_the_methods_parameters_by_hand(name, expected):
     clipx = OmegaConf.create(completed(OmegaConf.to_container(settings(name).clipx, resolve=True)))
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
@@ -255,20 +204,6 @@ def test_summaries_by_hand(monkeypatch):
     method = "grpo shaping=advantage_reweighting update=lopti"
     model, data = "Qwen2.5-7B-Instruct-1M", "knights_and_knaves"
     assert summary_of(name) == (name, method, model, data, "4", f"AR-Lopti Figure 4: {row}")
-
-
-def test_presets_of_a_paper_and_rows_of_a_table_share_one_dual_clip():
-    clips = {name: origin.value for name in NAMES if (origin := read_origins(name).get("clipx.dual_clip"))}
-    released = {"ar_lopti": 10.0}
-    for name, value in clips.items():
-        expected = released.get(name.split("/")[0], 3.0) if name.endswith("_script") else None
-        assert value == expected, name
-    assert {name.split("/")[0] for name in NAMES if name.endswith("_script")} == {*PAPERS} - {"dgpo"}
-    for table in (load_table(name) for name in table_names() if name not in ("cpu_small", "reversal")):
-        presets = [source.preset for source, _ in table.sources() if source.preset]
-        assert presets and len({clips[preset] for preset in presets if preset in clips}) <= 1
-    # The groups keep verl's.
-    assert read_origins("cpu/countdown_grpo_near")["clipx.dual_clip"].value == 3.0
 
 
 # From here on the small policies' own.

@@ -19,7 +19,10 @@ OFF_BY_A_DIGIT = 0.1
 
 
 class Printed(NamedTuple):
-    """A number that a paper prints for one benchmark, as printed and as a fraction of 1."""
+    """A number that a paper prints for one benchmark, as printed and as a fraction of 1.
+
+    `is_reachable`: some counts of right answers give it, rounded; `is_cut_off`: some give it without further digits.
+    """
 
     column: str
     text: str
@@ -27,10 +30,7 @@ class Printed(NamedTuple):
     metric: str
     questions: int
     is_reachable: bool
-    """Whether some counts of right answers give the number, rounded."""
-
     is_cut_off: bool
-    """Whether some give it with its further digits cut off."""
 
 
 def printed_numbers(table: Table) -> Iterator[Printed]:
@@ -75,21 +75,9 @@ def _best_reaches(draws: int, samples: int, questions: int, share: Fraction, tol
     return excess <= tolerance * questions
 
 
+# How many different numbers of a table cannot come out of what it states.
+IN_DOUBT = {"acpo_table1a": 5, "acpo_table2": 1, "acpo_table3": 6, "ar_lopti_table1": 8}
 PAPER_TABLES = {name: load_table(name) for name in table_names() if name not in ("cpu_small", "reversal")}
-
-
-def test_numbers_that_are_in_doubt_are_these():
-    doubtful = {
-        name: {number.text for number in printed_numbers(table) if not number.is_reachable}
-        for name, table in PAPER_TABLES.items()
-    }
-    olympiad = {"27.64", "36.50", "37.00", "36.60", "38.23", "40.81", "38.63"}
-    assert {name: numbers for name, numbers in doubtful.items() if numbers} == {
-        "acpo_table1a": {"6.90", "74.38", "55.12", "74.25", "75.74"},
-        "acpo_table2": {"13.32"},
-        "acpo_table3": {"74.38", "74.65", "72.55", "74.16", "75.86", "75.74"},
-        "ar_lopti_table1": olympiad | {"27.69"},
-    }
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
@@ -98,13 +86,13 @@ def test_footnotes_say_which_numbers_are_in_doubt_and_which_are_cut_off(name):
     doubtful = [number for number in printed_numbers(table) if not number.is_reachable]
     said = {}
     for note in (note for note in table.footnotes if re.match(r"Of [\d,]+ questions", note.text)):
-        numbers = re.findall(r"\d+\.\d+", note.text.split(", ", 1)[1])
-        cut = (
-            re.findall(r"\d+\.\d+", note.text.split(" cut off")[0].split(", ", 1)[1]) if "cut off" in note.text else []
-        )
-        said |= {(column, text): text in cut for column in note.columns for text in numbers}
+        listed = note.text.split(", ", 1)[1]
+        cut = re.findall(r"\d+\.\d+", listed.split(" cut off")[0]) if "cut off" in listed else []
+        said |= {(column, text): text in cut for column in note.columns for text in re.findall(r"\d+\.\d+", listed)}
     assert {(number.column, number.text) for number in doubtful} <= {*said}
     assert {number.text: number.is_cut_off for number in doubtful} == {text: cut for (_, text), cut in said.items()}
+    # The analysis finds some: otherwise the footnotes would say nothing.
+    assert len({number.text for number in doubtful}) == IN_DOUBT.get(name, 0)
 
 
 def test_gains_that_do_not_follow_from_their_cells_are_these_five_and_have_their_footnotes():
@@ -137,22 +125,3 @@ def test_gains_that_do_not_follow_from_their_cells_are_these_five_and_have_their
         ("7B + GRPO + Reweight + Lopti",): [18.2, 17.922],
     }
     assert {rows: [*map(float, re.findall(r"(\d+\.\d+) %", text))] for rows, text in noted.items()} == odd
-
-
-def test_hitab_has_300_questions_and_not_all_of_the_development_split():
-    for number in printed_numbers(PAPER_TABLES["acpo_table1b"]):
-        assert number.questions == 300
-        assert abs(Fraction(round(number.share * 1200), 1200) - number.share) <= Fraction(1, 20_000)
-
-
-def test_dgpo_draws_with_replacement():
-    table = PAPER_TABLES["dgpo_table3"], PAPER_TABLES["dgpo_table13"]
-    on_aime = [
-        number.share
-        for one in table
-        for number in printed_numbers(one)
-        if number.metric == "best@32" and number.column.startswith("AIME")
-    ]
-    multiples = [share for share in on_aime if abs(Fraction(round(share * 30), 30) - share) <= Fraction(1, 2000)]
-    assert len(on_aime) == 28 and len(multiples) == 1
-    assert not reached(Fraction("0.718"), Fraction(1, 1000), "pass@32", 32, 30, 1)[0]

@@ -9,32 +9,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from tests.papers.tables.runs import write_results
-from tests.papers.tables.tables import small_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.common.statistics.comparison import compare, compare_means
-from verl_clipx.papers.tables.measures import Value, mean_of, measure
+from verl_clipx.papers.tables.measures import Value, mean_of
 from verl_clipx.papers.tables.render import render
 from verl_clipx.papers.tables.significance import compare_rows
-from verl_clipx.papers.tables.table_plan import Places, plan_table
-from verl_clipx.runs.folder import RunFolder
 
-TABLE = small_table(
-    """
-    baseline: base
-    benchmarks: {b: {file: b.parquet, questions: 4}}
-    columns:
-      - {name: one, measure: {benchmark: b, metric: avg@8}}
-      - {name: two, measure: {validation: b, samples: 8}}
-      - {name: fell, measure: {collapse: critic/score/mean}}
-    rows:
-      - {name: base, preset: cpu/countdown_grpo_near}
-      - {name: x, preset: cpu/countdown_acpo_near}
-      - {name: y, preset: cpu/countdown_dapo_near}
-      - {name: z, preset: cpu/countdown_bapo_near, baseline: y}
-      - {name: model, model: hub/model}
-      - {name: gap, minus: [x, base]}
-    """
-)
+TABLE = made_table("significance")
 
 
 def with_questions(values: np.ndarray, **changes) -> dict[int, Value]:
@@ -77,13 +58,6 @@ def test_numbers_without_questions_are_compared_over_seeds():
     base, ours = [40.0, 42.0, 41.0], [50.0, 49.0, 52.0, 51.0]
     found = compare_with_base("two", *({n: Value(one) for n, one in enumerate(side)} for side in (base, ours)))
     assert found["p_value"] == compare_means(base, ours).p_value and found["over"] == "seeds"
-
-
-@pytest.mark.parametrize(("labels", "refused"), [(np.arange(5), None), (np.array([0, 0, 0, 1, 1]), "clusters needs 5")])
-def test_clusters_reach_the_comparison(labels, refused):
-    sides = [with_questions(drawn(better), clusters={"b": labels}) for better in (0.0, 0.1)]
-    found = compare_with_base("one", *sides)
-    assert (found["p_value"] is None) == bool(refused) and (refused or "") in (found["refused"] or "")
 
 
 def comparison_of(row: str, p_value: float | None, baseline: str = "base", column: str = "one", **changes) -> dict:
@@ -129,31 +103,10 @@ def test_shares_of_collapses_are_compared_exactly():
 
 
 def test_a_mean_of_columns_counts_a_question_once():
-    one = Value(2.0, by_question={"b": np.array([1.0, 3.0])}, clusters={"b": np.array(["f", "g"])})
+    one = Value(2.0, by_question={"b": np.array([1.0, 3.0])})
     other = Value(5.0, by_question={"b": np.array([4.0, 6.0]), "c": np.array([0.0])})
     found = mean_of([one, other])
-    assert found.mean == 3.5 and found.low is None and found.clusters["b"].tolist() == ["f", "g"]
+    assert found.mean == 3.5 and found.low is None
     assert found.by_question["b"].tolist() == [2.5, 4.5] and found.by_question["c"].tolist() == [0.0]
     assert mean_of([one, Value(1.0)]).by_question is None and mean_of([one]) is one
     assert one.scaled(100.0).by_question["b"].tolist() == [100.0, 300.0]
-
-
-def test_a_benchmarks_cluster_is_planned_and_demanded(tmp_path):
-    table = small_table(
-        """
-        evaluation: {protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}
-        benchmarks: {b: {file: b.parquet, questions: 4, cluster: table}}
-        columns: [{name: one, measure: {benchmark: b, metric: avg@8}}]
-        rows: [{name: model, model: hub/model}]
-        """
-    )
-    (job,) = plan_table(table, Places(runs=tmp_path, data=tmp_path, hardware="cpu", nodes=1), (1,), ())
-    assert "--cluster table" in job.command
-    (row,), (column,) = table.rows, table.columns
-    folder = tmp_path / table.folder_of(table.source_of(row, column))
-    write_results(folder, "b", [0.0, 1.0, 1.0, 0.0], "hub/model", None, cluster="table", clusters=["s", "s", "t", "t"])
-    found = measure(table, row, column, RunFolder(folder))
-    assert found.clusters["b"].tolist() == ["s", "s", "t", "t"] and found.by_question["b"].tolist() == [0, 1, 1, 0]
-    write_results(folder, "b", [0.0, 1.0, 1.0, 0.0], "hub/model", None)
-    with pytest.raises(ValueError, match="cluster: table 'table', evaluation None"):
-        measure(table, row, column, RunFolder(folder))

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from tests.papers.tables.runs import write_results, write_run
-from tests.papers.tables.tables import small_table
+from tests.papers.tables.tables import made_table
 from verl_clipx.cli import app
 from verl_clipx.papers.tables import table_plan
 from verl_clipx.papers.tables.definition import load_table, table_names
@@ -23,25 +23,7 @@ from verl_clipx.papers.tables.table_plan import EVALUATE, PREPARE, TRAIN, Places
 ROOT = Path(__file__).parents[3]
 GRPO, DAPO = "cpu/countdown_grpo_near", "cpu/countdown_dapo_near"
 
-TABLE = small_table(
-    f"""
-    seeds: [1, 2]
-    prepare:
-      - {{makes: b/test.parquet, command: "build --out {{data}}/b"}}
-    evaluation: {{protocol: mean-of-last-three, samples: 1, temperature: 0.0, max_tokens: 16}}
-    evaluation_options: --backend cpu
-    benchmarks:
-      b: {{file: b/test.parquet, questions: 4}}
-      c: {{file: c/test.parquet, questions: 4, samples: 16, temperature: 1.0}}
-    columns:
-      - {{name: B, measure: {{benchmark: b, metric: avg@1}}}}
-      - {{name: C, measure: {{benchmark: c, metric: avg@16}}}}
-    rows:
-      - {{name: base, model: "{{data}}/policy", evaluation_options: --template plain}}
-      - {{name: GRPO, preset: {GRPO}}}
-      - {{name: DAPO, preset: {DAPO}}}
-    """
-)
+TABLE = made_table("plan")
 
 
 @pytest.fixture

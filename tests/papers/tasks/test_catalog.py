@@ -29,11 +29,6 @@ def test_definitions_are_complete(name):
     assert definition.kind == "train" or list(definition.splits) == ["test"]
 
 
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"^data set 'math' is unknown\. Did you mean math500\? There are countdown, "):
-        definition_named("math")
-
-
 @pytest.mark.parametrize(("key", "value"), [("kind", "test"), ("prompts", ()), ("splits", ())])
 def test_definition_checks(key, value):
     with pytest.raises(ValueError, match=f"hitab: {key}"):

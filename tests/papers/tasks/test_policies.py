@@ -4,12 +4,15 @@ Not covered: what a full fit reaches (docs/dev/tasks.md has measured runs); reve
 """
 
 import re
+from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from verl_clipx.papers.evaluation.scores import load_member
 from verl_clipx.papers.tasks.countdown import policy as countdown
 from verl_clipx.papers.tasks.countdown.generator import CountdownConfig, generate_problems
 from verl_clipx.papers.tasks.knights_and_knaves import policy as knights_and_knaves
@@ -115,3 +118,15 @@ def test_the_policy_of_puzzles_answers_in_a_dozen_tokens_and_is_scored(tmp_path)
     )
     assert mean_scores(folder, [known] * 20, 0, compute_score)["acc"] == pytest.approx(1.0, abs=0.1)
     assert mean_scores(folder, [known, other] * 20, 0, compute_score)["acc"] == pytest.approx(0.5, abs=0.05)
+
+
+BAD = yaml.safe_load(Path(__file__).with_name("bad_values.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "value"),
+    [(name, key, value) for name, keys in BAD.items() for key, values in keys.items() for value in values],
+)
+def test_a_bad_value_is_named_with_its_key(settings, key, value):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{key}={value!r} ')}"):
+        load_member(settings, "settings", type)(**{key: value})

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.records import local_records, read_records
 
 ROWS = [{"a": 1, "b": ["x"]}, {"a": 2, "b": []}]
@@ -36,32 +37,25 @@ def test_a_folder_is_read_in_the_order_of_names_and_jsonl_takes_any_unicode_line
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "message"),
+    ("name", "options", "record", "truth", "asked"),
     [
-        ("missing.json", None, FileNotFoundError, "does not exist; give the local copy"),
-        (".", None, FileNotFoundError, "contains no file that ends in"),
-        ("a.csv", "a,b", ValueError, r"the kind '.csv' is unknown; give one of .parquet, .jsonl, .json"),
-        ("a.json", "{", ValueError, r"a.json: not JSON .*; is the file complete\?"),
-        ("a.json", "1", ValueError, "a.json, entry 1: int, not an object"),
-        ("a.json", "[1]", ValueError, "a.json, entry 1: int, not an object"),
-        ("a.jsonl", '{"a": 1}\n{"a"', ValueError, "a.jsonl, line 2: not JSON"),
-        ("a.jsonl", "[]\n", ValueError, "a.jsonl, line 1: list, not an object"),
-        ("a.parquet", "PAR1", ValueError, "a.parquet: not a Parquet file"),
+        (
+            *("countdown_3to4", {"train_size": 1}, {"target": 3, "nums": [3]}, '{"numbers": [3], "target": 3}'),
+            (("Jiayi-Pan/Countdown-Tasks-3to4", None), {"split": "train"}),
+        ),
+        ("math500", {}, {"problem": "?", "answer": 1}, "1", (("HuggingFaceH4/MATH-500", None), {"split": "test"})),
+        (
+            *("olympiadbench", {}, {"problem": "?", "answer": 1}, "1"),
+            (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), {"split": "train"}),
+        ),
     ],
 )
-def test_broken_copies_are_named(tmp_path, name, content, error, message):
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(error, match=message):
-        list(local_records(tmp_path / name))
-
-
-def test_hub_is_asked_only_without_a_source(folder, monkeypatch):
+def test_the_hub_is_asked_only_without_a_local_copy(folder, monkeypatch, name, options, record, truth, asked):
     import datasets
 
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or ROWS)
-    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS
-    assert asked == []
-    assert list(read_records(None, hub="o/n", hub_split="train", hub_config="c")) == ROWS
-    assert asked == [(("o/n", "c"), {"split": "train"})]
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or [record])
+    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS and calls == []
+    definition = definition_named(name)
+    (row,) = definition.rows(None, split=definition.splits[0], prompt=definition.prompts[-1], **options)
+    assert calls == [asked] and row["reward_model"]["ground_truth"] == truth

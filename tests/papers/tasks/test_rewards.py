@@ -3,28 +3,20 @@
 Not covered: the rules; each task's tests hold them.
 """
 
-import concurrent.futures
 import random
 import time
 import tracemalloc
 import warnings
 from decimal import Decimal
-from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
-from verl.trainer.ppo.reward import get_custom_reward_fn
+import yaml
 
-from verl_clipx.papers.tasks import reward as common
+from verl_clipx.papers.evaluation.scores import load_member
 from verl_clipx.papers.tasks.catalog import definitions
-from verl_clipx.papers.tasks.reward import (
-    PARTS,
-    check_ground_truth,
-    compute_score,
-    compute_score_for_evaluation,
-    reward_of,
-)
+from verl_clipx.papers.tasks.reward import PARTS, check_ground_truth, compute_score, compute_score_for_evaluation
 
 COUNTDOWN = {"numbers": [3, 5, 2], "target": 16}
 HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
@@ -43,7 +35,7 @@ TASKS = {
 BEST = {"knights_and_knaves": 3.0}
 WORST = {"knights_and_knaves": -3.0}
 
-MEGABYTES = 10_000_000
+MEGABYTES = 3_000_000
 HOSTILE = {
     "nothing": "x" * MEGABYTES,
     "digits": "1" * MEGABYTES,
@@ -62,35 +54,30 @@ HOSTILE = {
     "nested braces": "{" * 900 + "5" + "}" * 900,
     "nested fractions": "\\frac{1}{1+" * 100 + "5" + "}" * 100,
     "signs": "-" * 1900 + "3",
-    "exponent tower": "9^{9^{9^{9^{9}}}}",
-    "shift": "1<<99999999999",
-    "factorials": "9!!!!!!",
-    "large binomial": r"\binom{999999999}{499999999}",
-    "long series": r"\sum_{n=1}^{999999999} \frac{1}{n}",
     "huge integer": "9" * 256,
-    "large exponent": "1e99999999",
     "product of large integers": "*".join(["99999999"] * 28),
-    "division by zero": "3/0",
-    "arabic digits": "٣+٥",
-    "full-width digits": "（３＋５）＊２",
-    "kelvin": "Zoey is a \u212anight",
     "grows in NFKD": "ﷺ" * 1900,
     "combining marks": "5" + "\u0301" * 1900,
-    "right to left": "\u202e5\u202c",
     "NUL": "3+\x005",
     "surrogate": "3+\ud8005",
-    "hexadecimal": "0x10",
-    "walrus": "(a:=16)",
-    "call": "__import__('os').system('touch pwned')",
-    "call of a number": "3(5)(2)",
-    "macros": r"\def\a{\a\a}\a",
-    "empty": "",
     "many bars": " | " * 600,
     "thousands": "1" + ",000" * 400,
     "many gaps": ("Zoey is" + " " * 50) * 136,
-    "crossed tags": "</think><think></think><think>5</think>",
     "code in a process": '"]\n["5","5",false]',
-}
+} | yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+
+
+EARNED = yaml.safe_load(Path(__file__).with_name("earned.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("task", "response", "values"), [(task, row[0], row[1:]) for task in EARNED for row in EARNED[task]["responses"]]
+)
+def test_what_a_response_earns(task, response, values):
+    of_task = EARNED[task]
+    reward = load_member(of_task["reward"], "reward", object)
+    parts = reward(task, response, of_task["truth"], extra_info={}, more=1)
+    assert parts == pytest.approx(dict(zip(of_task["parts"], values, strict=True)))
 
 
 @pytest.mark.parametrize("source", TASKS)
@@ -124,7 +111,7 @@ def test_megabytes_are_not_kept():
             compute_score(source, around.format(text), truth)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept < 1_000_000 and peak < 5 * max(map(len, texts))
+    assert kept < 300_000 and peak < 5 * max(map(len, texts))
 
 
 @pytest.mark.parametrize("source", TASKS)
@@ -165,35 +152,10 @@ def test_truths_that_answers_can_meet_pass():
             check_ground_truth(source, truth)
 
 
-@pytest.mark.parametrize("source", TASKS)
-def test_threads_agree(source):
-    truth, around, right = TASKS[source]
-    texts = [around.format(right if number % 2 else number) for number in range(100)]
-    expected = [compute_score(source, text, truth) for text in texts]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda text: compute_score(source, text, truth), texts * 5)) == expected * 5
-    assert {parts["acc"] for parts in expected} == {0.0, 1.0}
-
-
 def test_any_pieces_are_scored():
     generator = random.Random(0)
     pieces = ["<answer>", "</answer>", "\\boxed{", "}", "7", "(", "\0", "é", "\ud800", "knight", "eval", "</think>"]
-    pieces += [
-        "\\frac",
-        "\\sqrt",
-        "{",
-        "^",
-        "_",
-        "!",
-        "%",
-        "3.5",
-        "x",
-        "\\pi",
-        "i",
-        ",",
-        "\\text{cm}",
-        "\\begin{pmatrix}",
-    ]
+    pieces += [r"\frac", r"\sqrt", *"{^_!%xi,", "3.5", r"\pi", r"\text{cm}", r"\begin{pmatrix}"]
     for _ in range(500):
         text = "".join(generator.choices(pieces, k=generator.randrange(12)))
         for source, (truth, around, _) in TASKS.items():
@@ -213,15 +175,3 @@ def test_evaluation_is_conservative_where_training_is_lenient():
 def test_unknown_source_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match=r"^data_source='gsm8k' has no reward; known are aime24, .*countdown_boxed"):
         compute_score("gsm8k", "42", "42")
-
-
-@pytest.mark.parametrize("source", TASKS)
-@pytest.mark.parametrize("common_one", [True, False])
-def test_verl_loads_it_by_module_name(source, common_one):
-    module = common if common_one else import_module(reward_of(source).__module__)
-    settings = {"path": f"pkg://{module.__name__}", "name": "compute_score", "reward_kwargs": {}}
-    loaded = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": settings}}))
-    truth, around, right = TASKS[source]
-    assert (
-        loaded(data_source=source, solution_str=around.format(right), ground_truth=truth, extra_info={})["acc"] == 1.0
-    )

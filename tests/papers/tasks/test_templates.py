@@ -20,17 +20,9 @@ def test_every_letter_is_as_it_was():
 @pytest.mark.parametrize(
     ("name", "fields", "roles", "ends"),
     [
-        (
-            "boxed_step_by_step",
-            {"problem": "What is $\\frac{1}{2}+1$?"},
-            ["user"],
-            "What is $\\frac{1}{2}+1$? Let's think step by step and output the final answer within \\boxed{}.",
-        ),
         ("r1_base", {"problem": "{problem}"}, ["user"], "by the \\boxed{} tag.\n{problem}\nAssistant: <think>"),
         (
-            "countdown_base",
-            {"numbers": [3, 5], "target": 16},
-            ["user"],
+            *("countdown_base", {"numbers": [3, 5], "target": 16}, ["user"]),
             "\nAssistant: Let me solve this step by step.\n<think>",
         ),
         ("kk_chat", {"problem": "A very special island"}, ["system", "user"], "A very special island\n"),
@@ -38,8 +30,7 @@ def test_every_letter_is_as_it_was():
 )
 def test_rendering(name, fields, roles, ends):
     messages = template_named(name).render(**fields)
-    assert [message["role"] for message in messages] == roles
-    assert messages[-1]["content"].endswith(ends)
+    assert [message["role"] for message in messages] == roles and messages[-1]["content"].endswith(ends)
     assert name != "countdown_base" or "Using the numbers [3, 5], create an equation that equals 16." in str(messages)
     texts = "".join(message["content"] for message in messages)
     assert Template(PLAIN_TEXT_CHAT_TEMPLATE, keep_trailing_newline=True).render(messages=messages) == texts

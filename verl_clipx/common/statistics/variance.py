@@ -1,6 +1,4 @@
-"""How much a mean over questions, seeds and samples varies, and how much of that each of the three causes."""
-
-from dataclasses import asdict, dataclass
+"""How much a mean over questions varies, which may come in clusters, and what is left beside rows and columns."""
 
 import numpy as np
 
@@ -43,62 +41,6 @@ def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
     if clusters is not None and units < MIN_CLUSTERS:
         return f"clusters that count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
     return f"{questions} question; an interval needs 2" if units < 2 else None
-
-
-@dataclass(frozen=True)
-class Split:
-    """The variance of one sample's score, by where it comes from; None if the data cannot tell.
-
-    Args:
-        question: between questions, the mean over seeds: how their difficulty differs.
-        seed: between trainings of one method, the mean over questions.
-        interaction: between trainings on one question, beyond `seed`; if `sample` is None, with the samples' part.
-        sample: between samples of one training on one question.
-    """
-
-    question: float
-    seed: float | None
-    interaction: float | None
-    sample: float | None
-
-    def of_mean(self, questions: int, seeds: int, samples: int) -> dict[str, float | None]:
-        """What each part adds to the squared standard error of a mean over all three, samples of each of the others."""
-        of_both = seeds * questions
-        counts = (questions, seeds, of_both, of_both * (1 if self.sample is None else samples))
-        parts = zip(asdict(self).items(), counts, strict=True)
-        return {part: None if value is None else value / count for (part, value), count in parts}
-
-
-def split_variance(values: np.ndarray, samples: int | None) -> Split:
-    """Split the variance of 0/1 scores by the method of moments.
-
-    Two-way analysis of variance, seeds x questions, both random, whose residual holds interaction and sampling; the
-    latter is known from the shares themselves, since a score is 0 or 1: mean of p (1 - p) k / (k - 1). A part that
-    comes out negative is 0. Searle, Casella, McCulloch, Variance Components.
-
-    Args:
-        values: ``[seeds, questions]`` shares of right samples; with one seed, `seed` and `interaction` are None.
-        samples: behind each share (k); with 1 or None, `sample` is not known.
-
-    Raises:
-        ValueError: there is only one question.
-    """
-    seeds, questions = values.shape
-    if questions < 2:
-        raise ValueError("the variance between questions needs at least 2 questions")
-    sample = None
-    if samples is not None and samples > 1:
-        sample = float((values * (1 - values)).mean() * samples / (samples - 1))
-    of_question = values.mean(axis=0).var(ddof=1)
-    if seeds == 1:
-        return Split(max(0.0, float(of_question - (sample or 0.0) / (samples or 1))), None, None, sample)
-    residual = float((residuals(values) ** 2).sum() / ((seeds - 1) * (questions - 1)))
-    return Split(
-        question=max(0.0, float(of_question - residual / seeds)),
-        seed=max(0.0, float(values.mean(axis=1).var(ddof=1) - residual / questions)),
-        interaction=max(0.0, residual - (sample or 0.0) / (samples or 1)),
-        sample=sample,
-    )
 
 
 def residuals(values: np.ndarray) -> np.ndarray:

@@ -107,8 +107,7 @@ class Table:
         in_one_process: whether benchmarks/table_fill.py makes its runs, instead of the recipes.
         prepare: what to prepare: `makes`, a file below the data folder, and `command`, which makes it.
         benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx eval
-            run`; their `origin`, unless the paper names the questions; and `cluster`, the field of extra_info that
-            questions of one source share.
+            run`; and their `origin`, unless the paper names the questions.
         origins: where the evaluation's settings come from: [paper], [script] or [choice], and why; for who reads the
             file.
         evaluation_options: more options of every `clipx eval run`.

@@ -40,14 +40,11 @@ class Value:
     by_question: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
     """Arrays ``[questions]`` by benchmark: `mean` is the sum of their means. None if a number has no questions."""
 
-    clusters: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
-    """Source labels ``[questions]`` by benchmark, if the table names a field for them."""
-
     def scaled(self, factor: float) -> "Value":
         """Return all numbers multiplied by a factor."""
         ends = (None if number is None else number * factor for number in (self.mean, self.low, self.high))
         by_question = self.by_question and {name: values * factor for name, values in self.by_question.items()}
-        return Value(*ends, by_question, self.clusters)
+        return Value(*ends, by_question)
 
 
 def mean_of(values: Sequence[Value]) -> Value:
@@ -61,9 +58,7 @@ def mean_of(values: Sequence[Value]) -> Value:
     for value in values:
         for name, one in value.by_question.items():
             by_question[name] = by_question.get(name, 0.0) + one / len(values)
-    return Value(
-        mean, None, None, by_question, {name: labels for value in values for name, labels in value.clusters.items()}
-    )
+    return Value(mean, by_question=by_question)
 
 
 @dataclass(frozen=True)
@@ -196,12 +191,7 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
     found = there.get("result", {})
     if metric not in found:
         raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
-    labels = results["config"]["benchmarks"][benchmark].get("clusters")
-    return Value(
-        **found[metric],
-        by_question={benchmark: np.asarray(there["values"][metric], dtype=np.float64)},
-        clusters={} if labels is None else {benchmark: np.asarray(labels)},
-    )
+    return Value(**found[metric], by_question={benchmark: np.asarray(there["values"][metric], dtype=np.float64)})
 
 
 def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) -> Value:
@@ -253,7 +243,8 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any
     wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}
     questions = config["benchmarks"].get(benchmark, {}).get("questions")
     found = {**config["sampling"], "protocol": config["protocol"], "questions": questions}
-    wanted["cluster"], found["cluster"] = settings.get("cluster"), config.get("cluster")
+    # A table's intervals are over questions, not over clusters of them.
+    wanted["cluster"], found["cluster"] = None, config.get("cluster")
     if row.model and "{data}" not in row.model:
         wanted["model"], found["model"] = row.model, config["model"]
     return [f"{key}: table {wanted[key]!r}, evaluation {found[key]!r}" for key in wanted if wanted[key] != found[key]]

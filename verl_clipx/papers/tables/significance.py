@@ -59,7 +59,7 @@ def _compare(base: list[Value], ours: list[Value]) -> Comparison:
     sides = [_stacked(side) for side in (base, ours)]
     if None in sides or list(sides[0]) != list(sides[1]):
         return compare_means([value.mean for value in base], [value.mean for value in ours])
-    return compare(*sides, base[0].clusters)
+    return compare(*sides)
 
 
 def _stacked(side: list[Value]) -> dict[str, np.ndarray] | None:

@@ -155,7 +155,7 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
             arguments += ["--benchmark", f"{benchmark}={places.data / settings['file']}"]
             arguments += ["--out", str(folder / "evaluation" / benchmark)]
             arguments += ["--protocol", protocol_of(row, settings)]
-            for key in ("samples", "temperature", "max_tokens", "top_p", "cluster"):
+            for key in ("samples", "temperature", "max_tokens", "top_p"):
                 if key in settings:
                     arguments += [f"--{key.replace('_', '-')}", str(settings[key])]
             for options in (table.evaluation_options, row.evaluation_options, places.evaluation_options):

@@ -58,10 +58,14 @@ def test_intermediate_results_are_whole_and_not_negative_and_no_parentheses_are_
         parts = [node.left, node.right] if isinstance(node, ast.BinOp) else []
         return [value, *(inner for part in parts for inner in values(part))]
 
-    for problem in generate_problems(CountdownConfig(2, 5, 1, 20, 1, 99, "+-*/"), 300, 0, "train"):
+    problems = generate_problems(CountdownConfig(2, 5, 1, 20, 1, 99, "+-*/"), 300, 0, "train")
+    for problem in problems:
         tree = ast.parse(problem.solution, mode="eval").body
         assert all(value >= 0 and value.denominator == 1 for value in values(tree)), problem.solution
         assert ast.unparse(tree).count("(") == problem.solution.count("(")
+    # Numbers are not asked for in the order of the solution.
+    in_order = [re.findall(r"\d+", problem.solution) == list(map(str, problem.numbers)) for problem in problems]
+    assert sum(in_order) < 150
 
 
 def test_seeds_and_splits():
@@ -106,26 +110,3 @@ def test_too_few_problems_are_counted_and_every_key_is_named(changes, split, fou
         generate_problems(config, 10, 0, split)
     message = str(refused.value)
     assert repr(config) in message and all(key in message.rpartition(";")[2] for key in vars(config))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("min_numbers", 1),
-        ("max_numbers", 7),
-        ("max_numbers", 2),  # below min_numbers, which is 3
-        ("min_value", 0),
-        ("max_value", 0),
-        ("max_value", "20"),
-        ("min_target", -1),
-        ("max_target", 0),  # below min_target, which is 1
-        ("max_target", 99.0),
-        ("operators", ""),
-        ("operators", "++"),
-        ("operators", "+%"),
-        ("operators", None),
-    ],
-)
-def test_bad_value_is_named_with_its_key(key, value):
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{key}={value!r} ')}"):
-        CountdownConfig(**{key: value})

@@ -37,17 +37,8 @@ def test_rows_by_hand():
         "data_source": "hitab",
         "prompt": None,
         "ability": "table",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": '{"answers": ["40"], "ratio": false, "rounding": false}',
-        },
-        "extra_info": {
-            "index": 0,
-            "split": "train",
-            "id": f"{1:032x}",
-            "table_id": "900",
-            "aggregation": ["none"],
-        },
+        "reward_model": {"style": "rule", "ground_truth": '{"answers": ["40"], "ratio": false, "rounding": false}'},
+        "extra_info": {"index": 0, "split": "train", "id": f"{1:032x}", "table_id": "900", "aggregation": ["none"]},
     }
     assert truth_of(second) == {"answers": ["0.6"], "ratio": True, "rounding": True}
     bar, divided = released(RELEASE, "test")

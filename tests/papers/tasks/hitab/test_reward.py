@@ -18,40 +18,16 @@ from hypothesis import strategies as st
 from verl_clipx.papers.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 from verl_clipx.papers.tasks.hitab.reward import compute_score
 
-TRUTH = {"answers": ["ostholm", "2400"], "ratio": False, "rounding": False}
-RIGHT = {"score": 1.0, "acc": 1.0, "format": 1.0}
-WRONG = {"score": 0.0, "acc": 0.0, "format": 1.0}
-NO_ANSWER = {"score": 0.0, "acc": 0.0, "format": 0.0}
-
-
-def score(text, truth=TRUTH):
-    return compute_score("hitab", text, truth, extra_info={}, more=1)
+ANSWERS = ["ostholm", "2400"]
+TRUTH = {"answers": ANSWERS, "ratio": False, "rounding": False}
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"</think><answer>\boxed{ostholm | 2,400}</answer>", RIGHT),
-        (r"\boxed{2400 | Ostholm}", RIGHT),
-        (r"\boxed{no} \boxed{\text{ostholm}; 2400}", RIGHT),
-        (r"\boxed{ostholm | 2400} \boxed{no}", WRONG),
-        (r"\boxed{ostholm}", WRONG),
-        (r"\boxed{ostholm | 2400 | 2500}", WRONG),
-        (r"\boxed{ }", NO_ANSWER),
-        (r"\boxed{ostholm | 2400", NO_ANSWER),
-        ("ostholm | 2400", NO_ANSWER),
-        ("<answer>ostholm | 2400</answer>", NO_ANSWER),
-        ("", NO_ANSWER),
-        (None, NO_ANSWER),
-    ],
+    "truth", [json.dumps(TRUTH), *(TRUTH | {"answers": kind(ANSWERS)} for kind in (tuple, np.array))]
 )
-def test_responses_by_hand(text, expected):
-    for truth in (
-        TRUTH,
-        json.dumps(TRUTH),
-        *(TRUTH | {"answers": kind(TRUTH["answers"])} for kind in (tuple, np.array)),
-    ):
-        assert score(text, truth) == expected
+def test_truths_in_other_containers(truth):
+    for text in (r"\boxed{2400 | Ostholm}", r"\boxed{ostholm}"):
+        assert compute_score("hitab", text, truth) == compute_score("hitab", text, TRUTH)
 
 
 def pairs():

@@ -52,8 +52,7 @@ def puzzles_of(smallest: int, largest: int):
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 @given(puzzles_of(2, 4))
 def test_solutions_are_those_of_a_search_by_hand(statements):
     expected = [
@@ -64,22 +63,10 @@ def test_solutions_are_those_of_a_search_by_hand(statements):
     assert sorted(solve(statements)) == expected
 
 
-def test_truth_tables_by_hand():
-    knights = knight_tables(2)  # ways: nobody, person 0, person 1, both are knights
-    assert knights == (0b1010, 0b1100)
-    a, b = ("knight", 0), ("knight", 1)
-    for statement, table in {
-        ("knave", 0): 0b0101,
-        ("not", a): 0b0101,
-        ("and", a, b): 0b1000,
-        ("or", a, b): 0b1110,
-        ("if", a, b): 0b1101,
-        ("iff", a, b): 0b1001,
-    }.items():
-        assert truth_table(statement, knights) == table
-    for statement in [("xor", a, b), ("knight",), ("and", a), ()]:
-        with pytest.raises(ValueError, match="has an unknown form"):
-            truth_table(statement, knights)
+@pytest.mark.parametrize("statement", [("xor", ("knight", 0), ("knight", 1)), ("knight",), ("and", ("knight", 0)), ()])
+def test_statements_of_another_form_are_refused(statement):
+    with pytest.raises(ValueError, match="has an unknown form"):
+        truth_table(statement, knight_tables(2))
 
 
 HARPER, EMMA, MIA, LUKE, ALEXANDER, DAVID, ETHAN = range(7)
@@ -108,37 +95,6 @@ def test_solutions_by_hand(statements, solutions):
     assert solve(statements) == solutions
 
 
-def rename(statement, number):
-    kind, *parts = statement
-    return (kind, *(number[part] if isinstance(part, int) else rename(part, number) for part in parts))
-
-
-def reword(statement, rng):
-    """Another statement with the same truth table."""
-    kind, *parts = statement
-    if kind in ("knight", "knave"):
-        other = "knave" if kind == "knight" else "knight"
-        return rng.choice([statement, ("not", (other, *parts))])
-    parts = [reword(part, rng) for part in parts]
-    if kind == "if":
-        left, right = parts
-        return rng.choice([("if", left, right), ("or", ("not", left), right), ("if", ("not", right), ("not", left))])
-    return (kind, *reversed(parts))
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(puzzles_of(2, 5), st.randoms(use_true_random=False))
-def test_key_ignores_order_of_people_and_wording(statements, rng):
-    order = list(range(len(statements)))
-    rng.shuffle(order)
-    number = {person: place for place, person in enumerate(order)}
-    other = tuple(reword(rename(statements[person], number), rng) for person in order)
-    first, second = Puzzle(statements, ()), Puzzle(other, ())
-    assert first.key == second.key
-    assert split_of(first) == split_of(second)
-
-
 def same_by_search(first, second) -> bool:
     """Whether some order of the people turns one puzzle's meaning into the other's."""
     people = range(len(first))
@@ -156,9 +112,9 @@ def same_by_search(first, second) -> bool:
 def test_keys_are_equal_only_for_equal_puzzles():
     # Puzzles so small that chance makes some of them equal.
     rng = random.Random(0)
-    leaves = [("knight", 0), ("knave", 1), ("knight", 1), ("knight", 2), ("knave", 2)]
+    leaves = [("knight", 0), ("knave", 1), ("knight", 1), ("knight", 2), ("knave", 2), ("not", ("knight", 2))]
     puzzles = [
-        tuple((rng.choice(["and", "or"]), rng.choice(leaves), rng.choice(leaves)) for _ in range(3)) for _ in range(60)
+        tuple((rng.choice(["and", "or", "if", "iff"]), *rng.choices(leaves, k=2)) for _ in range(3)) for _ in range(80)
     ]
     pairs = list(itertools.combinations(puzzles, 2))
     equal = [Puzzle(first, ()).key == Puzzle(second, ()).key for first, second in pairs]
@@ -207,18 +163,13 @@ def test_draws_repeat_but_stay_in_their_split_and_to_their_operators():
 
 
 @pytest.mark.parametrize(
-    ("people", "count", "operators", "message"),
+    ("count", "operators", "message"),
     [
-        (1, 5, OPERATORS, "people=1 is not an integer from 2 to 8"),
-        (9, 5, OPERATORS, "people=9 "),
-        (3.0, 5, OPERATORS, "people=3.0 "),
-        pytest.param(
-            2, 1000, OPERATORS, "count=1000 train puzzles of 2 people .* 35 were found", marks=pytest.mark.slow
-        ),
+        pytest.param(1000, OPERATORS, "count=1000 train puzzles of 2 people .* 35 were found", marks=pytest.mark.slow),
         # Exchange knights and knaves: what plain statements and "not" say about each other still holds.
-        (2, 1, ("not",), "no train puzzle of 2 people came up in 20000 draws"),
+        (1, ("not",), "no train puzzle of 2 people came up in 20000 draws"),
     ],
 )
-def test_what_is_refused(people, count, operators, message):
+def test_too_few_puzzles_are_counted(count, operators, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        generate_puzzles(people, count, 0, "train", operators)
+        generate_puzzles(2, count, 0, "train", operators)

@@ -5,19 +5,14 @@ Not covered: the release itself, of which docs/tasks/knights_and_knaves.md says 
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
+from tests.papers.command import clipx
 from tests.papers.tasks.knights_and_knaves.released import OTHER, REORDERED, TRAIN, record, release
-from verl_clipx.cli import app
 from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 
 def build(folder, out, *more, code=0):
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(
-        app, ["data", "build", "knights_and_knaves", "--from", str(folder), "--out", str(out), *more]
-    )
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return clipx("data", "build", "knights_and_knaves", "--from", folder, "--out", out, *more, code=code)
 
 
 def test_released_rows_are_built_and_leaks_reported(tmp_path):

@@ -1,16 +1,17 @@
-"""Logic-RL's reward: every total by hand, both kinds of prompt, hostile text, and thousands of generated completions.
+"""Logic-RL's reward: every total by hand, and both kinds of prompt.
 
-The generated ones are scored again by a rule written here. Not covered: verl's reward manager (test_dataset.py).
+Not covered: hostile text and verl's reward manager (tests/papers/tasks).
 """
 
-import random
 import re
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from verl_clipx.papers.tasks.knights_and_knaves import words
-from verl_clipx.papers.tasks.knights_and_knaves.reward import TAGS, compute_score
+from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 TRUTH = "(1) Zoey is a knight\n(2) Liam is a knave\n(3) Ava is a knight"
 ANSWER = TRUTH
@@ -30,58 +31,26 @@ def respond(answer=ANSWER, reasoning="Zoey cannot lie."):
     return f"{reasoning}</think><answer>{answer}</answer>"
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (ANSWER, RIGHT),
-        ("zoey IS A Knight, liam is  a\nknave, ava is a knight", RIGHT),
-        ("Ava is a knight. Liam is a knave. Zoey is a knight.", RIGHT),
-        ("So: **Zoey is a knight**; (Liam is a knave); Ava is a knight", RIGHT),
-        (ANSWER.replace("knave", "knight"), WRONG),
-        ("(1) Zoey is a knave\n(2) Liam is a knight\n(3) Ava is a knave", WRONG),
-        ("(1) Zoey is a knight\n(2) Liam is a knave", UNPARSED),  # somebody is missing
-        (f"{ANSWER}\n(4) Mia is a knight", UNPARSED),  # somebody too many
-        (f"{ANSWER} and Ava is a knave", UNPARSED),  # both kinds
-        ("Zoey is a knight, Zoey is a knave, Ava is a knight", UNPARSED),
-        ("Zoey and Ava are knights, Liam is a knave", UNPARSED),
-        ("Zoey: knight, Liam: knave, Ava: knight", UNPARSED),
-        (ANSWER.replace("is a", "is not a"), UNPARSED),
-        (ANSWER.replace("Ava", "Eva"), UNPARSED),
-        (ANSWER.replace("Ava", "Avarice"), UNPARSED),
-        (ANSWER.replace("Ava", "Аva"), UNPARSED),  # Cyrillic A
-        (ANSWER.replace("Ava", "éAva"), UNPARSED),
-        (ANSWER.replace("knight", "\u212anight"), UNPARSED),  # the Kelvin sign lower-cases to k
-        ("", UNPARSED),
-        ("   ", UNPARSED),
-    ],
-)
-def test_answers_by_hand(answer, expected):
-    assert score(respond(answer)) == expected
-    assert score(f"<think>{respond(answer)}") == expected
+OUTCOMES = {"right": RIGHT, "wrong": WRONG, "unparsed": UNPARSED}
+LISTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ANSWER,
-        f"<answer>{ANSWER}</answer>",
-        f"</think><answer>{ANSWER}",
-        f"</think>{ANSWER}</answer>",
-        f"<answer>{ANSWER}</answer></think>",
-        f"</think></answer>{ANSWER}<answer>",
-        respond() + "</answer>",
-        respond() + respond(),
-        respond(reasoning="</think>"),
-        respond(reasoning="<answer>"),
-        respond().replace("</think>", "</Think>"),
-        respond().replace("</think>", "< /think>"),
-        respond().replace("<answer>", "＜answer＞"),
-        f"<think>{respond(reasoning='<think>')}",
-    ],
-)
+def filled(text):
+    """A text of answers.yaml."""
+    if change := re.fullmatch("{answer with (.*) for (.*)}", text):
+        return ANSWER.replace(change[2], change[1])
+    return text.replace("{answer}", ANSWER).replace("{response}", respond())
+
+
+@pytest.mark.parametrize(("outcome", "text"), [(key, text) for key in OUTCOMES for text in LISTS["answers"][key]])
+def test_answers_by_hand(outcome, text):
+    assert score(respond(filled(text))) == OUTCOMES[outcome]
+    assert score(f"<think>{respond(filled(text))}") == OUTCOMES[outcome]
+
+
+@pytest.mark.parametrize("text", LISTS["wrong_forms"])
 def test_wrong_form_scores_the_least_though_the_answer_is_right(text):
-    assert score(text) == NO_FORMAT
+    assert score(filled(text)) == NO_FORMAT
 
 
 def test_names_of_any_letters():
@@ -133,62 +102,6 @@ def test_ground_truth_of_the_released_files():
     assert score(respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}) == RIGHT
 
 
-PIECES = (
-    *TAGS * 3,
-    *"<>/ \n,.:;*()",
-    *("Zoey is a knight", "Liam is a knave", "Ava is a knight", "Zoey is a knave", "Liam is not a knight"),
-    *("Mia is a knave", "knight", "knave", "Zoey", "is a", "THINK", "Assistant:", "<|im_start|>assistant", "٣"),
-    *("Ｋnight", "\x00", "\ud800", "{0}", "%s", "\\", "__import__('os')", "((((", "9**9**9"),
-)
-
-
-def expected_score(text: str) -> float:
-    """The rule once more: tags by a regular expression over the whole text, kinds by splitting into words."""
-    if re.match(r"\s*(<\|im_start\|>|Assistant:)", text):
-        text = re.split(r"<\|im_start\|>assistant|Assistant:", text, maxsplit=1)[1]
-    elif "<think>" not in text:
-        text = "<think>" + text
-    if re.findall(r"</?(?:think|answer)>", text) != list(TAGS):
-        return -3.0
-    answer = re.search(r"<answer>(.*)</answer>", text, re.DOTALL)[1].lower()
-    if len(re.findall("knight|knave", answer, re.ASCII)) != 3:
-        return -1.0
-    words = re.findall(r"\w+|[^\w\s]", answer)
-    said = {}
-    for name, verb, article, kind in zip(words, words[1:], words[2:], words[3:], strict=False):
-        if (verb, article) == ("is", "a") and kind in ("knight", "knave"):
-            said.setdefault(name, kind)
-    if not {"zoey", "liam", "ava"} <= said.keys():
-        return -1.0
-    return 3.0 if (said["zoey"], said["liam"], said["ava"]) == ("knight", "knave", "knight") else -0.5
-
-
-def completions(count: int):
-    rng = random.Random(0)
-    for _ in range(count):
-        if rng.random() < 0.4:
-            yield "".join(rng.choices(PIECES, k=rng.randint(0, 14)))
-            continue
-        # A right or nearly right response with something put in or cut out.
-        lines = [f"{name} is a {rng.choice(['knight', 'knave'])}" for name in rng.sample(["Zoey", "Liam", "Ava"], 3)]
-        text = rng.choice(["", "<think>", "Assistant:<think>"]) + respond(rng.choice(["\n", ", "]).join(lines))
-        for _ in range(rng.randint(0, 2)):
-            start = rng.randrange(len(text) + 1)
-            text = text[:start] + rng.choice(("", " ", *PIECES)) + text[start + rng.choice([0, 0, 1, 6]) :]
-        yield text
-
-
-def test_fifteen_thousand_completions_agree_with_the_rule():
-    totals = []
-    for text in completions(15_000):
-        result = score(text)
-        assert result["score"] == expected_score(text), text
-        assert result == {3.0: RIGHT, -0.5: WRONG, -1.0: UNPARSED, -3.0: NO_FORMAT}[result["score"]]
-        totals.append(result["score"])
-    # Every outcome must have been met often, or the comparison shows little.
-    assert all(totals.count(total) > 300 for total in (3.0, -0.5, -1.0, -3.0))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -206,6 +119,7 @@ def test_fifteen_thousand_completions_agree_with_the_rule():
 def test_inference_related_words_by_hand(text, expected):
     """Table 5 of AR-Lopti. Whether the paper counts the same way is not known: it says frequency."""
     started = time.process_time()
+    words.check_ground_truth("knights_and_knaves", TRUTH)
     parts = words.compute_score("knights_and_knaves", f"{text}\n{respond()}", TRUTH)
     assert {name: int(parts[name]) for name in words.CATEGORIES if parts[name]} == expected
     assert RIGHT.items() <= parts.items()

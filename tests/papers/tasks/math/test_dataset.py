@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from tests.papers.command import clipx
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.math.reward import compute_score
@@ -17,52 +19,7 @@ from verl_clipx.papers.tasks.templates import template_named
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BY_NAME = {name: definition for name, definition in definitions().items() if definition.task == "math"}
-
-# data set, fixture, problems and ground truths in order
-CASES = [
-    (
-        "orz_57k",
-        "orz.json",
-        [("What is the sum of the first ten positive integers?", "55"), ("Simplify $\\frac{6}{8}$.", "\\frac{3}{4}")],
-    ),
-    (
-        "dapo_17k",
-        "dapo.jsonl",
-        [("How many positive divisors does 12 have?", "6"), ("Find the remainder of $2^{10}$ divided by 7.", "2")],
-    ),
-    (
-        "dsr_uniform",
-        "dsr_uniform.jsonl",
-        [("Compute $\\sqrt{48}$ in simplest form.", "4\\sqrt{3}"), ("What is $15\\%$ of 200?", "30")],
-    ),
-    (
-        "skywork_or1_math",
-        "skywork.jsonl",
-        [
-            ("Solve $x^2=2$ for positive $x$.", r'["\\sqrt{2}"]'),
-            ("What is one half as a decimal or a fraction?", r'["0.5", "\\frac{1}{2}"]'),
-        ],
-    ),
-    ("aime24", "aime24.jsonl", [("Find the least $n$ with $n^2>900$.", "031")]),
-    ("aime25", "aime24.jsonl", [("Find the least $n$ with $n^2>900$.", "031")]),
-    ("amc", "amc.jsonl", [("How much is $7\\cdot 6+100$?", "142")]),
-    ("amc23", "amc.jsonl", [("How much is $7\\cdot 6+100$?", "142")]),
-    ("math500", "math500.jsonl", [("Convert $(0,3)$ to polar coordinates.", "\\left(3,\\frac{\\pi}{2}\\right)")]),
-    ("minerva", "minerva.jsonl", [("How many centimetres are there in 3 metres?", '["3e2"]')]),
-    (
-        "minerva",
-        "verl_minerva.jsonl",
-        [("Express the angle whose sine is 10/13.", r'["\\arcsin{\\frac{1}{1.3}}", "\\arcsin{\\frac{10}{13}}"]')],
-    ),
-    (
-        "olympiadbench",
-        "olympiadbench.jsonl",
-        [
-            ("Let $n$ be a positive integer.\nFor which $n$ is $n^2=n$?", "$1$"),
-            ("Solve $x^2-5x+6=0$.", "$2$, $3$"),
-        ],
-    ),
-]
+CASES = [tuple(case.values()) for case in yaml.safe_load((FIXTURES / "expected.yaml").read_text())]
 
 
 def rows_of(name, source, prompt="r1_base"):
@@ -111,28 +68,6 @@ def test_the_prompt_is_chosen_by_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("aime25", '{"text": "?"}', r"copy\.json, row 1: LookupError: no problem in "),
-        ("dapo_17k", '{"text": "?"}', r"copy\.json, row 1: LookupError: no problem in "),
-        ("math500", '[{"problem": "?", "answer": 1}, {"answer": 1}]', r"copy\.json, row 2: "),
-        ("dsr_uniform", '{"prompt": [{"content": "?"}], "reward_model": {}}', "row 1: KeyError: 'extra_info'"),
-        ("orz_57k", "[[1]]", r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
-        ("orz_57k", '[[{"value": "x"}]]', r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
-        ("orz_57k", '{"a": 1}', r"copy\.json: contains dict.*is it orz_math_57k_collection\.json"),
-        ("orz_57k", "[{}]", r"copy\.json, row 1: .*is it orz_math_57k_collection\.json"),
-        ("orz_57k", "not json", r"copy\.json: not JSON"),
-        ("dsr_uniform", None, "the set is not on the hub; give a local copy of .*AR-Lopti"),
-    ],
-)
-def test_another_or_no_copy_is_named_with_its_row(name, content, message, tmp_path):
-    path = tmp_path / "copy.json"
-    path.write_text(content or "")
-    with pytest.raises(ValueError, match=message):
-        rows_of(name, None if content is None else path)
-
-
-@pytest.mark.parametrize(
     ("second", "ends"),
     [
         ({"answer": None}, "jsonl"),
@@ -146,38 +81,16 @@ def test_another_or_no_copy_is_named_with_its_row(name, content, message, tmp_pa
     ],
 )
 def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, ends, tmp_path):
-    from typer.testing import CliRunner
-
-    from verl_clipx.cli import app
-
     path = tmp_path / f"copy.{ends}"
     rows = [{"problem": "What is $1+1$?", "answer": 2.0}, {"problem": "And $1+2$?", **second}]
     if ends == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = tmp_path / "out"
-    result = CliRunner().invoke(app, ["data", "build", "math500", "--out", str(out), "--from", str(path)])
-    assert result.exit_code == 0, result.output
-    assert "1 problems without an answer were left out (rows 2)" in result.output
-    (row,) = pq.read_table(out / "test.parquet").to_pylist()
+    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", path)
+    assert "1 problems without an answer were left out (rows 2)" in said
+    (row,) = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     assert row["reward_model"]["ground_truth"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("name", "asked"),
-    [
-        ("math500", (("HuggingFaceH4/MATH-500", None), {"split": "test"})),
-        ("olympiadbench", (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), {"split": "train"})),
-    ],
-)
-def test_without_a_local_copy_the_hub_is_asked(name, asked, monkeypatch):
-    import datasets
-
-    calls = []
-    rows = [{"problem": "?", "answer": 1}]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or rows)
-    assert len(rows_of(name, None)) == 1 and calls == [asked]
 
 
 def test_a_boxed_solution_stands_in_for_a_missing_answer(tmp_path):

@@ -6,11 +6,13 @@ Not covered: what is equal (test_verdicts.py), the processes that compare (test_
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from verl_clipx.papers.tasks.math.processes import SECONDS
+from verl_clipx.papers.tasks.math import processes
 from verl_clipx.papers.tasks.math.reward import (
     MAX_ALTERNATIVES,
     MAX_ANSWER_LENGTH,
@@ -38,53 +40,8 @@ CUT_OFF, CUT_OFF_STRICT = parts(0.0, 0.0, 0.0, truncated=1.0), parts(-1.0, 0.0, 
 UNDECIDED, UNDECIDED_STRICT = parts(0.0, 0.0, 1.0, undecided=1.0), parts(-1.0, 0.0, 1.0, undecided=1.0)
 
 
-@pytest.mark.parametrize(
-    ("response", "expected", "strict"),
-    [
-        (r"So \boxed{5}.", RIGHT, RIGHT_STRICT),
-        (r"thinking</think> <answer>\boxed{5}</answer>", RIGHT, RIGHT_STRICT),
-        (r"<think>\boxed{4}</think> \boxed{5}", RIGHT, RIGHT_STRICT),
-        (r"\boxed{5}, that is \boxed{5}", RIGHT, RIGHT_STRICT),
-        (r"\boxed{\frac{10}{2}}", RIGHT, RIGHT_STRICT),
-        (r"\boxed{4}", WRONG, WRONG_STRICT),
-        (r"\boxed{5} \boxed{4}", WRONG, UNFORMATTED_STRICT),
-        (r"\boxed{4} \boxed{5}", RIGHT, UNFORMATTED_STRICT),  # several guesses are no answer to the strict one
-        (r"\boxed{1,2,3,4,5}", WRONG, WRONG_STRICT),
-        ("5", UNFORMATTED, UNFORMATTED_STRICT),
-        ("", UNFORMATTED, UNFORMATTED_STRICT),
-        (r"<think>\boxed{5}</think> five", UNFORMATTED, UNFORMATTED_STRICT),
-        (r"\boxed{}", UNFORMATTED, UNFORMATTED_STRICT),
-        (r"\boxed{5", CUT_OFF, CUT_OFF_STRICT),
-        (r"<think> so \boxed{5}", CUT_OFF, CUT_OFF_STRICT),
-        (r"\boxed{9^{9^9}}", UNDECIDED, UNDECIDED_STRICT),
-    ],
-)
-def test_hand_made(response, expected, strict):
-    assert score(response) == expected
-    assert score(response, function=compute_score_strict) == strict
-    assert score(response, function=compute_score_for_evaluation) == expected
-
-
-# Responses, the contents of their boxes, and whether nothing is open.
-BOXES = [
-    ("", [], True),
-    (r"\boxed{ \frac{1}{2} }", [r"\frac{1}{2}"], True),
-    (r"\boxed {7}", ["7"], True),
-    (r"\boxed{\boxed{3}}", [r"\boxed{3}", "3"], True),
-    (r"\boxed{\{1,2\}}", [r"\{1,2\}"], True),
-    (r"\boxed{\left\{ x \right.}", [r"\left\{ x \right."], True),
-    (r"guess \boxed{1}</think><answer>\boxed{2}</answer>", ["2"], True),
-    (r"<think>a</think> b <think>c</think> \boxed{4}", ["4"], True),
-    (r"\boxed{5}, which is in \boxed as asked.", ["5"], True),
-    (r"\boxed{5}. So $\boxed 5$", ["5"], True),
-    (r"\boxed{  }", [""], True),
-    (r"\boxed{5} no, \boxed{6", ["5", None], False),
-    (r"\boxed", [], False),
-    (r"\boxed 5", [], True),  # a box without a brace is none, and nothing was cut off
-    (r"I can't put it in a \boxed command.", [], True),
-    (r"\boxed{\}", [None], False),  # the brace that would close it is escaped
-    (r"\boxed{5\\", [None], False),
-    (r"<think>a</think> wait <think> \boxed{5}", [], False),
+BOXES = yaml.safe_load(Path(__file__).with_name("boxes.yaml").read_text())
+BOXES += [
     (rf"\boxed{{{'1' * MAX_ANSWER_LENGTH}}}", ["1" * MAX_ANSWER_LENGTH], True),
     (rf"\boxed{{{'1' * (MAX_ANSWER_LENGTH + 1)}}}", [None], False),
 ]
@@ -168,20 +125,21 @@ ENDLESS = r"\boxed{f(x)+(x+1)^{999}-(x+2)^{998}}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [compute_score_strict, compute_score_for_evaluation])
-def test_a_verdict_has_one_limit_however_many_answers_are_accepted(function):
-    truths = [f"f(x)+{index}" for index in range(MAX_ALTERNATIVES)]
-    assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
+def test_a_verdict_has_one_limit_however_many_answers_are_accepted(monkeypatch):
+    assert score(r"\boxed{x+y}", "y+x")["acc"] == 1.0  # a process is there
+    monkeypatch.setattr(processes, "SECONDS", 2)
     started = time.monotonic()
-    result = score(ENDLESS, truths, function=function)
-    assert (result["acc"], result["undecided"]) == (0.0, 1.0)
+    for function in (compute_score_strict, compute_score_for_evaluation):
+        result = score(ENDLESS, [f"f(x)+{index}" for index in range(MAX_ALTERNATIVES)], function=function)
+        assert (result["acc"], result["undecided"]) == (0.0, 1.0)
     # The limit, and pebble's moments to notice and to end the process.
-    assert time.monotonic() - started < SECONDS + 3
+    assert time.monotonic() - started < 2 * (2 + 3)
 
 
 @pytest.mark.slow
-def test_endless_comparisons_take_no_verdict_from_others():
+def test_endless_comparisons_take_no_verdict_from_others(monkeypatch):
     """Eight threads share two processes, all busy for seconds; what a right answer waits is not counted against it."""
+    monkeypatch.setattr(processes, "SECONDS", 2)
     with ThreadPoolExecutor(8) as threads:
         endless = [threads.submit(score, ENDLESS, f"f(x)-{index}") for index in range(2)]
         honest = [threads.submit(score, rf"\boxed{{x+y+{index}}}", f"y+{index}+x") for index in range(20)]

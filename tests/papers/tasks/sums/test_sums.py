@@ -5,36 +5,16 @@ Not covered: training (tests/end_to_end).
 
 import pytest
 
-from verl_clipx.papers.tasks.reward import compute_score as common_score
 from verl_clipx.papers.tasks.sums.dataset import rows
 from verl_clipx.papers.tasks.sums.reward import check_ground_truth, compute_score, compute_score_of_last_answer
 
 
-@pytest.mark.parametrize(
-    ("text", "right", "bare", "able"),
-    [
-        ("42", 1, 1, 1),
-        (" 42\n", 1, 1, 1),
-        ("+42", 1, 1, 1),
-        ("41", 0, 1, 0),
-        ("-42", 0, 1, 0),
-        ("142", 0, 1, 0),
-        ("40 + 2 = 42", 0, 0, 1),
-        ("The answer is 42.", 0, 0, 1),
-        ("42 is the sum of 40 and 2", 0, 0, 0),
-        ("I don't know", 0, 0, 0),
-        ("", 0, 0, 0),
-        ("<think>42", 0, 0, 0),
-        ("<think>40 and 2</think>42", 1, 1, 1),
-        ("42 " * 100, 0, 0, 0),
-        (None, 0, 0, 0),
-    ],
-)
-def test_form_and_skill_are_told_apart(text, right, bare, able):
-    assert compute_score("sums", text, "42") == {"score": right, "acc": right, "format": bare, "skill": able}
-    last = compute_score_of_last_answer("sums", text, "42")
-    assert last == {"score": able, "acc": able, "format": bare, "skill": able}
-    assert common_score("sums", text, "42") == {"score": right, "acc": right, "format": bare}
+def test_the_lenient_reward_takes_the_last_number():
+    """What the strict one returns is in tests/papers/tasks/earned.yaml."""
+    for text in ("42", "40 + 2 = 42", "41", "42 is the sum of 40 and 2", "42 " * 100, None):
+        strict, lenient = (function("sums", text, "42") for function in (compute_score, compute_score_of_last_answer))
+        assert lenient == strict | {"score": strict["skill"], "acc": strict["skill"]}
+    assert compute_score("sums", "42 " * 100, "42")["skill"] == 0.0
 
 
 def test_a_sum_is_in_one_split_whatever_the_order_and_the_seed():
@@ -53,9 +33,6 @@ def test_a_sum_is_in_one_split_whatever_the_order_and_the_seed():
                 assert row["reward_model"]["ground_truth"] == str(sum(pair))
                 assert row["extra_info"] == {"index": index, "split": split}
                 assert seen.setdefault(pair, split) == split
-    for size in (0, -1, 5000):
-        with pytest.raises(ValueError, match=f"size={size}"):
-            next(rows(None, split="train", prompt="sums_short", size=size))
 
 
 @pytest.mark.parametrize("truth", [42, None, "", "-1", "forty", {"answer": "42"}])

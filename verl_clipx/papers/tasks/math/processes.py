@@ -45,7 +45,7 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
             ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn")),
         )
         try:
-            return pool.schedule(_judge, args=(pairs, both_ways), timeout=SECONDS).result()
+            return pool.schedule(_judge, args=(pairs, both_ways, SECONDS + 1), timeout=SECONDS).result()
         except (TimeoutError, ProcessExpired):
             return None
         except (BrokenExecutor, RuntimeError):
@@ -67,10 +67,10 @@ def _prepare() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _judge(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
+def _judge(pairs: tuple[tuple[str, str], ...], both_ways: bool, alarm: int) -> bool | None:
     from verl_clipx.papers.tasks.math.comparison import judge
 
-    signal.alarm(SECONDS + 1)
+    signal.alarm(alarm)
     try:
         return judge(pairs, both_ways)
     finally:
