@@ -103,6 +103,8 @@ def train(config: DictConfig, log: Path, trainer: type[OneProcessTrainer] | None
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     OmegaConf.resolve(config)
     torch.manual_seed(config.data.seed)
+    # OMP_NUM_THREADS comes too late where torch was imported before; several threads wait for each other on a busy machine.
+    torch.set_num_threads(1)
     with queue_of_trainer() as queue:
         training = (trainer or OneProcessTrainer)(config, queue)
         training.init()

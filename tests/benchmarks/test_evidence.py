@@ -98,3 +98,6 @@ def test_a_setting_passes_by_its_worst_column():
     assert found["in_every_column"]["bapo"] == found["no_worse"]["bapo"]["noisy"]["p_value"] > 0.9
     assert found["in_every_column"]["grpo"] == 0 and found["in_every_column"]["dgpo"] < 0.05 < found["holm"]["acpo"]
     assert found["controls"]["old"]["narrow"] < 0.05 < found["controls"]["old"]["again"]
+    assert found["claimed"] == ["grpo", "grpo_w05", "grpo_w1", "grpo_w2", "m2po", "dgpo"]
+    means["old"]["narrow"] = means["old"]["grpo"]
+    assert evidence_table.tests_of(means, dict.fromkeys(COLUMNS, "grpo"))["claimed"] == []
