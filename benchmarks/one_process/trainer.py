@@ -103,7 +103,7 @@ def train(config: DictConfig, log: Path, trainer: type[OneProcessTrainer] | None
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     OmegaConf.resolve(config)
     torch.manual_seed(config.data.seed)
-    # OMP_NUM_THREADS comes too late where torch was imported before; several threads wait for each other on a busy machine.
+    # Where torch was imported first, OMP_NUM_THREADS comes too late; on a busy machine threads wait for each other.
     torch.set_num_threads(1)
     with queue_of_trainer() as queue:
         training = (trainer or OneProcessTrainer)(config, queue)
