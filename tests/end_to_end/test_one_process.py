@@ -87,4 +87,4 @@ def test_samples_are_of_the_weights_that_many_versions_ago_or_of_noisy_ones(task
     # The weights that train sample the texts again where others sampled them; in a noisy sampler's first batch, too.
     fresh = "clipx_rollout/fresh_reward"
     assert fresh not in logs[0] and logs[2][fresh].notna().tolist() == [False, True, True, True]
-    assert logs[0.05][fresh].notna().all() and logs[0.05]["actor/ppo_kl"].abs().min() > 1e-5
+    assert logs[0.05][fresh].notna().all() and logs[0.05]["actor/ppo_kl"].abs().median() > 1e-4
