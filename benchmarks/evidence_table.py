@@ -102,7 +102,7 @@ def collect() -> dict[str, Any]:
             for column, rows in cells[COUNTED].items()
         }
         tests = tests_of(means, {column: best_fixed(column, outcomes) for column in COLUMNS})
-    made = {part: sum(run.part == part for run in outcomes) for part in cells}
+    made = {part: sum(run.part == part and run in outcomes for run in wanted) for part in cells}
     return {"protocol": TABLE["protocol"], "made": made, "missing": missing, "tests": tests, **cells}
 
 
@@ -139,7 +139,7 @@ def draw(counted: Cells) -> None:
         for number, (name, row) in enumerate(ROWS.items()):
             if runs := counted.get(column, {}).get(name):
                 means, colour = [run["mean"] for run in runs], pyplot.get_cmap("tab20")(number)
-                place, shown = row.get("width") or 4 * 1.2 ** beside.index(name), estimate(means)
+                place, shown = row.get("width") or 8 * 1.2 ** beside.index(name), estimate(means)
                 above.plot([place] * len(means), means, ".", color=colour, alpha=0.4)
                 above.plot([place] * 3, [shown.low, shown.mean, shown.high], "_-", color=colour)
                 below.plot([run["kl"] for run in runs], means, "." if "width" in row else "x", label=row["title"])

@@ -63,7 +63,7 @@ def test_all_rows_have_a_seed_before_any_has_the_next():
         of_column = [run for run in counted if run.column == column]
         rows = {run.row for run in of_column}
         # Of each target the last value has the best outcome here.
-        assert {row for row in rows if ROWS[row]["kind"] == "held"} == {"share_10", "moment_04"}
+        assert {row for row in rows if ROWS[row]["kind"] == "held"} == {"hold_share_10", "hold_moment_16"}
         assert len(of_column) % len(rows) == 0
         for start in range(0, len(of_column), len(rows)):
             assert {run.row for run in of_column[start : start + len(rows)]} == rows
@@ -98,6 +98,6 @@ def test_a_setting_passes_by_its_worst_column():
     assert found["in_every_column"]["bapo"] == found["no_worse"]["bapo"]["noisy"]["p_value"] > 0.9
     assert found["in_every_column"]["grpo"] == 0 and found["in_every_column"]["dgpo"] < 0.05 < found["holm"]["acpo"]
     assert found["controls"]["old"]["narrow"] < 0.05 < found["controls"]["old"]["again"]
-    assert found["claimed"] == ["grpo", "grpo_w05", "grpo_w1", "grpo_w2", "m2po", "dgpo"]
+    assert found["claimed"] == [*("grpo", "grpo_w01", "grpo_w05", "grpo_w1", "grpo_w2", "grpo_w5", "m2po", "dgpo")]
     means["old"]["narrow"] = means["old"]["grpo"]
     assert evidence_table.tests_of(means, dict.fromkeys(COLUMNS, "grpo"))["claimed"] == []
