@@ -42,10 +42,11 @@ def no_worse(row: list[float], best: list[float], margin: float) -> dict[str, fl
     Returns:
         The difference of the means, the lower end of its one-sided 95 % interval, and the p-value.
     """
-    found = stats.ttest_ind(row, best, equal_var=False, alternative="greater")
+    unshifted = stats.ttest_ind(row, best, equal_var=False, alternative="greater")
     shifted = stats.ttest_ind(np.add(row, margin), best, equal_var=False, alternative="greater")
-    low, difference = found.confidence_interval(1 - LEVEL).low, np.mean(row) - np.mean(best)
-    return {"difference": float(difference), "low": float(low), "p_value": float(shifted.pvalue)}
+    low, difference = unshifted.confidence_interval(1 - LEVEL).low, np.mean(row) - np.mean(best)
+    found = {"difference": difference, "low": low, "p_value": shifted.pvalue}
+    return {key: round(float(value), 6) for key, value in found.items()}
 
 
 def tests_of(means: dict[str, dict[str, list[float]]], best: dict[str, str]) -> dict[str, Any]:
