@@ -22,6 +22,9 @@ from verl_clipx.seeded.sampler import row_order
 
 from .queue import LocalQueue
 
+FRESH_REWARD = "clipx_rollout/fresh_reward"
+"""Where the weights that sample are not those that train: the mean reward of samples from those that train."""
+
 
 class LocalRollout:
     """Stands in for verl's replay buffer and everything that fills it.
@@ -29,9 +32,11 @@ class LocalRollout:
     Args:
         versions_old: how many versions the sampling weights lag behind the training weights, at least 0; fewer as long
             as the run has fewer versions.
+        noise: standard deviation of the relative error that each sampling weight gets in each batch, as if the sampler
+            rounded it; 0: none.
     """
 
-    def __init__(self, config: Any, queue: LocalQueue, *, versions_old: int):
+    def __init__(self, config: Any, queue: LocalQueue, *, versions_old: int, noise: float = 0.0):
         self.config, self.queue, self.reward = config.actor_rollout_ref.rollout, queue, get_custom_reward_fn(config)
         self.prompts: list[dict[str, Any]] = []
         model: HFModelConfig = omega_conf_to_dataclass(config.actor_rollout_ref.model)
@@ -39,6 +44,7 @@ class LocalRollout:
         self.model = build_model(model, PRECISIONS[self.config.dtype], load_weights=False)
         # Versions with their weights, the oldest first.
         self.kept: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=versions_old + 1)
+        self.noise, self.errors = noise, torch.Generator().manual_seed(self.config.seed)
 
     def keep(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Stores a version's weights; the oldest stored version is used for sampling."""
@@ -57,13 +63,7 @@ class LocalRollout:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
         """Return a batch of samples as verl's replay buffer does, in the order of `+clipx/rollout=seeded`."""
         version, weights = self.kept[0]
-        self.model.load_state_dict(weights)
-        requests = {
-            (index, session): self._request(prompt, session)
-            for index, prompt in enumerate(self.prompts)
-            for session in range(self.config.n)
-        }
-        self._generate(list(requests.values()))
+        requests = self._answer(self._with_noise(weights) if self.noise else weights, range(self.config.n))
         rows = {
             f"{self.prompts[index]['uid']}_{session}_0": self._row(self.prompts[index], session, request, version)
             for (index, session), request in requests.items()
@@ -71,7 +71,35 @@ class LocalRollout:
         keys = list(rows)
         keys = [keys[place] for place in row_order(keys, [row["extra_fields"] for row in rows.values()])]
         self.queue.rows, self.queue.tags = rows, {key: _tag(row) for key, row in rows.items()}
-        return KVBatchMeta(keys=keys, tags=[self.queue.tags[key] for key in keys], partition_id=partition_id), {}
+        measured = {FRESH_REWARD: self._fresh_reward()} if self.noise or len(self.kept) > 1 else {}
+        return KVBatchMeta(keys=keys, tags=[self.queue.tags[key] for key in keys], partition_id=partition_id), measured
+
+    def _answer(self, weights: Mapping[str, torch.Tensor], sessions: range) -> dict[tuple[int, int], Request]:
+        """Samples from weights; by prompt and session the finished requests."""
+        self.model.load_state_dict(weights)
+        requests = {
+            (index, session): self._request(prompt, session)
+            for index, prompt in enumerate(self.prompts)
+            for session in sessions
+        }
+        self._generate(list(requests.values()))
+        return requests
+
+    def _with_noise(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            name: weight * (1 + self.noise * torch.randn(weight.shape, generator=self.errors))
+            for name, weight in weights.items()
+        }
+
+    def _fresh_reward(self) -> float:
+        """The mean reward of other samples for the batch's prompts, from the weights that train, for the log alone."""
+        requests = self._answer(self.kept[-1][1], range(self.config.n, 2 * self.config.n))
+        scores = [self._score(self.prompts[index], request)["score"] for (index, _), request in requests.items()]
+        return sum(scores) / len(scores)
+
+    def _score(self, prompt: Mapping[str, Any], request: Request) -> dict[str, float]:
+        text = self.tokenizer.decode(request.token_ids, skip_special_tokens=True)
+        return self.reward(prompt["data_source"], text, prompt["reward_model"]["ground_truth"], prompt["extra_info"])
 
     def _request(self, prompt: Mapping[str, Any], session: int) -> Request:
         prompt_ids = self.tokenizer.apply_chat_template(
@@ -107,8 +135,7 @@ class LocalRollout:
             generator.step()
 
     def _row(self, prompt: Mapping[str, Any], session: int, request: Request, version: int) -> dict[str, Any]:
-        text = self.tokenizer.decode(request.token_ids, skip_special_tokens=True)
-        scores = self.reward(prompt["data_source"], text, prompt["reward_model"]["ground_truth"], prompt["extra_info"])
+        scores = self._score(prompt, request)
         output = AgentLoopOutput(
             prompt_ids=request.prompt_ids,
             response_ids=request.token_ids,

@@ -23,7 +23,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from .queue import LocalQueue, queue_of_trainer
 from .rollout import LocalRollout
 
-VERSIONS_OLD = "clipx_rollout.versions_old"
+VERSIONS_OLD, NOISE = "clipx_rollout.versions_old", "clipx_rollout.noise"
 
 
 class LocalWorkers:
@@ -61,8 +61,8 @@ class OneProcessTrainer(PPOTrainerSync):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> LocalRollout:
-        versions_old = OmegaConf.select(self.config, VERSIONS_OLD) or 0
-        return LocalRollout(self.config, self.queue, versions_old=versions_old)
+        versions_old, noise = (OmegaConf.select(self.config, key) or 0 for key in (VERSIONS_OLD, NOISE))
+        return LocalRollout(self.config, self.queue, versions_old=versions_old, noise=noise)
 
     def _setup(self) -> None:
         self._init_tokenizer()
@@ -103,6 +103,8 @@ def train(config: DictConfig, log: Path, trainer: type[OneProcessTrainer] | None
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     OmegaConf.resolve(config)
     torch.manual_seed(config.data.seed)
+    # Where torch was imported first, OMP_NUM_THREADS comes too late; on a busy machine threads wait for each other.
+    torch.set_num_threads(1)
     with queue_of_trainer() as queue:
         training = (trainer or OneProcessTrainer)(config, queue)
         training.init()

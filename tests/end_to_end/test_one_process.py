@@ -69,17 +69,22 @@ def test_rollouts_of_earlier_weights_are_refused_through_ray(task, tmp_path):
     assert "clipx_rollout.versions_old=3: must be 0; only training in one process" in output_of(tmp_path)
 
 
-def test_samples_are_of_the_weights_that_many_versions_ago(task, tmp_path):
+def test_samples_are_of_the_weights_that_many_versions_ago_or_of_noisy_ones(task, tmp_path):
     logs = {}
-    for old in (0, 2):
+    for old, noise in ((0, 0), (2, 0), (0, 0.05)):
         overrides = ["+clipx=grpo", STALE, f"clipx_rollout.versions_old={old}", "data.seed=7"]
+        overrides += [f"+clipx_rollout.noise={noise}"]
         overrides += ["algorithm.rollout_correction.bypass_mode=true"]
         # One update a rollout batch, so that only the samples' age moves the ratio.
         overrides += ["actor_rollout_ref.actor.ppo_mini_batch_size=16"]
-        log = tmp_path / str(old) / "metrics.jsonl"
-        on_ranks(1, train_here, [*common_overrides(task, tmp_path / str(old), 4), *overrides], str(log))
-        logs[old] = read_run_log(log)
+        folder = tmp_path / f"{old}-{noise}"
+        on_ranks(1, train_here, [*common_overrides(task, folder, 4), *overrides], str(folder / "metrics.jsonl"))
+        logs[noise or old] = read_run_log(folder / "metrics.jsonl")
     assert logs[0]["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 0, 0, 0]
     assert logs[2]["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1, 2, 2]
     assert logs[0]["actor/ppo_kl"].abs().max() < 1e-6
     assert logs[2]["actor/ppo_kl"].abs()[1:].min() > 1e-5
+    # The weights that train sample the texts again where others sampled them; in a noisy sampler's first batch, too.
+    fresh = "clipx_rollout/fresh_reward"
+    assert fresh not in logs[0] and logs[2][fresh].notna().tolist() == [False, True, True, True]
+    assert logs[0.05][fresh].notna().all() and logs[0.05]["actor/ppo_kl"].abs().median() > 1e-4

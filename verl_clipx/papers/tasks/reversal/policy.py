@@ -55,6 +55,10 @@ def main(
     carelessness: Annotated[
         float, typer.Option(help="Share of wrong letters in the last demonstrations, which training can unlearn.")
     ] = 0.35,
+    min_length: Annotated[int, typer.Option(help="Letters of the shortest text.")] = MIN_LENGTH,
+    max_length: Annotated[
+        int, typer.Option(help="Letters of the longest text; up to 14 make another, cheaper policy.")
+    ] = MAX_LENGTH,
     seed: Seed = 0,
     num_threads: Threads = 1,
 ) -> None:
@@ -65,14 +69,15 @@ def main(
 
     def prepare() -> tuple[Path, list[Row]]:
         short, long = build_examples(8000, seed, *SHORT), build_examples(6000, seed, *LONG)
-        last = build_examples(6000, seed, MIN_LENGTH, MAX_LENGTH, carelessness)
+        last = build_examples(6000, seed, min_length, max_length, carelessness)
         fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(SHORT_FITS)]
-        fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(LONG_FITS)]
+        if max_length > SHORT[1]:
+            fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(LONG_FITS)]
         fits += [(last, replace(CARELESS_FIT, seed=seed))]
-        held_out = build_rows(generate_texts(256, seed, "test", MIN_LENGTH, MAX_LENGTH), "test")
+        held_out = build_rows(generate_texts(256, seed, "test", min_length, max_length), "test")
         return warm_start(fits, cache, num_threads), held_out
 
-    print_policy(prepare, seed, compute_score, MAX_LENGTH + 8)
+    print_policy(prepare, seed, compute_score, max_length + 8)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,236 @@
+"""Makes the runs of docs/results/protocol.md that are missing, one after the other in this process, without Ray.
+
+Run: python benchmarks/evidence.py [--only tuning/old/acpo-0.0003-seed901 --runs FOLDER]    go on with the same command
+
+benchmarks/evidence.yaml has the columns and rows. A run's log is kept when the run ends. benchmarks/evidence_table.py
+makes the table.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+import yaml
+from one_process import only_rank
+from one_process.kept import SEED_KEYS, describe, train_and_keep
+from scipy import stats
+
+from verl_clipx.common.statistics.comparison import LEVEL
+from verl_clipx.runs.folder import KEPT, RunFolder
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "docs" / "results" / "runs" / "evidence"
+TABLE = yaml.safe_load((ROOT / "benchmarks" / "evidence.yaml").read_text(encoding="utf-8"))
+COLUMNS, ROWS, RATES = TABLE["columns"], TABLE["rows"], TABLE["rates"]
+TUNING, COUNTED = "tuning", "counted"
+FRESH = "fresh_reward"
+
+# The entries of verl's log that are kept besides FRESH.
+METRICS = (
+    *("critic/score/mean", "actor/entropy_loss", "actor/ppo_kl", "actor/grad_norm", "response_length/mean"),
+    *("actor/clipx/clip_fraction_low", "actor/clipx/clip_fraction_high"),
+    *("actor/clipx/hold/width", "actor/clipx/hold/reached", "actor/clipx/hold/missed"),
+)
+
+
+class Wanted(NamedTuple):
+    """A run: whether it is for tuning or counted, its column and row, its learning rate and its seed."""
+
+    part: str
+    column: str
+    row: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What `--only` calls it: its place in the folder of all runs."""
+        return f"{self.part}/{self.column}/{self.row}-{self.rate:g}-seed{self.seed}"
+
+    def path(self, runs: Path) -> Path:
+        """The file in which it is kept."""
+        return runs / f"{self.name}{KEPT}"
+
+
+Outcomes = Mapping[Wanted, float]
+"""The mean reward of fresh samples over all batches, in points, of the runs that were made."""
+
+
+@cache
+def read_kept(path: Path) -> tuple[Wanted, dict[str, Any], dict[int, Mapping[str, float]]]:
+    """A kept run, its record and its metrics by step."""
+    run = RunFolder(path)
+    return Wanted(*(run.record[key] for key in Wanted._fields)), run.record, run.metrics
+
+
+def outcomes_in(runs: Path) -> dict[Wanted, float]:
+    """The outcomes of the runs in a folder."""
+    kept = map(read_kept, sorted(runs.glob(f"*/*/*{KEPT}")))
+    return {wanted: 100 * float(np.mean([step[FRESH] for step in steps.values()])) for wanted, _, steps in kept}
+
+
+def rows_of(column: str) -> dict[str, Any]:
+    """The rows of a column."""
+    return {name: row for name, row in ROWS.items() if column in row.get("columns", COLUMNS)}
+
+
+def tune(column: str, row: str, outcomes: Outcomes) -> tuple[list[float], dict[float, float]]:
+    """The rates that a row is tuned on, and the mean outcome of each; no means as long as a run is missing.
+
+    They are the middle ones of RATES, and the next one while the best is at an edge.
+    """
+    first, last = 1, len(RATES) - 1
+    while True:
+        rates = RATES[first:last]
+        runs = [[Wanted(TUNING, column, row, rate, seed) for seed in TABLE["tuning"]] for rate in rates]
+        if not all(run in outcomes for of_rate in runs for run in of_rate):
+            return rates, {}
+        means = [float(np.mean([outcomes[run] for run in of_rate])) for of_rate in runs]
+        best = first + means.index(max(means))
+        if best == first > 0:
+            first -= 1
+        elif best == last - 1 < len(RATES) - 1:
+            last += 1
+        else:
+            return rates, dict(zip(rates, means, strict=True))
+
+
+def best_rate(column: str, row: str, outcomes: Outcomes) -> tuple[float, float]:
+    """The best mean outcome of a row on the tuning seeds, and its rate; of a row like another, the other's."""
+    _, means = tune(column, ROWS[row].get("like", row), outcomes)
+    return max((mean, rate) for rate, mean in means.items())
+
+
+def best_fixed(column: str, outcomes: Outcomes) -> str:
+    """The fixed width with the best outcome on the tuning seeds of a column."""
+    fixed = [name for name, row in ROWS.items() if row["kind"] == "fixed"]
+    return max(fixed, key=lambda name: best_rate(column, name, outcomes))
+
+
+def best_held(outcomes: Outcomes) -> list[str]:
+    """Of each target the value with the best outcome on the tuning seeds, as a mean over the columns."""
+    means = {
+        name: np.mean([best_rate(column, name, outcomes)[0] for column in COLUMNS])
+        for name, row in ROWS.items()
+        if row["kind"] == "held"
+    }
+    # The best one of a target comes last.
+    return list({ROWS[name]["target"]: name for name in sorted(means, key=means.get)}.values())
+
+
+def power(seeds: int, deviation: float, margin: float) -> float:
+    """The chance that the protocol's test shows that a row equal to the best fixed width is no worse by a margin."""
+    freedom = 2 * seeds - 2
+    return float(stats.nct.sf(stats.t.isf(LEVEL, freedom), freedom, margin / (deviation * np.sqrt(2 / seeds))))
+
+
+def deviation_of(column: str, outcomes: Outcomes) -> float:
+    """The standard deviation over seeds in a column, pooled over its rows' tuning runs at their best rates."""
+    best = [(name, best_rate(column, name, outcomes)[1]) for name, row in rows_of(column).items() if "like" not in row]
+    runs = [[outcomes[Wanted(TUNING, column, *one, seed)] for seed in TABLE[TUNING]] for one in best]
+    return float(np.sqrt(np.var(runs, axis=1, ddof=1).mean()))
+
+
+def seeds_of(column: str, outcomes: Outcomes) -> list[int]:
+    """The counted seeds of a column: as few as have the protocol's power, within its limits."""
+    fewest, most = TABLE[COUNTED]
+    deviation, margin = deviation_of(column, outcomes), COLUMNS[column]["margin"]
+    enough = (seeds for seeds in range(fewest, most) if power(seeds, deviation, margin) >= TABLE["power"])
+    return list(range(1, next(enough, most) + 1))
+
+
+def queue(outcomes: Outcomes) -> list[Wanted]:
+    """All runs that the outcomes so far determine, in the order in which they are made.
+
+    All tuning comes first. In each column every row has a seed before any row has the next one.
+    """
+    tuning = [
+        Wanted(TUNING, column, name, rate, seed)
+        for column in COLUMNS
+        for seed in TABLE[TUNING]
+        for name, row in rows_of(column).items()
+        if "like" not in row
+        for rate in tune(column, name, outcomes)[0]
+    ]
+    if not all(run in outcomes for run in tuning):
+        return tuning
+    held = best_held(outcomes)
+    return tuning + [
+        Wanted(COUNTED, column, name, best_rate(column, name, outcomes)[1], seed + row.get("seeds_from", 0))
+        for column in COLUMNS
+        for seed in seeds_of(column, outcomes)
+        for name, row in rows_of(column).items()
+        if row["kind"] != "held" or name in held
+    ]
+
+
+def overrides_of(run: Wanted) -> list[str]:
+    """What makes a run's configuration of verl's."""
+    settings = [*TABLE["common"], *COLUMNS[run.column]["overrides"], *ROWS[run.row]["overrides"]]
+    return [*settings, f"actor_rollout_ref.actor.optim.lr={run.rate:g}", *(f"{key}={run.seed}" for key in SEED_KEYS)]
+
+
+def make_run(run: Wanted, runs: Path) -> None:
+    """Train, and keep the log.
+
+    Raises:
+        ValueError: the folder is the committed one, and the policy to start from is not the protocol's.
+    """
+    from hydra import compose, initialize_config_module
+    from one_process.rollout import FRESH_REWARD
+
+    def select(data: Mapping[str, float]) -> dict[str, float]:
+        fresh = data.get(FRESH_REWARD, data["critic/score/mean"])
+        return {FRESH: fresh, **{key: data[key] for key in METRICS if key in data}}
+
+    overrides = overrides_of(run)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    record = {**run._asdict(), "overrides": overrides, **describe(config)}
+    if runs.resolve() == RUNS and record["policy"] != TABLE["policy"]:
+        raise ValueError(f"policy {record['policy']} is not that of the protocol: give --runs a folder of its own")
+    train_and_keep(run.path(runs), config, record, select)
+
+
+def main(
+    runs: Annotated[Path, typer.Option(help="Folder of all runs; in another one the policy may differ.")] = RUNS,
+    only: Annotated[str | None, typer.Option(help="Only this run; its rate follows from the committed ones.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes share the seeds.")] = 1,
+    process: Annotated[int, typer.Option(min=0, help="Which one this is, from 0.")] = 0,
+) -> None:
+    """Make the runs that are missing."""
+    os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
+    only_rank.become_only_rank()
+    failed: set[Wanted] = set()
+    while missing := [
+        run
+        for run in queue(outcomes_in(RUNS if only else runs))
+        if not run.path(runs).exists() and only in (None, run.name) and run not in failed
+    ]:
+        own = [run for run in missing if run.seed % processes == process]
+        if not own:
+            # What comes next depends on the other processes' runs.
+            time.sleep(20)
+            continue
+        print(f"{time.strftime('%F %T')} {own[0].name}, {len(missing)} to go", file=sys.stderr, flush=True)
+        try:
+            make_run(own[0], runs)
+        except Exception:
+            failed.add(own[0])
+            # One run may break off; where several do, the reason is common to all.
+            if len(failed) == 3:
+                raise
+            traceback.print_exc()
+    print(f"{len(failed)} runs failed; every other one that was asked for is in {runs}", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    typer.run(main)

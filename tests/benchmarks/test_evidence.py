@@ -1,0 +1,103 @@
+"""The table of docs/results/evidence.md: its protocol, its queue, its test, and that it is what the logs say.
+
+Not covered: the training itself, which tests/end_to_end/test_one_process.py compares with verl's through Ray.
+"""
+
+from collections import Counter
+
+import evidence
+import evidence_table
+import pytest
+from evidence import COLUMNS, COUNTED, ROWS, TABLE, TUNING, Wanted, deviation_of, power, queue
+
+from verl_clipx.common.files import read_json, read_text
+
+TUNED = [name for name, row in ROWS.items() if "like" not in row]
+
+
+def outcome_of(run: Wanted) -> float:
+    """Every row is best at 3e-4, by its place; the seeds differ by 2 points, so that their deviation is 1.4."""
+    return 50 - abs(run.rate - 3e-4) * 1e3 + 0.1 * list(ROWS).index(run.row) + 2 * (run.seed == TABLE[TUNING][0])
+
+
+def outcomes_of(runs):
+    return {run: outcome_of(run) for run in runs}
+
+
+def test_the_protocol_is_the_one_that_was_committed_first():
+    assert evidence_table.hash_of_protocol() == TABLE["protocol"] == read_json(evidence_table.RESULTS)["protocol"]
+
+
+def test_the_table_and_the_page_are_what_the_committed_logs_give():
+    results = evidence_table.collect()
+    assert read_json(evidence_table.RESULTS) == results
+    assert evidence_table.numbers_of(results) in read_text(evidence_table.PAGE)
+    assert {run.path(evidence.RUNS).name for run in evidence.outcomes_in(evidence.RUNS)} == {
+        path.name for path in evidence.RUNS.glob("*/*/*.gz")
+    }
+
+
+def test_fixed_and_adaptive_rows_have_as_many_tuning_runs():
+    runs = queue({})
+    for column in COLUMNS:
+        counts = Counter(run.row for run in runs if run.column == column)
+        assert set(counts) == {name for name in TUNED if column in ROWS[name].get("columns", COLUMNS)}
+        assert set(counts.values()) == {3 * len(TABLE[TUNING])}
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_extends_it():
+    outcomes = outcomes_of(queue({}))
+    for rate, next_rate in ((1e-4, 3e-5), (1e-3, 3e-3)):
+        changed = dict(outcomes)
+        changed |= {run: 90 for run in outcomes if run[:4] == (TUNING, "old", "acpo", rate)}
+        assert {run for run in queue(changed) if run not in changed} == {
+            Wanted(TUNING, "old", "acpo", next_rate, seed) for seed in TABLE[TUNING]
+        }
+
+
+def test_all_rows_have_a_seed_before_any_has_the_next():
+    outcomes = outcomes_of(queue({}))
+    counted = [run for run in queue(outcomes) if run.part == COUNTED]
+    assert list(dict.fromkeys(run.column for run in counted)) == list(COLUMNS)
+    for column in COLUMNS:
+        of_column = [run for run in counted if run.column == column]
+        rows = {run.row for run in of_column}
+        # Of each target the last value has the best outcome here.
+        assert {row for row in rows if ROWS[row]["kind"] == "held"} == {"hold_share_10", "hold_moment_16"}
+        assert len(of_column) % len(rows) == 0
+        for start in range(0, len(of_column), len(rows)):
+            assert {run.row for run in of_column[start : start + len(rows)]} == rows
+    assert {run.seed > 100 for run in counted if run.row == "again"} == {True}
+    assert {run.rate for run in counted} == {3e-4}
+
+
+def test_a_column_has_as_many_seeds_as_its_power_needs():
+    outcomes = outcomes_of(queue({}))
+    assert deviation_of("old", outcomes) == pytest.approx(2**0.5)
+    assert len(evidence.seeds_of("old", outcomes)) == 8
+    wider = {run: value + 2 * (run.seed == TABLE[TUNING][0]) for run, value in outcomes.items()}
+    seeds = len(evidence.seeds_of("old", wider))
+    deviation = deviation_of("old", wider)
+    assert power(seeds - 1, deviation, 3) < 0.9 <= power(seeds, deviation, 3)
+    # From tables of the noncentral t distribution: the protocol's numbers.
+    assert (power(8, 1.7, 3), power(8, 3.1, 5)) == pytest.approx((0.956, 0.922), abs=0.001)
+
+
+def test_no_worse_is_welchs_test_by_hand():
+    """Means 2 and 3, variances 1, 3 seeds each: standard error 0.8165, 4 degrees of freedom, t of 95 % 2.132."""
+    found = evidence_table.no_worse([1, 2, 3], [2, 3, 4], margin=3)
+    assert found == pytest.approx({"difference": -1, "low": -1 - 2.1318 * 0.8165, "p_value": 0.0352}, abs=2e-4)
+
+
+def test_a_setting_passes_by_its_worst_column():
+    names = [name for name in ROWS if ROWS[name]["kind"] != "held" and name != "corrected"]
+    level = dict.fromkeys(names, 50.0) | {"narrow": 30.0, "acpo": 44.0}
+    means = {column: {name: [mean + seed for seed in range(3)] for name, mean in level.items()} for column in COLUMNS}
+    means["noisy"]["bapo"] = [44.0, 45.0, 46.0]
+    found = evidence_table.tests_of(means, dict.fromkeys(COLUMNS, "grpo"))
+    assert found["in_every_column"]["bapo"] == found["no_worse"]["bapo"]["noisy"]["p_value"] > 0.9
+    assert found["in_every_column"]["grpo"] == 0 and found["in_every_column"]["dgpo"] < 0.05 < found["holm"]["acpo"]
+    assert found["controls"]["old"]["narrow"] < 0.05 < found["controls"]["old"]["again"]
+    assert found["claimed"] == [*("grpo", "grpo_w01", "grpo_w05", "grpo_w1", "grpo_w2", "grpo_w5", "m2po", "dgpo")]
+    means["old"]["narrow"] = means["old"]["grpo"]
+    assert evidence_table.tests_of(means, dict.fromkeys(COLUMNS, "grpo"))["claimed"] == []
