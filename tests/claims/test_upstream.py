@@ -1,8 +1,9 @@
 """The texts for verl's users in docs/dev/upstream have the form of the other side, and do there what they say.
 
 Covers: the entry and the page against the form of verl's own; the recipe's file of versions; its script, composed and
-explained; the patch, applied to a copy of verl, and its example in verl's worker and engine: one process, two updates
-of four micro-batches, and as many passes without it as before. Not covered: other engines, several ranks, GPUs.
+explained; with `-m matrix`, the patch, applied to a copy of verl, and its example in verl's worker and engine: one
+process, two updates of four micro-batches, as many passes without it as before. Not covered: other engines, several
+ranks, GPUs.
 """
 
 import re
@@ -69,6 +70,7 @@ for of_update in (calls[:4], calls[4:]):
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_the_patch_gives_a_loss_the_whole_mini_batch(tmp_path):
     copytree(Path(verl.__file__).parent, tmp_path / "verl", ignore=lambda *_: ["__pycache__"])
     subprocess.run(["git", "apply", TEXTS / "pre_update_hook.patch"], cwd=tmp_path, check=True)
