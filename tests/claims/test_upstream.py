@@ -86,7 +86,7 @@ def test_the_recipe_trains_what_its_page_says(tmp_path):
     assert machine.run(SCRIPT, "clipx.alpha=2").returncode == 0
     (call,) = machine.calls
     answer = explained(tmp_path, *call[3:])
-    assert answer["loss"].startswith("clipx_acpo (+clipx=acpo), scope mini_batch") and "alpha=2" in answer["loss"]
+    assert answer["loss"].startswith("clipx_acpo (+clipx=acpo), scope mini_batch") and "alpha=2" in answer["settings"]
     assert call[1:3] == ["-m", "verl.trainer.main_ppo"] and answer["stops"] == []
 
 
