@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 import grimp
-import tomllib
+from importlinter import api
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "figures" / "architecture.svg"
@@ -29,7 +29,7 @@ SPEAKS_TO_VERL, KNOWS_NO_VERL, LINE, TEXT = "#fde7d3", "#e4eef9", "#8a8f98", "#1
 
 def floors() -> list[list[str]]:
     """The rooms of each floor, from the top, as import-linter's contract has them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     return [[room.strip().removeprefix(f"{PACKAGE}.") for room in layer.split("|")] for layer in layers]
 

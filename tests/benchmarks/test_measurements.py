@@ -45,3 +45,16 @@ def output(script: str, *arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+def test_virtual_ranks_decide_as_one_pass_does():
+    printed = output("scale.py", "--tokens", "5e5", "--ranks", "64")
+    away = re.findall(r"^\| (acpo|bapo|m2po), torch\.float64 \| .* \| (\S+) \|$", printed, re.MULTILINE)
+    # Histograms end on the same candidate, or one far away.
+    assert {name: float(of) < limit for (name, of), limit in zip(away, (1e-12, 1e-15, 1e-15), strict=True)} == {
+        "acpo": True,
+        "bapo": True,
+        "m2po": True,
+    }
+    assert len(re.findall(r"processes \| [\d.]+ ms \|", printed)) == 9 and "m2po, lagged, state" in printed

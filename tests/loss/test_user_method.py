@@ -200,7 +200,8 @@ MISTAKES = {
     ),
     "a default of no use": (FUNCTION.format("", "ratio, *, of=()"), "type tuple cannot be a configuration value"),
     "an enum of words": (
-        "import enum\nKind = enum.StrEnum('Kind', 'soft hard')\n" + FUNCTION.format("", "ratio, *, kind=Kind.soft"),
+        "import enum\nKind = enum.Enum('Kind', {'soft': 'soft', 'hard': 'hard'}, type=str)\n"
+        + FUNCTION.format("", "ratio, *, kind=Kind.soft"),
         "type Kind cannot be a configuration value",
     ),
     "a function's taken name": (

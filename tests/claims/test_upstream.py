@@ -1,0 +1,103 @@
+"""The texts for verl's users in docs/dev/upstream have the form of the other side, and do there what they say.
+
+Covers: the entry and the page against the form of verl's own; the recipe's file of versions; its script, composed and
+explained; with `-m matrix`, the patch, applied to a copy of verl, and its example in verl's worker and engine: one
+process, two updates of four micro-batches, as many passes without it as before. Not covered: other engines, several
+ranks, GPUs.
+"""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import verl
+
+from tests.claims.documents import ROOT
+from tests.hydra_main import explained
+from tests.recipes.shell import Machine
+from verl_clipx.common.verl_version import VERL_RANGE
+
+TEXTS = ROOT / "docs" / "dev" / "upstream"
+SCRIPT = TEXTS / "recipe" / "run_qwen3_8b_acpo_fsdp.sh"
+
+USING_THE_PATCH = """
+import os, sys
+from pathlib import Path
+
+# Last: a script's neighbours there must not hide the standard library's.
+sys.path += sys.argv[1:]
+import torch
+from update_actor import save_model
+from worker_update import Row, compose_run, rank_environment, update
+
+# verl reads it when it is imported.
+os.environ |= rank_environment(Path("meeting").absolute()) | {"RAY_ADDRESS": "127.0.0.1:6379"}
+from pre_update_example import loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+calls, passes, forward = [], [], FSDPEngine.forward_backward_batch
+def recorded(**call):
+    mask = call["response_mask"]
+    tokens = [call[name].detach()[mask].double() for name in ("log_prob", "advantages")]
+    calls.append((call["pre_update"], *tokens))
+    return loss(**call)
+def counted(self, *words, forward_only=False, **named):
+    passes.append(forward_only)
+    return forward(self, *words, forward_only=forward_only, **named)
+POLICY_LOSS_REGISTRY["centred"], FSDPEngine.forward_backward_batch = recorded, counted
+
+save_model(Path("model"), width=64, layers=1)
+lengths, one = range(3, 11), torch.ones
+rows = [Row(torch.arange(2, 4 + n), 2, -6 * one(n), one(n, dtype=torch.int64), n % 3 - 1.0) for n in lengths]
+cut = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+cut += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1", "actor_rollout_ref.actor.optim.lr=0.01"]
+for mode, expected in (("centred", [True, False] * 2), ("vanilla", [False] * 2)):
+    passes.clear()
+    config = compose_run(Path("model"), 1, [*cut, f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}"])
+    update(config, rows, updates=2)
+    assert passes == expected, (mode, passes)
+assert len(calls) == 8 and calls[0][0]["log_prob"] != calls[4][0]["log_prob"]
+for of_update in (calls[:4], calls[4:]):
+    for place, name in enumerate(("log_prob", "advantage"), start=1):
+        mean = torch.cat([call[place] for call in of_update]).mean()
+        assert all(torch.isclose(call[0][name], mean, rtol=1e-6) for call in of_update), name
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_the_patch_gives_a_loss_the_whole_mini_batch(tmp_path):
+    copytree(Path(verl.__file__).parent, tmp_path / "verl", ignore=lambda *_: ["__pycache__"])
+    subprocess.run(["git", "apply", TEXTS / "pre_update_hook.patch"], cwd=tmp_path, check=True)
+    (tmp_path / "use.py").write_text(USING_THE_PATCH)
+    command = [sys.executable, "use.py", str(TEXTS), str(ROOT / "benchmarks")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_what_its_page_says(tmp_path):
+    machine = Machine(tmp_path / "machine", python3="")
+    assert machine.run(SCRIPT, "clipx.alpha=2").returncode == 0
+    (call,) = machine.calls
+    answer = explained(tmp_path, *call[3:])
+    assert answer["loss"].startswith("clipx_acpo (+clipx=acpo), scope mini_batch") and "alpha=2" in answer["settings"]
+    assert call[1:3] == ["-m", "verl.trainer.main_ppo"] and answer["stops"] == []
+
+
+def test_the_texts_have_the_other_sides_form():
+    entry = re.search(r"^- \[verl-clipx\].*$", (TEXTS / "index.md").read_text(), re.MULTILINE)[0]
+    badge = r"!\[GitHub Repo stars\]\(https://img\.shields\.io/github/stars/\S+\)"
+    assert re.fullmatch(rf"- \[[^]]+\]\(https://[^)]+\): .* {badge}", entry)
+    page = (TEXTS / "adaptive_clipping.md").read_text()
+    assert re.match(r"# .+\n\nLast updated: \d\d/\d\d/\d{4}\.\n\n", page)
+    lines = (TEXTS / "recipe" / "REQUIRED_VERL.txt").read_text().splitlines()
+    fields = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert {"UPSTREAM", "MODE", "TAG", "PIP_INSTALL"} <= fields.keys() and fields["MODE"] == "pinned_tag"
+    tested = fields["TAG"].removeprefix("v")
+    assert fields["PIP_INSTALL"] == f"pip install verl=={tested}" and tested == version("verl") and tested in VERL_RANGE
