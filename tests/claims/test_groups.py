@@ -12,10 +12,25 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
+from tests.composition import MICRO_BATCH, by_hydra, composition
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import METHODS as CLASSES
+from verl_clipx.run.groups import groups_of
 from verl_clipx.worker.registry import is_ours
 
-from .configuration import ACTOR, MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in, refusals_in
+from .configuration import (
+    ACTOR,
+    MEASURED,
+    actor_of,
+    built,
+    hydra_s,
+    merged,
+    methods_in,
+    modifiers_in,
+    parsed,
+    refusals_in,
+)
 from .first_call import FAR, NEAR, first_call, moved_batch
 
 METHODS = methods_in()
@@ -67,7 +82,9 @@ TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
 OBSERVE = "+clipx=observe"
 WITH_OPTIONS = [group for group in TRAINABLE if group != OBSERVE]
 # Their statistics are in two stages, which cannot be those of another rollout batch.
-TWO_STAGES = ("+clipx=clip_cov", "+clipx=kl_cov")
+TWO_STAGES = [
+    f"+clipx={group}" for name in BUILT_IN if CLASSES[name]().second_statistics_size for group in groups_of(name)
+]
 
 
 def test_there_are_groups_of_every_kind():
@@ -179,14 +196,12 @@ def test_a_modifier_alone_is_none_of_a_method(modifier):
         ),
     ],
 )
-def test_the_shortcut_of_these_tests_gives_what_hydra_gives(groups, values):
-    parsed = {}
-    for override in values:
-        key, _, value = override.partition("=")
-        parsed[key] = OmegaConf.from_dotlist([f"value={value}"]).value
-    whole, quick = hydra_s(*groups, *values), merged(groups, parsed)
+def test_the_shortcuts_of_these_tests_give_what_hydra_gives(groups, values):
+    whole, quick = hydra_s(*groups, *values), merged(groups, parsed(*values))
     assert OmegaConf.to_container(quick.clipx) == OmegaConf.to_container(whole.clipx)
     assert actor_of(quick).policy_loss == built(whole).policy_loss
+    further = (*values, "+a.new.key=[1]", "~trainer.device", "++data.shuffle=false")
+    assert composition(*further, *groups) == by_hydra("ppo_trainer", *MICRO_BATCH, *further, *groups)
 
 
 BROKEN = {

@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from torch.testing import assert_close
 from verl.utils.config import omega_conf_to_dataclass
 
-from tests.composition import built_once, compose_once
+from tests.composition import built_once, composition
 from tests.golden.runs import registered_loss
 from verl_clipx.check.contract import example
 from verl_clipx.methods.m2po import LARGEST, OCTAVES, M2po
@@ -188,7 +187,7 @@ WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=False"
 
 
 def test_without_rollout_log_probabilities_it_stops_in_the_driver():
-    config = OmegaConf.create(compose_once(("+clipx=m2po", WITHOUT))).actor_rollout_ref.actor
+    config = composition("+clipx=m2po", WITHOUT).actor_rollout_ref.actor
     with pytest.raises(Exception, match=r"calculate_log_probs=False: clipx\.behaviour=rollout needs .* Set it to True"):
         omega_conf_to_dataclass(config)
     built_once(("+clipx=m2po_reference", WITHOUT))
