@@ -56,7 +56,9 @@ def composition(*overrides: str) -> DictConfig:
     config.merge_with(*map(group_s_own, groups))
     OmegaConf.set_struct(config, True)
     others = OverridesParser.create().parse_overrides([word for word in overrides if word not in groups])
-    assert all("." in other.key_or_group for other in others), others
+    if not all("." in other.key_or_group for other in others):
+        # A group of verl's own.
+        return by_hydra("ppo_trainer", *MICRO_BATCH, *overrides)
     ConfigLoaderImpl._apply_overrides_to_config(others, config)
     return config
 

@@ -83,9 +83,11 @@ def built(config: DictConfig) -> ActorConfig:
 
 def actor_of(config: DictConfig) -> ActorConfig:
     """As `built`, from a configuration of `merged`: with verl's defaults in all but the policy loss."""
-    actor = copy.deepcopy(plain_actor())
+    actor = copy.copy(plain_actor())
     policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-    object.__setattr__(actor, "policy_loss", policy_loss)
+    # verl writes the mini-batch's size into the second.
+    for name, value in (("policy_loss", policy_loss), ("global_batch_info", {})):
+        object.__setattr__(actor, name, value)
     return actor
 
 

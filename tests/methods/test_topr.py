@@ -12,7 +12,7 @@ import torch
 from verl_clipx.check.contract import example
 from verl_clipx.methods.topr import Topr
 
-from .against_verl import assert_gradient_of
+from .against_verl import AsVerl, assert_gradient_of
 from .at import At, by_hand, outcome, rows, tokens_at
 
 PUBLISHED = {
@@ -23,6 +23,17 @@ VARIANTS = (
     {"level": "token", "positive_low": 0.5, "positive_high": 2.0},
     {"positive_low": 0.0, "positive_high": 2.0, "log_ratio_clamp": None},
 )
+
+BYPASS = ("algorithm.rollout_correction.bypass_mode=true", "actor_rollout_ref.rollout.calculate_log_probs=true")
+TRUNCATED = ("clipx.positive_low=0", "clipx.positive_high=1.5", "clipx.negative_high=1.5")
+# verl's preset RolloutCorrectionConfig.bypass_pg_is(1.5), where verl's trainer writes it.
+PRESET = "rollout_correction={loss_type:reinforce,rollout_is:sequence,rollout_is_threshold:1.5}"
+VERLS = {
+    "gpg as topr": AsVerl(("+clipx=topr", "clipx.negative_low=1"), ("policy_loss.loss_mode=gpg",), ()),
+    "bypass_pg_is as topr": AsVerl(
+        ("+clipx=topr", *TRUNCATED, *BYPASS), ("policy_loss.loss_mode=bypass_mode", f"policy_loss.{PRESET}"), ()
+    ),
+}
 
 
 def SEEN(values):
