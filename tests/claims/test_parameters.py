@@ -145,6 +145,22 @@ def test_a_modifiers_parameter_trains_with_each_of_its_words(kind, name, word):
 SAME_RANGE = {(name, allowed): method for method in reversed(BUILT_IN) for name, allowed in NUMBERS[method].items()}
 
 
+def beyond(ends):
+    """What is no number between two ends."""
+    return ends[0] - 1e-6, ends[1] * (1 + 1e-6), -math.inf, math.inf, math.nan, 10**400, "1e3x", True, [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [(kind, field) for kind in MODIFIER_GROUPS for field in dataclasses.fields(kind)]
+)
+def test_a_modifiers_value_beyond_an_end_and_a_word_that_it_lacks_are_refused(kind, field):
+    allowed = field.metadata["allowed"]
+    for value in (*(beyond(allowed.ends) if allowed.ends else ()), *(("new", None) if allowed.choices else ())):
+        with pytest.raises(Refusal) as raised:
+            kind(**{name: 0.5 for name in ("delta",) if hasattr(kind, name)} | {field.name: value})
+        assert raised.value.key == f"{kind.node}.{field.name}" and raised.value.value is value
+
+
 def is_first(method, name):
     return SAME_RANGE[name, NUMBERS[method][name]] == method
 
@@ -159,7 +175,7 @@ def is_first(method, name):
 )
 def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
     ends = NUMBERS[method][name].ends
-    for value in (ends[0] - 1e-6, ends[1] * (1 + 1e-6), -math.inf, math.inf, math.nan, 10**400, "1e3x", True, [1]):
+    for value in beyond(ends):
         with pytest.raises(Refusal) as raised:
             build(method, **{name: value})
         assert raised.value.key == f"clipx.{name}" and raised.value.value is value

@@ -100,8 +100,3 @@ def test_the_registered_loss_against_autograd(seed):
         return torch.where(batch["advantages"] < 0, total.exp().clamp(max=1.0), 1.0) * batch["advantages"] * log_prob
 
     assert assert_gradient_of("topr", batch, objective)["actor/pg_clipfrac"] == 0
-
-
-def test_limits_that_cross_are_refused():
-    with pytest.raises(ValueError, match=r"clipx\.negative_low=0\.9: must not be above clipx\.negative_high=0\.8\."):
-        Topr(negative_low=0.9, negative_high=0.8)
