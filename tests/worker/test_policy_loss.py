@@ -47,7 +47,8 @@ EMPTY_NORMALISERS = ({}, {"batch_num_tokens": 0, "global_batch_size": 0}, {"batc
     ("method", "overrides"),
     [
         *((method, ()) for method in BUILT_IN),
-        ("acpo", ("clipx.compile=true",)),
+        ("grpo", ("clipx.compile=true",)),
+        *(pytest.param(method, ("clipx.compile=true",), marks=pytest.mark.matrix) for method in ("acpo", "gspo")),
         ("grpo", ("+clipx/shaping=advantage_reweighting",)),
         ("acpo", ("+clipx/select=high_entropy",)),
     ],

@@ -20,8 +20,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
-from tests.jagged import micro_batch
-from tests.worker.updates import ROWS, SPLITS, WHOLE, extra_passes, loss_function, train
+from tests.worker.updates import ROWS, SPLITS, WHOLE, loss_function, planned, train
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
@@ -31,10 +30,9 @@ from verl_clipx.modifiers.masks import remaining
 from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.plan import passes_for_selection, plan_step
+from verl_clipx.worker.plan import passes_for_selection
 from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
-from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
 
 CORRECTION = "algorithm.rollout_correction"
@@ -78,18 +76,6 @@ def left(batch, rejection):
     """What verl's own function leaves of a padded batch."""
     log_ratio = batch["log_prob"] - batch["old_log_prob"]
     return compute_rollout_rejection_mask(log_ratio, batch["mask"], *REJECTIONS[rejection])[0]
-
-
-def planned(config, batch, split, token_pass=None, all_reduce=lambda vector: vector):
-    """A step as the worker plans it, with an extra pass over the ranks and micro-batches of a split."""
-    return plan_step(
-        config.policy_loss,
-        ControllerState(),
-        RolloutBatch(token_pass=token_pass),
-        micro_batch(batch, ROWS)[0],
-        extra_pass=partial(extra_passes, config.policy_loss, batch, split),
-        all_reduce=all_reduce,
-    )
 
 
 def trained(config, batch, split=WHOLE, step=None, change=None):
