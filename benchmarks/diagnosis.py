@@ -3,10 +3,11 @@
 Run: python benchmarks/diagnosis.py
 
 Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
-kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which has what
-`clipx diagnose` says beside a share. A trend may warn while a run trains if no beginning of a healthy log met its rule.
+kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which `clipx
+diagnose --json` quotes. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -15,11 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy
 import pandas
+from simulation import validations
 
 from verl_clipx.common.files import read_text, write_text
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
-from verl_clipx.diagnose.rules import RULES, Rule, diagnose, keys_missing_for
+from verl_clipx.diagnose.parting import part
+from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES, Rule, diagnose, keys_missing_for
+from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder
 from verl_clipx.runs.run import Run
@@ -46,6 +51,17 @@ CHANGED_FOR = {
 NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
+# By fault what it acts on first, of what the logs have.
+TRIGGERS = {
+    "no_reward": keys.REWARD,
+    "nan_reward": "health/not_finite/rewards",
+    "no_end": keys.CUT,
+    "frozen_rollout": keys.MISMATCH,
+    "rounded_rollout": keys.MISMATCH,
+    "damaged_weights": keys.GRADIENT_NORM,
+    "huge_advantages": keys.GRADIENT_NORM,
+    "fast_learning": keys.KL,
+}
 
 
 class Trial(NamedTuple):
@@ -188,27 +204,27 @@ def summary(found: list[Trial], healthy: dict[str, list[Run]]) -> str:
     """How often the rules were right, with exact intervals."""
     pairs = [(one.since, onset) for one in found for onset in one.onsets.values()]
     known = [onset - since for since, onset in pairs if onset is not None]
-    in_time = [delay for delay in known if abs(delay) <= IN_TIME]
     of_faulty = [one for one in found if one.onsets]
     kinds = {one.name: True for one in of_faulty}
     for one in of_faulty:
         kinds[one.name] &= None not in one.onsets.values()
     rows = [
-        ("expected findings made", len(known), len(pairs)),
-        ("kinds of faults of which none was missed", sum(kinds.values()), len(kinds)),
-        (f"of the findings made, begun within {IN_TIME} steps of the fault", len(in_time), len(known)),
-        ("runs with a fault that had another finding too", sum(bool(one.false) for one in of_faulty), len(of_faulty)),
+        ("expected findings made", [onset is not None for _, onset in pairs]),
+        ("kinds of faults of which none was missed", list(kinds.values())),
+        (
+            f"of the findings made, begun within {IN_TIME} steps of the fault",
+            [abs(delay) <= IN_TIME for delay in known],
+        ),
+        ("runs with a fault that had another finding too", [bool(one.false) for one in of_faulty]),
     ]
-    alarms = {
-        "runs of benchmarks/known_faults.py without a fault": [bool(one.false) for one in found if not one.onsets]
-    }
-    alarms |= {name: [bool(diagnose(run)) for run in runs] for name, runs in healthy.items()}
-    rows += [(f"{name} that had a finding", sum(flags), len(flags)) for name, flags in alarms.items()]
-    lines = ["| counted | result | exact 95 % interval |", "|---|---|---|"]
-    for what, count, of in rows:
-        interval = share(count, of)
-        lines.append(f"| {what} | {count} of {of} | {100 * interval.low:.0f} to {100 * interval.high:.0f} % |")
-    return "\n".join(lines) + "\n"
+    rows.append(
+        (
+            "runs of benchmarks/known_faults.py without a fault that had a finding",
+            [bool(one.false) for one in found if not one.onsets],
+        )
+    )
+    rows += [(f"{name} that had a finding", [bool(diagnose(run)) for run in runs]) for name, runs in healthy.items()]
+    return counted(rows)
 
 
 def healthy_runs() -> list[Run]:
@@ -229,6 +245,79 @@ def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
     return found
 
 
+def counted(rows: list[tuple[str, list[bool]]]) -> str:
+    """A table of how often something is so, with exact intervals."""
+    lines = ["| counted | result | exact 95 % interval |", "|---|---|---|"]
+    for what, flags in rows:
+        interval = share(sum(flags), len(flags))
+        percents = f"{100 * interval.low:.0f} to {100 * interval.high:.0f} %"
+        lines.append(f"| {what} | {sum(flags)} of {len(flags)} | {percents} |")
+    return "\n".join(lines) + "\n"
+
+
+def timeline_table() -> str:
+    """How often the timeline has a change in healthy logs, and the trigger of a known fault in time."""
+    healthy, known = healthy_runs(), {run.name for run in controls()}
+    others = [run for run in kept_runs(REVERSAL).values() if run.name not in known]
+    by_setting: dict[str, list[Run]] = {}
+    for run in [*healthy, *others]:
+        by_setting.setdefault(run.name.rpartition("-seed")[0], []).append(run)
+    pairs = [pair for runs in by_setting.values() for pair in itertools.combinations(runs, 2)]
+    kept = [(RunFolder(path).record, run) for path, run in kept_runs(FAULTS).items()]
+    of_seed = {record["seed"]: run for record, run in kept if record["name"] == "healthy_grpo_4"}
+    seen = [_seen(record, run, of_seed[record["seed"]]) for record, run in kept if record["name"] in TRIGGERS]
+    first, trigger, sooner, exactly = (list(flags) for flags in zip(*seen, strict=True))
+    rows = [
+        ("healthy logs with a change", [_changes(run) for run in healthy]),
+        ("other runs of the table reversal with a change", [_changes(run) for run in others]),
+        ("pairs of seeds whose difference has a change", [bool(part(*pair).changes) for pair in pairs]),
+        (f"logs with a fault at a known step whose first change is within {IN_TIME} steps of it", first),
+        (f"… in which what the fault acts on changes within {IN_TIME} steps", trigger),
+        ("… and does so before any rule has a finding", sooner),
+        ("… that leave the healthy run of their seed at exactly that step", exactly),
+    ]
+    return counted(rows)
+
+
+def _changes(run: Run) -> bool:
+    return bool(changes(run.log))
+
+
+def _seen(record: dict[str, Any], run: Run, healthy: Run) -> tuple[bool, bool, bool, bool]:
+    steps = {change.key: change.step for change in changes(run.log)}
+    first = min(steps.values(), default=numpy.inf)
+    trigger = steps.get(TRIGGERS[record["name"]], numpy.inf)
+    in_time = abs(trigger - record["since"]) <= IN_TIME
+    sooner = trigger < min((one.onset.step for one in diagnose(run)), default=numpy.inf)
+    parts = part(healthy, run).step == record["since"]
+    return abs(first - record["since"]) <= IN_TIME, in_time, in_time and sooner, parts
+
+
+def held_out_table(repeats: int = 300) -> str:
+    """How often the rule on held-out scores finds something in made-up validations, by their number and the fall."""
+    (rule,) = (one for one in RULES if one.name == HELD_OUT_FALLS)
+    generator = numpy.random.default_rng(0)
+    lines = ["| validations | problems | no fall | 10 points | 20 points |", "|---|---|---|---|---|"]
+    for count in (10, 20, 50):
+        for problems in (30, 256):
+            cells = []
+            for fall in (0.0, 0.1, 0.2):
+                drawn = (validations(count, problems, fall, generator) for _ in range(repeats))
+                logs = (pandas.DataFrame({keys.REWARD: one[0], "val-core/made_up/acc/mean@1": one[1]}) for one in drawn)
+                met = sum(bool(diagnose(Run("made-up", log), [rule])) for log in logs)
+                cells.append(f"{100 * met / repeats:.0f} %")
+            lines.append(f"| {count} | {problems} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def rates_table(rates: dict[str, dict[str, float]]) -> str:
+    """The base rates of `base_rates`, a row a share."""
+    rows = (
+        f"| {name} | {one['logs']} | {percent(one['low'])} | {percent(one['high'])} |" for name, one in rates.items()
+    )
+    return "\n".join(["| share | logs | 10 % of them are below | 10 % above |", "|---|---|---|---|", *rows, ""])
+
+
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
     trials = [try_rules(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
@@ -236,6 +325,9 @@ def tables() -> dict[str, str]:
         "summary": summary(trials, {"runs of the table reversal": controls()}),
         "faults": faults_table(trials),
         "false alarms": alarms_table(false_alarms(healthy_runs())),
+        "timeline": timeline_table(),
+        "held out": held_out_table(),
+        "base rates": rates_table(base_rates(healthy_runs())),
     }
 
 

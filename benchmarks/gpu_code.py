@@ -40,6 +40,10 @@ from triton.compiler import ASTSource
 
 from verl_clipx.loss.compiled import EXAMPLE_LENGTH, EXAMPLE_SEQUENCES, TokenFunctions
 from verl_clipx.methods import METHODS
+from verl_clipx.modifiers import AdvantageReweighting, FutureInfluence
+
+# What may follow a method's name and a plus.
+SHAPINGS = {"": None, "advantage_reweighting": AdvantageReweighting(), "fipo": FutureInfluence()}
 
 SHAPES = ((64, 4096), (8, 16384), (256, 1024))
 TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
@@ -168,11 +172,14 @@ def graphs_of(name: str, compiler: Compiler) -> dict[str, Graph]:
     torch._dynamo.reset()
     compiler.graphs = []
     with FakeTensorMode(allow_non_fake_inputs=True):
-        functions = TokenFunctions(METHODS[name](), None, compiled=True)
+        of_method, _, of_shaping = name.partition("+")
+        functions = TokenFunctions(METHODS[of_method](), SHAPINGS[of_shaping], compiled=True)
         functions.prepare("cuda", counted=False)
     if not functions.compiled:
         sys.exit(f"{name}: the compiler failed.")
-    parts = ("statistics", "loss") if functions.method.statistics_size else ("loss",)
+    method = functions.method
+    sizes = {"statistics": method.statistics_size, "second statistics": method.second_statistics_size, "loss": 1}
+    parts = [part for part, size in sizes.items() if size]
     return dict(zip(parts, compiler.graphs, strict=True))
 
 
@@ -299,7 +306,9 @@ def table(rows: list[Row]) -> str:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Methods; all by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Such as acpo or grpo+fipo; all methods by default.")
+    ] = None,
     architecture: Annotated[int, typer.Option(help=f"One of {', '.join(map(str, MULTIPROCESSORS))}.")] = 90,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -102,5 +102,19 @@ def one_sided_collapse(seeds: int, generator: np.random.Generator) -> tuple[np.n
     return first, second - 0.3 * (generator.random(seeds) < 0.2)
 
 
+def validations(
+    count: int, problems: int, fall: float, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Training rewards that rise, and validations that rise to 60 % and fall by so much over the second half.
+
+    Chance is of the samples, over so many problems, and of the training: half a point a validation, which stays.
+    """
+    part = np.arange(count) / (count - 1)
+    walk = 0.005 * generator.standard_normal(count).cumsum()
+    chance = 0.3 + 0.3 * (1 - np.exp(-8 * part)) - fall * np.clip(2 * part - 1, 0, 1) + walk
+    rewards = 0.3 + 0.4 * part + 0.02 * generator.standard_normal(count)
+    return rewards, generator.binomial(problems, np.clip(chance, 0, 1)) / problems
+
+
 LOGS = {"lasting offsets": lasting_offsets, "walks": walks, "drifts": drifts, "collapses of a fifth": collapses}
 """Ways in which trainings of one setting differ, each a function of seeds, steps and generator."""

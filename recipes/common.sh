@@ -119,8 +119,7 @@ launch() {
         python3 -m verl.trainer.main_ppo "${machine[@]}" "+recipe=$preset" "${changes[@]}"
     )
 
-    printf '%q ' "${command[@]}"
-    printf '\n'
+    print_command "${command[@]}"
     [[ $DRY_RUN != 1 ]] || return 0
     # Where the recipe itself is being explained, the command is.
     if [[ $PREFLIGHT == 1 && -z ${CLIPX_EXPLAIN:-} ]]; then

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the recipes: folders and names as Hydra takes them for text.
+# Sourced by the recipes: folders and names as Hydra takes them for text, and a command as a shell takes it back.
 
 # A value as Hydra reads it: quoted, unless it is a plain path or name of letters, which no number or null looks like.
 text() {
@@ -22,4 +22,17 @@ text() {
         done
         printf "'%s'\n" "$quoted"
     fi
+}
+
+# print_command WORD ...: prints a command with a setting a line, to be read and to be pasted.
+print_command() {
+    local word between=''
+    for word; do
+        [[ $word != *=* ]] || between=' \\\n    '
+        # shellcheck disable=SC2059 # what stands between two words
+        printf "$between"
+        printf '%q' "$word"
+        between=' '
+    done
+    printf '\n'
 }

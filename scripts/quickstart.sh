@@ -252,15 +252,16 @@ for ((seed = SEED; seed < SEED + SEEDS; seed++)); do
 done
 
 PAGE=$RUNS/$(name_of "$METHOD" "$@")-page
-say "5/5 page"
-run clipx report "${folders[@]}" --out "$PAGE"
+# Long answers would make a step long, and the reward needs no more than a sum. The page calls them cut: it should.
+title=()
+[[ $MODEL != smollm2 || -n ${MAX_RESPONSE_LENGTH:-} ]] ||
+    title=(--title "SmolLM2 learns sums: its answers are cut at 14 tokens on purpose, so that a step stays short")
+step "5/5 page" page clipx report "${folders[@]}" --out "$PAGE" ${title[@]+"${title[@]}"}
+again="${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh"
 cat <<END
-What next:
-  open the page                $PAGE/report.html
-  another method               ${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh dgpo
-  another parameter            ${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh acpo clipx.alpha=2
-  three seeds, with bands      ${MODEL:+MODEL=$MODEL }SEEDS=3 bash scripts/quickstart.sh
-  any runs on one page         $VENV/bin/clipx report RUN OTHER_RUN --out page
-  the methods                  $VENV/bin/clipx methods
-  your own verl run            add +clipx=$METHOD${own[*]:+ ${own[*]}} to its command line (README.md)
+  open the page     $PAGE/report.html
+  what if           $VENV/bin/clipx replay ${folders[0]} +clipx=dgpo +clipx=bapo
+  another method    $again dgpo
+  three seeds       SEEDS=3 $again $METHOD
+  your own run      add +clipx=$METHOD${own[*]:+ ${own[*]}} to its verl command line (README.md)
 END

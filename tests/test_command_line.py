@@ -187,7 +187,7 @@ def test_a_group_of_the_users_own_with_a_similar_name_composes(tmp_path):
     (tmp_path / "clipx").mkdir()
     (tmp_path / "clipx" / "acpo2.yaml").write_text("# @package _global_\ndefaults: [acpo]\nclipx: {alpha: 2.5}\n")
     answer = explained(tmp_path, f"--config-dir={tmp_path}", *NEEDED, "+clipx=acpo2")
-    assert answer["stops"] == [] and "alpha 2.5" in answer["loss"]
+    assert answer["stops"] == [] and "alpha 2.5" in answer["settings"]
 
 
 def without(monkeypatch, *modules: str) -> None:

@@ -19,11 +19,11 @@ from verl_clipx.methods import BUILT_IN, METHODS
 ROOT = Path(__file__).parents[1]
 TRITON = Path(os.environ.get("TRITON_FOLDER") or Path(sys.prefix) / "triton")
 
-MOST_LAUNCHES = {"loss": 3, "statistics": 4}
+MOST_LAUNCHES = {"loss": 3, "statistics": 4, "second statistics": 4}
 # A sum over whole sequences comes first.
 BY_SEQUENCE = {name for name in BUILT_IN if METHODS[name].by_sequence}
-# What BAPO's sums begin with, two tables and two times nothing, are launches of their own: docs/dev/measurements.md.
-MOST_OF_BAPO = 7
+# What the sums of these begin with, such as BAPO's two tables, are launches of their own: docs/dev/measurements.md.
+WITH_TABLES, MOST_WITH_TABLES = {"bapo", "kl_cov"}, 7
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,11 +47,14 @@ def as_it_should_be(row: dict) -> bool:
     blocks = min(132, row["sequences"] if method in BY_SEQUENCE else tokens // 4096)
     return (
         not row["fallbacks"]
-        and row["spilled"] == 0
-        and row["buffers"] == 0
-        and (part == "statistics" or row["float64"] == 0)
+        # CTPO adds up along a sequence twice in one kernel.
+        and row["spilled"] <= 12 * (method == "ctpo")
+        # KL-Cov keeps each token's bucket.
+        and row["buffers"] <= ((method, part) == ("kl_cov", "second statistics"))
+        # KL-Cov's three bounds are float64 until a thread has read them.
+        and (part != "loss" or row["float64"] <= 0.25 * (method == "kl_cov"))
         and row["blocks"] >= blocks
-        and row["launches"] <= (MOST_OF_BAPO if (method, part) == ("bapo", "statistics") else MOST_LAUNCHES[part])
+        and row["launches"] <= (MOST_WITH_TABLES if part != "loss" and method in WITH_TABLES else MOST_LAUNCHES[part])
     )
 
 

@@ -72,16 +72,16 @@ def clipx(
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Losses with adaptive and soft clipping for veRL: what there is, whether it works here, what a run did."""
+    """Losses with adaptive and soft clipping for veRL: choose one, check a launch, and read what a run did."""
 
 
 @app.command()
 def doctor(
-    ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all that was found, a line for each.")] = False,
+    ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
+    """Check this environment. The exit code is 1 if a run would fail here."""
     from verl_clipx.check.doctor import GPU_CHECKS, examine, lines_of
 
     colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
@@ -105,8 +105,8 @@ def methods(
         str | None, typer.Argument(help="A method, a group, observe, or a loss of your own as package.module:name.")
     ] = None,
     parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""
@@ -175,40 +175,43 @@ def draw_method(name: str, parameters: list[str], path: Path) -> None:
     console.print_line(str(path))
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(
+    options_metavar="[OPTIONS] -- COMMAND",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
 def explain(
     context: typer.Context,
-    run_preparations: Annotated[
-        bool, typer.Option("--run-preparations", help="Also run rm, mv, pip and downloads, not stand-ins for them.")
-    ] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Go on after the first run, to explain all that the command starts.")
+        bool, typer.Option("--all", help="Explain every run that the command starts, not the first.")
+    ] = False,
+    run_preparations: Annotated[
+        bool, typer.Option("--run-preparations", help="Run rm, mv, pip and downloads, in place of stand-ins.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a command would train, and what stops it.
 
-    It runs the command up to verl's configuration, without Ray.
+    The command runs until verl has its configuration; Ray never starts.
 
     clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
 
-    clipx explain -- bash run.sh KEY=VALUE …
+    clipx explain -- bash run.sh +clipx=acpo
 
-    What a script does before it trains, it does; launchers, pip, downloads, rm and mv are replaced by stand-ins. This
-    is no sandbox: don't explain a script that you would not run.
+    Stand-ins replace launchers, pip, downloads, rm and mv. Everything else in a script runs: this is no sandbox, so
+    don't explain a script that you would not run.
     """
     from verl_clipx.run.explain import explain as explain_command
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    with failing():
+    with failing(), messages_console().status("running the command until verl has its configuration"):
         explanation = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
         runs = [{key: value for key, value in answer.items() if key != "text"} for answer in explanation.answers]
         print_json(runs=runs, stood_in=explanation.stood_in, stops=explanation.stops)
     else:
         for line in explanation.lines:
-            console.print_line(line)
+            console.print_row(line)
     raise typer.Exit(0 if explanation.starts else 1)
 
 
@@ -216,7 +219,7 @@ def explain(
 def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
 ) -> None:
-    """Check a loss of your own. Every loss must keep this contract."""
+    """Check a loss of your own against the contract that every loss keeps."""
     sys.path.insert(0, "")
     from verl_clipx.check.contract import check_method
     from verl_clipx.run.config import build
@@ -283,37 +286,41 @@ def report(
 
 @app.command()
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run's folder, the file of its log, or wandb://entity/project/run; or two, to compare."),
+    ],
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit code 3 on this rule's finding, or on those of a kind or graver: fact, trend, remark."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run. From which step on, what shows it, and what to do."""
-    from verl_clipx.diagnose.base_rates import MEASURES, rates
-    from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
+    """Say what went wrong in a run. From which step on, what shows it, and what to do.
+
+    Of two runs it also says where the second leaves the first.
+
+    Exit code 3 if --fail-on was found, 1 if it can't be checked or a run can't be read, else 0.
+    """
+    from verl_clipx.diagnose.command import FAILED, content_of, fails, lines_of
+    from verl_clipx.diagnose.parting import part, say_where
     from verl_clipx.runs.folder import read_run
 
+    if len(runs) > 2:
+        fail(f"{len(runs)} runs: name one, or two to compare.", 2)
     with failing(), warnings_on(messages_console()):
-        of_run = read_run(run)
-        findings = diagnose(of_run)
-        healthy = "" if findings else say_nothing_was_found(of_run)
+        read = [read_run(run) for run in runs]
+        parting = part(*read) if len(runs) == 2 else None
+        said = [content_of(run) if as_json else list(lines_of(run)) for run in read]
+        failed = [fails(run, fail_on or []) for run in read]
     if as_json:
-        rows = [
-            {
-                "finding": finding.rule.name,
-                "onset": finding.onset.step,
-                "evidence": finding.onset.evidence,
-                "heuristic": finding.rule.heuristic,
-                "remedy": finding.rule.remedy,
-                "link": finding.rule.link,
-                "usual": {name: rates().get(name) for name in finding.rule.reads if name in MEASURES},
-            }
-            for finding in findings
-        ]
-        print_json(run=str(run), findings=rows)
-        return
-    for finding in findings:
-        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
-    if healthy:
-        console.print(healthy, markup=False, highlight=False)
+        named = [{"run": str(run), **content} for run, content in zip(runs, said, strict=True)]
+        print_json(**(named[0] if parting is None else {"runs": named, "parting": parting._asdict()}))
+    else:
+        where = say_where(*(run.name for run in read), parting) if parting else []
+        for line in [*(line for lines in said for line in lines), *map(escape, where)]:
+            console.print(line, highlight=False, soft_wrap=True)
+    raise typer.Exit(FAILED if any(failed) else 0)
 
 
 @app.command()

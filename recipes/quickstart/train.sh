@@ -4,14 +4,11 @@
 # shellcheck source=recipes/text.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../text.sh"
 
-# Trains. The arguments are the task, whose reward scores the responses, and the recipe's own overrides.
+# Trains, or with DRY_RUN=1 only prints the command. The arguments are the task, whose reward scores the responses, and
+# the recipe's own overrides.
 train() {
     local task=$1
     shift
-
-    export VERL_PLATFORM=cpu
-    export VERL_FILE_LOGGER_PATH=$RUN_FOLDER/metrics.jsonl
-    mkdir -p "$RUN_FOLDER"
 
     local data=(
         data.train_files="$(text "$TRAIN_FILE")"
@@ -60,11 +57,13 @@ train() {
     )
 
     local command=(
+        env VERL_PLATFORM=cpu VERL_FILE_LOGGER_PATH="$RUN_FOLDER/metrics.jsonl"
         python3 -m verl.trainer.main_ppo +hardware=cpu +clipx="$METHOD"
         "${data[@]}" "${actor[@]}" "${rollout[@]}" "${trainer[@]}" "$@"
     )
-    printf '%q ' "${command[@]}"
-    printf '\n'
+    print_command "${command[@]}"
+    [[ ${DRY_RUN:-0} != 1 ]] || return 0
+    mkdir -p "$RUN_FOLDER"
     # In this shell's place, so that a signal to the recipe is one to the training.
     exec "${command[@]}"
 }

@@ -112,6 +112,11 @@ def test_it_shows_the_runs_line_and_steps_and_keeps_the_rest_in_a_log(tmp_path):
     steps = "    step 1 of 3: reward 0.25"
     lines = [(f"    clipx_{name} (+clipx={name}), bounds as announced", steps) for name in ("grpo", "acpo")]
     assert shown == [*lines[0], *lines[1]]
+    # The end is short: the page's sentences are in its log.
+    *_, page, what_if, other, seeds, own = done.stdout.splitlines()
+    assert page.endswith("/runs/acpo_TOTAL_STEPS=3-page/report.html") and "clipx replay" in what_if
+    assert other.endswith("bash scripts/quickstart.sh dgpo") and seeds.endswith("quickstart.sh acpo")
+    assert "+clipx=acpo" in own and done.stdout.count("\n  ") == 4 + 5
     log = (tmp_path / "runs" / "acpo_TOTAL_STEPS=3-seed1" / "run.log").read_text()
     assert "a warning of verl's" in log and "critic/rewards/mean:0.25" in log
     _, done = start(tmp_path, "dgpo", TRAINING_EXIT="7", SEED="2")
@@ -229,6 +234,9 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     assert given(tmp_path, f"{runs.name}/grpo-seed1") == given(tmp_path, f"{runs.name}/acpo-seed1") == settings
     assert "this CPU computes in bfloat16" in done.stdout and "Apache-2.0" in done.stdout
     assert "MODEL=smollm2 bash scripts/quickstart.sh dgpo" in done.stdout
+    # What the page rightly calls ill, it also says to be there on purpose: by the limit that the recipe has.
+    assert "cut at 14 tokens on purpose" in machine.calls[-1][-1]
+    assert "max_response_length=14" in " ".join(trainings(machine)[0])
 
 
 def test_float32_where_the_cpu_has_no_bfloat16_or_the_user_says_so(tmp_path):

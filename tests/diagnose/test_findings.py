@@ -9,10 +9,8 @@ import pytest
 from tests.runs.example_runs import write_log, write_validation
 from verl_clipx.diagnose.findings import (
     collapses,
-    entropy_changes,
     findings,
     rewards,
-    same_signs,
     unequal_starts,
     what_bounds_did,
     what_clipping_did,
@@ -49,7 +47,7 @@ MASSES = dict(zip(keys.MASS.values(), ([0.1], [0.1], [0.0], [0.0], [0.8]), stric
         (
             clip([0.02, 0.06], [0.01, 0.03]),
             "M clipped 6.0\u202f% of the tokens.",
-            ["4.0\u202f% of the tokens lay below", "most in step 2, 9.0\u202f%"],
+            ["4.0\u202f% lay below the lower bound", "most in step 2, 9.0\u202f%"],
         ),
         (clip([0.001, 0.002], [0, 0]), "M hardly clipped.", []),
         # Within what is usual.
@@ -96,24 +94,13 @@ def test_what_bounds_did(columns, what, text):
     assert what_bounds_did(of(clip([0.1], [0.1]))) is None
 
 
-def test_a_steps_estimate_goes_with_the_change_to_the_next_step():
-    # Falls by 0.5, rises by 0.25, stands still; what comes after the last step is not known.
-    found = of({keys.ENTROPY_ESTIMATE: [-2.0, -1.0, 4.0, 3.0], keys.ENTROPY: [1.0, 0.5, 0.75, 0.75]})
-    changes = entropy_changes(found)
-    assert changes.index.tolist() == [1, 2, 3]
-    assert changes.estimate.tolist() == [-2, -1, 4] and changes.change.tolist() == [-0.5, 0.25, 0]
-    assert same_signs(found) == (1, 2)
-    # Over a step that is not in the log it is not known.
-    assert entropy_changes(of({keys.ENTROPY_ESTIMATE: [-1.0] * 3, keys.ENTROPY: [1.0, float("nan"), 0.25]})).empty
-
-
 def rewarded(*runs, label="M"):
     return Setting(label, [run({keys.REWARD: one}, name=f"{label}{index}") for index, one in enumerate(runs)])
 
 
 def test_equal_rewards_are_said_to_be_equal():
     one, two = rewarded([0.1, 0.3, 0.5], label="A"), rewarded([0.1, 0.3, 0.5], label="B")
-    assert rewards([one, two])[0] == ("The training rewards of A0 and B0 are equal.", "All of them are, over 3 steps.")
+    assert rewards([one, two])[0] == ("The training rewards of A and B are equal.", "All of them are, over 3 steps.")
 
 
 def held_out(folder, label, *runs):
@@ -138,7 +125,7 @@ def test_held_out_problems_of_two_runs_are_compared_one_by_one(tmp_path):
     # The same step and the same problems; differences 0.5, 0.5, 0: mean 1/3, s / sqrt(3) = 1/6, t(0.975, 2) = 4.302653.
     two = held_out(tmp_path, "B", {0: [(0,), (0,), (0,)], 4: [(1, 1), (0, 1), (1, 1)], 6: [(0,), (0,), (0,)]})
     (found,) = rewards([one, two])
-    assert found.head == "The held-out reward was 0.500 in A0 and 0.833 in B0."
+    assert found.head == "The held-out reward was 0.500 in A and 0.833 in B."
     assert "over 3 problems after step 4; the latter minus the former: +0.333" in found.text
     assert "95\u202f% interval −0.384 to 1.050 over problems, which speaks only of these runs" in found.text
 

@@ -1,8 +1,7 @@
-"""What docs/dev/diagnosis_evidence.md says of logs, and the base rates beside the shares of the page.
+"""What docs/dev/diagnosis_evidence.md says of logs, base rates included.
 
 Covers: the page's tables and base_rates.json are what the committed logs say; the logs' faults are those that
-benchmarks/known_faults.py declares; each share of health, clipping and diagnosis has its base rate beside it. Not
-covered: making the runs, which takes half an hour.
+benchmarks/known_faults.py declares. Not covered: making the runs, which takes half an hour.
 """
 
 import json
@@ -11,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.test_findings import of
 from verl_clipx.diagnose.base_rates import PATH
-from verl_clipx.diagnose.findings import findings
-from verl_clipx.diagnose.rules import diagnose
-from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -41,24 +36,3 @@ def test_the_logs_have_the_faults_that_were_declared():
         assert record["expected"] == list(setting.expected) and record["also"] == list(setting.also)
         assert record["since"] == known_faults.step_of(record["name"], record["seed"])
         assert record["overrides"] == list(setting.overrides)
-
-
-# Of each share something, so that none is said to be absent.
-SHARES = {
-    keys.CLIPPED_LOW: [0.01] * 6,
-    keys.CLIPPED_HIGH: [0.02] * 6,
-    keys.ALIKE: [0.95] * 6,
-    keys.CUT: [0.5] * 6,
-    keys.UNDECIDED: [0.1] * 6,
-    **{key: [0.1] * 6 for key in keys.MASS.values()},
-}
-
-
-def test_each_share_of_the_page_has_its_base_rate_beside_it():
-    run = of(SHARES).runs[0]
-    diagnosed = {one.rule.name: one.text for one in diagnose(run) if keys.HEALTH_SHARES.keys() & set(one.rule.reads)}
-    assert len(diagnosed) == 3 and all("(usual: " in text for text in diagnosed.values())
-    assert "usual: unknown, no healthy log here has it" in diagnosed["answers without a verdict"]
-    (clipped,) = (one.text for one in findings([of(SHARES)]) if "kept a gradient" in one.head)
-    rates = json.loads(PATH.read_text())
-    assert clipped.count("(usual: ") == 4 and f"{rates['clipped on either side']['logs']} healthy logs" in clipped

@@ -17,7 +17,7 @@ from tests.diagnose.test_known_faults import counting
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log
 from verl_clipx.diagnose.findings import findings
-from verl_clipx.diagnose.rules import COUNT, RULES, Kind, diagnose, rules_by_kind, say_nothing_was_found
+from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES, Kind, cover, diagnose, rules_by_kind
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import settings_of
@@ -25,6 +25,7 @@ from verl_clipx.runs.settings import settings_of
 DOCS = Path(__file__).parents[2] / "docs"
 STEPS, ONSET = 20, 9
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+VALIDATION = "val-core/math/acc/mean@8"
 BATCH = {"data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR}.ppo_epochs": 1}
 BAPO = {"clipx.target": 0.4, "clipx.upper_stop": 3.0, "clipx.upper_step": 0.05}
 IDLE = {key: (0.5, 0.6) for key in (keys.SHARE_BEFORE, keys.SHARE_AFTER)}
@@ -52,6 +53,7 @@ PATHOLOGIES = {
     "skipped updates": ({keys.SKIPPED_UPDATES: (0.0, 2.0)}, {}, ONSET),
     "responses cut at the limit": ({keys.CUT: (0.01, 0.5)}, {}, ONSET),
     "answers without a verdict": ({keys.UNDECIDED: (0.01, 0.2)}, {}, ONSET),
+    HELD_OUT_FALLS: ({VALIDATION: (0.6, 0.3), keys.REWARD: (0.3, 0.6)}, {}, ONSET),
     "values that are not finite": ({"health/not_finite/rewards": (0.0, 3.0)}, {}, ONSET),
 }
 
@@ -128,35 +130,87 @@ def test_the_command_and_the_page_say_the_same(tmp_path):
 
 
 HEALTHY = {keys.ENTROPY: 1.0, keys.REWARD: 0.5}
+ACPO = {"method": "acpo", "alpha": 3.0}
 
 
 @pytest.mark.parametrize(
-    ("clipx_node", "metrics", "judged", "needs"),
+    ("node", "metrics", "checked", "others", "lacks"),
     [
         # Entropy, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
-        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 6, "a run of ACPO or BAPO, actor/clipx/"),
-        ({"method": "acpo", "alpha": 3.0}, {"actor/clipx/count/bin_0": 100.0}, 4, "a run of BAPO, actor/clipx/clip"),
-        # Its own rule needs a metric of its own, which is named.
-        ({"method": "acpo", "alpha": 3.0}, {}, 3, f"a run of BAPO, {keys.CLIPPED_HIGH}, {keys.CLIPPED_LOW}, {COUNT}"),
-        ({"method": "bapo", "target": 0.4, "upper_stop": 3.0}, {}, 3, "a run of ACPO, actor/clipx/"),
-        ({"method": "grpo", "clip_high": 1.2}, {}, 3, "a run of ACPO or BAPO, actor/clipx/"),
+        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 6, 7, "the run's configuration: ratio"),
+        # Nothing is said of another method's rules, and of its own only where a metric of theirs is missing.
+        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 4, 10, "val-core/*/mean@*: held-out score falls"),
+        (ACPO, {}, 3, 11, "this plugin's metrics (+clipx=observe): few prompts teach"),
+        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 3, 12, "bounds idle: the search never started"),
+        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 3, 11, "held target out of reach"),
     ],
 )
-def test_the_command_says_how_many_rules_could_be_judged_and_what_the_others_need(
-    tmp_path, clipx_node, metrics, judged, needs
+def test_the_command_says_how_many_rules_were_checked_and_what_the_others_need(
+    tmp_path, node, metrics, checked, others, lacks
 ):
     write_log(tmp_path / "run/metrics.jsonl", [{**HEALTHY, **metrics}] * 9)
-    if clipx_node:
-        record = {"versions": {}, "configuration": {"clipx": clipx_node, "data": {"train_batch_size": 8}}}
+    if node:
+        record = {"versions": {}, "configuration": {"clipx": node, "data": {"train_batch_size": 8}}}
         (tmp_path / "run/metrics.run.json").write_text(json.dumps(record))
-    said = clipx("diagnose", tmp_path / "run")
-    assert f"None of the {judged} rules that run allows to judge found anything." in said
-    assert f"{len(RULES) - judged} need what it does not have: {needs}" in said
-    assert ("the run's configuration" in said) == (clipx_node is None)
+    said, content = clipx("diagnose", tmp_path / "run"), answer("diagnose", tmp_path / "run")
+    assert f"run: checked {checked} of {checked + others} rules; none fired." in said and lacks in said
+    assert ("the run's configuration" in said) == (node is None)
+    assert len(content["checked"]) == checked and len(content["not_checked"]) == others
+    rules = str([*content["checked"], *content["not_checked"]])
+    assert ("too few tokens" in rules, "search" in rules) == (node is ACPO, "target" in (node or {}))
+    assert ("held target" in rules) == ("value" in str(node))
 
 
-def test_where_nothing_is_lacked_all_rules_are_judged():
+def test_where_nothing_is_lacked_all_rules_are_checked():
     everything = {key for rule in RULES for key in rule.reads}
     log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
     whole = run_of(log, {key: 1 for key in everything if "/" not in key})
-    assert say_nothing_was_found(whole) == f"None of the {len(RULES)} rules found anything in made-up."
+    assert cover(whole) == {rule.name: [] for rule in RULES}
+
+
+FELL = {keys.ENTROPY: [1.0] * 9 + [0.01] * 9}
+ALIKE = {keys.ALIKE: [0.9] * 5}
+SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
+
+
+@pytest.mark.parametrize(
+    ("log", "configuration", "named", "not_named"),
+    [
+        (FELL, {}, "(+clipx=dapo), or take a method that keeps improbable tokens (+clipx=acpo, +clipx=cispo)", "here"),
+        (FELL, {f"{ACTOR}.clip_ratio_high": 0.28}, "The upper bound is 1.28 already", "+clipx=dapo"),
+        (FELL, {"clipx.method": "cispo", f"{ACTOR}.clip_ratio_high": 0.28}, "(+clipx=acpo).", "already"),
+        (FELL, {"clipx.method": "grpo", "clipx.clip_high": 1.3}, "The upper bound is 1.3 already", "+clipx=dapo"),
+        (ALIKE, {}, "Take easier or harder prompts", "solved"),
+        (ALIKE | SCORES | {keys.REWARD: [0.8] * 5}, {}, "solved, with a mean score of 0.8 between 0 and 1: ", "easier"),
+        (ALIKE | SCORES | {keys.REWARD: [0.1] * 5}, {}, "take easier prompts", "harder"),
+        ({keys.CUT: [0.5] * 5}, {"data.max_response_length": 512}, "data.max_response_length (here 512), or", "None"),
+        ({keys.REWARD: [0.5] * 9 + [0] * 9}, {f"{ACTOR}.optim.lr": 1e-5}, "lower actor.optim.lr (here 1e-05)", "512"),
+    ],
+)
+def test_advice_reads_the_configuration_and_the_log(log, configuration, named, not_named):
+    length = max(map(len, log.values()))
+    (found,) = diagnose(run_of(pandas.DataFrame(log, index=range(1, length + 1)), configuration))
+    assert named in found.text and not_named not in found.text
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [
+        *(([name], 3) for name in ("reward collapse", "trend", "remark")),
+        *(([name], 0) for name in ("fact", "entropy collapse")),
+        *(([name], 1) for name in ("truncated sampling", "reward")),
+        (["entropy collapse", "trend"], 3),
+    ],
+)
+def test_the_exit_code_is_of_the_rules_and_kinds_that_are_named(tmp_path, rules, code):
+    rows = [{keys.ENTROPY: 1.0, keys.REWARD: 0.5 * (step < 9)} for step in range(18)]
+    write_log(tmp_path / "run/metrics.jsonl", rows)
+    said = clipx("diagnose", tmp_path / "run", *(word for rule in rules for word in ("--fail-on", rule)), code=code)
+    refusals = {"reward": "must be one of fact; trend; remark", "truncated sampling": "can't be checked: run lacks"}
+    assert refusals.get(rules[0], "1 fired") in said
+
+
+def test_a_held_out_score_that_falls_with_the_training_reward_or_hardly_is_no_finding():
+    for reward, validation in (((0.6, 0.3), (0.6, 0.3)), ((0.3, 0.6), (0.6, 0.57))):
+        log = {key: [one[0]] * 9 + [one[1]] * 9 for key, one in ((keys.REWARD, reward), (VALIDATION, validation))}
+        assert diagnose(run_of(pandas.DataFrame(log, index=range(1, 19)))) == []

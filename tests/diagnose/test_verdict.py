@@ -84,13 +84,18 @@ def test_the_page_of_two_seeds_of_one_setting_gives_no_verdict(tmp_path):
     for text in (page, said):
         assert "The training reward was 0.049 in gppo-seed1 and 0.168 in gppo-seed3." in text and NO_VERDICT in text
         assert "told apart" not in text
-    assert "this page describes the runs and gives no verdict on methods" in page
+    assert page.count("one seed: no verdict") == 2
 
 
 def test_runs_of_one_setting_are_never_compared_with_each_other(tmp_path):
     folders = [with_record(tmp_path / f"grpo-{seed}", "grpo", seed, [0.1 * seed] * 5) for seed in (1, 2, 3)]
     settings = settings_of([read_run(folder) for folder in folders])
     assert len(settings) == 1 and rewards(settings) == []
+
+
+def test_why_there_is_no_verdict_is_said_once():
+    found = rewards([setting(label, [0.1, 0.2 + 0.1 * place]) for place, label in enumerate("ABC")])
+    assert [NO_VERDICT in one.text for one in found] == [True, False]
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3)])
@@ -207,7 +212,7 @@ def test_a_run_or_a_method_names_the_baseline(folders):
 
 def test_rewards_are_compared_with_the_baseline(folders, tmp_path):
     said = clipx("report", *folders.values(), "--out", tmp_path / "out", "--baseline", "third")
-    assert said.count("The training reward was 0.400 in third and") == 2
+    assert said.count("The training reward was 0.400 in BAPO, seed 1 and") == 2
     assert "Rewards are compared with those of BAPO" in page_of(tmp_path / "out")
 
 

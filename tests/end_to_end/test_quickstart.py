@@ -77,7 +77,7 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert len(first[0]) > 64 and first[0].equals(first[1])
 
     (page,) = runs.glob("acpo*-page/report.html")
-    assert f"open the page                {page}" in done.stdout
+    assert f"open the page     {page}" in done.stdout
     text = page.read_text()
     assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
 

@@ -21,7 +21,7 @@ from verl_clipx.check.contract import compiled_it_is_the_same
 from verl_clipx.loss.compiled import TokenFunctions, in_parts, token_functions
 from verl_clipx.loss.loss import token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Method
-from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.modifiers import AdvantageReweighting, FutureInfluence
 
 MOST_GRAPHS = 4
 SHAPES = [(1, 1), (1, 7), (5, 5), (64, 33)]
@@ -186,7 +186,7 @@ def test_loptis_tokens_are_another_input_of_the_same_graphs(recorded):
 # A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
 # The first has an optional input, the rollout's log-probabilities, in its statistics.
 REAL = [
-    pytest.param(METHODS["bapo"](weight="rollout"), None, id="bapo, by the rollout"),
+    pytest.param(METHODS["bapo"](weight="rollout"), FutureInfluence(half_life=2), id="bapo, by the rollout, with fipo"),
     pytest.param(METHODS["acpo"](), AdvantageReweighting(probability="current"), id="acpo, reweighted"),
 ]
 OTHERS = [pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"]

@@ -65,6 +65,22 @@ def test_a_function_becomes_a_loss_with_its_own_parameters(tensors):
     assert "clipx/gradient_mass/HP" in metrics
 
 
+def test_a_function_gets_what_it_asks_for_by_name(users_module):
+    asks = "advantages, entropy, log_prob, old_log_prob, bounds"
+    users_module(
+        f"{HEAD}@register_loss('users_asking', bounds='bapo', unconstrained_weight=True)\n"
+        f"def asking({asks}):\n    return entropy + 10 * log_prob + 100 * old_log_prob + 0 * bounds.high\n"
+    )
+    inputs = {name: example()[name] for name in ("old_log_prob", "log_prob", "advantages", "mask")}
+    for weight, optional in (("old", ["entropy"]), ("rollout", ["rollout_log_prob", "entropy"])):
+        settings = build(function="users_losses:asking", weight=weight)
+        assert list(settings.asks_for) == optional and settings.needs_entropy
+        assert settings.method.summary() == "A gradient weight of your own."
+        weights = evaluate(settings.method, **inputs, **{name: example()[name] for name in optional}).weight
+        expected = example()["entropy"] + 10 * inputs["log_prob"] + 100 * inputs["old_log_prob"]
+        torch.testing.assert_close(weights[inputs["mask"]], expected[inputs["mask"]])
+
+
 def test_its_bounds_can_come_from_another_method(tensors):
     _, _, metrics = call("clipx_custom", actor("gppo_within_acpo", "+clipx.alpha=1"), tensors)
     assert metrics["clipx/epsilon/bin_0"] > 0.2
@@ -178,7 +194,10 @@ MISTAKES = {
         FUNCTION.format(", bounds='acpo'", "ratio"),
         "the bounds of acpo would be ignored",
     ),
-    "no default": (FUNCTION.format("", "ratio, strength"), "'strength' of users_losses:wrong must be keyword-only"),
+    "no default": (
+        FUNCTION.format("", "ratio, strength"),
+        "asks for 'strength', but a function may ask only for ratio, advantages, bounds, log_prob",
+    ),
     "a default of no use": (FUNCTION.format("", "ratio, *, of=()"), "type tuple cannot be a configuration value"),
     "an enum of words": (
         "import enum\nKind = enum.StrEnum('Kind', 'soft hard')\n" + FUNCTION.format("", "ratio, *, kind=Kind.soft"),

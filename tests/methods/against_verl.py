@@ -101,7 +101,11 @@ def assert_same_as_verl(
 
 
 def assert_gradient_of(
-    group: str, batch: dict[str, Tensor], objective: Callable[[Tensor], Tensor], **further: Tensor
+    group: str,
+    batch: dict[str, Tensor],
+    objective: Callable[[Tensor], Tensor],
+    overrides: tuple[str, ...] = (),
+    **further: Tensor,
 ) -> dict[str, float]:
     """A registered loss is minus an objective's mean over the tokens, and its gradient that of the objective.
 
@@ -109,6 +113,7 @@ def assert_gradient_of(
         group: that chooses the method.
         batch: old_log_prob, log_prob, advantages and response_mask.
         objective: of each token, from log_prob, by the paper's formula.
+        overrides: of the group's parameters.
         **further: arguments of the loss.
 
     Returns:
@@ -117,7 +122,7 @@ def assert_gradient_of(
     log_prob, mask = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"]
     expected = -torch.where(mask, objective(log_prob), 0.0).sum() / mask.sum()
     expected.backward()
-    loss, gradient, metrics = registered_loss(built_once((f"+clipx={group}",)), batch, **further)
+    loss, gradient, metrics = registered_loss(built_once((f"+clipx={group}", *overrides)), batch, **further)
     assert_close(loss, expected.detach())
     assert_close(gradient, log_prob.grad)
     assert gradient.any() and gradient.isfinite().all()

@@ -22,7 +22,7 @@ from verl_clipx.check import contract
 from verl_clipx.check.contract import check_method
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers.hold import HeldBounds
-from verl_clipx.run.answer import bounds_of, loss_with_settings
+from verl_clipx.run.answer import bounds_of, settings_of
 from verl_clipx.run.config import build
 from verl_clipx.worker.state import description
 
@@ -231,9 +231,7 @@ def test_the_line_and_explain_say_what_is_held():
     said = f"ratio 1 / (1 + width) to 1 + width, the width that holds {held}; dual_clip 3"
     _, settings, run = decision.resolved
     assert bounds_of(settings.method) == said
-    assert loss_with_settings(settings, run).endswith(
-        f", scope mini_batch: dual_clip 3: the paper's but for bounds that hold {held}"
-    )
+    assert settings_of(settings, run) == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
 
 def test_methods_that_hold_the_same_are_equal_and_a_state_belongs_to_its_target():

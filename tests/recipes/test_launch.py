@@ -45,7 +45,7 @@ def test_doctor_and_explain_come_before_verl_and_see_what_verl_sees(machine, tmp
     assert set(plan[8:]) == set(verl[3:]) - known_by_its_options
     assert verl[1:3] == ["-m", "verl.trainer.main_ppo"] and verl[-1] == "clipx.scope=lagged"
     # The command, and nothing of the shell's: what a dry run prints.
-    (printed,) = done.stdout.splitlines()
+    printed = done.stdout
     assert done.stderr == "" and overrides_of(printed) == verl[3:]
 
 

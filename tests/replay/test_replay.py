@@ -8,9 +8,11 @@ import re
 
 import numpy
 import pytest
+from typer.testing import CliRunner
 
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_run
+from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards, shards_in
 from verl_clipx.replay.match import crossing
 from verl_clipx.runs.run_log import read_run_log
@@ -74,6 +76,16 @@ def test_words_and_limits_are_printed(grpo):
     assert "768 tokens of 8 prompts, all that there were" in text and "the run, as traced" in text
     assert re.search(r"`<answer>` \((once|\d+ times)\)", text)
     assert "What the policy would have become is not known" in text and "estimate" not in text
+
+
+def test_the_tables_fit_80_columns_and_say_what_is_only_outside_the_bounds(grpo, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(app, ["replay", str(grpo), "+clipx=acpo", "clipx.alpha=1,2", "+clipx=dgpo"]).output
+    tables = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
+    assert max(map(len, tables)) <= 80 and "norm ratio: its length over the run’s" in " ".join(text.split())
+    # Nothing is clipped by DGPO; a ratio has no negative bounds.
+    outside = [line.count("outside") for line in tables]
+    assert sum(outside) == max(outside) == 2 and "-" not in "".join(tables)
 
 
 def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_pat
     run = write(tmp_path / "mine", skipping([0, 6, 8, 4]))
     first, *others = told(run)
     # Of the three steps since the first that skipped any, 8 updates each.
-    assert first.head == "mine: skipped updates from step 2 on."
+    assert first.head == "ACPO, seed 1: skipped updates from step 2 on."
     assert "18 of 24 updates skipped since." in first.text and "The policy stayed as it was" in first.text
     assert not any("mini_batch" in one.text for one in (first, *others))
     assert any("mini_batch" in one.text for one in told(write(tmp_path / "healthy", skipping([0, 0, 0]))))
@@ -80,7 +80,7 @@ def test_without_a_known_number_of_updates_the_skipped_ones_are_counted(tmp_path
 def test_in_older_logs_the_gradient_norm_is_the_evidence(tmp_path, value):
     rows = [row(), row(**{keys.GRADIENT_NORM: value}), row(), row(**{keys.GRADIENT_NORM: value})]
     first, *others = told(write(tmp_path / "mine", rows))
-    assert first.head == "mine: skipped updates from step 2 on."
+    assert first.head == "ACPO, seed 1: skipped updates from step 2 on."
     assert first.text.startswith("updates skipped in 2 of 3 steps since")
     # The skipped updates are these values.
     assert not any("not finite" in one.head or "mini_batch" in one.text for one in others)
@@ -92,11 +92,11 @@ def test_in_older_logs_the_gradient_norm_is_the_evidence(tmp_path, value):
 def test_rewards_that_are_not_finite_are_named_counted_and_left_out(tmp_path, value):
     rows = [row(**{keys.REWARD: reward, "actor/pg_loss": value}) for reward in (0.2, value, 0.4, value)]
     found = told(write(tmp_path / "mine", rows), write(tmp_path / "theirs", [row()] * 4, {"clipx": {"method": "grpo"}}))
-    assert found[0].head == "mine: values that are not finite from step 1 on."
+    assert found[0].head == "ACPO, seed 1: values that are not finite from step 1 on."
     texts = "\n".join(f"{one.head} {one.text}" for one in found)
     assert texts.count(f"{keys.REWARD} in 2 steps") == texts.count("actor/pg_loss in 4 steps") == 1
     (of_rewards,) = [one for one in found if one.head.startswith("The training reward")]
-    assert of_rewards.head == "The training reward was 0.500 in theirs and 0.300 in mine."
+    assert of_rewards.head == "The training reward was 0.500 in GRPO and 0.300 in ACPO, seed 1."
     assert "Means over 2 steps" in of_rewards.text
 
 
@@ -104,8 +104,8 @@ def test_rewards_that_are_not_finite_are_named_counted_and_left_out(tmp_path, va
 def test_the_page_says_so_first(tmp_path):
     rows = [row(**{keys.REWARD: reward, keys.SKIPPED_UPDATES: 2.0}) for reward in (0.2, NAN, 0.4, None)]
     page = report(tmp_path, write(tmp_path / "mine", rows))
-    assert re.search(r'<ol class="findings">\s*<li><b>mine: skipped updates from step 1 on\.</b> 8 of 32', page)
-    assert "mine: values that are not finite from step 2 on." in page and ">nan<" not in page
+    assert "<summary><b>ACPO, seed 1: skipped updates from step 1 on.</b></summary><p>8 of 32" in page
+    assert "ACPO, seed 1: values that are not finite from step 2 on." in page and ">nan<" not in page
 
 
 @pytest.mark.slow

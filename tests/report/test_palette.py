@@ -10,7 +10,7 @@ import pandas
 import pytest
 from numpy.typing import NDArray
 
-from verl_clipx.report.palette import CLOSEST, COLOURS, GRPO, OTHERS, with_colours
+from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting
 
@@ -53,11 +53,9 @@ def _lab(rgb: NDArray) -> NDArray:
     return numpy.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-def test_colours_stay_apart_and_stand_out_from_paper_and_the_page_names_the_closest_pair():
+def test_colours_stay_apart_and_stand_out_from_paper():
     distances = {vision: smallest_distance(COLOURS, vision) for vision in VISIONS}
     assert min(distances.values()) > 20 and min(map(contrast_with_white, COLOURS)) > 4.5
-    vision = min(distances, key=distances.get)
-    assert {"vision": vision, "value": round(distances[vision])} == CLOSEST
 
 
 def test_the_measures_themselves():

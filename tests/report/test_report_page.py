@@ -1,8 +1,8 @@
 """The page of `clipx report` in a browser.
 
-Covers: figures and tokens are there at 1200 and 400 pixels without anything that sticks out, no line in the console,
-time to load, moving through tokens by mouse, tap and keyboard, the rule's switch, a completion that looks like markup.
-Not covered: how it looks (screenshots are for people), other browsers.
+Covers: what comes first and what is folded; figures and tokens are there at 1200 and 400 pixels without anything that
+sticks out, no line in the console, time to load, moving through tokens by mouse, tap and keyboard, the rule's switch, a
+completion that looks like markup. Not covered: how it looks (screenshots are for people), other browsers.
 """
 
 import pytest
@@ -21,6 +21,16 @@ LOOK = """
   function marked() { return Array.prototype.indexOf.call(tokens, page.querySelector(".on")); }
   function tone(node) { return page.defaultView.getComputedStyle(node).backgroundColor; }
   var tokens = page.querySelectorAll(".tokens i"), steps = [], found = {};
+  var folds = Array.prototype.slice.call(page.querySelectorAll("details.plate"));
+  found.folded = folds.filter(function (fold) { return !fold.open; }).map(function (fold) {
+    return fold.querySelector("h2").textContent;
+  });
+  found.first = ["summary", "ratios", "tokens", "words"].map(function (name) {
+    return (page.getElementById(name) || page.querySelector("." + name)).getBoundingClientRect().top;
+  });
+  found.lines = Array.prototype.filter.call(page.querySelectorAll(".line"), function (line) {
+    return !line.closest("details:not([open])");
+  }).length;
   ["ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "End", "ArrowRight", "Home", "Escape"].forEach(function (key) {
     press(key); steps.push(marked());
   });
@@ -36,6 +46,7 @@ LOOK = """
     return page.defaultView.getComputedStyle(node).outlineStyle === "dashed";
   }).length === view.querySelectorAll(".r0-other:not(.on)").length;
   var unsafe = Array.prototype.filter.call(tokens, function (node) { return /onerror/.test(node.textContent); });
+  page.querySelectorAll("details").forEach(function (fold) { fold.open = true; });
   found.steps = steps; found.tokens = tokens.length; 
   found.line = page.querySelector(".line").querySelectorAll("i").length;
   unsafe[0].dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
@@ -70,6 +81,15 @@ def opened(tmp_path_factory):
 
 def test_the_console_stays_empty(opened):
     assert opened[1] == []
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_table_picture_and_one_response_come_first_and_what_says_nothing_is_folded(opened, width):
+    found = opened[0][width]
+    assert found["first"] == sorted(found["first"]) and found["first"][1] < (700 if width > 1000 else 1200)
+    assert found["lines"] == 2
+    hard = ["Gradient mass by probability", "Gradient mass outside the bounds"]
+    assert found["folded"] == [*hard, "What else was logged"]
 
 
 @pytest.mark.parametrize("width", [1200, 400])

@@ -2,16 +2,18 @@
 
 Covers: composed as verl's entry modules are, in this process: loss, settings and whose they are; what is taken over and
 left to verl; untested options, cost, files, receipt; refusals of the plugin, of verl and of Hydra; what does not divide
-(test_divisibility.py has the rules); critics, LoRA, supervised training, other entries, files of the user's.
-Not covered: the command around it, stand-ins and sessions (test_explain_command.py), that the run prints the same line
-(test_start.py), the line's parts (test_announcement.py), each refusal (test_verl_keys.py).
+(test_divisibility.py has the rules); five scripts as their owners write them; critics, LoRA, supervised training, other
+entries, files of the user's. Not covered: the command around it, stand-ins and sessions (test_explain_command.py), that
+the run prints the same line (test_start.py), the line's parts (test_announcement.py), each refusal (test_verl_keys.py).
 """
 
 import itertools
 import os
 import re
 import socket
+import subprocess
 import sys
+from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
@@ -19,6 +21,7 @@ import pytest
 from tests.hydra_main import ENTRIES, MAIN_PPO, SFT, explained
 from verl_clipx.methods import METHODS
 from verl_clipx.run.answer import bounds_of
+from verl_clipx.run.explain import LAUNCHERS, PREPARATIONS, put_stand_ins
 
 ACTOR = "actor_rollout_ref.actor"
 NEEDED = (
@@ -26,7 +29,6 @@ NEEDED = (
     f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
 )
-HIGH = f"{ACTOR}.clip_ratio_high=0.28"
 
 
 @pytest.fixture
@@ -43,32 +45,94 @@ def explain(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "loss"),
+    ("words", "loss", "settings"),
     [
-        (["+clipx=acpo"], "clipx_acpo (+clipx=acpo), scope mini_batch: alpha 3, epsilon_base 0.2, 5 bins: the paper's"),
+        (
+            ["+clipx=acpo"],
+            "clipx_acpo (+clipx=acpo), scope mini_batch",
+            "alpha 3, epsilon_base .*, 5 bins: the paper's",
+        ),
         (
             ["+clipx=acpo", "clipx.alpha=2", "clipx.scope=lagged", "clipx.compile=false", "clipx.receipt=off"],
-            "clipx_acpo (+clipx=acpo), scope lagged: alpha 2, epsilon_base 0.2, 5 bins: the paper's but for "
-            "alpha=2 (group: 3), scope=lagged (group: mini_batch)",
+            "clipx_acpo (+clipx=acpo), scope lagged",
+            "alpha 2, epsilon_base 0.2, 5 bins: the paper's but for alpha=2 (group: 3), scope=lagged "
+            "(group: mini_batch)",
         ),
-        (["+clipx=dgpo_reference"], "clipx_dgpo (+clipx=dgpo_reference): .*: the released code's"),
-        (["+clipx=observe"], "vanilla, verl's own loss, observed (+clipx=observe)"),
-        ([], "vanilla, verl's own loss; the plugin has no part in this run"),
+        (["+clipx=dgpo_reference"], "clipx_dgpo (+clipx=dgpo_reference)", ".*: the released code's"),
+        (["+clipx=observe"], "vanilla, verl's own loss, observed (+clipx=observe)", "None"),
+        ([], "vanilla, verl's own loss; the plugin has no part in this run", "None"),
     ],
 )
-def test_it_says_what_is_trained_and_whose_settings_these_are(explain, words, loss):
+def test_it_says_what_is_trained_and_whose_settings_these_are(explain, words, loss, settings):
     answer = explain(*words)
     assert answer["stops"] == []
-    assert re.fullmatch(re.escape(loss).replace(r"\.\*", ".*"), answer["loss"])
+    assert answer["loss"].partition(": ")[0] == loss
+    assert re.fullmatch(re.escape(settings).replace(r"\.\*", ".*"), str(answer["settings"]))
     assert answer["text"][0] == answer["loss"] and answer["text"][-1] == "Nothing in the configuration stops it."
     assert answer["of_the_plugin"] == bool(words)
+
+
+NO_BONUS = "no entropy bonus"
+# Scripts as their owners write them: what the answer's fields begin with, under a group.
+SCRIPTS = {
+    ("dapo", "acpo"): {
+        "updates": "16 updates of 32 prompts x 16 responses per rollout batch: clipping can act",
+        "ratio": "to the policy of old_log_probs",
+        "averages": "token-mean (the paper averages each sequence first",
+        "taken": {"dual_clip": "clip_ratio_c=10.0"},
+        "unused": {"clip_ratio_high": 0.28},
+        "cost": "one extra forward pass before each update; clipx.scope=lagged",
+        "untested": [f"{ACTOR}.strategy=fsdp"],
+    },
+    ("asynchronous", "bapo"): {
+        "updates": "4 updates of 32 prompts x 16 responses",
+        "ratio": "to the policy that sampled; old_log_probs are the rollout's own",
+        "files": {"log": "ckpts/async/metrics.jsonl", "record": "ckpts/async/metrics.run.json"},
+    },
+    ("megatron", "acpo"): {
+        "updates": "4 updates of 256 prompts x 5 responses",
+        "receipt": "stops the run if the first rollout batch trains another loss; its checks of the engine",
+        "untested": [f"{ACTOR}.strategy=megatron"],
+    },
+    ("sglang", "dapo"): {
+        "updates": "1 update of 256 prompts x 8 responses per rollout batch, at ratio 1: clipping cannot act",
+        "of_verl": [NO_BONUS, "KL loss low_var_kl 0.001", "rollout correction rollout_is=token (threshold 2)"],
+        "untested": ["actor_rollout_ref.rollout.name=sglang"],
+    },
+    ("critic", "grpo"): {
+        "settings": "clip_low 0.9, clip_high 1.1, dual_clip 3",
+        "taken": {"clip_low": "clip_ratio=0.1", "clip_high": "clip_ratio=0.1"},
+        "updates": "8 updates of 256 prompts x 1 response per rollout batch: clipping can act; steps before 5",
+        "of_verl": [NO_BONUS, "no KL loss", "KL penalty in the rewards 0.001", "the critic's own loss"],
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "group"), SCRIPTS)
+def test_a_script_of_its_owners_has_its_answer(explain, tmp_path, script, group):
+    # In Python's place: it writes what it was called with.
+    for name in ("python", "python3"):
+        (tmp_path / name).write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" >{tmp_path}/words\n')
+        (tmp_path / name).chmod(0o755)
+    stand_ins = put_stand_ins(tmp_path / "programs", tmp_path / "record", (*LAUNCHERS, *PREPARATIONS))
+    environment = {**os.environ, **stand_ins, "PATH": f"{tmp_path}{os.pathsep}{stand_ins['PATH']}"}
+    command = ["bash", Path(__file__).parent / "fixtures/scripts" / f"{script}.sh", f"+clipx={group}"]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    _, module, *words = (tmp_path / "words").read_text().split("\0")[:-1]
+    if script == "sglang":
+        assert explain(*words, module=module)["stops"][0].startswith("actor_rollout_ref.rollout.top_p=0.95")
+        words.append("actor_rollout_ref.rollout.top_p=1")
+    answer = explain(*words, module=module)
+    assert answer["stops"] == [] and {*words} <= {*answer["arguments"]}
+    for name, expected in SCRIPTS[script, group].items():
+        assert answer[name] == expected or str(answer[name]).startswith(str(expected)), (name, answer[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "taken"),
     [
-        (["+clipx=grpo", HIGH], {"clip_high": "clip_ratio_high=0.28"}),
         (["+clipx=grpo", f"{ACTOR}.clip_ratio_c=null"], {"dual_clip": "clip_ratio_c=null"}),
         (
             ["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2"],
@@ -91,12 +155,9 @@ def test_it_says_what_is_left_to_verl_and_what_the_loss_costs(explain):
     ]
     answer = explain("+clipx=acpo", *several)
     assert answer["stops"] == []
-    aggregation, *terms = answer["of_verl"]
-    assert aggregation.startswith("loss_agg_mode token-mean (the paper averages each sequence first")
-    assert terms[:3] == ["entropy bonus 0.01", "KL loss low_var_kl 0.001", "KL penalty in the rewards"]
+    terms = answer["of_verl"]
+    assert terms[:3] == ["entropy bonus 0.01", "KL loss low_var_kl 0.001", "KL penalty in the rewards 0.001"]
     assert terms[3].startswith("rollout correction rollout_is=token")
-    assert answer["cost"] == "one extra forward pass before each update"
-    assert explain("+clipx=acpo")["of_verl"][1:] == ["no entropy bonus", "no KL loss"]
     for words, cost in (
         (["+clipx=acpo", "clipx.scope=lagged"], "no extra pass"),
         (["+clipx=acpo", f"{ACTOR}.ppo_mini_batch_size=1024"], "no extra pass"),
@@ -212,14 +273,16 @@ def test_a_file_that_says_what_the_run_trains_changes_nothing(explain, tmp_path)
         "token-mean, policy_loss: {run: '${clipx_run:}'}}\ndata: {own_kwargs: {clip_ratio: 0.3}}\n"
     )
     folder = f"--config-dir={tmp_path}"
-    assert explain(folder, "+clipx=grpo", "+mine=own") == explain("+clipx=grpo")
+    with_it, without = explain(folder, "+clipx=grpo", "+mine=own"), explain("+clipx=grpo")
+    assert with_it.pop("arguments") != without.pop("arguments") and with_it == without
     # What ce_gppo's group has not, and verl's default is taken over where somebody has set it.
     own.write_text(f"# @package {ACTOR}\nclip_ratio_c: 3.0\n")
     assert explain(folder, "+clipx=ce_gppo", "+mine=own")["taken"] == {"dual_clip": "clip_ratio_c=3.0"}
     # A group of the user's own.
     (tmp_path / "clipx").mkdir()
     (tmp_path / "clipx" / "ours.yaml").write_text("# @package _global_\ndefaults: [bapo]\nclipx: {target: 0.61}\n")
-    assert "(+clipx=ours), scope mini_batch: target 0.61" in explain(folder, "+clipx=ours")["loss"]
+    answer = explain(folder, "+clipx=ours")
+    assert "(+clipx=ours), scope mini_batch" in answer["loss"] and answer["settings"].startswith("target 0.61")
 
 
 @pytest.mark.slow
@@ -245,7 +308,7 @@ def test_the_other_entries_and_supervised_training(explain):
     one_step, fully_async = list(ENTRIES)[1:]
     answer = explain("+clipx=bapo", "async_training.require_batches=2", module=fully_async)
     assert (answer["loss_mode"], answer["stops"]) == ("clipx_bapo", [])
-    assert answer["updates"].startswith("2 updates per rollout batch") and "bypass_mode" in answer["updates"]
+    assert answer["updates"].startswith("2 updates") and "bypass_mode" in answer["ratio"]
     elsewhere = "hydra.searchpath=[pkg://verl.trainer.config]"
     assert explain(elsewhere, *NEEDED, "+clipx=dgpo", module=one_step)["loss_mode"] == "clipx_dgpo"
     (supervised,) = SFT
@@ -259,7 +322,7 @@ def test_a_sweep_is_answered_for_its_first_run_and_writes_nothing(explain, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     answer = explain("--multirun", "+clipx=acpo", "clipx.alpha=2,3")
-    assert "alpha 2" in answer["loss"]
+    assert "alpha 2" in answer["settings"] and answer["arguments"] is None
     assert not [name for name in os.listdir(tmp_path) if name in ("multirun", "outputs")]
 
 

@@ -3,8 +3,8 @@
 Covers, with verl's own main: a script with preparations, a heredoc and Windows line ends; a job of Slurm's with a
 critic and LoRA; a main of the user's own, by Hydra and without a configuration; supervised training. With a program in
 verl's place: what each stand-in follows, records and leaves alone, also behind an activated environment;
---run-preparations, --all, --json, exit codes; that a session ends with its background processes; CLIPX_EXPLAIN=1
-without the command. Not covered: what an answer says (test_explain.py).
+overrides that do not arrive; --run-preparations, --all, --json, exit codes; that a session waits for background
+processes and ends with them; CLIPX_EXPLAIN=1 without the command. Not covered: what an answer says (test_explain.py).
 """
 
 import json
@@ -25,7 +25,8 @@ from verl_clipx.run.explain import EXPLAIN
 FAKE = """
 import json, os, sys
 with open(os.environ["CLIPX_EXPLAIN"], "a") as file:
-    file.write(json.dumps({"text": sys.argv[1:], "stops": [], "nodes": os.environ.get("SLURM_NNODES")}) + "\\n")
+    nodes = os.environ.get("SLURM_NNODES")
+    file.write(json.dumps({"text": sys.argv[1:], "stops": [], "nodes": nodes, "arguments": sys.argv[1:]}) + "\\n")
 """
 MAIN = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True"
 
@@ -136,7 +137,7 @@ def test_a_launchers_command_runs_here(write, command, arguments):
     results = clipx("--", "bash", "run.sh")
     assert results["runs"][0]["stops"] == []
     text = CliRunner().invoke(app, ["explain", "--", "bash", "run.sh"]).stdout.splitlines()
-    assert text[: len(arguments)] == arguments and "stand-in" in text[-1]
+    assert text[-len(arguments) :] == arguments and text[0].startswith("run here: ")
     if "-N 3" in command:
         assert results["runs"][0]["nodes"] == "3"
 
@@ -162,6 +163,20 @@ def test_the_session_ends_with_its_background_processes(write, tmp_path):
     # It was sent its signal, and dies when the machine comes to it.
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() - began < 60
+
+
+def test_overrides_that_a_script_keeps_to_itself_are_named(write):
+    write("run.sh", f"{PYTHON} fake.py trainer.nnodes=1\n")
+    for lost in ("+clipx=acpo", "clipx.alpha=2"):
+        (why,) = clipx("--", "bash", "run.sh", "trainer.nnodes=1", lost, code=1)["stops"]
+        assert why.startswith(f"{lost}: did not reach verl")
+    # Neither a variable nor a name of a script's own is an override.
+    clipx("--", "env", "FOLDER=a.b", "bash", "run.sh", "METHOD=acpo", "data=x")
+
+
+def test_what_a_script_leaves_in_the_background_is_waited_for(write):
+    write("run.sh", f"(sleep 2; {PYTHON} fake.py 1) >log 2>&1 &\n")
+    assert len(clipx("--", "bash", "run.sh")["runs"]) == 1
 
 
 def test_what_gives_no_answer_says_why(write):

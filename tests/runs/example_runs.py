@@ -17,8 +17,10 @@ from verl_clipx.loss.loss import apply, token_loss
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.token_trace import token_trace
 from verl_clipx.methods import method_named
+from verl_clipx.modifiers.masks import Mask, remaining
 from verl_clipx.runs.traced import regions_of
 from verl_clipx.trainer.log import write_record
+from verl_clipx.worker.policy_loss import by_sign
 
 OWN = "actor/clipx/"
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
@@ -59,6 +61,7 @@ def write_run(
     steps: int = 6,
     traced: bool = True,
     facts: UpdateFacts = WHOLE,
+    mask: Mask | None = None,
     **parameters,
 ) -> Path:
     """Writes a run of a method with parameters: log, record, and traces of every other step.
@@ -66,13 +69,14 @@ def write_run(
     Args:
         seed: of the made-up tokens.
         facts: what each file says of its update; it has every token, and the method decided from all of them.
+        mask: takes out tokens whose ratio to the sampler is far from 1.
     """
     log, built = folder / METRICS, method_named(method)(**parameters)
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for step in range(1, steps + 1):
         batch = _rollout(generator, step)
-        updates = [_update(built, batch, update, generator) for update in range(UPDATES)]
+        updates = [_update(built, batch, update, generator, mask) for update in range(UPDATES)]
         by_name = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
         of_method = {name.removeprefix(OWN): values for name, values in by_name.items() if name.startswith(OWN)}
         summary = built.over_updates(of_method) if built.statistics_size else {}
@@ -84,7 +88,7 @@ def write_run(
             for update, (_, tokens) in enumerate(updates):
                 write_shard(traces_path(log), Shard(step, update, 0), _columns(batch, update, tokens), facts)
     write_log(log, rows)
-    clipx = {"method": method, **built.parameters}
+    clipx = {"method": method, **built.parameters, **({"mask": vars(mask) | {"rule": mask.rule}} if mask else {})}
     write_record(log, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
     return folder
 
@@ -110,13 +114,18 @@ def _rollout(generator: torch.Generator, step: int) -> dict[str, Tensor]:
     }
 
 
-def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Generator):
+def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Generator, mask: Mask | None):
     """Metrics as verl logs them, and the tokens' fields of a trace, of a mini-batch that has moved from the old one."""
     rows = slice(update * len(batch["old"]) // UPDATES, (update + 1) * len(batch["old"]) // UPDATES)
     old, advantage = batch["old"][rows], batch["advantage"][rows]
     noise = torch.randn(old.shape, generator=generator)
     current = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
     inputs = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
+    every, out = inputs, torch.zeros_like(inputs.mask)
+    if mask is not None:
+        every = inputs._replace(rollout_log_prob=old + 0.2 * torch.randn(old.shape, generator=generator))
+        inputs = every._replace(mask=remaining(mask, every))
+        out = every.mask & ~inputs.mask
     applied = apply(method, None, inputs)
     metrics = token_metrics(token_loss(method, None, inputs, applied.decision).sums)
     count = float(metrics.pop(TOKENS))
@@ -124,7 +133,14 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
     for _, members in declared(method, method.metrics(applied.statistics, applied.decision)):
         logged |= {f"{OWN}{name}": float(value) for name, value in members.items()}
-    return logged, token_trace(method, applied, 1.0)._asdict()
+    if mask is None:
+        return logged, token_trace(method, applied, 1.0)._asdict()
+    for sign, masked in by_sign(out, advantage).items():
+        logged[f"{OWN}masked_fraction/{sign}"] = float(masked.float().mean())
+        logged[f"{OWN}masked_sequences/{sign}"] = float((masked.all(-1)).sum())
+    fields = token_trace(method, apply(method, None, every, applied.decision), 1.0)._asdict()
+    more = {"rejected": out, "selected": ~out, "rollout_log_prob": every.rollout_log_prob}
+    return logged, fields | more | {"weight": torch.where(out, 0.0, fields["weight"])}
 
 
 def _columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -> dict[str, list]:

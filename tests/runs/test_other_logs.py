@@ -1,9 +1,9 @@
 """Runs whose log is not verl's file log, and runs without this plugin.
 
 Covers: what verl's own loggers print and write (console, TensorBoard), as they are and among Ray's prefixes and
-colours; exports of W&B, of panels and of a history, laid out as its pages and API do; the kept runs of this
-project; what holds no run; a missing tensorboard. Not covered: other versions of W&B's export; MLflow, SwanLab and
-others.
+colours; exports of W&B, of panels and of a history, laid out as its pages and API do, and as spreadsheets save them;
+runs at W&B, through a stand-in for wandb's Api; the kept runs of this project; what holds no run; a missing
+tensorboard or wandb. Not covered: W&B's servers; other versions of its export; MLflow, SwanLab and others.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import gzip
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -54,7 +55,7 @@ def test_console_output(tmp_path):
 def test_what_verls_own_loggers_write_is_read_said_and_drawn(tmp_path, monkeypatch):
     from verl.utils.tracking import Tracking
 
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "board"))
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "board/project/mine"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         tracking = Tracking("project", "mine", ["console", "tensorboard"])
@@ -85,6 +86,40 @@ def test_exports_of_wandb(tmp_path, together):
     assert run.values("critic/score/mean").to_dict() == ({1: 0.25} if together else {1: 0.25, 2: 0.5})
     assert run.not_finite == ({"actor/entropy": [2]} if together else {})
     assert not any("MIN" in name or name == "note" for name in run.log)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_exports_that_a_spreadsheet_saved(tmp_path, encoding, separator):
+    half = "0,5" if separator == ";" else "0.5"
+    lines = (["Step", "mine - actor/entropy"], ["1", half], ["2", ""])
+    (tmp_path / "mine.csv").write_text("\n".join(map(separator.join, lines)), encoding=encoding)
+    assert read_run(tmp_path / "mine.csv").values("actor/entropy").to_dict() == {1: 0.5}
+
+
+def stand_in():
+    """Of wandb 0.31 what is called: Api().run(path), that run's name, config and scan_history(), and Error."""
+    history = [{"_step": 1, "_runtime": 3.0, "actor/entropy": 0.5, "table": {"path": "x"}}]
+    history += [{"_step": 2, "actor/entropy": "NaN"}, {"_step": 2, "critic/score/mean": 1}]
+    config = {"data": {"seed": 7}, "actor_rollout_ref": {"rollout": {"top_p": 0.9}}, "hf_token": "hf_x"}
+    runs = {"team/project/a1b2": SimpleNamespace(name="long", config=config, scan_history=lambda: iter(history))}
+    return SimpleNamespace(Api=lambda: SimpleNamespace(run=runs.__getitem__), Error=KeyError)
+
+
+def test_a_run_at_wandb_is_read_by_its_api(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", stand_in())
+    name = "wandb://team/project/a1b2"
+    run = read_run(Path(name))
+    assert (run.name, run.seed) == ("long", 7) and "hf_x" not in str(run.configuration)
+    assert run.values("actor/entropy").to_dict() == {1: 0.5} and run.not_finite == {"actor/entropy": [2]}
+    assert run.values("critic/score/mean").to_dict() == {2: 1.0} and len(run.log.columns) == 2
+    assert "long: truncated sampling from step 1 on" in clipx("diagnose", name)
+    clipx("report", name, "--out", tmp_path / "out")
+    assert "--follow looks at files" in clipx("report", name, "--follow", "--out", tmp_path / "out", code=1)
+    assert "wandb://team/project/x: 'team/project/x'" in clipx("diagnose", "wandb://team/project/x", code=1)
+    assert "wandb://a1b2: not of the form" in clipx("diagnose", "wandb://a1b2", code=1)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert "clipx diagnose needs wandb, which comes with verl: pip install wandb" in clipx("diagnose", name, code=1)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +169,10 @@ def test_kept_runs_are_grouped_by_what_their_headers_say():
 
 
 def test_two_runs_of_tensorboard_are_named_and_without_it_its_name_is_said(tmp_path, monkeypatch):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
+    for name in ("one", "deep/two"):
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "events.out.tfevents.1").write_bytes(b"")
-    assert "2 runs (one, two)" in clipx("report", tmp_path, "--out", tmp_path / "out", code=1)
+    assert "2 runs (deep/two, one)" in clipx("report", tmp_path, "--out", tmp_path / "out", code=1)
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard.backend", None)

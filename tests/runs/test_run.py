@@ -152,10 +152,13 @@ def test_a_run_without_a_configuration_is_a_setting_of_its_own(make):
     assert [(one.label, len(one.runs)) for one in settings] == [("acpo-seed1", 1), ("acpo-seed12", 1), ("GRPO", 1)]
 
 
-def test_long_names_leave_the_figures_room_and_stay_as_they_are(make):
+def test_long_names_of_folders_are_cut_to_what_differs_and_long_labels_leave_the_figures_room(make):
     names = [f"qwen3_8b_long_context_{method}_lr1e6_batch512_seed" for method in ("grpo", "acpo")]
     settings = settings_of([make(name, rows=[{keys.REWARD: 0.5, keys.ENTROPY: 1.0}] * 3) for name in names])
-    assert [setting.label for setting in settings] == names
+    assert [setting.label for setting in settings] == ["grpo", "acpo"]
+    numbered = settings_of([make(f"a_long_name_of_a_run_{number}") for number in (1, 2)])
+    assert [setting.name_of(setting.runs[0]) for setting in numbered] == ["run 1", "run 2"]
+    settings = [replace(setting, label=name) for setting, name in zip(settings, names, strict=True)]
     with style():
         (plate,) = log_plates(with_colours(settings))
         for panel in plate.panels:

@@ -64,6 +64,9 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     assert len(lines) <= MOST_COMPLETIONS
     assert len(texts) == section.total == len(section.numbers["ratio"]) == len(update.tokens)
     first = update.tokens[update.tokens.prompt_text == section.groups[0].prompt].sort_values(["sample", "position"])
+    # The response with the most clipped tokens stands by itself.
+    samples = [rows for _, rows in first.groupby("sample")]
+    first = pandas.concat(sorted(samples, key=lambda rows: -rows.event.isin(["low", "high"]).sum()))
     assert texts[: len(first)] == [visible(text) for text in first.text]
     assert section.numbers["ratio"][: len(first)] == pytest.approx(first.ratio.tolist(), rel=1e-3)
     clipped = [
@@ -73,7 +76,7 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     assert clipped[0] == max(clipped) > 0
     many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
     (section,) = token_sections([replace(update, tokens=many)])
-    assert section.counted.endswith("from 64 completions to 8 prompts; in this update it traced 1920, of 10 prompts.")
+    assert section.responses == 64 and section.counted.endswith("This update traced 1920, of 10 prompts.")
 
 
 def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_those_that_learn(tmp_path):
@@ -92,14 +95,11 @@ def test_clipped_tokens_are_counted_run_by_run_and_the_page_says_over_which_toke
     paths = [write_run(tmp_path / f"{name}-seed1", name, steps=2) for name in ("grpo", "acpo")]
     sections = token_sections(traced_updates(settings_of(list(map(read_run, paths)))))
     clipx("report", *paths, "--out", tmp_path / "out")
-    for section, name in zip(sections, ("grpo-seed1", "acpo-seed1"), strict=True):
+    for section in sections:
         own, grpo = (section.update.tokens[rule].isin(["low", "high"]).sum() for rule in ("event", "under_grpo"))
         assert grpo > 0 and section.total == 192
         counts = f"{own} under own rule, {grpo} under GRPO"
-        all_of_them = "all that it traced in this update, in 16 completions to 2 prompts"
-        assert f"Clipped among these 192 tokens of {name}: {counts}. They are {all_of_them}." in page_of(
-            tmp_path / "out"
-        )
+        assert f"Clipped among these 192 tokens: {counts}.</p>" in page_of(tmp_path / "out")
 
 
 def test_what_is_drawn_of_tokens():

@@ -4,15 +4,16 @@ import torch
 from torch import Tensor, stack, where
 
 from verl_clipx.base.histogram import ratio_or_zero
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import Tokens, number_in, parts
 
 SUMS = 3
 
 
 def sums_for_means(t: Tokens) -> Tensor:
     """The number of tokens and the sums of their advantages and log-probabilities: (SUMS,), float64, additive."""
-    A, log_prob = (where(t.mask, values, 0.0).to(torch.float64).sum() for values in (t.advantages, t.log_prob))
-    return stack([t.mask.sum(dtype=torch.float64), A, log_prob])
+    # Of each part first: a compiler then reads the tokens once.
+    of_parts = (parts(where(t.mask, values, 0.0).to(torch.float64)).sum(-1) for values in (t.advantages, t.log_prob))
+    return stack([number_in(t.mask).to(torch.float64), *of_parts]).sum(-1)
 
 
 def means_of(sums: Tensor) -> Tensor:

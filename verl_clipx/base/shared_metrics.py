@@ -116,6 +116,7 @@ OF_TOKENS = (
         section="Where the gradient comes from",
         sums=("ratio", "ratio_log_prob", "weighted", "weighted_log_prob"),
         of=entropy_clip_estimate,
+        chart="Entropy-Clip estimate",
         detailed=True,
     ),
 )

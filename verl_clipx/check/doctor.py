@@ -91,10 +91,13 @@ class Finding:
 
 def lines_of(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
     """The report's lines of a group: one for all that is fine (each, if `verbose`), and one for each other finding."""
-    fine = [f"{part.subject}: {part.found}" for part in findings if part.level == "ok"]
+    fine = [part for part in findings if part.level == "ok"]
+    lines = [f"{part.subject}: {part.found}" for part in fine]
     if fine and not verbose:
-        fine = [f"{group}: {textwrap.shorten(', '.join(line.replace(': ', ' ', 1) for line in fine), WIDTH)}"]
-    yield from (("ok", line) for line in fine)
+        # A check that is a group by itself has its name.
+        whole = ", ".join(part.found if part.subject == group else f"{part.subject} {part.found}" for part in fine)
+        lines = [f"{group}: {textwrap.shorten(whole, WIDTH, placeholder=' …')}"]
+    yield from (("ok", line) for line in lines)
     for part in findings:
         if part.level != "ok":
             yield part.level, f"{part.subject}: {part.found}; {part.advice}"

@@ -8,7 +8,7 @@ TOOLS |= {"math_verify": "math-verify", "pebble": "pebble"}
 FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"transfer_queue": "TransferQueue"}
 
 # What comes with verl; these names are both imported and installed.
-OF_VERL = ("tensorboard",)
+OF_VERL = ("tensorboard", "wandb")
 
 # verl and what it brings with it, which this package alone doesn't install: the same.
 VERL = ("verl", "numpy", "ray", "tensordict", "torch", "transformers")

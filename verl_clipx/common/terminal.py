@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,13 @@ class TerminalConsole(Console):
     def print_line(self, text: str) -> None:
         """Print a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
         self.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def print_row(self, text: str) -> None:
+        """Print a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
+        whole = dict(break_long_words=False, break_on_hyphens=False)
+        self.print_line(
+            textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
+        )
 
 
 def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:

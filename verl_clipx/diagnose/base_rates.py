@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas
 
 from verl_clipx.common.files import read_json_object
-from verl_clipx.common.sentences import percent
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -35,15 +34,6 @@ def of_run(run: Run, name: str) -> pandas.Series:
         total = pandas.concat(whole, axis=1, join="inner").sum(axis=1)
         share = (share / total)[total > 0] if (share > 0).any() else share.iloc[:0]
     return share[share.index > 0]
-
-
-def usual(name: str) -> str:
-    """The note behind a share of MEASURES: the middle 80 % of healthy runs, or that this is unknown."""
-    rate = rates().get(name)
-    if rate is None:
-        return " (usual: unknown, no healthy log here has it)"
-    low, high = (percent(rate[side]) for side in ("low", "high"))
-    return f" (usual: {low if low == high else f'{low} to {high}'}, {rate['logs']} healthy logs)"
 
 
 @cache

@@ -1,7 +1,6 @@
 """Sentences about the runs, each chosen by a test on their numbers."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -19,7 +18,7 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
 from verl_clipx.common.statistics.verdict import interval_of, judge, signed
-from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
+from verl_clipx.diagnose.base_rates import CLIPPED, rates
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import Setting, baseline_of, unread_values
@@ -45,21 +44,6 @@ def mass_shares(setting: Setting) -> pandas.DataFrame:
     return mass[total > 0].div(total[total > 0], axis=0)
 
 
-def entropy_changes(setting: Setting) -> pandas.DataFrame:
-    """By step: the Entropy-Clip `estimate`, and the `change` of entropy to the next step; without rows if unknown."""
-    entropy = setting.mean(keys.ENTROPY)
-    following = entropy.rename(lambda step: step - 1)
-    return pandas.DataFrame({"estimate": setting.mean(keys.ENTROPY_ESTIMATE), "change": following - entropy}).dropna()
-
-
-def same_signs(setting: Setting) -> tuple[int, int]:
-    """In how many steps of its runs estimate and change have the same sign, and in how many neither of them is 0."""
-    changes = pandas.concat([entropy_changes(replace(setting, runs=[run])) for run in setting.runs])
-    signs = numpy.sign(changes)
-    known = signs[(signs != 0).all(axis=1)]
-    return int((known.estimate == known.change).sum()), len(known)
-
-
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
     clipped, label = clipped_share(setting), setting.label
@@ -73,17 +57,16 @@ def what_clipping_did(setting: Setting) -> Finding:
     head = f"{label} hardly clipped." if hardly else f"{label} clipped {mean} of the tokens."
     low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
     text = (
-        f"On average {percent(low)} of the tokens lay below the lower bound with A < 0{usual(keys.CLIPPED_LOW)} and "
-        f"{percent(high)} above the upper with A > 0{usual(keys.CLIPPED_HIGH)}; most in step {clipped.idxmax()}, "
-        f"{percent(clipped.max())}. Together they were {mean}{usual(CLIPPED)}."
+        f"{percent(low)} lay below the lower bound with A < 0 and {percent(high)} above the upper with A > 0; most in "
+        f"step {clipped.idxmax()}, {percent(clipped.max())}."
     )
     masses = mass_shares(setting)
     kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those {mean} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
-            f"{usual(OUTSIDE)}; under PPO’s clip they would have none."
+            f" Those {mean} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they "
+            "would have none."
         )
     return Finding(head, text)
 
@@ -100,8 +83,7 @@ def _without_clip_fractions(setting: Setting) -> Finding:
         )
     return Finding(
         f"verl counted {percent(of_verl.mean())} of the tokens of {setting.label} as clipped.",
-        f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
-        f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
+        f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}. verl’s vanilla loss "
         "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
         "which a token of a small one weighs more; its other losses count something else under this name. "
         "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
@@ -170,7 +152,8 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
         family = sum(comparison.is_of_methods for comparison in judged)
         for comparison, (_, named) in zip(judged, compared, strict=True):
             judgement = judge(comparison, **named, family=family)
-            findings.append(Finding(judgement.head, judgement.text))
+            caveat = "" if any(judgement.caveat in finding.text for finding in findings) else judgement.caveat
+            findings.append(Finding(judgement.head, f"{judgement.text} {caveat}".strip()))
     return findings
 
 
@@ -247,7 +230,9 @@ def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
 def _sides(one: Setting, two: Setting, measure: str, basis: str, comparison: Comparison, first, second) -> Sides:
     equal = first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
     runs = [
-        setting.runs[0].name if len(setting.runs) == 1 else f"the {len(setting.runs)} runs of {setting.label}"
+        setting.name_of(setting.runs[0])
+        if len(setting.runs) == 1
+        else f"the {len(setting.runs)} runs of {setting.label}"
         for setting in (one, two)
     ]
     names = {"methods": (one.label, two.label), "runs": (runs[0], runs[1])}
@@ -280,11 +265,11 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
 
     Where there are seeds enough, that some collapsed is said by their share, with an interval.
     """
-    runs = [run for setting in settings for run in setting.runs]
+    runs = [(run, setting.name_of(run)) for setting in settings for run in setting.runs]
     by_rule: dict[str, list[Diagnosis]] = {}
-    for run in runs:
+    for run, name in runs:
         for diagnosis in diagnose(run):
-            by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis)
+            by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis._replace(run=name))
     if shares := collapses(settings, baseline):
         by_rule.pop(REWARD_COLLAPSE, None)
     facts_first = sorted(by_rule.values(), key=lambda alike: alike[0].rule.kind is not Kind.FACT)
@@ -297,7 +282,8 @@ def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
     if len(alike) == 1:
         return Finding(first.head, first.text)
     each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
-    return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {first.advice}")
+    advice = first._replace(remedy=" ".join(dict.fromkeys(one.remedy for one in alike))).advice
+    return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {advice}")
 
 
 def name_unread_values(setting: Setting) -> Finding | None:
@@ -314,26 +300,30 @@ def name_unread_values(setting: Setting) -> Finding | None:
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
     """A warning if two runs of one seed differ in step 1, although its samples are drawn before any update."""
-    runs = [run for setting in settings for run in setting.runs if run.seed is not None]
-    for one, two in itertools.combinations(runs, 2):
+    runs = [(run, setting.name_of(run)) for setting in settings for run in setting.runs if run.seed is not None]
+    for (one, name), (two, other) in itertools.combinations(runs, 2):
         first, second = (run.values(keys.REWARD).get(1) for run in (one, two))
         if one.seed == two.seed and None not in (first, second) and abs(first - second) > ROUNDING:
             return Finding(
                 "The seed did not fix the samples.",
-                f"Step 1 is sampled before any update, yet scores {number(first)} in {one.name} and {number(second)} "
-                f"in {two.name}. +clipx/rollout=seeded makes them equal.",
+                f"Step 1 is sampled before any update, yet scores {number(first)} in {name} and {number(second)} "
+                f"in {other}. +clipx/rollout=seeded makes them equal.",
             )
     return None
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: the diagnosis, then tokens, then rewards.
+    """All sentences: the diagnosis, then what is known besides.
 
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
-    of_runs = [*diagnoses(settings, baseline), *map(name_unread_values, settings)]
+    return [*diagnoses(settings, baseline), *descriptions(settings, baseline)]
+
+
+def descriptions(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """What tokens and rewards were like, whether or not anything is wrong; arguments as of `findings`."""
     of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
-    every = [*of_runs, *of_tokens, *rewards(settings, baseline), unequal_starts(settings)]
-    return [finding for finding in every if finding]
+    of_runs = [*map(name_unread_values, settings), unequal_starts(settings)]
+    return [finding for finding in [*of_tokens, *rewards(settings, baseline), *of_runs] if finding]

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fnmatch import filter as matching
 from typing import NamedTuple
 
 import numpy
 import pandas
 
 from verl_clipx.common.statistics.collapse import KEPT, collapse
-from verl_clipx.diagnose.base_rates import MEASURES, usual
+from verl_clipx.diagnose.advice import more_entropy, other_prompts, with_values
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -29,8 +30,10 @@ EXPLOSION, STEPS_BEFORE = 100.0, 5
 MOST_CUT = 0.25
 MOST_UNDECIDED = 0.1
 MOST_MISSED = 0.5
+KEPT_HELD_OUT = 0.9
 
 REWARD_COLLAPSE = "reward collapse"
+HELD_OUT_FALLS = "held-out score falls while the training reward rises"
 
 
 class Onset(NamedTuple):
@@ -59,12 +62,13 @@ class Rule:
 
     Args:
         name: in the field's terms; lower case.
-        reads: the metrics or keys of the record that it reads.
+        reads: the metrics or keys of the record that it reads; a * stands for anything in a metric's key.
         onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
         threshold: in words.
         reason: why the threshold is what it is.
-        remedy: what to do.
+        remedy: what to do, the same for all runs or by what a run says; see `advice.with_values`.
         link: the page of the documentation that says more.
+        about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
         kind: what it is good for while a run trains.
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         any_of: whether one of what it reads is enough.
@@ -75,19 +79,21 @@ class Rule:
     onset: Callable[[Run], Onset | None]
     threshold: str
     reason: str
-    remedy: str
+    remedy: str | Callable[[Run], str]
     link: str
+    about: tuple[str, ...] = ()
     kind: Kind = Kind.REMARK
     heuristic: bool = False
     any_of: bool = False
 
 
 class Diagnosis(NamedTuple):
-    """A rule that a run meets."""
+    """A rule that a run meets, and what to do about it."""
 
     run: str
     rule: Rule
     onset: Onset
+    remedy: str
 
     @property
     def head(self) -> str:
@@ -101,11 +107,9 @@ class Diagnosis(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What the threshold rests on, usual values, the remedy and the page that says more."""
+        """What the threshold rests on, the remedy and the page that says more."""
         basis = "The threshold is heuristic. " if self.rule.heuristic else ""
-        shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.reads if name in MEASURES)
-        basis += f"To compare: {shares}. " if shares else ""
-        return f"{basis}{self.rule.remedy} See {self.rule.link}."
+        return f"{basis}{self.remedy} See {self.rule.link}."
 
 
 def diagnose(run: Run, rules: Sequence[Rule] | None = None) -> list[Diagnosis]:
@@ -115,49 +119,36 @@ def diagnose(run: Run, rules: Sequence[Rule] | None = None) -> list[Diagnosis]:
         run: a whole one, or one that still trains, with its log so far.
     """
     chosen = RULES if rules is None else rules
-    met = [Diagnosis(run.name, rule, onset) for rule in chosen if (onset := rule.onset(run))]
+    met = [
+        Diagnosis(run.name, rule, onset, with_values(run, rule.remedy)) for rule in chosen if (onset := rule.onset(run))
+    ]
     return sorted(met, key=lambda one: one.onset.step)
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
     """What a rule reads and a run does not have; empty if the rule can be judged."""
-    missing = [
-        key
-        for key in rule.reads
-        if not (keys.of_bins("count", run.log) if key == COUNT else _is_logged(run, key) or key in run.configuration)
-    ]
+    missing = [key for key in rule.reads if not (_is_logged(run, key) or key in run.configuration)]
     return missing if not rule.any_of or len(missing) == len(rule.reads) else []
 
 
 def _is_logged(run: Run, key: str) -> bool:
-    return key in run.log and bool(numpy.isfinite(run.log[key].to_numpy(dtype=float)).any())
+    return any(numpy.isfinite(run.log[one].to_numpy(dtype=float)).any() for one in matching(run.log, key))
 
 
-def say_nothing_was_found(run: Run) -> str:
-    """Says that no rule found anything, how many rules the log and record allow to judge, and what the rest need.
+def cover(run: Run) -> dict[str, list[str]]:
+    """The rules that are about a run, and what each misses in its log and record: nothing if it can be checked.
 
     Raises:
-        ValueError: nothing that the run logged is a finite number, so that no rule says anything of its training.
+        ValueError: nothing that the run logged is a finite number and no rule is met: nothing is known of its training.
     """
-    if not any(_is_logged(run, key) for key in run.log):
+    if not (_is_logged(run, "*") or diagnose(run)):
         raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
-    judged, methods, lacking = 0, set(), set()
-    for rule in RULES:
-        missing = keys_missing_for(rule, run)
-        judged += not missing
-        parameters = {key for key in rule.reads if key.startswith("clipx.")}
-        of_another = parameters and not parameters & run.configuration.keys()
-        if of_another and {key for key in rule.reads if "/" in key} <= {*missing}:
-            methods.add(rule.link.partition("#")[2].upper())
-        else:
-            lacking |= {key if "/" in key or run.configuration else "the run's configuration" for key in missing}
-    if judged == len(RULES):
-        return f"None of the {judged} rules found anything in {run.name}."
-    needs = ([f"a run of {' or '.join(sorted(methods))}"] if methods else []) + sorted(lacking)
-    return (
-        f"None of the {judged} rules that {run.name} allows to judge found anything. "
-        f"{len(RULES) - judged} need what it does not have: {', '.join(needs)}."
-    )
+    return {rule.name: keys_missing_for(rule, run) for rule in RULES if _is_about(rule, run)}
+
+
+def _is_about(rule: Rule, run: Run) -> bool:
+    given = {key for key, value in run.configuration.items() if value is not None}
+    return not rule.about or any(_is_logged(run, one) or matching(given, f"{one}*") for one in rule.about)
 
 
 def _trained(run: Run, key: str) -> pandas.Series:
@@ -235,6 +226,21 @@ def _anchored(run: Run) -> Onset | None:
     step = _lasts(moved) if run.updates_a_step == 1 else None
     evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
     return _onset(step, lambda at: evidence.format(keys.RATIO, ratio[at], keys.KL, kl[at]))
+
+
+def _held_out(run: Run) -> Onset | None:
+    reward = _trained(run, keys.REWARD)
+    for key in matching(run.log, keys.VALIDATIONS):
+        values = run.values(key)
+        if (at := collapse(values.to_numpy(), KEPT_HELD_OUT)) is None:
+            continue
+        best = values.iloc[: at + 1].idxmax()
+        low = values.iloc[at:][values.iloc[at:] < KEPT_HELD_OUT * values[best]]
+        until, since = reward.loc[:best].mean(), reward.loc[low.index[0] if len(low) else numpy.inf :].mean()
+        if since > until:
+            what = f"{key} {low.iloc[0]:.3g}, in step {best} {values[best]:.3g}; {keys.REWARD} on average "
+            return Onset(int(low.index[0]), f"{what}{until:.3g} until then, {since:.3g} since")
+    return None
 
 
 def _target(run: Run) -> float | None:
@@ -346,8 +352,7 @@ RULES = (
         onset=_entropy,
         threshold=f"below {ENTROPY_LEFT:.0%} of the greatest of its first {LASTING} steps, {LASTING} steps in a row",
         reason="healthy runs of docs/results/cpu_small.md fall to 9 % for as long",
-        remedy="Raise the upper bound (+clipx=dapo), or take a method that keeps improbable tokens (+clipx=acpo, "
-        "+clipx=cispo).",
+        remedy=more_entropy,
         link="docs/faq.md",
         kind=Kind.TREND,
         heuristic=True,
@@ -358,7 +363,7 @@ RULES = (
         onset=_beyond(keys.ALIKE, MOST_ALIKE),
         threshold=f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
         reason="such prompts have advantage 0, so fewer than a tenth teach",
-        remedy="Take easier or harder prompts, more samples a prompt, or filter groups.",
+        remedy=other_prompts,
         link="docs/reading.md#health",
         kind=Kind.TREND,
         heuristic=True,
@@ -369,7 +374,7 @@ RULES = (
         onset=_one_sided,
         threshold=f"{ONE_SIDE:.0%} on one side, of at least {WORTH_CLIPPING:.0%} of the tokens, {LONG} steps in a row",
         reason="below that share clipping hardly matters; one of 75 healthy runs was so in a few steps",
-        remedy="Move that side's bound, or let a method adapt it.",
+        remedy="Move that side's bound (actor.clip_ratio_low, actor.clip_ratio_high), or let a method adapt it.",
         link="docs/methods.md",
         kind=Kind.TREND,
         heuristic=True,
@@ -391,6 +396,7 @@ RULES = (
         reason="the search's own condition",
         remedy="Raise clipx.target.",
         link="docs/methods.md#bapo",
+        about=("clipx.target", keys.SHARE_BEFORE),
     ),
     Rule(
         name="bounds idle: too few tokens a bin",
@@ -400,6 +406,7 @@ RULES = (
         reason="among n tokens none lies further than √(n − 1) standard deviations from their mean",
         remedy="Take larger mini-batches, fewer bins or a smaller clipx.alpha.",
         link="docs/methods.md#acpo",
+        about=("clipx.alpha", COUNT),
     ),
     Rule(
         name="bounds saturated",
@@ -409,6 +416,7 @@ RULES = (
         reason="the search has nowhere left to go",
         remedy="Raise clipx.upper_stop or lower clipx.target.",
         link="docs/methods.md#bapo",
+        about=("clipx.target", keys.SHARE_BEFORE),
     ),
     Rule(
         name="held target out of reach",
@@ -418,6 +426,7 @@ RULES = (
         reason="the bounds then stay at their ceiling (clip_fraction) or floor (second_moment)",
         remedy="Raise clipx.hold.value, move that end, or make fewer updates on each rollout batch.",
         link="docs/scopes.md#hold-a-target",
+        about=("clipx.hold", keys.HOLD_MISSED),
     ),
     Rule(
         name="ratio anchored to another policy",
@@ -456,7 +465,7 @@ RULES = (
         onset=_gradient,
         threshold=f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
         reason="healthy runs of docs/results/cpu_small.md stay below 20 times their median",
-        remedy="Lower the learning rate or actor.grad_clip.",
+        remedy="Lower actor.optim.lr or actor.grad_clip.",
         link="docs/reading.md#rules",
         kind=Kind.TREND,
         heuristic=True,
@@ -467,7 +476,7 @@ RULES = (
         onset=_reward,
         threshold=f"mean of a tenth of the steps below {KEPT:.0%} of the best before, beyond noise",
         reason="the report's own definition of a collapse",
-        remedy="Go back to a checkpoint before, with narrower bounds or a lower learning rate.",
+        remedy="Go back to a checkpoint before, with narrower bounds or a lower actor.optim.lr.",
         link="docs/reading.md",
         kind=Kind.TREND,
         heuristic=True,
@@ -491,6 +500,18 @@ RULES = (
         reason="judgement",
         remedy="Look at answers on which the verifier gives up, and at its time limit.",
         link="docs/reading.md#health",
+        about=(keys.UNDECIDED,),
+        heuristic=True,
+    ),
+    Rule(
+        name=HELD_OUT_FALLS,
+        reads=(keys.VALIDATIONS, keys.REWARD),
+        onset=_held_out,
+        threshold=f"the mean of {LASTING} validations below {KEPT_HELD_OUT:.0%} of the best before, beyond noise",
+        reason="false alarms on made-up validations in docs/dev/diagnosis_evidence.md",
+        remedy="Go back to the best checkpoint; look at training answers for what the reward likes and the task does "
+        "not, and at repeated epochs of the same prompts.",
+        link="docs/reading.md#rules",
         heuristic=True,
     ),
 )

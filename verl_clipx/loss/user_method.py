@@ -12,13 +12,16 @@ from torch import Tensor
 
 from verl_clipx.base.method import described, register
 from verl_clipx.base.parameters import Allowed, boolean, choice, integer, number, only, optional, parameter
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import OPTIONAL, Tokens
 from verl_clipx.methods import BUILT_IN, METHODS, Bounds, FixedBounds, Method
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
 # Why the number parameters of a function have no narrower range.
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
+
+# What a function may ask for, by these names.
+OFFERED = ("ratio", "advantages", "bounds", "log_prob", "old_log_prob", "entropy")
 
 # Where bounds on the ratio come from: constants, or the statistics of a method that has them.
 BASES: dict[str, type[Method]] = {"fixed": FixedBounds} | {
@@ -41,8 +44,9 @@ def register_loss(
 ) -> Callable[[GradientWeight], GradientWeight]:
     """Registers a gradient weight as a policy loss with everything that the built-in losses have.
 
-    The function may take the importance-sampling ratio, the advantages and the clip bounds, by these names, and returns
-    F with dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
+    The function asks by name for what it needs of the tokens: ratio, advantages, log_prob, old_log_prob and entropy (of
+    the current policy, in nats), each (sequences, length) and detached, and the clip bounds. It returns F with
+    dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
     parameters under the clipx node, and arrive in the type of their annotation. Use it with `+clipx=custom
     clipx.function=package.module:name`. A mistake raises an error only when the loss is used, so that the other losses
     of its module still work.
@@ -93,12 +97,13 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **
             )
         base = Method
     for key, given in signature.items():
-        if key in ("ratio", "advantages", "bounds"):
+        if key in OFFERED:
             continue
         if given.kind is not inspect.Parameter.KEYWORD_ONLY or given.default is inspect.Parameter.empty:
             raise ValueError(
-                f"register_loss({name!r}): parameter {key!r} of {described(gradient_weight)} must be keyword-only with "
-                "a default; only ratio, advantages and bounds come before the *."
+                f"register_loss({name!r}): {described(gradient_weight)} asks for {key!r}, but a function may ask only "
+                f"for {', '.join(OFFERED)}. If {key} is a parameter, make it keyword-only with a default: *, "
+                f"{key}=1.0. For statistics, or other fields of the tokens, subclass verl_clipx.Method."
             )
         own.append(key)
         # A parameter that the bounds have too keeps their range, with the function's default.
@@ -109,15 +114,19 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **
 
     def weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
         ratio = t.free_ratio if "log_ratio_clamp" in own else t.ratio
-        offered = {"ratio": ratio, "advantages": t.advantages, "bounds": bounds}
-        asked_for = {key: value for key, value in offered.items() if key in signature}
+        offered = {**t._asdict(), "ratio": ratio, "bounds": bounds}
+        asked_for = {key: offered[key] for key in OFFERED if key in signature}
         return gradient_weight(**asked_for, **{key: getattr(self, key) for key in own})
 
+    def asks_for(self: Method) -> tuple[str, ...]:
+        return (*super(made, self).asks_for, *(name for name in OPTIONAL if name in signature and name in OFFERED))
+
     namespace = {
-        "__doc__": inspect.getdoc(gradient_weight) or "",
+        "__doc__": inspect.getdoc(gradient_weight) or "A gradient weight of your own.",
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": weight,
+        "asks_for": property(asks_for),
         **flags,
         "loss_value": Method.loss_value,
     }

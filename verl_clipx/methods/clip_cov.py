@@ -10,7 +10,7 @@ from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import Bounds, FixedBounds, Limit
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, integer, number, parameter
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import Tokens, number_in
 from verl_clipx.methods.grpo import ClippedSurrogate
 
 # Of a token's hash this many bits decide.
@@ -86,7 +86,7 @@ class ClipCov(
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """The number of eligible tokens."""
-        return (t.mask & self.eligible(t, means_of(first))).sum(dtype=torch.float64)[None]
+        return number_in(t.mask & self.eligible(t, means_of(first))).sum(dtype=torch.float64)[None]
 
     def eligible(self, t: Tokens, means: Tensor) -> Tensor:
         """The tokens among which some are drawn: bool, (sequences, length)."""
@@ -128,11 +128,10 @@ def uniform(values: Tensor, seed: int) -> Tensor:
     Args:
         values: any float dtype, (sequences, length).
     """
-    bits = values.to(torch.float32).view(torch.int32).to(torch.int64)
+    mixed = values.to(torch.float32).view(torch.int32).to(torch.int64)
     position = torch.arange(values.shape[-1], device=values.device)
-    # In place: another copy of 64-bit numbers would take more memory than the loss.
-    mixed = bits.bitwise_xor_(position * 0x9E3779B1 ^ seed * 0x85EBCA6B).bitwise_and_(0xFFFFFFFF)
+    mixed = (mixed ^ position * 0x9E3779B1 ^ seed * 0x85EBCA6B) & 0xFFFFFFFF
     for _ in range(2):
-        mixed = mixed.bitwise_xor_(mixed >> 16).mul_(0x45D9F3B).bitwise_and_(0xFFFFFFFF)
-    mixed = mixed.bitwise_xor_(mixed >> 16).bitwise_and_(2**HASH_BITS - 1)
+        mixed = (mixed ^ mixed >> 16).mul_(0x45D9F3B) & 0xFFFFFFFF
+    mixed = (mixed ^ mixed >> 16) & 2**HASH_BITS - 1
     return mixed.to(values.dtype) / 2**HASH_BITS

@@ -16,10 +16,14 @@ from verl_clipx.replay.measures import Replay, of_run, replay
 from verl_clipx.replay.output import (
     BY_PROBABILITY,
     HEADINGS,
+    MEANINGS,
+    OUTSIDE,
     UNKNOWN,
     as_json,
     by_probability_of,
+    changes_of,
     heading_of,
+    keeps_outside,
     row_of,
 )
 from verl_clipx.replay.tokens import TracedTokens, traced_step
@@ -93,13 +97,17 @@ def content_of(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
 def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
     """Prints a replay: lists, then what was matched, how near the run's own setting comes, and what is unknown."""
     replays = [replayed.of_run, *replayed.settings]
-    caption = "estimates, [95 % interval over prompts] where each update has five prompts"
-    caption *= not replayed.of_run.exact
+    estimates = "estimates, [95 % interval over prompts] where each update has five prompts"
+    notes = [MEANINGS, *[OUTSIDE] * any(keeps_outside(one, side) for one in replays for side in ("LN", "HP"))]
     console.print_line(heading_of(replayed.run.name, replayed.updates))
     rows = [list(map(escape, row_of(one))) for one in replays]
+    caption = "; ".join([*notes, *[estimates] * (not replayed.of_run.exact)])
     print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
     rows = [list(map(escape, by_probability_of(one))) for one in replays]
-    print_list(console, "clipped low / high by old probability", BY_PROBABILITY, rows)
+    print_list(console, "% of the tokens beyond the bounds, low / high, by old probability", BY_PROBABILITY, rows)
+    for one in replayed.settings:
+        regained, lost = changes_of(one)
+        console.print_line(f"{one.label}: regained {regained}; lost {lost}.")
     for one, found in replayed.matches:
         console.print_line(" ".join(say_match(one, found, *replayed.target)))
     for one in replayed.settings:

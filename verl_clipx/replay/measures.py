@@ -11,7 +11,7 @@ import torch
 from verl_clipx.base.shared_metrics import QUARTILES
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.replay.loss import LossOnTokens, apply_to, is_own, why_refused
-from verl_clipx.replay.of_run import HIGH, LOW, REPLICATES, Number, numbers_of_run
+from verl_clipx.replay.of_run import HIGH, LOW, REPLICATES, Number, is_counted, numbers_of_run
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.config import Settings
 from verl_clipx.runs.traced import regions_of
@@ -104,7 +104,7 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
 def of_run(updates: Sequence[TracedTokens]) -> Replay:
     """What the trace says of the run itself, in the form of a replay."""
     table = pandas.concat([update.table for update in updates], ignore_index=True)
-    tokens = table.assign(change="", counts=~table.rejected.eq(True) & ~table.counted.eq(False))
+    tokens = table.assign(change="", counts=is_counted(table))
     whole = all(update.whole for update in updates)
     numbers = numbers_of_run([update.table for update in updates], whole=whole)
     numbers |= {"cosine": Number(1.0), "norm_ratio": Number(1.0)}

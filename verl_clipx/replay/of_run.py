@@ -48,7 +48,7 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
         tables: the traced tokens of each update, fields as in `traces.SCHEMA`.
         whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
     """
-    sums = [_by_prompt(table) for table in tables]
+    sums = [_by_prompt(table[is_counted(table)]) for table in tables]
     numbers = _numbers([of_update.sum(0) for of_update in sums])
     if whole or min(map(len, sums)) < FEWEST_UNITS:
         return {name: Number(value) for name, value in numbers.items()}
@@ -61,8 +61,8 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
     return {name: Number(value, *intervals[name]) for name, value in numbers.items()}
 
 
-def what_clipping_took(run: Run, step: int) -> Finding | None:
-    """How much of a traced step's gradient the clip removed; None if it removed nothing or numbers are not finite."""
+def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | None:
+    """`numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
     of_step = run.shards_at(step)
     shards = [run.shards_at(step, update) for update in sorted({shard.update for shard in of_step})]
     tables = [read_shards(run.traces, of_update).to_pandas() for of_update in shards]
@@ -72,12 +72,16 @@ def what_clipping_took(run: Run, step: int) -> Finding | None:
         return None
     whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
     whole = whole and has_all_updates(of_step, run.updates_a_step)
-    numbers = numbers_of_run(tables, whole=whole)
+    return numbers_of_run(tables, whole=whole), whole
+
+
+def what_clipping_took(name: str, step: int, numbers: dict[str, Number], *, whole: bool) -> Finding | None:
+    """How much of a traced step's gradient the clip removed, from `numbers_of_step`; None if it removed nothing."""
     taken = numbers[TAKEN]
     if not taken.value > 0:
         return None
     return Finding(
-        f"Clipping took {percent(Number(taken.value))} of the gradient’s mass from {run.name} in step {step}.",
+        f"Clipping took {percent(Number(taken.value))} of the gradient’s mass from {name} in step {step}.",
         f"Its clipped tokens were {percent(numbers[LOW])} below and {percent(numbers[HIGH])} above the bounds; with "
         f"the weight r of the other tokens they would have had {percent(taken)} of Σ|F·A|. "
         f"{how_exact(taken, whole=whole)}",
@@ -91,6 +95,11 @@ def how_exact(number: Number, *, whole: bool) -> str:
     if number.low is None:
         return "An estimate from a part of the prompts, too few of them for an interval."
     return "Estimates from a part of the prompts, with 95\u202f% intervals over prompts."
+
+
+def is_counted(tokens: pandas.DataFrame) -> pandas.Series:
+    """Whether each traced token counts: neither masked nor rejected, and in the pass of Lopti's that it is in."""
+    return ~tokens.rejected.eq(True) & ~tokens.counted.eq(False)
 
 
 # The columns of a prompt's sums: all tokens, those in LN and in HP, mass by sign, mass that the clip took.

@@ -8,15 +8,15 @@ import pandas
 from verl_clipx.common.sentences import Finding
 from verl_clipx.replay.command import own_settings, replay_settings, say_match
 from verl_clipx.replay.match import target_of
-from verl_clipx.replay.measures import HIGH, LOW, REGAINED, Replay, of_run
+from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay, of_run
 from verl_clipx.replay.of_run import how_exact, percent
-from verl_clipx.replay.output import HEADINGS, heading_of, row_of, words_of
+from verl_clipx.replay.output import HEADINGS, changes_of, heading_of, row_of, words_of
 from verl_clipx.replay.tokens import traced_step
 from verl_clipx.run.candidates import candidates_of
-from verl_clipx.runs.traced import ReplayTable, TracedUpdate, events
+from verl_clipx.runs.traced import OUT, ReplayTable, TracedUpdate, events, has_bounds_on_ratio
 
-# Which of HEADINGS fit the page.
-COLUMNS = (0, 1, 2, 3, 5, 7, 8)
+# Which of HEADINGS fit the page beside the words of changed tokens.
+COLUMNS = (0, 1, 2, 3, 5)
 
 
 def with_replays(
@@ -47,7 +47,7 @@ def _with_replays(
 ) -> tuple[TracedUpdate, list[Finding]]:
     updates = traced_step(update.run, update.step)
     if update.not_finite or update.update not in {one.update for one in updates}:
-        raise ValueError(f"--replay: {update.run.name} traced values that are not finite in step {update.step}.")
+        raise ValueError(f"--replay: {update.name} traced values that are not finite in step {update.step}.")
     own, of_this = own_settings(update.run), of_run(updates)
     wanted = [(None, words)] if words else []
     wanted += [(target_of(quantity), rest) for quantity, *rest in (text.split() or [""] for text in matches)]
@@ -57,8 +57,9 @@ def _with_replays(
             replays.append(one)
             sentences.append(say_match(one, match, *target) if match else _say_what_is_kept(one, of_this, update))
     tokens = pandas.concat([update.tokens, *(_columns(one, update.update) for one in replays)], axis=1)
-    rows = [tuple(row_of(one)[column] for column in COLUMNS) for one in (of_this, *replays)]
-    table = ReplayTable(heading_of(update.run.name, updates), tuple(HEADINGS[column] for column in COLUMNS), rows)
+    rows = [(*(row_of(one)[column] for column in COLUMNS), *changes_of(one)) for one in (of_this, *replays)]
+    headings = (*(HEADINGS[column] for column in COLUMNS), REGAINED, LOST)
+    table = ReplayTable(heading_of(update.name, updates), headings, rows)
     labels = tuple(one.label for one in replays)
     return replace(update, tokens=tokens, replayed=labels, replays=table), sentences
 
@@ -71,7 +72,7 @@ def _say_what_is_kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Fin
     words = f"Most frequent: {words_of(regained)}. " if len(regained) else ""
     return Finding(
         f"{one.label} would have given a gradient to {len(regained)} of the {without} traced tokens that "
-        f"{update.run.name} left without one in step {update.step}.",
+        f"{update.name} left without one in step {update.step}.",
         f"{words}{clipped}. {how_exact(one.numbers[LOW], whole=one.exact)}",
     )
 
@@ -79,4 +80,6 @@ def _say_what_is_kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Fin
 def _columns(replay: Replay, update: int) -> pandas.DataFrame:
     tokens = replay.tokens[replay.tokens["update"] == update].reset_index(drop=True)
     event = events(tokens.advantage.where(tokens.counts, 0.0), tokens.region, tokens.weight, tokens.ratio)
-    return tokens[["low", "high", "weight", "region"]].assign(event=event).add_prefix(f"{replay.label}: ")
+    event = event.mask(~tokens.trained & tokens.advantage.ne(0), OUT)
+    low = tokens.low.clip(lower=0) if has_bounds_on_ratio(tokens) else tokens.low
+    return tokens[["low", "high", "weight", "region"]].assign(low=low, event=event).add_prefix(f"{replay.label}: ")

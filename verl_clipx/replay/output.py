@@ -9,14 +9,17 @@ import pandas
 from verl_clipx.base.shared_metrics import QUARTILES
 from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
 from verl_clipx.replay.of_run import percent, plain
+from verl_clipx.runs.traced import has_bounds_on_ratio
 
-# How many words of changed tokens the terminal shows for each setting.
+# How many words of changed tokens are shown for each setting.
 WORDS = 6
-HEADINGS = (
-    *("setting", "clipped low", "clipped high", "bounds", "gradient from A > 0"),
-    *("cosine", "norm ratio", "regained", "lost"),
+HEADINGS = ("setting", "clipped low", "clipped high", "bounds", "gradient A > 0", "cosine", "norm ratio")
+MEANINGS = (
+    "cosine: of this step’s F·A with the run’s own, over all tokens, 1 if both push the same way; norm ratio: its "
+    "length over the run’s"
 )
-BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g} to {(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
+OUTSIDE = "outside: beyond the bounds, and kept"
+BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g}–{(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
 
 # What no replay can say.
 UNKNOWN = (
@@ -27,28 +30,42 @@ UNKNOWN = (
 
 def row_of(replay: Replay) -> tuple[str, ...]:
     """A setting's cells, by HEADINGS."""
-    numbers, tokens = replay.numbers, replay.tokens
-    changed = [tokens[tokens.change == change] for change in (REGAINED, LOST)]
+    numbers = replay.numbers
+    kept = [" outside" * keeps_outside(replay, region) for region in ("LN", "HP")]
     return (
         replay.label,
-        percent(numbers[LOW]),
-        percent(numbers[HIGH]),
-        " / ".join(_ends(replay.bounds[side]) for side in ("low", "high")),
+        f"{percent(numbers[LOW])}{kept[0]}",
+        f"{percent(numbers[HIGH])}{kept[1]}",
+        " / ".join(_ends(replay, side) for side in ("low", "high")),
         percent(numbers["positive_share"]),
         plain(numbers["cosine"]),
         plain(numbers["norm_ratio"]),
-        *(f"{len(one)}: {words_of(one)}" if len(one) else "0" for one in changed),
     )
 
 
+def changes_of(replay: Replay) -> tuple[str, str]:
+    """How many tokens regain and how many lose a gradient, and which words they are."""
+    changed = (replay.tokens[replay.tokens.change == change] for change in (REGAINED, LOST))
+    regained, lost = (f"{len(one)}: {words_of(one)}" if len(one) else "0" for one in changed)
+    return regained, lost
+
+
+def keeps_outside(replay: Replay, region: str) -> bool:
+    """Whether tokens beyond a bound, where PPO would clip them, have a gradient."""
+    there = replay.tokens[replay.tokens.region.eq(region) & replay.tokens.counts]
+    return bool((there.weight != 0).any())
+
+
 def by_probability_of(replay: Replay) -> tuple[str, ...]:
-    """A setting's clipped tokens by quarter of the old probability, low and high, in percent."""
-    return replay.label, *(f"{100 * low:.2f} / {100 * high:.2f} %" for low, high in replay.clipped_by_probability)
+    """A setting's tokens beyond the bounds by quarter of the old probability, low and high, in percent."""
+    return replay.label, *(f"{100 * low:.2f} / {100 * high:.2f}" for low, high in replay.clipped_by_probability)
 
 
-def _ends(bounds: tuple[float, float, float]) -> str:
-    """The least and the greatest bound of a token, or the one that all have."""
-    least, _, greatest = bounds
+def _ends(replay: Replay, side: str) -> str:
+    """The least and the greatest bound of a token, or the one that all have; 0 is no lower bound on a ratio."""
+    least, _, greatest = replay.bounds[side]
+    if has_bounds_on_ratio(replay.tokens):
+        least, greatest = max(least, 0.0), max(greatest, 0.0)
     if math.isclose(least, greatest, rel_tol=1e-6):
         return f"{least:.3g}"
     return f"{least:.3g} to {greatest:.3g}"

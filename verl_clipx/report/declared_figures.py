@@ -10,6 +10,7 @@ from verl_clipx.report.log_figures import Panel, Plate, step_axis
 from verl_clipx.report.palette import DrawnSetting
 from verl_clipx.report.windows import curve, describe_windows, marks, window_of
 from verl_clipx.runs import keys
+from verl_clipx.runs.settings import differing_parts
 
 # For the metrics of a chart, in turn.
 LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
@@ -52,13 +53,10 @@ def declared_plate(settings: list[DrawnSetting]) -> Plate:
         "a curve that changes where reward, entropy or clipping change.",
         f"{describe_windows(window)}{'; '.join(meanings)}.",
         panels,
+        "" if columns & {*keys.MASKED.values()} else f"{', '.join(panel.title for panel in panels)}.",
     )
 
 
 def apart(columns: list[str]) -> list[str]:
     """What tells the columns of a chart apart: their keys without the parts with which all of them begin or end."""
-    parts = [column.split("/") for column in columns]
-    for end in (0, -1):
-        while all(len(key) > 1 for key in parts) and len({key[end] for key in parts}) == 1:
-            parts = [key[1:] if end == 0 else key[:-1] for key in parts]
-    return ["/".join(key).replace("_", " ") for key in parts]
+    return ["/".join(key).replace("_", " ") for key in differing_parts([column.split("/") for column in columns])]

@@ -95,22 +95,17 @@ def _height(end: tuple[float, float, str, str]) -> float:
     return end[1]
 
 
-def shortened(labels: list[str], longest: int = LONGEST) -> list[str]:
-    """Labels cut to a length: of a long one it keeps the letters from where the labels begin to differ.
-
-    Args:
-        labels: of everything that is to be told apart.
-        longest: the most letters of a label, the signs of what was cut included.
-    """
+def shortened(labels: list[str]) -> list[str]:
+    """Labels of everything that is to be told apart, cut to LONGEST letters from where they begin to differ."""
     different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
     start = next(different, 0)
 
     def cut(label: str) -> str:
-        first = min(start, len(label) - longest + 1)
-        kept = label[first : first + longest - 2]
+        first = min(start, len(label) - LONGEST + 1)
+        kept = label[first : first + LONGEST - 2]
         return f"{'…' * (first > 0)}{kept}{'…' * (first + len(kept) < len(label))}"
 
-    return [label if len(label) <= longest else cut(label) for label in labels]
+    return [label if len(label) <= LONGEST else cut(label) for label in labels]
 
 
 def spread_ticks(drawing: Figure) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
 from verl_clipx.common.run_lock import is_held
 from verl_clipx.runs.folder import RunFolder
+from verl_clipx.runs.other_logs import is_of_wandb
 
 SECONDS = 10.0
 
@@ -22,6 +23,8 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
     Raises:
         OSError, ValueError: as `write`.
     """
+    if any(map(is_of_wandb, paths)):
+        raise ValueError("--follow looks at files: give the run's own log, or leave it out for a run of W&B.")
     logs, seen, waits = [RunFolder(path).log for path in paths], None, False
     while True:
         # This comes before the files are looked at, so that the last page has what a run logs last. A run trains while

@@ -11,13 +11,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
-from verl_clipx.diagnose.base_rates import BEYOND, CLIPPED, usual
 from verl_clipx.diagnose.findings import (
     clipped_share,
-    entropy_changes,
     has_searched_bounds,
     mass_shares,
-    same_signs,
 )
 from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
@@ -26,6 +23,8 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 
 MOST_BINS = 9
+# A mean difference of probabilities below this is rounding.
+AGREED = 1e-4
 # In a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
 
@@ -40,17 +39,21 @@ class Panel(NamedTuple):
 
 
 class Plate(NamedTuple):
-    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show."""
+    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show.
+
+    `folded` says why there is nothing to see; such a plate is closed until a reader opens it.
+    """
 
     heading: str
     look: str
     note: str
     panels: list[Panel]
+    folded: str = ""
 
 
 def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
     """The plates of which the logs allow a figure: outcome first, then mechanism."""
-    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, entropy, samples)]
+    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, samples)]
     return [plate for plate in plates if plate.panels]
 
 
@@ -87,33 +90,30 @@ def outcome(settings: list[DrawnSetting]) -> Plate:
         )
     if any(run.held_out for run in runs):
         note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
-    errors = any(len(run.values(keys.REWARD_ERROR)) for run in runs)
-    if errors and window == 1:
+    if window == 1 and any(len(run.values(keys.REWARD_ERROR)) for run in runs):
         note += "Vertical lines: 1.96 standard errors over prompts."
-    elif panels and not errors:
-        note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
     look = "a gap between settings that lasts and is wider than bands and intervals."
     if len(settings) == 1:
         look = "a rise that lasts."
     elif min(setting.seeds for setting in settings) < MIN_SEEDS:
-        look = (
-            "jumps and trends of each run. A gap between settings says nothing about methods yet: with so few seeds it "
-            "may be no wider than between runs of one setting."
-        )
+        look = "jumps and trends of each run; gaps between them need three seeds of each setting."
     return Plate("Reward, entropy, KL and gradient norm", look, note, panels)
 
 
 def samples(settings: list[DrawnSetting]) -> Plate:
     """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
+    apart = max(
+        (setting.mean(keys.MISMATCH).max() for setting in settings if len(setting.mean(keys.MISMATCH))), default=1
+    )
+    agreed = apart < AGREED
     return Plate(
         "What the samples were like",
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
-        f"{describe_windows(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. "
-        f"Alike: of the prompts with several samples{usual(keys.ALIKE)}. "
-        "Mismatch: the mean absolute difference between a sampled token’s probability in the rollout engine and in the "
-        "trainer.",
-        _panels(settings, SAMPLES),
+        f"{describe_windows(window_of(settings))}Cut: at data.max_response_length tokens. Alike: of the prompts with "
+        "several samples. Mismatch: the mean absolute difference between a sampled token’s probability in the rollout "
+        f"engine and in the trainer{f', {apart:.1g} at most, not drawn' if agreed else ''}.",
+        _panels(settings, SAMPLES[: -1 if agreed else None]),
     )
 
 
@@ -255,7 +255,6 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
     note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
     note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
-    note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
     of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
@@ -270,6 +269,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         "(orange) below the lower with A < 0.",
         note,
         panels,
+        "No token left the bounds on the side where PPO clips." if not of_verl and highest + lowest == 0 else "",
     )
 
 
@@ -300,38 +300,9 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         "Gradient mass outside the bounds",
         "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
         "mass outside the bounds that no clip removes (HN up, LP down).",
-        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds. To compare: mass "
-        f"outside the bounds{usual(BEYOND)}, tokens within them{usual(keys.IN_M)}.",
+        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
         panels,
-    )
-
-
-def entropy(settings: list[DrawnSetting]) -> Plate:
-    """The Entropy-Clip estimate over steps, and the change of entropy that happened."""
-    known = [(setting, changes) for setting in settings if len(changes := entropy_changes(setting))]
-    panels, window = [], window_of(settings)
-    for index, (setting, changes) in enumerate(known):
-        drawing, (estimate, change) = figure(330, rows=2, left=58, sharex=True)
-        same, steps = same_signs(setting)
-        titles = (
-            "estimate, nats per unit of learning rate",
-            f"change, nats: same sign in {same} of {steps} steps (chance: half)",
-        )
-        for axes, name, title in zip((estimate, change), changes, titles, strict=True):
-            axes.axhline(0, color=HAIR, lw=0.7)
-            curve(axes, changes[name], window, setting.colour, **marks(changes[name], window))
-            axes.set_title(title, fontweight="normal")
-        step_axis(change)
-        text = f"The Entropy-Clip estimate of {setting.label} over steps, above the change of entropy that happened."
-        panels.append(Panel(f"entropy_change_{index}", setting.label, text, drawing))
-    return Plate(
-        "The Entropy-Clip estimate, and how entropy changed",
-        "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
-        f"{describe_windows(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. "
-        "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the "
-        "next step, whose samples are others. Steps of a run depend on each other, so that a share of equal signs "
-        "above or below half is no evidence by itself.",
-        panels,
+        "Tokens that are clipped keep no gradient." if all((one.LN + one.HP).max() == 0 for _, one in known) else "",
     )
 
 

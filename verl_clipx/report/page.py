@@ -10,14 +10,13 @@ from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.sentences import Finding, number
-from verl_clipx.common.statistics.estimate import MIN_SEEDS
-from verl_clipx.diagnose.findings import findings
-from verl_clipx.replay.of_run import what_clipping_took
+from verl_clipx.diagnose.findings import descriptions, diagnoses
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
-from verl_clipx.report.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
+from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widened
 from verl_clipx.report.log_figures import Plate, log_plates
 from verl_clipx.report.ratio_parts import ratio_parts
+from verl_clipx.report.summary import describe, summary
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
 from verl_clipx.runs import keys
@@ -32,9 +31,6 @@ PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "token
 # A file in the folder of the figures. It lists them, and the table of tokens beside the page if there is one, so that
 # the next report removes these files and nothing else.
 WRITTEN = ".written"
-
-# The most letters of a setting's label in the headline: two such labels fit on a line.
-LONGEST_IN_HEADLINE = 30
 
 environment = Environment(
     loader=PackageLoader("verl_clipx.report"),
@@ -89,8 +85,9 @@ def write_report(
     settings = palette.with_colours(settings_of(runs))
     updates = traced_updates(settings)
     compared_with = baseline_of(settings, baseline)
-    sentences = findings(settings, compared_with)
-    sentences += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
+    described = describe(settings, updates)
+    alarms, sentences = diagnoses(settings, compared_with), descriptions(settings, compared_with)
+    sentences += [took for one in described if (took := one.took)]
     if replayed or matched:
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
@@ -98,8 +95,7 @@ def write_report(
         updates, of_replays = with_replays(updates, replayed or [], matched or [])
         sentences += of_replays
     with style():
-        others = declared_plate(settings)
-        plates = [*log_plates(settings), *trace_plates(updates), ratio_parts(updates), others]
+        plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), declared_plate(settings)]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before([*written, *([TOKENS] if updates else [])], out)
@@ -110,13 +106,12 @@ def write_report(
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title([setting.label for setting in settings]),
-        headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
         reload_every=reload_every,
         settings=settings,
+        alarms=alarms,
+        summary=summary(described),
         findings=sentences,
         baseline=compared_with.label,
-        fewest_seeds=min(setting.seeds for setting in settings),
-        needed_seeds=MIN_SEEDS,
         differences=_differences(settings),
         unknown=[run.name for run in runs if not run.configuration],
         versions=_versions(runs),
@@ -128,12 +123,11 @@ def write_report(
         replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],
         palette=palette,
-        distance=palette.CLOSEST,
         number=number,
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     write_text(out / PAGE, page)
-    return sentences
+    return [*alarms, *sentences]
 
 
 def _remove_those_before(names: list[str], out: Path) -> None:
@@ -171,7 +165,7 @@ def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]
 
 def _title(labels: list[str]) -> str:
     names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-    return f"{names}: what clipping did to the tokens"
+    return f"{names}: what clipping did"
 
 
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:

@@ -12,15 +12,17 @@ CLIPPED_LOW, CLIPPED_HIGH = "#d1450f", "#a3268c"
 COLOURS = (GRPO, *OTHERS, CLIPPED_LOW, CLIPPED_HIGH)
 INK, SOFT, HAIR = "#1a1a1a", "#636363", "#9a9a9a"
 
-CLOSEST = {"vision": "tritanopia", "value": 22}
-"""The distance of the closest pair, CIE 1976, to those who see them closest; 2.3 is just noticeable."""
-
 
 @dataclass(frozen=True)
 class DrawnSetting(Setting):
     """A setting with a colour of its own in every figure."""
 
     colour: str = INK
+
+    @property
+    def name(self) -> str:
+        """What heads its column: a run of its own by its seed."""
+        return self.name_of(self.runs[0]) if len(self.runs) == 1 else f"{self.label}, {len(self.runs)} runs"
 
 
 def with_colours(settings: list[Setting]) -> list[DrawnSetting]:

@@ -12,6 +12,8 @@ from verl_clipx.runs.traced import GRPO_HIGH, TracedUpdate
 QUANTILES = {0.5: "50\u202f%", 0.9: "90\u202f%", 0.99: "99\u202f%", 0.999: "99.9\u202f%"}
 # The axis is logarithmic; a part may be 0.
 SMALLEST = 1e-6
+# Two engines that differ by less for 99.9 % of the tokens agree, in nats.
+AGREED = 1e-3
 
 
 def parts_of(tokens: pandas.DataFrame) -> pandas.DataFrame:
@@ -38,6 +40,9 @@ def parts_of(tokens: pandas.DataFrame) -> pandas.DataFrame:
 def ratio_parts(updates: list[TracedUpdate]) -> Plate:
     """The quantiles of the parts, with a panel for each setting that has several."""
     parts = {index: found for index, one in enumerate(updates) if len(found := parts_of(one.tokens)) > 1}
+    apart = max(
+        (float(found.loc[found.index.str.startswith("old"), 0.999].max()) for found in parts.values()), default=0
+    )
     return Plate(
         "Where the ratio comes from",
         "the line that reaches furthest to the right. What passes the grey line, log 1.2, would by itself carry tokens "
@@ -46,6 +51,7 @@ def ratio_parts(updates: list[TracedUpdate]) -> Plate:
         "update’s tokens don’t exceed (filled, open, filled, open). Old / rollout: two engines, and for older samples "
         "also older weights. Current / old: the updates, and how much two passes differ; the clip acts on it.",
         [_panel(f"ratio_parts_{index}", updates[index], of_update) for index, of_update in parts.items()],
+        "" if apart > AGREED else f"Rollout and trainer agree to {apart:.1g} nats; the updates are all of it.",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from verl_clipx.runs.traced import EVENTS, HIGH, KEPT, LOW, TracedUpdate
+from verl_clipx.runs.traced import EVENTS, HIGH, KEPT, LOW, OUT, TracedUpdate
 
 MOST_COMPLETIONS = 64
 MOST_TOKENS = 512
@@ -55,21 +55,26 @@ class Section:
     numbers: dict[str, list]
 
     @property
+    def responses(self) -> int:
+        """How many responses are shown."""
+        return sum(len(group.lines) for group in self.groups)
+
+    @property
+    def has_out(self) -> bool:
+        """Whether a token was taken out before any clip."""
+        return bool((self.update.tokens.event == OUT).any())
+
+    @property
     def counted(self) -> str:
-        """How many tokens each rule clips, and of which tokens: the run, the prompts and their number."""
-        tokens, groups = self.update.tokens, self.groups
+        """How many of the shown tokens each rule clips, and of how many traced ones, if not all are shown."""
+        tokens = self.update.tokens
         clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
-        completions = _several(sum(len(group.lines) for group in groups), "completion")
-        these = f"{completions} to {_several(len(groups), 'prompt')}"
-        which = f"all that it traced in this update, in {these}"
-        if self.total < len(tokens):
-            of_all = f"{len(tokens)}, of {_several(tokens.prompt.nunique(), 'prompt')}"
-            which = f"from {these}; in this update it traced {of_all}"
-        return f"Clipped among these {self.total} tokens of {self.update.run.name}: {clipped}. They are {which}."
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+        of = (
+            f" This update traced {len(tokens)}, of {tokens.prompt.nunique()} prompts."
+            if self.total < len(tokens)
+            else ""
+        )
+        return f"Clipped among these {self.total} tokens: {clipped}.{of}"
 
 
 def visible(text: str) -> str:
@@ -90,23 +95,31 @@ def token_sections(updates: list[TracedUpdate]) -> list[Section]:
 
 
 def _ordered_prompts(tokens: pandas.DataFrame) -> list[str]:
-    judged = ["event", "under_grpo", *(name for name in tokens if name.endswith(": event"))]
-    clipped = tokens[judged].isin([LOW, HIGH]).any(axis=1)
+    clipped = _is_clipped_by_any(tokens)
     counts = pandas.DataFrame({"prompt": tokens.prompt, "clipped": clipped, "learning": tokens.advantage != 0})
     return list(counts.groupby("prompt").sum().sort_values(["clipped", "learning"], ascending=False).index)
+
+
+def _is_clipped_by_any(tokens: pandas.DataFrame) -> pandas.Series:
+    judged = ["event", "under_grpo", *(name for name in tokens if name.endswith(": event"))]
+    return tokens[judged].isin([LOW, HIGH]).any(axis=1)
 
 
 def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
     tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
     groups, kept, left = [], [], most
     for prompt in prompts:
-        samples = [rows for _, rows in tokens[tokens.prompt == prompt].groupby("sample")][:left]
+        samples = [rows for _, rows in tokens[tokens.prompt == prompt].groupby("sample")]
+        # The page shows the first response by itself.
+        samples = sorted(samples, key=lambda rows: _is_clipped_by_any(rows).sum(), reverse=True)[:left]
         left -= len(samples)
         if samples:
             lines = [_line(rows, update.replayed) for rows in samples]
             groups.append(Group(str(samples[0].prompt_text.iloc[0] or prompt), lines))
             kept += [rows.iloc[:MOST_TOKENS] for rows in samples]
     together = pandas.concat(kept)
+    if update.has_bounds_on_ratio:
+        together["low"] = together.low.clip(lower=0)
     columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
     return Section(
         update,

@@ -9,7 +9,7 @@ from verl_clipx.common.sentences import number, percent
 from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
-from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, TracedUpdate
+from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, OUT, TracedUpdate
 
 BINS = 5
 QUARTERS = 4
@@ -77,8 +77,9 @@ def spread(updates: list[TracedUpdate]) -> Plate:
         "The ratio by probability",
         "dots outside the grey lines (0.8 and 1.2, GRPO’s bounds), and whether the setting’s own bounds, the coloured "
         "box, follow the spread.",
-        "A dot a token of the last traced update, by its probability when it was sampled. Boxes: median bounds of the "
-        "bin’s tokens. Ratios beyond the right edge are drawn on it. As in ACPO’s Figure 2a.",
+        "A dot a token of the last traced update, by its probability when it was sampled: above the policy was unsure, "
+        "below sure. Boxes: median bounds of the bin’s tokens. Ratios beyond the right edge are drawn on it. As in "
+        "ACPO’s Figure 2a.",
         panels,
     )
 
@@ -87,7 +88,7 @@ def _draw_spread(update: TracedUpdate, right: float) -> Figure:
     row, of_all, tokens = 58, update.tokens, shown(update.tokens)
     drawing, (axes,) = figure(30 + BINS * row + 38, left=50, top=10)
     bins, medians = bin_of(tokens, BINS), of_all.groupby(bin_of(of_all, BINS))[["low", "high"]].median()
-    on_ratio = numpy.isclose(of_all.bounded, of_all.ratio, rtol=1e-5, atol=1e-6).all()
+    on_ratio = update.has_bounds_on_ratio
     middles = [bin * row + row / 2 for bin in range(BINS)]
     for bin, y in enumerate(middles):
         if on_ratio and bin in medians.index:
@@ -114,6 +115,7 @@ MARKS = {
     BELOW: ("o", 20, "white", INK),
     LOW: ("v", 38, CLIPPED_LOW, "white"),
     HIGH: ("^", 38, CLIPPED_HIGH, "white"),
+    OUT: ("X", 28, "white", SOFT),
 }
 
 
@@ -144,9 +146,10 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
         heading,
         "triangles: tokens without a gradient, ▲ clipped high, ▼ clipped low. Which probabilities do they have?",
         "Open circles are outside the bounds of the panel’s own method and kept; the lines are GRPO’s bounds. Grey "
-        "rings have no advantage, as all responses to their prompt scored alike. Ratios beyond the top are drawn on "
-        "it. As in BAPO’s Figure 5.",
+        "rings have no advantage, as all responses to their prompt scored alike; crosses were taken out by a mask, a "
+        "rejection or a selection. Ratios beyond the top are drawn on it. As in BAPO’s Figure 5.",
         panels,
+        "" if len(clipped) else "No traced token is clipped.",
     )
 
 
@@ -197,6 +200,10 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
 def contributions(updates: list[TracedUpdate]) -> Plate:
     """Positive and negative gradient mass by quarter of the probability."""
     parts = [_mass_by_quarter(update.tokens) for update in updates]
+    hard = all(
+        numpy.isclose(tokens.weight, tokens.ratio.where(tokens.weight != 0, 0.0)).all()
+        for tokens in (update.tokens for update in updates)
+    )
     top = 1.1 * max(float(part.to_numpy().max()) for part in parts) or 1.0
     panels = []
     for index, (update, part) in enumerate(zip(updates, parts, strict=True)):
@@ -219,6 +226,7 @@ def contributions(updates: list[TracedUpdate]) -> Plate:
         "Shares of Σ|F·A|, and of the tokens with an advantage, over the traced update; the gradient of log p itself "
         "is not in it. As in AR-Lopti’s Figures 1a and 1b and BAPO’s Figure 4.",
         panels,
+        "Every gradient weight is the ratio or 0." if hard else "",
     )
 
 

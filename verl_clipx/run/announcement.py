@@ -153,13 +153,21 @@ def traced(settings: Settings | Observe) -> str:
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:
     """The parameters that differ from the group, each with both values and, if one of verl's keys set it, this key."""
-    group, changes = parameters_of_group(run.group or settings.method.name), []
-    for field, value in values_of(settings):
-        name, of_group = field.name, group.get(field.name, field.default)
-        if value != of_group:
-            source = f"; from {source_of(run.taken[name])}" if name in run.taken else switched_off(run, name, value)
-            changes.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
+    changes = []
+    for field, value, of_group in changed_parameters(settings, run):
+        name = field.name
+        source = f"; from {source_of(run.taken[name])}" if name in run.taken else switched_off(run, name, value)
+        changes.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
     return changes
+
+
+def changed_parameters(settings: Settings, run: RunFacts) -> list[tuple[dataclasses.Field, Any, Any]]:
+    """The parameters that differ from the group: the field, its value, and the group's."""
+    group = parameters_of_group(run.group or settings.method.name)
+    of_group = {field.name: group.get(field.name, field.default) for field, _ in values_of(settings)}
+    return [
+        (field, value, of_group[field.name]) for field, value in values_of(settings) if value != of_group[field.name]
+    ]
 
 
 def unusual(field: dataclasses.Field, value: Any) -> str:
@@ -216,11 +224,17 @@ def source_of_old_log_probs(run: RunFacts) -> str:
     return "are the trainer's"
 
 
-def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
-    """The number of updates per rollout batch, and whether limits can act; `twice`: in two passes of Lopti."""
+def updates(run: RunFacts, limit: Limit, *, twice: bool, size: str = "") -> str:
+    """The number of updates per rollout batch, and whether limits can act.
+
+    Args:
+        twice: whether Lopti makes two passes.
+        size: what follows the word updates, such as " of 32 prompts".
+    """
     if run.updates is None:
         return "an unknown number of updates per rollout batch"
-    number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
+    number = f"{run.updates} update{'' if run.updates == 1 else 's'}{size} per rollout batch"
+    number += " and pass of Lopti" * twice
     if run.makes_one_update and not twice:
         several = f"to make several updates, set {MINI_BATCH} below data.train_batch_size"
         return f"{number}, at ratio 1: {limit.acting or 'clipping'} cannot act ({several})"

@@ -16,20 +16,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_clipx.base.method import NODE, Method, interval
+from verl_clipx.base.method import NODE, Limit, Method, interval
 from verl_clipx.base.refusal import Refusal, written
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
 from verl_clipx.run.announcement import (
     REMEDIES,
+    VERL_LIMIT,
     averages,
     biased_ratios,
+    changed_parameters,
     corrections,
-    differences,
     ratio_to,
     shown,
     source_of_old_log_probs,
@@ -47,7 +50,7 @@ from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
-from verl_clipx.run.verl_keys import ACTOR, LOSS_MODE, ROLLOUT, distillation_term
+from verl_clipx.run.verl_keys import ACTOR, LOSS_MODE, MINI_BATCH, RESPONSES, ROLLOUT, distillation_term, read
 
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -55,6 +58,12 @@ NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_log
 NO_SETTING = ("log_ratio_clamp", "min_tokens", "epsilon", "variance_epsilon")
 # Those that change how a loss is computed or watched, and not what is trained.
 NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "missing_state")
+# Which tokens the statistics behind the bounds are of.
+SCOPES = {
+    "mini_batch": "statistics of all tokens of an update, on all ranks",
+    "lagged": "statistics of the same update of the rollout batch before",
+    "micro_batch": "statistics of each micro-batch by itself",
+}
 NO_SUCH_KEY = re.compile(r"Could not override '(.+)'\.")
 
 
@@ -63,54 +72,70 @@ class Answer:
     """What a run would train, what it would cost and write, and what stops it.
 
     Args:
-        loss: the loss with its settings, for a reader.
+        loss: the loss, its group and its scope.
         loss_mode: the loss's name in verl's registry; None if there is no policy loss.
         of_the_plugin: whether the plugin has a part in the run.
         line: the line that the run prints; None if the plugin has no part in it, or it stops.
+        settings: the method's parameters, and whose they are.
         bounds: the bounds that the loss starts with, or what they are computed from.
-        updates: how many updates a rollout batch gets, and whether clipping can act in them.
+        updates: how many updates a rollout batch gets, of how many responses, and whether clipping can act in them.
+        ratio: the policy that the ratio is to, and where old_log_probs come from.
+        averages: verl's aggregation mode and, if it differs, the paper's.
+        of_verl: what verl adds to the loss, to the rewards and to the samples' weights, in words.
         taken: from parameters of the method to verl's key and value that they take over.
         unused: from clip keys of verl's that the method does not read to their values.
-        of_verl: what is left to verl and acts beside the loss, in words.
         uncorrected: that stale samples are not corrected, and what would correct them.
         untested: options of the run that no test has run.
         cost: what the loss costs beyond verl's own.
         files: from what the run keeps (log, record, traces) to where.
         receipt: what happens if the gradient of the first rollout batch is not the announced one.
         stops: what stops the run, in sentences.
+        arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
     """
 
     loss: str
     loss_mode: str | None = None
     of_the_plugin: bool = False
     line: str | None = None
+    settings: str | None = None
     bounds: str | None = None
     updates: str | None = None
+    ratio: str | None = None
+    averages: str | None = None
+    of_verl: list[str] = field(default_factory=list)
     taken: dict[str, str] = field(default_factory=dict)
     unused: dict[str, Any] = field(default_factory=dict)
-    of_verl: list[str] = field(default_factory=list)
     uncorrected: str | None = None
     untested: list[str] = field(default_factory=list)
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     receipt: str | None = None
     stops: list[str] = field(default_factory=list)
+    arguments: list[str] | None = None
 
     @property
     def text(self) -> list[str]:
         """The answer in lines."""
-        taken = ", ".join(f"{source} as {NODE}.{parameter}" for parameter, source in self.taken.items())
+        parameters = {
+            source: " and ".join(f"{NODE}.{name}" for name, of in self.taken.items() if of == source)
+            for source in self.taken.values()
+        }
+        taken = ", ".join(f"verl's {source} as {names}" for source, names in parameters.items())
+        unused = ", ".join(f"verl's {key}={written(value)}" for key, value in self.unused.items())
         rows = {
+            "settings": self.settings,
+            "takes over": f"{taken}; remove the key to keep the group's value" if taken else "",
+            "does not read": unused,
             "bounds": self.bounds,
             "updates": self.updates,
-            "taken over from verl": taken,
-            "not used of verl's": ", ".join(f"{key}={written(value)}" for key, value in self.unused.items()),
-            "left to verl": ", ".join(self.of_verl),
+            "ratio": self.ratio,
+            "averages": self.averages,
+            "verl adds": ", ".join(self.of_verl),
             "samples": self.uncorrected,
-            "no test has run": ", ".join(self.untested),
             "costs": self.cost,
-            "keeps": ", ".join(f"{what} {where}" for what, where in self.files.items()),
+            "writes": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
             "receipt": self.receipt,
+            "no test has run": ", ".join(self.untested),
         }
         lines = [self.loss, *(f"  {head}: {text}" for head, text in rows.items() if text)]
         return lines + ([f"stops: {why}" for why in self.stops] or ["Nothing in the configuration stops it."])
@@ -130,10 +155,14 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     if decision is not None:
         stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
         return dataclasses.replace(of_decision(config, decision), stops=stops)
+    run = RunFacts(options=read(config))
     return Answer(
         f"{loss_mode}, verl's own loss; the plugin has no part in this run",
         loss_mode,
         bounds=bounds_of_verl(config.actor_rollout_ref.actor),
+        updates=updates_of(run, limit_of_verl(loss_mode)),
+        averages=run.loss_agg_mode if loss_mode == "vanilla" else None,
+        of_verl=terms(config),
         stops=[*refused_by_verls_check(config), *what_does_not_divide(config)],
     )
 
@@ -142,10 +171,11 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
     """The answer to a configuration in which the plugin has a part and that the driver does not refuse."""
     loss_mode, settings, run = decision.resolved
     trains = isinstance(settings, Settings)
-    beside = [averages(run, settings), *terms(config), *corrections(run, observed=not trains)]
+    others = [*corrections(run, observed=not trains), distillation_term(run.options), biased_ratios(run, settings)]
     common = {
         "line": decision.line,
-        "of_verl": [term for term in (*beside, distillation_term(run.options), biased_ratios(run, settings)) if term],
+        "averages": averages(run, settings).removeprefix("loss_agg_mode "),
+        "of_verl": [*terms(config), *filter(None, others)],
         "uncorrected": f"{missing}. Add {REMEDIES}" if (missing := uncorrected(run, settings)) else None,
         "untested": untested_options(run),
         "files": files(config, settings),
@@ -153,15 +183,19 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
     if not trains:
         loss = f"{loss_mode}, verl's own loss, observed (+{NODE}=observe)"
         bounds = bounds_of_verl(config.actor_rollout_ref.actor)
-        return Answer(loss, loss_mode, True, bounds=bounds, cost="metrics only", receipt="none", **common)
+        made = updates_of(run, limit_of_verl(loss_mode))
+        return Answer(loss, loss_mode, True, bounds=bounds, updates=made, cost="metrics only", **common)
     twice = settings.update is not None and len(settings.update.passes) == 2
-    acting = updates(run, settings.method.what_limits, twice=twice)
+    chosen = f" (+{NODE}={run.group})" if run.group else ""
+    scope = f", scope {settings.scope}: {SCOPES[settings.scope]}" if settings.adaptive else ""
     return Answer(
-        loss_with_settings(settings, run),
+        f"{NODE}_{settings.method.name}{chosen}{scope}",
         loss_mode,
         True,
+        settings=settings_of(settings, run),
         bounds=bounds_of(settings.method),
-        updates=f"{acting}; {ratio_to(run, settings)}; old_log_probs {source_of_old_log_probs(run)}",
+        updates=updates_of(run, settings.method.what_limits, twice=twice),
+        ratio=ratio_of(settings, run),
         taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
         unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
         cost=cost(settings, run, twice=twice),
@@ -170,14 +204,18 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
     )
 
 
-def loss_with_settings(settings: Settings, run: RunFacts) -> str:
-    """The loss, its parameters, and whose they are: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`."""
+def settings_of(settings: Settings, run: RunFacts) -> str:
+    """A method's parameters, and whose they are: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`."""
     own = [
         f"{shown(value)} bins" if name == "bins" else f"{name} {shown(value)}"
         for name, value in settings.method.parameters.items()
         if name not in NO_SETTING and not isinstance(value, bool | str) and value
     ]
-    changed = [change for change in differences(settings, run) if change.partition("=")[0] not in NOT_TRAINED]
+    changed = [
+        f"{field.name}={shown(value)} (group: {shown(of_group)})"
+        for field, value, of_group in changed_parameters(settings, run)
+        if field.name not in NOT_TRAINED
+    ]
     if settings.hold is not None:
         changed.insert(0, f"bounds that hold {settings.method.held_target}")
     group = run.group
@@ -185,15 +223,33 @@ def loss_with_settings(settings: Settings, run: RunFacts) -> str:
     if group == "custom" or group not in group_names():
         whose = "its group's" if group else "its defaults"
     whose += f" but for {', '.join(changed)}" if changed else ""
-    scope = f", scope {settings.scope}" if settings.adaptive else ""
-    chosen = f" (+{NODE}={group})" if group else ""
-    return f"{NODE}_{settings.method.name}{chosen}{scope}: {', '.join(own) or 'no parameters'}: {whose}"
+    return f"{', '.join(own) or 'no parameters'}: {whose}"
+
+
+def ratio_of(settings: Settings, run: RunFacts) -> str:
+    """The policy that the ratio is to, and where old_log_probs come from."""
+    to, source = ratio_to(run, settings).removeprefix("ratio "), source_of_old_log_probs(run)
+    return f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}"
+
+
+def updates_of(run: RunFacts, limit: Limit, *, twice: bool = False) -> str:
+    """The number of updates and whether limits can act, the responses of each, and the steps without any."""
+    mini_batch, responses = run.options.get(MINI_BATCH), run.options.get(RESPONSES)
+    size = f" of {mini_batch} prompts x {responses} response{'s' * (responses > 1)}" if mini_batch and responses else ""
+    warmup = run.critic_warmup
+    made = updates(run, limit, twice=twice, size=size)
+    return made + (f"; steps before {warmup} update only the critic" if warmup > 1 else "")
 
 
 def bounds_of(method: Method) -> str:
     """A method's bounds and its other limits, in words."""
     others = (f"{key} {value:g}" for key in method.other_limits if (value := getattr(method, key)) is not None)
     return "; ".join([method.starting_bounds, *others])
+
+
+def limit_of_verl(loss_mode: str) -> Limit:
+    """What limits a loss of verl's own, which the plugin knows of vanilla only."""
+    return Limit("", "clipping") if loss_mode == "vanilla" else VERL_LIMIT
 
 
 def bounds_of_verl(actor: DictConfig) -> str:
@@ -205,12 +261,19 @@ def bounds_of_verl(actor: DictConfig) -> str:
 
 
 def terms(config: DictConfig) -> list[str]:
-    """What verl adds to the loss or to the rewards: entropy bonus and KL."""
+    """What verl adds to the loss or to the rewards: entropy bonus and KL; and that it has a critic."""
+    from verl.trainer.ppo.utils import need_critic
+
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    with warnings.catch_warnings():
+        # verl warns of each run that has none.
+        warnings.simplefilter("ignore")
+        has_critic = need_critic(config)
     return [
         f"entropy bonus {actor.entropy_coeff:g}" if actor.entropy_coeff else "no entropy bonus",
         f"KL loss {actor.kl_loss_type} {actor.kl_loss_coef:g}" if actor.use_kl_loss else "no KL loss",
-        *(["KL penalty in the rewards"] if algorithm.use_kl_in_reward else []),
+        *([f"KL penalty in the rewards {algorithm.kl_ctrl.kl_coef:g}"] if algorithm.use_kl_in_reward else []),
+        *(["the critic's own loss"] if has_critic else []),
     ]
 
 
@@ -218,19 +281,21 @@ def cost(settings: Settings, run: RunFacts, *, twice: bool) -> str:
     """What the loss costs beyond verl's own; `twice` is whether Lopti makes two passes."""
     extra = settings.needs_extra_pass and (settings.selects_over_mini_batch or not run.makes_one_update)
     passes = ["one extra forward pass before each update"] * extra + ["a second pass of each update (Lopti)"] * twice
-    return " and ".join(passes) or "no extra pass"
+    without = extra and settings.scope == "mini_batch" and not settings.selects_over_mini_batch
+    instead = f"; {NODE}.scope=lagged needs none" if without and not settings.method.second_statistics_size else ""
+    return (" and ".join(passes) or "no extra pass") + instead
 
 
 def of_receipt(settings: Settings, run: RunFacts) -> str:
     """What happens if the gradient of the first rollout batch is not the announced one."""
     if settings.receipt == "off":
-        return "off: nothing compares the gradient with the announced one"
+        return "off: nothing checks that this loss is what the run trains"
     if settings.receipt == "warn":
-        return "warns if the first rollout batch does not train the announced loss"
-    always = "stops the run if the first rollout batch does not train the announced loss"
+        return "warns if the first rollout batch trains another loss"
+    always = "stops the run if the first rollout batch trains another loss"
     if settings.receipt == "stop" or not untested(run.options):
         return always
-    return f"{always}, and warns if the engine, which no test has run, passes on another gradient"
+    return f"{always}; its checks of the engine, which no test has run, only warn"
 
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:
@@ -288,7 +353,10 @@ def answer_and_end(config: DictConfig) -> NoReturn:
     """Takes the place of a start of verl's: answers, and ends this process."""
     unknown = [absent(word, config) for word in _unknown]
     answered = answer(config, named=keys_set_by_user(), group=chosen_group())
-    end_with(dataclasses.replace(answered, stops=[*unknown, *answered.stops]))
+    arguments = None
+    if HydraConfig.initialized() and (hydra := HydraConfig.get()).mode != RunMode.MULTIRUN:
+        arguments = [*hydra.overrides.task, *hydra.overrides.hydra, *_unknown]
+    end_with(dataclasses.replace(answered, stops=[*unknown, *answered.stops], arguments=arguments))
 
 
 def end_without_configuration() -> NoReturn:

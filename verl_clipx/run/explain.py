@@ -8,6 +8,7 @@ PATH (`stand_in.py`). This is no sandbox: whatever else a script does, it does.
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,6 +34,10 @@ PREPARATIONS = ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "h
 OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
 SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
+# How long what a command leaves in the background may take to its configuration.
+SECONDS_IN_THE_BACKGROUND = 120
+# An override of Hydra's that is no variable of the environment.
+OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
 LINES_OF_A_CRASH = 15
 LONGEST = 100
 
@@ -44,7 +49,7 @@ class Explanation:
     Args:
         answers: of every run that it would start, the fields of `answer.Answer` and `text`, its lines.
         stood_in: the command lines that stand-ins replaced.
-        stops: why the command itself would not get to verl's configuration, in sentences.
+        stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
     """
 
     answers: list[dict[str, Any]]
@@ -60,9 +65,12 @@ class Explanation:
     def lines(self) -> list[str]:
         """The answer, for a reader."""
         answers = [line for answer in self.answers for line in answer["text"]]
-        commands = [textwrap.shorten(command, LONGEST, placeholder=" …") for command in self.stood_in]
-        replaced = [f"not run, a stand-in took its place: {command}" for command in commands]
-        return [*answers, *replaced, *self.stops]
+        replaced = []
+        for command in self.stood_in:
+            program, *words = shlex.split(command)
+            what = "run here" if stand_in.payload_of(program, words) else "not run"
+            replaced.append(f"{what}: {textwrap.shorten(command, LONGEST, placeholder=' …')}")
+        return [*replaced, *self.stops, *answers]
 
 
 def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool = False) -> Explanation:
@@ -96,7 +104,21 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
         stood_in = list(dict.fromkeys(record.read_text().splitlines()))
         if not given:
             stops.append(without_an_answer(code, output.read_text(errors="replace")))
-    return Explanation(given, stood_in, stops)
+    return Explanation(given, stood_in, [*stops, *lost_words(words, given)])
+
+
+def lost_words(words: Sequence[str], answers: list[dict[str, Any]]) -> list[str]:
+    """A message if overrides of a command reached none of its runs; empty if they did, or nothing tells it."""
+    reached = [answer.get("arguments") for answer in answers]
+    if not reached or None in reached:
+        return []
+    lost = [word for word in words if OVERRIDE.match(word) and not any(word in of for of in reached)]
+    if not lost:
+        return []
+    return [
+        f"{' '.join(lost)}: did not reach verl, so the answer is about a run without it. A script passes its arguments "
+        'on by "$@" at the end of the command that starts verl.'
+    ]
 
 
 def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -131,6 +153,8 @@ def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[s
 def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool]) -> int:
     """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
+    What the command leaves in the background has `SECONDS_IN_THE_BACKGROUND`.
+
     Raises:
         ValueError: there is no such program.
     """
@@ -149,13 +173,25 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
         try:
             while process.poll() is None and not until():
                 time.sleep(SECONDS_BETWEEN_LOOKS)
+            last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
+            while not until() and time.monotonic() < last and members_of(process.pid):
+                time.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
-            for member in psutil.process_iter():
-                with contextlib.suppress(OSError, psutil.Error):
-                    if os.getsid(member.pid) == process.pid:
-                        member.kill()
+            for member in members_of(process.pid):
+                with contextlib.suppress(psutil.Error):
+                    member.kill()
             process.wait()
     return process.returncode
+
+
+def members_of(session: int) -> list[psutil.Process]:
+    """The processes of a session that have not ended."""
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    return members
 
 
 def without_an_answer(code: int, output: str) -> str:

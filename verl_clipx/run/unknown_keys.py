@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
@@ -48,7 +49,7 @@ def nearest(key: str, config: DictConfig) -> str:
     A key of the same name at another place is nearer than one of a similar name.
     """
     node = OmegaConf.to_container(config, resolve=False)
-    every = [path for path in paths(node) if path != key and not path.startswith(FACTS)]
+    every = [path for path in values_in(node) if path != key and not path.startswith(FACTS)]
     places = [path for path in every if path.rpartition(".")[2] == key.rpartition(".")[2]]
     if 0 < len(places) <= MOST_PLACES:
         return f" Did you mean {' or '.join(get_close_matches(key, places, n=1, cutoff=0.9) or places)}?"
@@ -56,7 +57,12 @@ def nearest(key: str, config: DictConfig) -> str:
     while isinstance(node.get(name.partition(".")[0]), dict):
         first, _, name = name.partition(".")
         node = node[first]
-    return did_you_mean(name, (path for path in paths(node) if path != name), key.removesuffix(name))
+    return did_you_mean(name, (path for path in values_in(node) if path != name), key.removesuffix(name))
+
+
+def values_in(node: dict[str, Any]) -> list[str]:
+    """The full keys of the values in a nested configuration, which a user may set."""
+    return [path for path, value in paths(node).items() if not isinstance(value, dict) and "_target_" not in path]
 
 
 def refused_by_verl(error: InstantiationException, config: DictConfig) -> Exception:

@@ -13,7 +13,7 @@ from verl_clipx.common.run_files import LATEST, METRICS, VALIDATION, record_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
-from verl_clipx.runs.other_logs import reader_of
+from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.runs.run import Run, flat
 from verl_clipx.runs.run_log import Rows, not_finite_in, read_rows, table_of, with_entropy
 from verl_clipx.runs.sameness import significant_values
@@ -27,7 +27,7 @@ COMPOSED = ".hydra/config.yaml"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run left, in its folder, a log, a kept run, or a log that `other_logs.reader_of` knows."""
+    """What a run left, in its folder, a log, a kept run, a log that `other_logs.reader_of` knows, or at W&B."""
 
     path: Path
 
@@ -39,6 +39,8 @@ class RunFolder:
 
     @cached_property
     def _read(self) -> tuple[Rows, dict[str, Any]]:
+        if is_of_wandb(self.path):
+            return read_wandb(self.path)
         reader = reader_of(self.log)
         return read_rows(self.log) if reader is None else (reader(self.log), {})
 
@@ -54,7 +56,7 @@ class RunFolder:
 
     @property
     def _is_logged(self) -> bool:
-        return self.log.is_file() and self.log.stat().st_size > 0
+        return is_of_wandb(self.path) or (self.log.is_file() and self.log.stat().st_size > 0)
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def read_run(path: Path) -> Run:
     if not configuration:
         configuration = OmegaConf.to_container(read_config(composed), resolve=False) if composed.exists() else {}
     return Run(
-        _name_of(path),
+        files.record.get("display_name") or _name_of(path),
         log,
         # An older record, or Hydra's own, has credentials as they were given.
         flat(redacted(configuration)),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-REWARD = "critic/score/mean"
+REWARD, LOWEST_REWARD, HIGHEST_REWARD = (f"critic/score/{what}" for what in ("mean", "min", "max"))
 # The standard error of that mean over prompts; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
 # Stands for the scores in the files of validations; no metric of the log.
@@ -11,7 +11,6 @@ HELD_OUT = "held-out scores"
 ENTROPY = "actor/entropy"
 # In bypass mode verl has no entropy of the old policy, and logs that of the updates.
 ENTROPY_OF_UPDATES = "actor/entropy_loss"
-ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
 # What verl's own losses say of clipping.
@@ -19,6 +18,8 @@ PG_CLIPPED = "actor/pg_clipfrac"
 LENGTH = "response_length/mean"
 MISMATCH = "training/rollout_probs_diff_mean"
 ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
+# verl's validation in its log, a metric for each data set.
+VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
 SHARES = (ALIKE, CUT, PG_CLIPPED)
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
@@ -47,6 +48,10 @@ MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP",
 # The share of tokens within the bounds, of runs with clipx.metrics=all.
 IN_M = "actor/clipx/region_fraction/M"
 
+# What `+clipx/mask` takes out: shares of all tokens by the sign of their advantage, and whole responses an update.
+MASKED = {"A < 0": "actor/clipx/masked_fraction/negative", "A > 0": "actor/clipx/masked_fraction/positive"}
+MASKED_SEQUENCES = ("actor/clipx/masked_sequences/negative", "actor/clipx/masked_sequences/positive")
+
 # What is expected to be finite at every step of a run, the first causes first.
 FINITE = (
     REWARD,
@@ -65,7 +70,7 @@ FINITE = (
 
 # What the figures of reward, bounds, clipping and gradient mass draw; the other declared metrics are drawn by chart.
 DRAWN = (
-    *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, GRADIENT_NORM, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
+    *(REWARD, REWARD_ERROR, ENTROPY, KL, GRADIENT_NORM, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
     *(LENGTH, CUT, ALIKE, MISMATCH, PG_CLIPPED),
     *(BOUND_LOW, BOUND_HIGH, BOUND_LOW_LAST, BOUND_HIGH_LAST, SHARE_BEFORE, SHARE_AFTER),
 )

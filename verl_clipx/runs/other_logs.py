@@ -1,11 +1,14 @@
-"""Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B."""
+"""Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B and its runs."""
 
+import codecs
+import contextlib
 import csv
 import io
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
 from verl_clipx.runs.run_log import Rows
@@ -20,6 +23,12 @@ METRIC = re.compile(r"(?P<key>[^\s:]+):(?:np\.\w+\()?(?P<value>[-+.\w]+)\)?")
 # The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def is_of_wandb(path: Path) -> bool:
+    """Whether a path is wandb://entity/project/run; in a path, two slashes are one."""
+    return path.parts[:1] == ("wandb:",)
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
@@ -63,7 +72,7 @@ def read_tensorboard(path: Path) -> Rows:
 
     folders = sorted({file.parent for file in path.rglob(EVENTS)})
     if len(folders) > 1:
-        names = ", ".join(one.name for one in folders)
+        names = ", ".join(str(one.relative_to(path)) for one in folders)
         raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
     events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
     rows: Rows = {}
@@ -82,10 +91,14 @@ def read_exports(path: Path) -> Rows:
     """
     rows: Rows = {}
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
-        table = csv.DictReader(io.StringIO(read_text(file)))
-        columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
-        steps = next((name for name in STEP_COLUMNS if name in columns), None)
-        if steps is None:
+        text = read_bytes(file).decode("utf-16") if read_bytes(file).startswith(UTF_16) else read_text(file)
+        # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
+        for separator in (",", ";", "\t"):
+            table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")), delimiter=separator)
+            columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
+            if steps := next((name for name in STEP_COLUMNS if name in columns), None):
+                break
+        else:
             raise ValueError(
                 f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
                 "`run.history()` of its API."
@@ -98,11 +111,40 @@ def read_exports(path: Path) -> Rows:
         for row in table:
             if math.isfinite(step := _number(row[steps] or "")):
                 texts = {metric: row[name].strip() for name, metric in metrics.items() if row[name]}
+                if separator == ";":
+                    texts = {metric: text.replace(",", ".") for metric, text in texts.items()}
                 # An empty cell or a word is no value; NaN is one.
                 numbers = {metric: _number(text) for metric, text in texts.items()}
                 kept = {key: one for key, one in numbers.items() if not math.isnan(one) or texts[key].lower() == "nan"}
                 rows.setdefault(int(step), {}).update(kept)
     return rows
+
+
+def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
+    """The numbers of a run of W&B by step, all that it logged, and its name and configuration.
+
+    Raises:
+        ValueError: the path has not three parts, or W&B refuses: it has no such run, or nobody is logged in.
+        ModuleNotFoundError: wandb, which comes with verl, is not installed.
+    """
+    name = "/".join(path.parts[1:])
+    if len(path.parts) != 4:
+        raise ValueError(f"wandb://{name}: not of the form wandb://entity/project/run, where run is the run's ID.")
+    import wandb
+
+    rows: Rows = {}
+    try:
+        run = wandb.Api().run(name)
+        for entry in run.scan_history():
+            row = rows.setdefault(int(entry["_step"]), {})
+            # W&B adds keys that begin with _; a table or a picture is no number, and NaN is a word.
+            for key in entry.keys() - {key for key in entry if key.startswith("_")}:
+                with contextlib.suppress(TypeError, ValueError):
+                    row[key] = float(entry[key])
+        configuration = dict(run.config)
+    except (wandb.Error, ValueError) as error:
+        raise ValueError(f"wandb://{name}: {error}") from None
+    return rows, {"display_name": run.name, "configuration": configuration}
 
 
 def _number(text: str) -> float:

@@ -1,6 +1,7 @@
 """Runs grouped by setting, and what sets the settings apart."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,9 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
 GRPO_METHOD = "grpo"
+
+# Of a run that nothing but its folder's name describes, a longer name is cut to what sets it apart.
+LONGEST_NAME = 20
 
 _NONE = pandas.DataFrame(dtype=float)
 
@@ -35,6 +39,12 @@ class Setting:
         """The keys of a metric of probability bins; none unless all its runs log a finite value of each."""
         of_bins = keys.of_bins(name, {column for run in self.runs for column in run.log})
         return of_bins if all(len(self.mean(key)) for key in of_bins) else []
+
+    def name_of(self, run: Run) -> str:
+        """What the page calls one of its runs: the label and, where there is one, what sets the run apart: its seed."""
+        if self.label != run.name and run.seed is not None and len(self.runs_by_seed[run.seed]) == 1:
+            return f"{self.label}, seed {run.seed}"
+        return self.label if len(self.runs) == 1 else f"{self.label}, {run.name}"
 
     @property
     def seeds(self) -> int:
@@ -129,15 +139,45 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
 
 def _labels(runs: list[Run]) -> list[str]:
     """The method of each; where methods repeat, with a value that sets it apart, or the run's name, or a number."""
-    methods = [run.loss for run in runs]
+    names = _apart([run.name for run in runs])
+    methods = [name if run.loss == run.name else run.loss for run, name in zip(runs, names, strict=True)]
     labels = []
     for index, (run, method) in enumerate(zip(runs, methods, strict=True)):
         rivals = [other for other, same in zip(runs, methods, strict=True) if same == method]
-        if len(rivals) > 1 and not run.configuration and [other.name for other in runs].count(run.name) == 1:
-            labels.append(run.name)
+        if len(rivals) > 1 and not run.configuration and names.count(names[index]) == 1:
+            labels.append(names[index])
             continue
         apart = {} if len(rivals) == 1 else differing_values(rivals)
-        keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))[:2]
-        values = [f"{key.rpartition('.')[2]} {run.significant.get(key, 'unset')}" for key in keys]
+        keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))
+        rules = [key for key in keys if key.endswith(".rule")]
+        values = [_value_of(run, key) for key in rules or keys[:2]]
         labels.append(", ".join([method, *values]) if values else method if len(rivals) == 1 else f"{method} {index}")
     return labels
+
+
+def _value_of(run: Run, key: str) -> str:
+    """A key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters."""
+    value, name = run.significant.get(key), key.rpartition(".")[2]
+    if not key.startswith("clipx."):
+        return f"{name} {value or 'unset'}"
+    name = key.removeprefix("clipx.").replace(".", " ")
+    if name.endswith(" rule"):
+        modifier = name.removesuffix(" rule")
+        return f"{modifier} {json.loads(value)}" if value else f"no {modifier}"
+    return f"{name} {value or 'unset'}"
+
+
+def _apart(names: list[str]) -> list[str]:
+    """Names of folders without the parts with which all of them begin or end; short ones stay as they are."""
+    if max(map(len, names)) <= LONGEST_NAME or len(set(names)) < len(names) or len(names) < 2:
+        return names
+    cut = ["".join(parts).strip("-_. ") for parts in differing_parts([re.split(r"([-_. ]+)", name) for name in names])]
+    return [f"run {name}" if name.isdigit() else name for name in cut] if all(cut) else names
+
+
+def differing_parts(names: list[list[str]]) -> list[list[str]]:
+    """Names in parts without those with which all of them begin or end; each keeps at least one."""
+    for end in (0, -1):
+        while all(len(parts) > 1 for parts in names) and len({parts[end] for parts in names}) == 1:
+            names = [parts[1:] if end == 0 else parts[:-1] for parts in names]
+    return names

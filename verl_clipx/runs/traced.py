@@ -10,8 +10,9 @@ from verl_clipx.common.traces import read_shards
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting
 
-# What happened to a token. Clipped: its gradient weight is 0 although its advantage is not.
-NONE, KEPT, ABOVE, BELOW, LOW, HIGH = EVENTS = ("none", "kept", "above", "below", "low", "high")
+# What happened to a token. Clipped: its gradient weight is 0 although its advantage is not. Out: a mask, a rejection or
+# a selection took it out before any clip.
+NONE, KEPT, ABOVE, BELOW, LOW, HIGH, OUT = EVENTS = ("none", "kept", "above", "below", "low", "high", "out")
 
 # Fields that every figure of a token needs; bounds may be infinite, entropy and score may be missing.
 FINITE = ("log_prob", "old_log_prob", "ratio", "bounded", "advantage", "weight")
@@ -51,6 +52,16 @@ class TracedUpdate:
     replayed: tuple[str, ...] = ()
     replays: ReplayTable | None = None
 
+    @property
+    def name(self) -> str:
+        """What the page calls its run."""
+        return self.setting.name_of(self.run)
+
+    @property
+    def has_bounds_on_ratio(self) -> bool:
+        """Whether the bounds act on the tokens' own ratios."""
+        return has_bounds_on_ratio(self.tokens)
+
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     """One update of each setting: the last one that all of them traced and in which each has tokens with an advantage.
@@ -84,9 +95,9 @@ def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
     """The tokens whose numbers are finite, judged, and how many others there are."""
     traced = read_shards(run.traces, run.shards_at(*place)).to_pandas()
     tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
-    # What entropy selection left out was not clipped: nothing happened to it.
-    counted = tokens.advantage.mask(tokens.selected.eq(False), 0.0)
-    tokens["event"] = events(counted, tokens.region, tokens.weight, tokens.ratio)
+    tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
+    out = tokens.rejected.eq(True) | tokens.selected.eq(False)
+    tokens.loc[out & tokens.advantage.ne(0), "event"] = OUT
     tokens["under_grpo"] = under_grpo(tokens.ratio, tokens.advantage)
     return tokens, len(traced) - len(tokens)
 
@@ -119,3 +130,16 @@ def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> pandas.Serie
     """What GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
     regions = regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages)
     return events(advantages, regions, ratios.where(~regions.isin(["HP", "LN"]), 0.0), ratios)
+
+
+def unlike_grpo(tokens: pandas.DataFrame) -> pandas.Series:
+    """Where a token with an advantage has another gradient weight than GRPO would give it at the same ratio."""
+    clipped = tokens.under_grpo.isin([LOW, HIGH])
+    factor = tokens.correction.astype(float).fillna(1.0)
+    same = numpy.isclose(tokens.weight, tokens.ratio.mask(clipped, 0.0) * factor, rtol=1e-3, atol=1e-6)
+    return tokens.advantage.ne(0) & ~same
+
+
+def has_bounds_on_ratio(tokens: pandas.DataFrame) -> bool:
+    """Whether the bounds act on the tokens' own ratios, not on a sequence's or on a difference."""
+    return bool(numpy.isclose(tokens.bounded, tokens.ratio, rtol=1e-5, atol=1e-6).all())

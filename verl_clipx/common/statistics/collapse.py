@@ -19,7 +19,7 @@ COVERAGE = {3: 64, 5: 68, 10: 89, 20: 92}
 method's trainings lose 30 points and the others differ by 2 points: benchmarks/no_difference.py."""
 
 
-def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
+def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int | None:
     """Where a training collapsed: its level fell below a quarter of its best before, whether it recovered later or not.
 
     A level is the mean over a tenth of the steps, above 0 or above the lowest reward if that is negative. A fall within
@@ -27,6 +27,7 @@ def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
 
     Args:
         rewards: ``[steps]``, finite, in order; returned is the index of the first step of that level.
+        kept: the share of its best that a level must fall below.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     steps = max(STEPS, len(rewards) // PART)
@@ -36,7 +37,7 @@ def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
     best = np.maximum.accumulate(levels)
     # With normal noise, neighbours differ by 2 / sqrt(pi) standard deviations on average.
     error = np.abs(np.diff(rewards)).mean() * np.sqrt(np.pi) / 2 / np.sqrt(steps)
-    fallen = (levels < KEPT * best) & (best - levels > NOISE * error)
+    fallen = (levels < kept * best) & (best - levels > NOISE * error)
     return int(np.argmax(fallen)) if fallen.any() else None
 
 

@@ -13,12 +13,14 @@ class Judgement(NamedTuple):
     Args:
         verdict: `HIGHER`, `LOWER` or `ALIKE`, of the second against the first; None if it says nothing of methods.
         head: the claim, one sentence.
-        text: the numbers that it rests on, or why there is no verdict.
+        text: the numbers that it rests on.
+        caveat: why there is no verdict, a sentence; empty with one.
     """
 
     verdict: str | None
     head: str
     text: str
+    caveat: str = ""
 
 
 def judge(
@@ -57,7 +59,7 @@ def judge(
                 f"{comparison.seeds[0]} and {comparison.seeds[1]}."
             )
         head = f"The {measure} was {first} in {runs[0]} and {second} in {runs[1]}."
-        return Judgement(None, head, f"{text}. That is no verdict on methods: {why}")
+        return Judgement(None, head, f"{text}.", f"That is no verdict on methods: {why}")
     verdict = "cannot be told apart from that of" if comparison.verdict == ALIKE else f"is {comparison.verdict}"
     over = "seeds" if comparison.over == SEEDS else "seeds and problems"
     several = f", Holm’s over {family} comparisons, for which the interval is not corrected" * (family > 1)

@@ -232,7 +232,7 @@ def verdicts(compared: dict[str, "Compared"]) -> list[str]:
     for (benchmark, one), accuracy in zip(compared.items(), accuracies, strict=True):
         basis = f"over {one.questions} questions"
         said = judge(accuracy, "accuracy", basis, sides, sides, family=len(compared))
-        lines.append(f"{benchmark}: {said.head} {said.text}")
+        lines.append(f"{benchmark}: {said.head} {said.text} {said.caveat}".strip())
         if accuracy.error:
             parts = " and ".join(f"{share**0.5:.3f} from {part}s" for part, share in accuracy.error.items())
             lines.append(f"Standard error of this difference: {parts}.")

@@ -24,7 +24,7 @@ def list_presets(
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
     ] = "",
 ) -> None:
-    """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
+    """List the presets: method, model, data, optimizer steps for each rollout batch, and the table row each fills."""
     from verl_clipx.papers.tables.presets import preset_names
 
     names = [name for name in preset_names() if containing in name]

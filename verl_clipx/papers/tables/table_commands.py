@@ -204,7 +204,7 @@ def _load(name: str) -> "Table":
 
 @table_app.command()
 def bounds(
-    metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
+    metrics: Annotated[Path, typer.Argument(help="The metrics.jsonl of an ACPO run.")],
 ) -> None:
     """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
     from verl_clipx.papers.tables.measured_bounds import measured_bounds

@@ -1,0 +1,97 @@
+"""What changed first in a run, and where two runs part: made-up logs whose changes begin at known steps.
+
+Not covered: how often healthy logs have a change (benchmarks/diagnosis.py counts them).
+"""
+
+import numpy
+import pandas
+import pytest
+
+from tests.runs.commands import answer, clipx
+from tests.runs.example_runs import write_log
+from verl_clipx.diagnose.parting import part
+from verl_clipx.diagnose.timeline import changes
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run
+
+
+def log_of(steps: int = 60, noise: float = 0.1, **columns) -> pandas.DataFrame:
+    """Noise, relative, around columns that are functions of the step; a name's __ stands for /."""
+    generator = numpy.random.default_rng(0)
+    at = numpy.arange(1, steps + 1)
+    values = {
+        name.replace("__", "/"): of(at) * (1 + noise * generator.uniform(-1, 1, steps)) for name, of in columns.items()
+    }
+    return pandas.DataFrame(values, index=pandas.RangeIndex(1, steps + 1, name="step"))
+
+
+def from_step(step: int, before: float, after: float):
+    return lambda at: numpy.where(at < step, before, after)
+
+
+TRIGGER = {
+    "actor__grad_norm": from_step(20, 0.3, 4.5),
+    "health__cut_responses": from_step(22, 0.02, 0.42),
+    "critic__score__mean": from_step(30, 0.5, 0.02),
+    "actor__entropy": lambda at: 1 - 0.01 * at,
+    "timing_s__step": from_step(9, 1.0, 99.0),
+}
+
+
+def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do(tmp_path):
+    rows = log_of(actor__pg_loss=from_step(9, 0.1, 0.1), **TRIGGER).to_dict("records")
+    write_log(tmp_path / "run/metrics.jsonl", rows)
+    found = answer("diagnose", tmp_path / "run")["changes"]
+    steps = {"actor/grad_norm": 20, "health/cut_responses": 22, "critic/score/mean": 30}
+    assert {one["key"]: one["step"] for one in found} == steps
+    assert (found[0]["before"], found[0]["after"]) == pytest.approx((0.3, 4.5), rel=0.1)
+    said = clipx("diagnose", tmp_path / "run")
+    assert said.index("step 20: actor/grad_norm 0.3") < said.index("step 22: health/cut")
+    for count, text in ((7, "8 steps or more; here are 7"), (9, "no logged value left the range")):
+        write_log(tmp_path / "short/metrics.jsonl", rows[:count])
+        assert text in clipx("diagnose", tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "of", "step"),
+    [
+        # Over 40 steps, which only a window of many steps shows.
+        (300, 0.1, lambda at: 0.1 + 0.4 * numpy.clip((at - 150) / 40, 0, 1), 153),
+        (1000, 0.1, lambda at: 0.1 + at / 1000, None),
+        # A spike, a tenth more, what has no range before it, and what doesn't last.
+        (60, 0.1, lambda at: numpy.where(at == 30, 9.0, 0.1), None),
+        (60, 0.01, from_step(30, 10.0, 11.0), None),
+        (60, 0.1, from_step(5, 0.1, 0.9), None),
+        (60, 0.1, from_step(59, 0.1, 0.9), None),
+    ],
+)
+def test_what_is_a_change(steps, noise, of, step):
+    found = [one.step for one in changes(log_of(steps, noise, x=of))]
+    assert len(found) == (step is not None) and all(abs(at - step) <= 3 for at in found)
+
+
+def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
+    one = log_of(critic__score__mean=from_step(99, 0.5, 0.5), timing_s__step=from_step(99, 1.0, 1.0))
+    one.loc[3, keys.REWARD] = numpy.nan
+    two = one.assign(**{"timing_s/step": 7.0})
+    # Rounding is no difference, nor is what is not finite in both.
+    two.loc[4, keys.REWARD] *= 1 + 1e-9
+    assert part(Run("a", one), Run("b", two)).step is None
+    two.loc[31, keys.REWARD] = numpy.nan
+    found = part(Run("a", one), Run("b", two))
+    assert (found.step, found.same_samples, [*found.values]) == (31, True, [keys.REWARD])
+    for name, log in (("a", one), ("b", two)):
+        write_log(tmp_path / name / "metrics.jsonl", log.assign(**{"actor/pg_loss": 0.1}).to_dict("records"))
+    said = clipx("diagnose", tmp_path / "a", tmp_path / "b")
+    assert "a and b begin with the same samples and part at step 31: critic/score/mean 0.518845 and nan." in said
+    assert answer("diagnose", tmp_path / "a", tmp_path / "b")["parting"]["step"] == 31
+    assert "name one, or two" in clipx("diagnose", *[tmp_path / "a"] * 3, code=2)
+
+
+def test_runs_with_other_samples_are_compared_by_changes_of_their_difference():
+    one, two = (log_of(critic__score__mean=from_step(step, 0.5, 0.9), x=lambda at: at * 0 + 1.0) for step in (99, 30))
+    two = two * numpy.random.default_rng(1).uniform(0.99, 1.01, two.shape)
+    found = part(Run("a", one), Run("b", two))
+    assert (found.step, found.same_samples, [(c.key, c.step) for c in found.changes]) == (1, False, [(keys.REWARD, 30)])
+    with pytest.raises(ValueError, match="a and b: no training step and metric"):
+        part(Run("a", one), Run("b", two.rename(index=lambda step: step + 100)))

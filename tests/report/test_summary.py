@@ -1,0 +1,108 @@
+"""The page's first table, by hand on made-up logs and traces; masked tokens in it, in the figures and in the view.
+
+Not covered: how it looks (screenshots are for people); intervals over seeds (tests/common).
+"""
+
+import pytest
+
+from tests.diagnose.test_findings import held_out, run
+from tests.runs.commands import clipx, page_of
+from tests.runs.example_runs import write_run
+from verl_clipx.common.traces import read_shards, shards_in
+from verl_clipx.modifiers.masks import IcePop
+from verl_clipx.report.summary import describe, summary
+from verl_clipx.runs import keys
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import Setting, settings_of
+from verl_clipx.runs.traced import traced_updates
+
+
+def rows(*settings: Setting) -> dict[str, list[tuple[str, str]]]:
+    """The table of settings without traces: its rows' cells by name."""
+    return {row.name: row.cells for row in summary(describe(list(settings), []))}
+
+
+def of(columns, label="M", **clipx) -> Setting:
+    return Setting(label, [run(columns, {f"clipx.{name}": value for name, value in clipx.items()})])
+
+
+CLIPPED = {keys.CLIPPED_LOW: [0.02, 0.04], keys.CLIPPED_HIGH: [0.0, 0.01]}
+KEPT = dict(zip(keys.MASS.values(), ([0.1] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2, [0.9] * 2), strict=True))
+BINS = {"actor/clipx/epsilon/bin_0": [1.0, 1.4], "actor/clipx/epsilon/bin_1": [0.2, 0.3]}
+SEARCHED = {keys.BOUND_LOW: [0.6, 0.8], keys.BOUND_HIGH: [1.2, 1.4]}
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (of(CLIPPED), {"Tokens clipped low": ("3.0\u202f%", ""), "Tokens clipped high": ("0.50\u202f%", "")}),
+        # What lies outside the bounds and has a gradient isn't clipped.
+        (of(CLIPPED | KEPT), {"Tokens clipped low": ("3.0\u202f%", "outside, kept")}),
+        (of({keys.PG_CLIPPED: [0.02]}), {"Tokens clipped low": ("2.0\u202f%", "both sides, as verl counts")}),
+        # A ratio has no negative bounds.
+        (
+            of(BINS),
+            {
+                "Bounds, policy unsure": ("0.00 to 2.20", "p below 0.5"),
+                "Bounds, policy sure": ("0.75 to 1.25", "p above 0.5"),
+            },
+        ),
+        (of(SEARCHED), {"Bounds, policy sure": ("0.70 to 1.30", "")}),
+        (of(CLIPPED, clip_low=0.8, clip_high=1.28), {"Bounds, policy unsure": ("0.80 to 1.28", "")}),
+        (of(CLIPPED, clip_low=0.9997, clip_high=1.0004), {"Bounds, policy sure": ("0.9997 to 1.0004", "")}),
+        (of({keys.REWARD: [0.1, 0.3]}), {"Reward": ("0.200", "2 steps; one seed: no verdict")}),
+        (
+            of(dict(zip([*keys.MASKED.values(), *keys.MASKED_SEQUENCES], ([0.02], [0.01], [3], [0]), strict=True))),
+            {"Tokens masked": ("3.0\u202f%", "2.0\u202f% A < 0, 1.0\u202f% A > 0; 3.0 whole responses an update")},
+        ),
+    ],
+)
+def test_cells_by_hand(setting, expected):
+    found = rows(setting)
+    assert {name: found[name][0] for name in expected} == expected
+    assert not {"Held-out reward", "Gradient taken by clipping"} & found.keys()
+
+
+def test_rewards_are_over_the_steps_that_all_have_and_three_seeds_have_an_interval():
+    long = of({keys.REWARD: [0.1, 0.3, 0.8]}, "long")
+    seeds = [run({keys.REWARD: [mean, mean]}, {"data.seed": seed}) for seed, mean in enumerate((0.1, 0.2, 0.3))]
+    # s = 0.1, t(0.975, 2) = 4.302653, so the half width is 0.248.
+    assert rows(long, Setting("seeds", seeds))["Reward"] == [
+        ("0.200", "2 steps; one seed: no verdict"),
+        ("0.200 [-0.048, 0.448]", "2 steps; 95\u202f% over 3 seeds"),
+    ]
+
+
+def test_the_last_validation_has_its_interval_over_problems(tmp_path):
+    cell = rows(held_out(tmp_path, "A", {0: [(0,)] * 4, 5: [(1,), (0,), (1,), (0,)]}))["Held-out reward"][0]
+    assert cell[0].startswith("0.500 [") and cell[1] == "95\u202f% over 4 problems, step 5"
+
+
+def test_traces_give_what_clipping_took_and_on_how_many_tokens_a_method_differs_from_grpo(tmp_path):
+    paths = [write_run(tmp_path / f"{name}-seed1", name, steps=2) for name in ("grpo", "acpo")]
+    settings = settings_of(list(map(read_run, paths)))
+    found = {row.name: row.cells for row in summary(describe(settings, traced_updates(settings)))}
+    tokens = [read_shards(path / "traces", shards_in(path / "traces")).to_pandas() for path in paths]
+    of_grpo, mass = tokens[0].region.isin(["LN", "HP"]), (tokens[0].ratio * tokens[0].advantage).abs()
+    assert found["Gradient taken by clipping"][0] == (f"{100 * mass[of_grpo].sum() / mass.sum():.2f} %", "in step 2")
+    last = tokens[1][tokens[1]["update"] == 3]
+    by_grpo = last.ratio.gt(1.2) & last.advantage.gt(0) | last.ratio.lt(0.8) & last.advantage.lt(0)
+    differ = (by_grpo != last.region.isin(["LN", "HP"])) & last.advantage.ne(0)
+    assert found["Tokens unlike GRPO’s"][0] == ("", "") and differ.sum() > 0
+    assert found["Tokens unlike GRPO’s"][1][0] == f"{differ.sum()} of {len(last)}"
+
+
+@pytest.mark.slow
+def test_masked_tokens_are_seen_on_the_page(tmp_path):
+    masked = write_run(tmp_path / "masked-seed1", "grpo", steps=2, mask=IcePop(low=0.8, high=1.25))
+    clipx("report", masked, write_run(tmp_path / "grpo-seed1", "grpo", steps=2), "--out", tmp_path / "out")
+    page, (step,) = page_of(tmp_path / "out"), {shard.step for shard in shards_in(masked / "traces")}
+    tokens = read_shards(masked / "traces", shards_in(masked / "traces")).to_pandas()
+    assert step == 2 and 0 < tokens.rejected.mean() < 1 and "what clipping did" in page
+    assert "Tokens masked" in page and "<h3>masked tokens</h3>" in page and "taken out</li>" in page
+    assert '<details class="plate" open><summary><h2>What else was logged' in page
+    out = tokens[tokens["update"].eq(3) & tokens.rejected & tokens.advantage.ne(0)]
+    assert page.count('class="out g-') == len(out) > 0
+    # What clipping took is counted over the tokens that are left.
+    left = tokens[~tokens.rejected]
+    assert f"{100 * left.region.eq('LN').groupby(left['update']).mean().mean():.2f} % below" in page

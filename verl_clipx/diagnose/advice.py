@@ -1,0 +1,44 @@
+"""What to do about a finding, by what the run's configuration and log say already."""
+
+import re
+from collections.abc import Callable
+
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run
+
+DAPO = 1.28
+
+
+def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
+    """A remedy in which each key of the configuration has its value in this run behind it, if that is a number.
+
+    Keys below `actor_rollout_ref` may leave that out.
+    """
+
+    def valued(key: re.Match) -> str:
+        values = (run.configuration.get(name) for name in (key[0], f"actor_rollout_ref.{key[0]}"))
+        value = next((value for value in values if isinstance(value, int | float)), None)
+        return key[0] if value is None else f"{key[0]} (here {value})"
+
+    return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", valued, remedy if isinstance(remedy, str) else remedy(run))
+
+
+def more_entropy(run: Run) -> str:
+    """Against a collapse of entropy: a higher bound, unless it is DAPO's or higher, and other methods."""
+    ours = run.configuration.get("clipx.method", "observe") != "observe"
+    bound = run.configuration.get("clipx.clip_high" if ours else "actor_rollout_ref.actor.clip_ratio_high")
+    high = bound + (not ours) if isinstance(bound, int | float) else 0.0
+    first = f"The upper bound is {high:g} already; raise it" if high >= DAPO else "Raise the upper bound (+clipx=dapo)"
+    others = ", ".join(f"+clipx={name}" for name in ("acpo", "cispo") if name != run.method)
+    return f"{first}, or take a method that keeps improbable tokens ({others})."
+
+
+def other_prompts(run: Run) -> str:
+    """Where samples score alike: harder or easier prompts, if the log says what they score."""
+    mean, low, high = (run.values(key) for key in (keys.REWARD, keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
+    if mean.empty or not low.min() < high.max():
+        return "Take easier or harder prompts, more samples a prompt, or filter groups."
+    score = f"with a mean score of {mean.iloc[-1]:.3g} between {low.min():g} and {high.max():g}"
+    if mean.iloc[-1] > (low.min() + high.max()) / 2:
+        return f"Most of them are solved, {score}: take harder prompts, or filter groups."
+    return f"Most of them are not solved, {score}: take easier prompts, more samples a prompt, or filter groups."

@@ -1,0 +1,164 @@
+"""The table that the page begins with: a few numbers of each setting."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy
+import pandas
+
+from verl_clipx.common.sentences import Finding, percent
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds
+from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds
+from verl_clipx.replay.of_run import TAKEN, Number, numbers_of_step, what_clipping_took
+from verl_clipx.replay.of_run import percent as percent_of
+from verl_clipx.report.trace_figures import BINS, bin_of
+from verl_clipx.runs import keys
+from verl_clipx.runs.settings import GRPO_METHOD, Setting
+from verl_clipx.runs.traced import TracedUpdate, unlike_grpo
+
+Cell = tuple[str, str]
+"""What stands in a cell, and a note below it; both empty where nothing is known."""
+
+UNKNOWN: Cell = ("", "")
+
+
+class Row(NamedTuple):
+    """A row: what it shows, a note below it, and a cell for each setting."""
+
+    name: str
+    note: str
+    cells: list[Cell]
+
+
+class Described(NamedTuple):
+    """A setting, and where it has traces its update and `of_run.numbers_of_step` of that update's step."""
+
+    setting: Setting
+    update: TracedUpdate | None = None
+    numbers: dict[str, Number] | None = None
+    whole: bool = False
+
+    @property
+    def took(self) -> Finding | None:
+        """What clipping took of the gradient, in a sentence; None if it took nothing."""
+        if self.numbers is None:
+            return None
+        return what_clipping_took(self.update.name, self.update.step, self.numbers, whole=self.whole)
+
+
+def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> list[Described]:
+    """The settings with what is known of them; `updates` are those of `traced_updates`."""
+    of_setting = {update.setting.label: update for update in updates}
+    described = []
+    for setting in settings:
+        update = of_setting.get(setting.label)
+        found = numbers_of_step(update.run, update.step) if update else None
+        described.append(Described(setting, update, *(found or ())))
+    return described
+
+
+def summary(described: Sequence[Described]) -> list[Row]:
+    """The rows in which at least one setting has something."""
+    rows = [
+        Row("Tokens clipped low", "A < 0", [_clipped(one.setting, "LN") for one in described]),
+        Row("Tokens clipped high", "A > 0", [_clipped(one.setting, "HP") for one in described]),
+        Row("Tokens masked", "before any clip", [_masked(one.setting) for one in described]),
+        Row("Gradient taken by clipping", "", [_taken(one) for one in described]),
+        Row("Bounds, policy unsure", "", [_bounds(one, sure=False) for one in described]),
+        Row("Bounds, policy sure", "", [_bounds(one, sure=True) for one in described]),
+        Row("Tokens unlike GRPO’s", "", [_unlike(one) for one in described]),
+        Row("Reward", "", _rewards([one.setting for one in described])),
+        Row("Held-out reward", "", [_held_out(one.setting) for one in described]),
+    ]
+    return [row for row in rows if any(text for text, _ in row.cells)]
+
+
+def _clipped(setting: Setting, region: str) -> Cell:
+    if clipped_share(setting).empty:
+        of_verl = setting.mean(keys.PG_CLIPPED)
+        return (percent(of_verl.mean()), "both sides, as verl counts") if len(of_verl) and region == "LN" else UNKNOWN
+    share, kept = (
+        setting.mean(keys.CLIPPED_LOW if region == "LN" else keys.CLIPPED_HIGH),
+        setting.mean(keys.MASS[region]),
+    )
+    return percent(share.mean()), "outside, kept" if len(kept) and kept.max() > 0 else ""
+
+
+def _masked(setting: Setting) -> Cell:
+    shares = {sign: share.mean() for sign, key in keys.MASKED.items() if len(share := setting.mean(key))}
+    if not shares:
+        return UNKNOWN
+    whole = sum(setting.mean(key).mean() for key in keys.MASKED_SEQUENCES)
+    of_signs = ", ".join(f"{percent(share)} {sign}" for sign, share in shares.items())
+    note = f"; {whole:.1f} whole responses an update" if whole > 0 else ""
+    return percent(sum(shares.values())), f"{of_signs}{note}"
+
+
+def _taken(one: Described) -> Cell:
+    if one.numbers is None or numpy.isnan(one.numbers[TAKEN].value):
+        return UNKNOWN
+    return percent_of(one.numbers[TAKEN]), f"in step {one.update.step}"
+
+
+def _bounds(one: Described, *, sure: bool) -> Cell:
+    """The means over steps of logged bounds, fixed ones, or else the medians of traced tokens."""
+    setting, update = one.setting, one.update
+    if names := setting.bins("epsilon"):
+        epsilon = setting.mean(names[-1 if sure else 0]).mean()
+        return _to(
+            1 - epsilon, 1 + epsilon
+        ), f"p above {1 - 1 / len(names):g}" if sure else f"p below {1 / len(names):g}"
+    if has_searched_bounds(setting):
+        return _to(*(setting.mean(key).mean() for key in (keys.BOUND_LOW, keys.BOUND_HIGH))), ""
+    fixed = [setting.parameter(name) for name in ("clip_low", "clip_high")]
+    held = any(key.startswith("clipx.hold.") for key in setting.runs[0].configuration)
+    if all(isinstance(bound, int | float) for bound in fixed) and not held:
+        return _to(*fixed), ""
+    if update is None or not update.has_bounds_on_ratio:
+        return UNKNOWN
+    tokens = update.tokens[bin_of(update.tokens, BINS) == (BINS - 1 if sure else 0)]
+    return (_to(tokens.low.median(), tokens.high.median()), f"in step {update.step}") if len(tokens) else UNKNOWN
+
+
+def _to(low: float, high: float) -> str:
+    """Bounds on a ratio: none below lies at 0, and none above at infinity."""
+    digits = 4 if max(abs(low - 1), abs(high - 1)) < 0.01 else 2
+    return f"{max(low, 0):.{digits}f} to {'∞' if numpy.isinf(high) else f'{high:.{digits}f}'}"
+
+
+def _unlike(one: Described) -> Cell:
+    if one.update is None:
+        return UNKNOWN
+    count, total = int(unlike_grpo(one.update.tokens).sum()), len(one.update.tokens)
+    if count == 0 and one.setting.runs[0].method == GRPO_METHOD:
+        return UNKNOWN
+    return f"{count} of {total}", f"{percent(count / total)}, in step {one.update.step}"
+
+
+def _rewards(settings: Sequence[Setting]) -> list[Cell]:
+    """Means over the steps that all settings have, or, if there are none, over those of each."""
+    tables = [table[table.index > 0] for table in (setting.table(keys.REWARD) for setting in settings)]
+    common = sorted(set.intersection(*(set(table.index) for table in tables)))
+    return [
+        _over_seeds(setting.by_seed(over).mean().to_numpy(), f"{len(over)} step{'s' * (len(over) > 1)}")
+        if len(over := table.loc[common] if common else table)
+        else UNKNOWN
+        for setting, table in zip(settings, tables, strict=True)
+    ]
+
+
+def _held_out(setting: Setting) -> Cell:
+    step = max(set.intersection(*({one.step for one in run.held_out} for run in setting.runs)), default=0)
+    if step == 0:
+        return UNKNOWN
+    last = [next(one for one in run.held_out if one.step == step) for run in setting.runs]
+    if len(last) == 1:
+        return str(last[0].reward), f"95\u202f% over {last[0].problems} problems, step {step}"
+    means = setting.by_seed(pandas.DataFrame([[one.reward.mean for one in last]])).iloc[0].to_numpy()
+    return _over_seeds(means, f"step {step}")
+
+
+def _over_seeds(means: numpy.ndarray, basis: str) -> Cell:
+    if len(means) < MIN_SEEDS:
+        return f"{means.mean():.3f}", f"{basis}; {('one seed', 'two seeds')[len(means) - 1]}: no verdict"
+    return str(estimate_over_seeds(means)), f"{basis}; 95\u202f% over {len(means)} seeds"
