@@ -17,7 +17,7 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from tests.composition import compose_once
+from tests.composition import composition
 from tests.hydra_main import explained
 from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
@@ -210,4 +210,4 @@ def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
     assert "pip install 'verl-clipx[gpu]'" in done.output
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(Exception, match=re.escape("+hardware=cpu needs cachetools: pip install 'verl-clipx[cpu]'")):
-        _ = compose_once(("+clipx=acpo", "+hardware=cpu")).trainer.device
+        _ = composition("+clipx=acpo", "+hardware=cpu").trainer.device

@@ -13,10 +13,10 @@ from pathlib import Path
 from unittest import mock
 
 import typer
-from hydra import compose, initialize_config_module
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.claims.documents import ROOT, Command, Wrong
+from tests.composition import composition
 from tests.recipes.shell import Machine
 from verl_clipx.cli import app
 from verl_clipx.papers.tables.definition import load_table
@@ -31,11 +31,6 @@ PROGRAMS = frozenset({"clipx", "python", "pytest", "bash", *NEVER_RUN})
 
 _FOLDERS = ("benchmarks", "configs", "docker", "docs", "recipes", "scripts", "tests")
 _OVERRIDE = re.compile(r"\+?[a-z][\w./]*=.*", re.DOTALL)
-# verl wants one of each; what is composed is never trained.
-_MICRO_BATCH = (
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-)
 
 
 def is_override(command: Command) -> bool:
@@ -122,8 +117,7 @@ def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> N
     # Without the address verl would start Ray to name its dashboard.
     with mock.patch.dict(os.environ, {"RAY_ADDRESS": "127.0.0.1:6379", **variables}):
         try:
-            with initialize_config_module("verl.trainer.config", version_base=None):
-                config = compose("ppo_trainer", [*_MICRO_BATCH, *given])
+            config = composition(*given)
             omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         except Exception as error:
             raise Wrong(f"does not compose: {error}") from error

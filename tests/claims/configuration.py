@@ -1,21 +1,22 @@
 """A user's overrides on verl's own configuration, as the driver composes and builds them.
 
-Hydra takes half a second for verl's whole configuration and a tenth of that for a group's own files. A group is merged
-last, so merging its files onto verl's configuration gives what Hydra gives for both together; test_groups.py compares.
+As tests/composition.py makes it, but for the part of verl's configuration that decides on the policy loss, and from
+groups and values apart.
 """
 
 import copy
 import functools
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
+from tests.composition import by_hydra, group_s_own
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
@@ -44,12 +45,11 @@ def modifiers_in(folder: Path = CONFIGS) -> list[str]:
 
 def hydra_s(*overrides: str) -> DictConfig:
     """verl's whole configuration with overrides, as its main composes it."""
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", [MICRO_BATCH, *overrides])
+    return by_hydra("ppo_trainer", MICRO_BATCH, *overrides)
 
 
 @functools.cache
-def verl_s_own() -> DictConfig:
+def verl_s_own() -> bytes:
     """verl's configuration without the plugin: what the policy loss is built from, since merging takes a while."""
     whole, parts = hydra_s(), OmegaConf.create()
     for key in (
@@ -58,22 +58,13 @@ def verl_s_own() -> DictConfig:
         *(key for key in READ if OmegaConf.select(whole, key) is not None),
     ):
         OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)
-    return parts
-
-
-@functools.cache
-def group_s_own(group: str, folder: Path = CONFIGS) -> DictConfig:
-    """What the files of one group say; the group may be in a folder of configurations of its own."""
-    elsewhere = [] if folder == CONFIGS else [f"hydra.searchpath=[file://{folder}]"]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        content = compose(None, [*elsewhere, group])
-    OmegaConf.set_struct(content, False)
-    return content
+    return pickle.dumps(parts)
 
 
 def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({}), *folders: Path) -> DictConfig:
     """verl's configuration with groups in their order and then values; folders as for `group_s_own`."""
-    config = OmegaConf.merge(verl_s_own(), *(group_s_own(group, *folders) for group in groups))
+    config = pickle.loads(verl_s_own())
+    config.merge_with(*(group_s_own(group, *folders) for group in groups))
     for key, value in values.items():
         OmegaConf.update(config, key, value)
     return config
@@ -92,9 +83,11 @@ def built(config: DictConfig) -> ActorConfig:
 
 def actor_of(config: DictConfig) -> ActorConfig:
     """As `built`, from a configuration of `merged`: with verl's defaults in all but the policy loss."""
-    actor = copy.deepcopy(plain_actor())
+    actor = copy.copy(plain_actor())
     policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-    object.__setattr__(actor, "policy_loss", policy_loss)
+    # verl writes the mini-batch's size into the second.
+    for name, value in (("policy_loss", policy_loss), ("global_batch_info", {})):
+        object.__setattr__(actor, name, value)
     return actor
 
 

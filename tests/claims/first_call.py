@@ -5,8 +5,6 @@ policy that has moved as the model's output. What is not real: the engine, which
 ranks, of which there is one.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
+from tests.worker.updates import PassEngine
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.run.config import Observe
 from verl_clipx.worker.extra_pass import extra_pass
@@ -78,20 +77,6 @@ READ = (
 _FOUND: dict[str, FirstCall] = {}
 
 
-class _Engine:
-    """verl's engine with a model that gives these log-probabilities."""
-
-    def __init__(self, output: dict[str, Any]):
-        self.output = output
-
-    @contextmanager
-    def eval_mode(self, disable_auto_offload: bool) -> Iterator[None]:
-        yield
-
-    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool) -> None:
-        loss_function(self.output, data)
-
-
 def first_call(actor: ActorConfig) -> FirstCall:
     """As `train`, once for each set of what it reads: different overrides may lead to the same one."""
     key = repr([getattr(actor, name) for name in READ])
@@ -138,7 +123,7 @@ def worker_s_call(
     policy_loss, state = actor.policy_loss, state or ControllerState()
 
     def over_mini_batch(data: Any, step: OptimizerStep, seen: list[Inputs]) -> dict[str, Tensor]:
-        return extra_pass(policy_loss, _Engine(output), data, step, seen, cut={}, device="cpu")
+        return extra_pass(policy_loss, PassEngine([(data, output)]), data, step, seen, cut={}, device="cpu")
 
     # Not the first update, whose ratio is 1 where a rollout batch gets one update.
     at = RolloutBatch(token_pass=token_pass, update=1)

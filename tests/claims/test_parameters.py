@@ -19,7 +19,7 @@ from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, op
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.check.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.modifiers import MODIFIERS, EntropySelection
+from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, FutureInfluence, Lopti
 from verl_clipx.run.announcement import unusual
 from verl_clipx.run.config import AROUND, build, parameters_of
 from verl_clipx.run.groups import group_names, group_settings
@@ -145,6 +145,23 @@ def test_a_modifiers_parameter_trains_with_each_of_its_words(kind, name, word):
 SAME_RANGE = {(name, allowed): method for method in reversed(BUILT_IN) for name, allowed in NUMBERS[method].items()}
 
 
+# Written out, because ends that are read from the class move with it.
+REFUSED = {
+    AdvantageReweighting: dict(alpha=(-0.1, 1.1, math.nan), probability=("new",)),
+    FutureInfluence: dict(half_life=(0.5,), low=(1.5,), high=(0.9,), safe_ratio=(0,)),
+    EntropySelection: dict(keep=("top",), over=("batch",), ratio=(0.0, 1.5, -0.2, math.nan)),
+    Lopti: dict(eta=(0.0, -0.5, 1.5, math.nan), quantile=(0.0, -0.5, 1.5, math.nan), order=("low",)),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in REFUSED.items() for name in values])
+def test_what_a_modifier_refuses(kind, name):
+    for value in REFUSED[kind][name]:
+        with pytest.raises(Refusal) as raised:
+            kind(**{name: value})
+        assert raised.value.key == f"{kind.node}.{name}" and raised.value.value is value
+
+
 def is_first(method, name):
     return SAME_RANGE[name, NUMBERS[method][name]] == method
 
@@ -178,7 +195,7 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
         ("acpo", dict(epsilon_base=1.2), ""),
         ("acpo", dict(alpha=30), ""),
         ("dcpo", dict(epsilon_high=1.28), ""),
-        ("dppo", dict(threshold_low=20), ""),
+        ("dppo", dict(threshold_low=1.5), ""),
         ("m2po", dict(threshold=4), ""),
         ("aspo", dict(weight_high=0.33), ""),
         ("topr", dict(positive_high=0), ""),

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.claims.documents import ROOT
+from tests.claims.documents import ROOT, inline_code_of
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.run.listing import describe_methods
 
 # MkDocs, too, loads it by its path.
@@ -32,6 +33,11 @@ def test_every_page_is_in_the_navigation():
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     pages |= {f"methods/{name}.md" for name in BUILT_IN} | {*site_pages.ELSEWHERE.values(), "reference.md"}
     assert set(re.findall(r"[\w/.]+\.md", str(site_pages.with_method_pages(NAVIGATION)))) == pages
+
+
+def test_the_page_of_papers_names_every_table():
+    named = inline_code_of((ROOT / "docs" / "papers.md").read_text(encoding="utf-8"))
+    assert {*table_names()} - {*named} == set()
 
 
 def differs(parameter: dict, group: str) -> bool:

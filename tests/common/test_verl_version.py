@@ -15,7 +15,7 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.verl_clipx.search_path import VerlClipxSearchPath
-from tests.composition import compose_once, composed  # noqa: F401
+from tests.composition import by_hydra
 from verl_clipx.check import doctor
 from verl_clipx.common import verl_version as versions
 
@@ -60,13 +60,11 @@ def test_beside_another_version_it_is_silent_until_it_is_asked_for(checkout):
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx/select=high_entropy", "+hardware=a100x8"])
-def test_each_group_asks(composed, monkeypatch, group):  # noqa: F811
+def test_each_group_asks(monkeypatch, group):
     monkeypatch.setattr("verl.__version__", "0.8.0")
-    # What other tests have composed is not asked again.
-    compose_once.cache_clear()
-    composed()
+    by_hydra("ppo_trainer")
     with pytest.raises(Exception, match=r"verl-clipx needs verl<0\.10,>=0\.9\.0, and this is verl 0\.8\.0"):
-        composed(group)
+        by_hydra("ppo_trainer", group)
 
 
 def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monkeypatch):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import METHODS as CLASSES
 
 from .method_checks import CHECKS, SETTINGS
 from .training_ranks import Case, cases_on_rank, make_policy, make_rows, on_ranks
@@ -50,7 +51,7 @@ METHODS = {
     "selected_per_sequence": ("+clipx=acpo", "+clipx/select=low_entropy", "clipx.alpha=0.5"),
 }
 # Their statistics have two stages, the second of them about the first one's means.
-TWO_STAGES = ("clip_cov", "kl_cov")
+TWO_STAGES = [name for name in BUILT_IN if CLASSES[name]().second_statistics_size]
 PASSES = {f"lopti_{name}": ("+clipx=acpo", "+clipx/update=lopti", "clipx.alpha=0.5") for name in ("low", "high")}
 # ranks, micro-batch size (None: all), tokens of a dynamic micro-batch (None: fixed size)
 WHOLE = (1, None, None)

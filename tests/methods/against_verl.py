@@ -1,6 +1,7 @@
 """A method's registered loss beside verl's own of that name, and beside a formula, through composed configurations."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,8 +37,48 @@ def ragged(
     }
 
 
+@dataclass(frozen=True)
+class AsVerl:
+    """A method and verl's own loss, each under settings with which they are the same.
+
+    Args:
+        ours: overrides that choose the method.
+        verls: those of verl's keys that choose its loss, below the actor.
+        metrics: those that have the same meaning in both, below "actor/".
+        spreads: standard deviations of the tokens' log-ratios.
+        modes: of aggregation.
+        weighted: whether rollout correction's weights are compared too.
+        sequences: of the batch.
+        change: what is done to the batch.
+    """
+
+    ours: tuple[str, ...]
+    verls: tuple[str, ...]
+    metrics: tuple[str, ...] = ("pg_clipfrac", "ppo_kl")
+    spreads: tuple[float, ...] = (0.6,)
+    modes: tuple[str, ...] = AGGREGATIONS
+    weighted: bool = False
+    sequences: int = 8
+    change: Callable[[dict[str, Tensor]], None] = lambda batch: None
+
+    def check(self, mode: str, spread: float) -> None:
+        """Compares them on a batch."""
+        batch = ragged(0, spread=spread, sequences=self.sequences)
+        self.change(batch)
+        verls, metrics = [f"++{ACTOR}.{key}" for key in self.verls], [f"actor/{name}" for name in self.metrics]
+        assert_same_as_verl(self.ours, verls, batch, mode, metrics)
+        if self.weighted:
+            weights = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(1)).double()
+            assert_same_as_verl(self.ours, verls, batch, mode, metrics, rollout_is_weights=weights)
+
+
 def assert_same_as_verl(
-    ours: tuple[str, ...], verls: tuple[str, ...], batch: dict[str, Tensor], mode: str, metrics: tuple[str, ...]
+    ours: tuple[str, ...],
+    verls: tuple[str, ...],
+    batch: dict[str, Tensor],
+    mode: str,
+    metrics: tuple[str, ...],
+    **further: Tensor,
 ) -> None:
     """Loss, gradient and some metrics are those of verl's own loss.
 
@@ -47,9 +88,10 @@ def assert_same_as_verl(
         batch: old_log_prob, log_prob, advantages and response_mask.
         mode: of aggregation, for both.
         metrics: those that have the same meaning in both.
+        **further: arguments of both losses.
     """
-    found = registered_loss(built_once(ours), batch, loss_agg_mode=mode)
-    expected = registered_loss(built_once(verls), batch, loss_agg_mode=mode)
+    found = registered_loss(built_once((*ours,)), batch, loss_agg_mode=mode, **further)
+    expected = registered_loss(built_once((*verls,)), batch, loss_agg_mode=mode, **further)
     assert_close(found[0], expected[0], rtol=1e-12, atol=1e-14)
     assert_close(found[1], expected[1], rtol=1e-12, atol=1e-14)
     assert found[1].any()

@@ -5,6 +5,7 @@ A test may state, as names of its module:
     PUBLISHED   needed: from each group of the method to the values that its paper or release publishes
     VARIANTS    settings that no group has, with which it must keep the contract too
     GOLDEN      from the name of a reference in golden/manifest.json to its `Setup`
+    VERLS       from a name to the settings under which verl has the same loss, an `AsVerl`
     SEEN        what a training with it must show besides what every method's does: a function of the metrics
     SEEN_AS     parameters with which every region that a training reaches is reached
     SEEN_UNDER  overrides without which a few steps don't show it

@@ -5,6 +5,7 @@ import math
 from tests.golden.settings import EPSILONS, UNCLAMPED, Key, Setup, above, below, bounds
 from verl_clipx.methods.cispo import Cispo
 
+from .against_verl import AsVerl
 from .at import At, by_hand
 
 PUBLISHED = {
@@ -25,6 +26,16 @@ GOLDEN = {
     ),
     "verl091_cispo": Setup(("+clipx=cispo",), bounds("clip_ratio_low", "clip_ratio_high")),
     "paper_cispo": Setup(("+clipx=cispo",), EPSILONS, UNCLAMPED),
+}
+# verl's clip fraction counts every clamped weight (tests/worker/test_golden.py).
+VERLS = {
+    "cispo": AsVerl(
+        ("+clipx=cispo",),
+        ("policy_loss.loss_mode=cispo",),
+        ("ppo_kl",),
+        spreads=(0.05, 1.0, 12.0),
+        weighted=True,
+    )
 }
 MASKED = dict(clip_low=None, clip_high=3.0)
 

@@ -1,10 +1,9 @@
-"""Clip-Cov by hand at each edge, beside verl's own where the draw takes every eligible token, and its draw.
+"""Clip-Cov by hand at each edge, and its draw; beside verl's own every eligible token is drawn.
 
 What mini_batch decides over micro-batches and ranks is covered by tests/end_to_end/test_invariance.py; the contract of
 all methods by tests/methods.
 """
 
-import pytest
 import torch
 from torch.testing import assert_close
 
@@ -12,7 +11,7 @@ from verl_clipx.base.covariance import covariances
 from verl_clipx.loss.loss import statistics_of
 from verl_clipx.methods.clip_cov import ClipCov, uniform
 
-from .against_verl import ACTOR, AGGREGATIONS, assert_same_as_verl, ragged
+from .against_verl import ACTOR, AsVerl
 from .at import row, tokens_at
 
 PUBLISHED = {
@@ -20,10 +19,21 @@ PUBLISHED = {
 }
 DRAWS = True
 
-OURS = ("+clipx=clip_cov", "clipx.scope=micro_batch", "clipx.share=1")
-VERLS = (f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio=1")
-WIDE = ("clipx.covariance_low=0.1", "clipx.covariance_high=3")
-VERLS_WIDE = (f"{ACTOR}.policy_loss.clip_cov_lb=0.1", f"{ACTOR}.policy_loss.clip_cov_ub=3")
+OURS = ("+clipx=clip_cov", "clipx.scope=micro_batch")
+WIDE = tuple(f"policy_loss.clip_cov_{key}" for key in ("lb=0.1", "ub=3"))
+
+
+def same(ours, verls=()):
+    # Every eligible token is drawn.
+    verls = ("policy_loss.loss_mode=clip_cov", "policy_loss.clip_cov_ratio=1", *verls)
+    return AsVerl((*OURS, *ours), verls, metrics=(), spreads=(0.3,), sequences=16)
+
+
+VERLS = {
+    "clip_cov": same(("clipx.share=1",)),
+    "clip_cov, wide": same(("clipx.share=1", "clipx.covariance_low=0.1", "clipx.covariance_high=3"), WIDE),
+    "clip_cov by verl's keys": same(tuple(f"{ACTOR}.{key}" for key in ("policy_loss.clip_cov_ratio=1", *WIDE)), WIDE),
+}
 
 
 def decision(method, t):
@@ -44,24 +54,6 @@ def test_by_hand():
     assert_close(method.loss_value(t, bounds, weight), row(-2.0, 2.0, -1.2, 0.0))
     wider = ClipCov(covariance_low=1.0, covariance_high=3.1, share=1.0)
     assert_close(wider.gradient_weight(t, wider.bounds(t, decision(wider, t))), row(0.0, 0.0, 0.0, 0.0))
-
-
-@pytest.mark.parametrize("mode", AGGREGATIONS)
-@pytest.mark.parametrize(("further", "verls"), [((), ()), (WIDE, VERLS_WIDE)], ids=["published", "wide"])
-def test_same_as_verls_own_where_every_eligible_token_is_drawn(mode, further, verls):
-    for seed in (0, 1):
-        batch = ragged(seed, spread=0.3, sequences=16)
-        assert_same_as_verl((*OURS, *further), (*VERLS, *verls), batch, mode, ())
-
-
-def test_verls_keys_are_its_parameters():
-    assert_same_as_verl(
-        ("+clipx=clip_cov", "clipx.scope=micro_batch", *VERLS[1:], *VERLS_WIDE),
-        (*VERLS, *VERLS_WIDE),
-        ragged(2, spread=0.3),
-        "token-mean",
-        (),
-    )
 
 
 def test_the_draw_is_uniform_and_follows_the_token():

@@ -29,7 +29,7 @@ def SEEN(values):
 
 
 OURS = ("+clipx=gmpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean")
-VERLS = (f"{ACTOR}.policy_loss.loss_mode=geo_mean", f"{ACTOR}.clip_ratio_low=0.4", f"{ACTOR}.clip_ratio_high=0.4")
+OF_VERL = (f"{ACTOR}.policy_loss.loss_mode=geo_mean", f"{ACTOR}.clip_ratio_low=0.4", f"{ACTOR}.clip_ratio_high=0.4")
 METHOD, FREE = Gmpo(clip_low=0.5, clip_high=2.0), Gmpo(clip_low=None, clip_high=None)
 
 test_by_hand = by_hand(
@@ -55,7 +55,7 @@ def test_same_as_verls_own(spread):
     batch = {name: tensor[:-1] for name, tensor in ragged(0, spread=spread).items()}
     batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
     found, expected = (
-        registered_loss(built_once(of), batch, loss_agg_mode="seq-mean-token-mean") for of in (OURS, VERLS)
+        registered_loss(built_once(of), batch, loss_agg_mode="seq-mean-token-mean") for of in (OURS, OF_VERL)
     )
     # verl divides by (tokens + 1e-8).
     assert_close(found[:2], expected[:2], rtol=1e-6, atol=1e-9)

@@ -19,6 +19,7 @@ from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.grpo import Grpo
 
+from .against_verl import AsVerl
 from .at import At, by_hand, row
 
 PUBLISHED = {
@@ -32,6 +33,15 @@ GOLDEN = {
         ("+clipx=dapo",), (*bounds("clip_ratio_low", "clip_ratio_high", published_high=0.28), DUAL_CLIP)
     ),
     "paper_grpo": Setup(("+clipx=grpo",), EPSILONS, ("clipx.dual_clip=null", *UNCLAMPED)),
+}
+VERLS = {
+    "grpo": AsVerl(
+        ("+clipx=grpo",),
+        ("policy_loss.loss_mode=vanilla",),
+        ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"),
+        spreads=(0.05, 1.0, 12.0),
+        weighted=True,
+    )
 }
 
 

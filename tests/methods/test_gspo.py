@@ -1,8 +1,7 @@
 """GSPO's weight and value by hand, and against verl's own gspo.
 
-Covers the sequence's ratio, both bounds, verl's clamp, loss, gradient and metrics under every
-aggregation, and the paper's Eq. 5 by autograd. Not covered: splits inside a sequence, which verl does not make for a
-loss.
+Covers the sequence's ratio, both bounds, verl's clamp, loss, gradient and metrics under every aggregation, the paper's
+Eq. 5 by autograd, and LUSPO by hand. Not covered: splits inside a sequence, which verl does not make for a loss.
 """
 
 import math
@@ -11,6 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.composition import built_once
+from tests.golden.runs import registered_loss
 from verl_clipx.check.contract import evaluate
 from verl_clipx.methods.gspo import Gspo
 
@@ -26,7 +27,7 @@ def SEEN(values):
 
 
 OURS = ("+clipx=gspo",)
-VERLS = (
+OF_VERL = (
     f"{ACTOR}.policy_loss.loss_mode=gspo",
     f"{ACTOR}.clip_ratio_low=3e-4",
     f"{ACTOR}.clip_ratio_high=4e-4",
@@ -76,7 +77,7 @@ def test_same_as_verls_own(spread, mode):
         dropped = evaluate(Gspo(), **inputs, mask=mask).weight == 0
         for sign in (A > 0, A < 0):
             assert (dropped & sign & mask).any() and (~dropped & sign & mask).any()
-    assert_same_as_verl(OURS, VERLS, batch, mode, metrics)
+    assert_same_as_verl(OURS, OF_VERL, batch, mode, metrics)
 
 
 def test_gradient_of_the_papers_objective():
@@ -91,3 +92,19 @@ def test_gradient_of_the_papers_objective():
     per_sequence = torch.where(mask, -found.weight * A, 0.0) / lengths[:, None]
     assert_close(per_sequence / len(mask), log_prob.grad)
     assert log_prob.grad.any()
+
+
+def test_luspo_is_gspo_summed_over_each_sequences_tokens():
+    batch = ragged(1, spread=0.3, sequences=16)
+    batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
+    bounds = ("clipx.clip_low=0.9", "clipx.clip_high=1.1")
+    loss, gradient, _ = registered_loss(built_once((*OURS, *bounds)), batch, loss_agg_mode="seq-mean-token-sum")
+    log_prob, mask, A = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"], batch["advantages"]
+    # GSPO's objective of a sequence, times its length, over the sequences that have a token.
+    lengths = mask.sum(-1)
+    s = (torch.where(mask, log_prob - batch["old_log_prob"], 0.0).sum(-1) / lengths.clamp(min=1)).exp()
+    expected = -(lengths * torch.minimum(s * A[:, 0], s.clamp(0.9, 1.1) * A[:, 0])).sum() / (lengths > 0).sum()
+    expected.backward()
+    assert_close(loss, expected.detach())
+    assert_close(gradient, log_prob.grad)
+    assert gradient.any() and not gradient.any(-1).all()

@@ -10,16 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from torch.testing import assert_close
-from verl.utils.config import omega_conf_to_dataclass
 
-from tests.composition import built_once, compose_once
-from tests.golden.runs import registered_loss
 from verl_clipx.check.contract import example
 from verl_clipx.methods.m2po import LARGEST, OCTAVES, M2po
 
-from .against_verl import assert_gradient_of, ragged
+from .against_verl import assert_gradient_of
 from .at import row, tokens_at
 
 PUBLISHED = {
@@ -182,18 +178,3 @@ def test_against_sorting_and_autograd(seed):
 
     metrics = assert_gradient_of("m2po", batch, objective, rollout_log_prob=rollout)
     assert metrics["clipx/masked_share"] > 0
-
-
-WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=False"
-
-
-def test_without_rollout_log_probabilities_it_stops_in_the_driver():
-    config = OmegaConf.create(compose_once(("+clipx=m2po", WITHOUT))).actor_rollout_ref.actor
-    with pytest.raises(Exception, match=r"calculate_log_probs=False: clipx\.behaviour=rollout needs .* Set it to True"):
-        omega_conf_to_dataclass(config)
-    built_once(("+clipx=m2po_reference", WITHOUT))
-
-
-def test_a_call_without_rollout_log_probabilities_is_refused():
-    with pytest.raises(ValueError, match="clipx_m2po needs rollout_log_prob"):
-        registered_loss(built_once(("+clipx=m2po",)), ragged(0, spread=0.5))

@@ -1,14 +1,13 @@
 """What every method keeps, at every door: one table of group x property x door.
 
 Covers, of every group and of the settings that only a method's test has: the contract that users run on a loss of their
-own (the formula's door), values that are not finite in each input, and what lies outside the mask, to the last bit. Of
-each formula once, through verl's registry and through the training worker's calls (plan, extra pass, verl's ppo_loss):
-finite for any log-ratio and dtype, junk outside the mask, degenerate batches, no tokens, float32 against float64, the
-on-policy gradient. At the registry's door alone: the order of sequences and tokens, and padding. Of the formula alone:
-the sign under reweighted advantages, random splits, the working precision, the size of what is allocated. Not covered:
-the compiled losses (tests/loss/test_compiled.py), the contract's own power (tests/check/test_contract.py), the
-normaliser of each aggregation (tests/worker/test_policy_loss.py), engines and ranks
-(tests/end_to_end/test_invariance.py).
+own (the formula's door), and values that are not finite in each input. Of each formula once, through verl's registry
+and through the training worker's calls (plan, extra pass, verl's ppo_loss): finite for any log-ratio and dtype, junk
+outside the mask, degenerate batches, no tokens, float32 against float64, the on-policy gradient. At the registry's door
+alone: the order of sequences and tokens, and padding. Of the formula alone: the working precision. Not covered: the
+compiled losses (tests/loss/test_compiled.py), the contract's own power (tests/check/test_contract.py), micro-batches
+(tests/worker/test_rejection.py), what is allocated (tests/worker/test_memory.py), the normaliser of each aggregation
+(tests/worker/test_aggregation.py), engines and ranks (tests/end_to_end/test_invariance.py).
 """
 
 import copy
@@ -19,30 +18,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tests.claims.first_call import number_of, worker_s_call
 from tests.composition import built_once
 from tests.golden.runs import per_token, registered_loss
 from tests.jagged import jagged, micro_batch
-from verl_clipx.base.tokens import Inputs
 from verl_clipx.check import contract
 from verl_clipx.check.contract import (
     SPOILED,
     check_method,
-    evaluate,
     example,
     gradient,
-    inputs_of,
     spoiled,
-    statistics_of_parts,
 )
-from verl_clipx.loss.loss import token_loss, token_statistics
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
-from verl_clipx.methods.bapo import Bapo
-from verl_clipx.modifiers import AdvantageReweighting
 from verl_clipx.run.config import Settings, build
 from verl_clipx.run.groups import group_names, group_settings
 
@@ -54,7 +44,6 @@ METHODS = {group: node.method for group, node in NODES.items() if isinstance(nod
 # Settings that no group has.
 VARIANTS = {f"{of}, {how}": CLASSES[of](**how) for of in BUILT_IN for how in fact(of, "VARIANTS", ())}
 CONTRACT = METHODS | VARIANTS
-ADAPTIVE = {name: method for name, method in CONTRACT.items() if method.statistics_size}
 
 
 def form(method):
@@ -93,23 +82,6 @@ def test_what_is_not_finite_stays_with_its_token_or_what_is_bounded_with_it(meth
         for found, before in ((result.loss.detach(), expected.loss.detach()), (actual, expected_gradient)):
             assert found[SPOILED].isnan(), case
             assert torch.equal(found[others], before[others]), case
-
-
-@every_method
-def test_outside_the_mask_nothing_is_read_to_the_last_bit(method):
-    def everything(tensors):
-        given = Inputs(**inputs_of(method, tensors))
-        statistics = token_statistics(method, None, given)
-        return statistics, *token_loss(method, None, given, method.decide(statistics))
-
-    clean = everything(example())
-    for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
-        for value in (math.nan, math.inf, -math.inf, 1e30):
-            dirty = example()
-            if dirty[name].is_floating_point():
-                dirty[name] = torch.where(dirty["mask"], dirty[name], value)
-            for one, other in zip(everything(dirty), clean, strict=True):
-                assert torch.equal(one, other) and one.isfinite().all(), (name, value)
 
 
 # Two doors: what verl calls in the loss's registry, and what verl's engine calls in the training worker.
@@ -217,23 +189,6 @@ def on_policy_the_gradient_is_the_plain_policy_gradient(call, name):
     assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-def micro_batches_of_whole_sequences_add_up(call, name):
-    if METHODS[name].statistics_size:
-        # In a bare call each part decides for itself; with given statistics the contract asks it of the formula.
-        return
-    batch = ragged(1)
-    whole, gradient, _ = call(name, batch, "token-sum")
-    for part_of in ([0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 0, 1]):
-        total, parts, part_of = 0.0, torch.zeros_like(gradient), torch.tensor(part_of)
-        for part in range(int(part_of.max()) + 1):
-            rows = part_of == part
-            loss, parts[rows], _ = call(name, {key: of[rows] for key, of in batch.items()}, "token-sum")
-            total = total + loss
-        assert_close(total, whole, rtol=1e-12, atol=1e-14)
-        # exp rounds differently in vectors of another length.
-        assert_close(parts, gradient, rtol=1e-12, atol=0)
-
-
 PROPERTIES = (
     finite_for_any_log_ratio,
     nothing_outside_the_mask_is_read,
@@ -241,7 +196,6 @@ PROPERTIES = (
     no_tokens_at_all_give_finite_metrics,
     float32_agrees_with_float64,
     on_policy_the_gradient_is_the_plain_policy_gradient,
-    micro_batches_of_whole_sequences_add_up,
 )
 
 
@@ -283,45 +237,6 @@ def test_order_and_padding_do_not_matter(name, seed, order, padding):
 
 
 @every_method
-def test_the_weight_of_reweighted_advantages_is_positive_at_ratio_1_too(method):
-    tensors = example()
-    tensors["log_prob"] = tensors["rollout_log_prob"] = tensors["old_log_prob"]
-    for alpha, probability in ((0.3, "old"), (1.0, "old"), (0.3, "current"), (1.0, "current")):
-        shaping = AdvantageReweighting(alpha=alpha, probability=probability)
-        result = evaluate(method, shaping=shaping, **inputs_of(method, tensors))
-        # F times the reweighted advantage has the sign of the advantage itself.
-        signs = (result.weight * result.tokens.advantages).sign()
-        expected = torch.where(tensors["mask"], tensors["advantages"].sign(), 0)
-        if fact(method.name, "DRAWS", False):
-            expected = torch.where(signs == 0, 0, expected)
-        assert torch.equal(signs, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ADAPTIVE.values(), ids=ADAPTIVE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(seed=st.integers(0, 10_000), parts=st.integers(2, 6))
-@settings(max_examples=25, deadline=None)
-def test_statistics_add_up_over_any_split(method, dtype, seed, parts):
-    tensors = inputs_of(method, example(dtype, seed))
-    part_of = torch.randint(0, parts, tensors["mask"].shape, generator=torch.Generator().manual_seed(seed))
-    whole = token_statistics(method, None, Inputs(**tensors))
-    by_token, by_row = (
-        statistics_of_parts(method, [Inputs(**of) for of in split])
-        for split in (
-            [{**tensors, "counted": part_of == part} for part in range(parts)],
-            [{name: of[part_of[:, 0] == part] for name, of in tensors.items()} for part in range(parts)],
-        )
-    )
-    # BAPO adds whole numbers of a unit that differs between the parts, every other method floating-point numbers.
-    # Both are relative to the size of the terms, which is of order 1, and sums of both signs can be smaller.
-    tolerance = 1e-8 if isinstance(method, Bapo) else 1e-12
-    for split in (by_token, by_row):
-        assert_close(split, whole, rtol=tolerance, atol=tolerance)
-        assert_close(method.decide(split), method.decide(whole), rtol=100 * tolerance, atol=tolerance)
-
-
-@every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(method, dtype):
     result, gradients = gradient(method, example(dtype))
@@ -329,27 +244,3 @@ def test_half_precision_is_computed_in_float32(method, dtype):
     for bound in result.bounds:
         assert torch.as_tensor(bound).broadcast_to(result.loss.shape).dtype == torch.float32
     assert gradients.dtype == dtype
-
-
-class Recorder(TorchDispatchMode):
-    """Notes the size of every tensor that is made."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.sizes.extend(output.numel() for output in tree_leaves(result) if isinstance(output, torch.Tensor))
-        return result
-
-
-@every_method
-def test_nothing_of_size_tokens_times_candidates_is_allocated(method):
-    tensors = inputs_of(method, example())
-    tensors = {name: tensor.repeat(20, *(10,) * (tensor.ndim - 1)) for name, tensor in tensors.items()}
-    with Recorder() as recorder:
-        inputs = Inputs(**tensors)
-        token_loss(method, None, inputs, method.decide(token_statistics(method, None, inputs)))
-    # Two numbers a token at most: BAPO's weights and values are counted at once.
-    assert tensors["mask"].numel() <= max(recorder.sizes) <= 2 * tensors["mask"].numel()

@@ -12,7 +12,7 @@ import torch
 from verl_clipx.check.contract import example
 from verl_clipx.methods.topr import Topr
 
-from .against_verl import assert_gradient_of
+from .against_verl import AsVerl, assert_gradient_of
 from .at import At, by_hand, outcome, rows, tokens_at
 
 PUBLISHED = {
@@ -23,6 +23,17 @@ VARIANTS = (
     {"level": "token", "positive_low": 0.5, "positive_high": 2.0},
     {"positive_low": 0.0, "positive_high": 2.0, "log_ratio_clamp": None},
 )
+
+BYPASS = ("algorithm.rollout_correction.bypass_mode=true", "actor_rollout_ref.rollout.calculate_log_probs=true")
+TRUNCATED = ("clipx.positive_low=0", "clipx.positive_high=1.5", "clipx.negative_high=1.5")
+# verl's preset RolloutCorrectionConfig.bypass_pg_is(1.5), where verl's trainer writes it.
+PRESET = "rollout_correction={loss_type:reinforce,rollout_is:sequence,rollout_is_threshold:1.5}"
+VERLS = {
+    "gpg as topr": AsVerl(("+clipx=topr", "clipx.negative_low=1"), ("policy_loss.loss_mode=gpg",), ()),
+    "bypass_pg_is as topr": AsVerl(
+        ("+clipx=topr", *TRUNCATED, *BYPASS), ("policy_loss.loss_mode=bypass_mode", f"policy_loss.{PRESET}"), ()
+    ),
+}
 
 
 def SEEN(values):
@@ -89,8 +100,3 @@ def test_the_registered_loss_against_autograd(seed):
         return torch.where(batch["advantages"] < 0, total.exp().clamp(max=1.0), 1.0) * batch["advantages"] * log_prob
 
     assert assert_gradient_of("topr", batch, objective)["actor/pg_clipfrac"] == 0
-
-
-def test_limits_that_cross_are_refused():
-    with pytest.raises(ValueError, match=r"clipx\.negative_low=0\.9: must not be above clipx\.negative_high=0\.8\."):
-        Topr(negative_low=0.9, negative_high=0.8)

@@ -21,7 +21,7 @@ from .facts import fact, facts
 FOLDER = Path(__file__).parent
 CLIP_KEYS = runpy.run_path(str(ROOT / "scripts" / "key_tables.py"))["clip_key_table"]()
 # Golden vectors, verl's own loss, or a formula by autograd: what a test states or imports for them.
-OTHERS = ("GOLDEN", "assert_same_as_verl", "assert_gradient_of", "registered_loss")
+OTHERS = ("GOLDEN", "VERLS", "assert_same_as_verl", "assert_gradient_of", "registered_loss")
 
 
 def page(name: str) -> str:

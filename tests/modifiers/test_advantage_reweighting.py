@@ -56,11 +56,3 @@ def test_no_gradient_through_the_probability():
     log_prob = torch.zeros(1, 1, requires_grad=True)
     t = tokens(torch.ones(1, 1), log_prob, torch.ones(1, 1, dtype=torch.bool))
     assert not AdvantageReweighting().advantages(t).requires_grad
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("alpha", -0.1), ("alpha", 1.1), ("alpha", math.nan), ("probability", "new")]
-)
-def test_wrong_parameters_are_refused(name, value):
-    with pytest.raises(ValueError, match=rf"clipx\.shaping\.{name}="):
-        AdvantageReweighting(**{name: value})

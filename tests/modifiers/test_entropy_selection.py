@@ -137,11 +137,3 @@ def test_values_outside_the_buckets_fall_into_the_open_ones(dtype):
     counts = entropy_statistics(entropy, torch.ones(1, 5))
     assert counts[0] == 3
     assert counts[-1] == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("keep", "top"), ("over", "batch"), *(("ratio", value) for value in (0.0, 1.5, -0.2, math.nan))]
-)
-def test_wrong_parameters_are_refused(name, value):
-    with pytest.raises(ValueError, match=rf"clipx\.select\.{name}="):
-        EntropySelection(**{name: value})

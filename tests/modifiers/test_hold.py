@@ -1,8 +1,9 @@
 """Holding a target: widths by hand and against sorted tokens, ends, splits, refusals, and through a configuration.
 
-Covers: every method with a width keeps the contract, compiled too; the histogram is additive, and the width falls with
-the value of clip_fraction and rises with that of second_moment; the line, what explain says, metrics, and the state's
-description. Not covered: ranks and micro-batches (tests/end_to_end/test_invariance.py), a training.
+Covers: every method with a width keeps the contract, one of them compiled (--all: each); the histogram is additive, and
+the width falls with the value of clip_fraction and rises with that of second_moment; the line, what explain says,
+metrics, and the state's description. Not covered: ranks and micro-batches (tests/end_to_end/test_invariance.py), a
+training.
 """
 
 import math
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusals_in
 from tests.claims.first_call import first_call
+from tests.matrix import product
 from tests.methods.at import outcome, row, tokens_at
+from verl_clipx.check import contract
 from verl_clipx.check.contract import check_method
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers.hold import HeldBounds
@@ -150,8 +153,12 @@ def test_tokens_outside_the_mask_do_not_count(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", WITH_WIDTH)
-def test_it_keeps_the_contract(method):
+@pytest.mark.parametrize(
+    ("method", "compiled"), product(WITH_WIDTH, [False, True], keep=lambda m, c: not c or m == "gspo")
+)
+def test_it_keeps_the_contract(monkeypatch, method, compiled):
+    if not compiled:
+        monkeypatch.setattr(contract, "COMPILED_CHECKS", ())
     assert [(name, failure) for name, failure in check_method(holding(method, value=0.1)) if failure] == []
 
 

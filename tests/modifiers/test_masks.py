@@ -1,7 +1,7 @@
 """Masks: which tokens they take out, by hand and as peers' functions; junk outside the mask; values that aren't finite.
 
 golden/masks.npz has what the functions of TRL 1.16 (OPSM), SkyRL 0.3 (outliers, tokens) and open-instruct (VACO) leave
-of these tokens, made once. Does not cover the loss (tests/worker/test_masks.py) or a training (tests/end_to_end).
+of these tokens, made once. Does not cover the loss (tests/worker/test_rejection.py) or a training (tests/end_to_end).
 """
 
 from pathlib import Path

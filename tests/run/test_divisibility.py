@@ -21,7 +21,7 @@ from verl.utils.seqlen_balancing import rearrange_micro_batches
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import TrainingWorker
 
-from tests.composition import compose_once
+from tests.composition import composition
 from verl_clipx.run.divisibility import what_does_not_divide
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -38,7 +38,7 @@ BASE = (
 
 def broken_by(changes):
     """The key that each message begins with."""
-    config = compose_once(BASE).copy()
+    config = composition(*BASE)
     for key, value in changes.items():
         OmegaConf.update(config, key, value)
     return [message.partition(": ")[0] for message in what_does_not_divide(config)]
@@ -70,7 +70,7 @@ def verl_trains(rows_per_rank, mini_batch_rows, data_parallel):
 
 def verl_pads_nothing(prompts, mini_batch, samples, data_parallel):
     """Whether verl's v1 trainer leaves a rollout batch without padding sequences."""
-    config = compose_once(BASE).copy()
+    config = composition(*BASE)
     OmegaConf.update(config, f"{ACTOR}.ppo_mini_batch_size", mini_batch)
     OmegaConf.update(config, f"{ROLLOUT}.n", samples)
     trainer = SimpleNamespace(config=config, use_critic=False, global_steps=1)

@@ -121,6 +121,9 @@ def test_modifiers_combine_and_are_overridden(actor):
         ("grpo +clipx/update=lopti", {"update.eta": 2}, "a number"),
         ("grpo +clipx/shaping=advantage_reweighting", {"shaping.beta": 2}, "AdvantageReweighting"),
         ("grpo", {"select": "high"}, "+clipx/select=high_entropy"),
+        ("observe", {"compile": "fast"}, "auto, true or false"),
+        ("observe", {"clip_high": 1.3}, "not a parameter of observe"),
+        ("observe", {"method": "observe", "function": "a:b"}, "clipx.function=a:b"),
         # No method, or two.
         *(("acpo", {"method": value}, "no such method") for value in ("acop", 3, "''", "[acpo,bapo]", "{name:acpo}")),
         ("base", {}, "+clipx=acpo"),

@@ -272,6 +272,7 @@ REFUSED = [
         for group, words in (("acpo", (BYPASSED,)), ("observe", (WEIGHTS,)), ("acpo", (REJECTED, THRESHOLD)))
     ),
     (("+clipx=bapo", "clipx.weight=rollout", f"{LOG_PROBS}=False"), LOG_PROBS, "clipx.weight=rollout"),
+    (("+clipx=m2po", f"{LOG_PROBS}=False"), LOG_PROBS, "clipx.behaviour=rollout"),
     # Steps of a sequence's clip fraction that are too coarse to hold it, and bounds beside those that are solved for.
     (
         ("+clipx=gspo", *HELD, f"{ACTOR}.ppo_mini_batch_size=127", f"{ROLLOUT}.n=4"),
@@ -343,6 +344,7 @@ SERVED = [
     ("+clipx=acpo", "clipx.scope=lagged", VEOMNI, R2),
     ("+clipx=acpo", VEOMNI),
     ("+clipx=grpo", f"{LOG_PROBS}=False"),
+    ("+clipx=m2po_reference", f"{LOG_PROBS}=False"),
     ("+clipx=grpo", f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.rollout_is_threshold=0.5_5.0"),
     # verl's own loss is verl's business, and what verl passes on to other code may have any name.
     ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=dro", f"{POLICY_LOSS}.tau_neg=1.2"),

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
-from tests.composition import compose_once
+from tests.composition import composition
 from verl_clipx.trainer.receipt import ReceiptCheck
 
 OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
@@ -71,7 +71,7 @@ def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strateg
 def test_it_reads_the_options_of_the_composed_run():
     given = ("actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=grpo", "+clipx=acpo")
     for strategy, stops in (("fsdp2", True), ("fsdp", False)):
-        config = compose_once((*given, f"actor_rollout_ref.actor.strategy={strategy}"))
+        config = composition(*given, f"actor_rollout_ref.actor.strategy={strategy}")
         with pytest.raises(RuntimeError, match="has no clipx/receipt") if stops else nullcontext():
             ReceiptCheck(OmegaConf.to_container(config, resolve=True)).look(trained(1), 1)
 

@@ -3,9 +3,10 @@
 import pytest
 
 from tests.composition import actor, composed, tensors
+from tests.fresh import run_fresh
 from verl_clipx.worker import receipt
 
-__all__ = ["actor", "composed", "few_probes", "tensors"]
+__all__ = ["actor", "composed", "few_probes", "run_fresh", "tensors"]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from tests.claims.configuration import group_s_own, hydra_s
+from tests.composition import composition
 from verl_clipx.run.groups import group_names, node_of
 from verl_clipx.run.verl_keys import (
     ACTOR,
@@ -134,17 +134,10 @@ class Drawn(NamedTuple):
         return composed((f"+clipx={self.group}", *modifiers), self.values)
 
 
-@cache
-def whole() -> DictConfig:
-    """verl's own whole configuration, whose rollout returns its log-probabilities."""
-    config = hydra_s("actor_rollout_ref.rollout.calculate_log_probs=True")
-    OmegaConf.set_struct(config, False)
-    return config
-
-
 def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
-    """verl's whole configuration with groups and then values."""
-    config = OmegaConf.merge(whole(), *(group_s_own(group) for group in groups))
+    """verl's whole configuration, whose rollout returns its log-probabilities, with groups and then values."""
+    config = composition(*groups, "actor_rollout_ref.rollout.calculate_log_probs=True")
+    OmegaConf.set_struct(config, False)
     for key, value in values.items():
         OmegaConf.update(config, key, value, force_add=True)
     return config

@@ -6,10 +6,7 @@ metrics of a method's own (test_logged_metrics.py).
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +24,7 @@ ENTRY = """
 
 SCRIPT = """
 import json, re, sys
+sys.path.insert(0, "")
 import torch
 from pathlib import Path
 from tests.composition import built_once
@@ -59,17 +57,14 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_one_entry_is_logged_listed_and_charted(tmp_path):
+def test_one_entry_is_logged_listed_and_charted(run_fresh, tmp_path):
     for folder in ("verl_clipx", "configs", "hydra_plugins", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "golden"))
     entries = tmp_path / "verl_clipx" / "base" / "shared_metrics.py"
     text = entries.read_text(encoding="utf-8")
     assert text.count("OF_TOKENS = (\n") == 1
     entries.write_text(text.replace("OF_TOKENS = (\n", f"OF_TOKENS = ({ENTRY}"), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    result = run_fresh(SCRIPT, tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["expected"] > 0

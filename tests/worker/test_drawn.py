@@ -7,6 +7,7 @@ terms; what is refused is one of the keys that the table calls so, named with a 
 the loss's path is drawn or says why not. Not covered: engines, ranks, Lopti's passes.
 """
 
+import copy
 import dataclasses
 import re
 from collections import Counter
@@ -22,6 +23,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
+from tests.composition import built_once
 from tests.jagged import jagged
 from tests.worker.drawn import NOT_DRAWN, VALUES, Drawn, composed, drawn
 from tests.worker.updates import Update
@@ -201,7 +203,7 @@ def updates(function, change):
 
 def grpo():
     """Any configuration, for updates that follow another one."""
-    return omega_conf_to_dataclass(composed(("+clipx=grpo",), {}).actor_rollout_ref.actor)
+    return copy.deepcopy(built_once(("+clipx=grpo",)))
 
 
 def verl_s_own(one: Drawn):

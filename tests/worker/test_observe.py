@@ -3,8 +3,8 @@
 Covers: every loss of verl's registry under verl's ppo_loss with KL and entropy terms: loss, gradients, verl's metrics
 and random numbers; metrics by hand, against the plugin's own loss of the same formula, over every split of the
 mini-batch; what is counted under rejection; which losses clip whole sequences; numbers that are not finite; host syncs;
-the compiled sums; what verl has to offer for it; what the configuration refuses. Not covered: the engine
-(tests/end_to_end/test_engine.py).
+the compiled sums; what verl has to offer for it. Not covered: the engine (tests/end_to_end/test_engine.py), what is
+refused (tests/run/test_groups.py).
 """
 
 import functools
@@ -336,18 +336,3 @@ def test_the_group_leaves_verls_loss_mode_and_its_parameters(actor):
     built = actor("+clipx=observe", "clipx.compile=false", f"{ACTOR}.clip_ratio_high=0.28")
     assert built.policy_loss.clipx == Observe(compile=False)
     assert clip_range(built) == (0.8, 1.28)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["+clipx.clip_high=1.3"], r"clipx\.clip_high=1\.3: is not a parameter of observe"),
-        (["+clipx.function=a:b"], r"clipx\.method=observe: contradicts clipx\.function=a:b"),
-        (["clipx.compile=fast"], r"clipx\.compile=fast: must be auto, true or false"),
-        ([f"{POLICY_LOSS}.loss_mode=clipx_grpo"], r"loss_mode=clipx_grpo: .*\+clipx=grpo"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_the_driver(actor, overrides, message):
-    with pytest.raises(Exception, match=message):
-        actor("+clipx=observe", *overrides)

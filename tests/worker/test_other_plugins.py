@@ -5,8 +5,6 @@ do, or registers a loss under a name of ours. Both orders run in processes of th
 Ray is not run.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,9 +28,7 @@ from verl.trainer.ppo.core_algos import register_policy_loss
 def other_loss(**_):
     raise AssertionError
 """
-PROGRAM = """
-import sys
-sys.path.PLACE
+IMPORTS = """
 import verl
 from verl.workers.engine_workers import ActorRolloutRefWorker
 print("worker", [kind.__name__ for kind in ActorRolloutRefWorker.actor_worker_cls.__mro__])
@@ -46,7 +42,12 @@ with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", ["+clipx=acpo"])
 auto_set_device(config)
 """
-PLACES = {"first": "insert(0, FOLDER)", "last": "append(FOLDER)"}
+PLACES = {"first": "insert(0, {!r})", "last": "append({!r})"}
+
+
+def program(place: str, folder: Path) -> str:
+    """Imports verl where the other plugin comes first or last on the path."""
+    return f"import sys\nsys.path.{PLACES[place].format(str(folder))}\n{IMPORTS}"
 
 
 def install_other(folder: Path, code: str) -> None:
@@ -58,17 +59,11 @@ def install_other(folder: Path, code: str) -> None:
     (metadata / "entry_points.txt").write_text("[verl.plugins]\nother = other_plugin\n")
 
 
-def import_both(folder: Path, place: str, launch: str = "") -> subprocess.CompletedProcess:
-    """Imports verl in a process where the other plugin comes first or last, and launches a run as verl's main does."""
-    code = PROGRAM.replace("PLACE", PLACES[place]).replace("FOLDER", repr(str(folder))) + launch
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "rebinding"), [("first", ONLY_THE_ACTORS), ("last", BOTH_NAMES)])
-def test_another_plugins_worker_and_ours_act_together(tmp_path, place, rebinding):
+def test_another_plugins_worker_and_ours_act_together(run_fresh, tmp_path, place, rebinding):
     install_other(tmp_path, WORKER.replace("REBINDING", rebinding))
-    done = import_both(tmp_path, place)
+    done = run_fresh(program(place, tmp_path), tmp_path)
     assert done.returncode == 0, done.stderr
     (workers,) = [line for line in done.stdout.splitlines() if line.startswith("worker")]
     assert "ClipxTraining" in workers and "OtherWorker" in workers
@@ -77,9 +72,9 @@ def test_another_plugins_worker_and_ours_act_together(tmp_path, place, rebinding
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
-def test_a_loss_under_a_name_of_ours_is_refused_by_both_names(tmp_path, place):
+def test_a_loss_under_a_name_of_ours_is_refused_by_both_names(run_fresh, tmp_path, place):
     install_other(tmp_path, LOSS)
-    done = import_both(tmp_path, place, LAUNCH)
-    assert done.returncode != 0
+    done = run_fresh(program(place, tmp_path) + LAUNCH, tmp_path)
+    assert done.returncode == 1
     message = done.stderr.splitlines()[-1]
     assert "RuntimeError" in message and "'clipx_acpo'" in message and "other_plugin" in message

@@ -21,7 +21,7 @@ from verl.utils import tensordict_utils as tu
 
 from tests.composition import built_once
 from tests.jagged import jagged, micro_batch
-from tests.worker.updates import ROWS, Update, extra_passes
+from tests.worker.updates import ROWS, Update, planned
 from verl_clipx.base.neighbours import neighbours
 from verl_clipx.check.contract import example
 from verl_clipx.methods import BUILT_IN
@@ -29,8 +29,6 @@ from verl_clipx.run.config import build
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker import step as step_module
 from verl_clipx.worker.layout import TokenPass, padded
-from verl_clipx.worker.plan import plan_step
-from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -376,11 +374,7 @@ def with_its_pass(config, split=([ROWS],), *, ranks=1, noise=0.0):
     batch, settings = example(), config.policy_loss.clipx
     apart = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch["log_prob"] = batch["old_log_prob"] + noise * apart
-    (data, _), state = micro_batch(batch, ROWS), ControllerState()
-    reduced = dict(
-        extra_pass=partial(extra_passes, config.policy_loss, batch, split), all_reduce=lambda vector: vector * ranks
-    )
-    step = plan_step(config.policy_loss, state, RolloutBatch(), data, **reduced)
+    step = planned(config, batch, split, all_reduce=lambda vector: vector * ranks)
     assert settings.needs_extra_pass and step.statistics is not None
     update = Update(config, step)
     update.run()

@@ -4,9 +4,6 @@ Covers: the entry point, the post-import hooks, who inherits the worker, the err
 Not covered: seconds (docs/dev/measurements.md), Ray workers (`clipx doctor` and tests/end_to_end look there).
 """
 
-import os
-import subprocess
-import sys
 import types
 
 import pytest
@@ -21,17 +18,6 @@ from verl_clipx.worker.registry import install_worker, register_losses
 from verl_clipx.worker.training_worker import ClipxTraining
 
 
-def run(code, cwd, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
-
-
 def fake_core_algos(**registry):
     module = types.SimpleNamespace(POLICY_LOSS_REGISTRY=dict(registry))
     module.register_policy_loss = lambda name: lambda function: module.POLICY_LOSS_REGISTRY.__setitem__(name, function)
@@ -39,7 +25,7 @@ def fake_core_algos(**registry):
 
 
 @pytest.mark.slow
-def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verls_own_imports_register(tmp_path):
+def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verls_own_imports_register(run_fresh, tmp_path):
     code = (
         "import sys, verl\n"
         "rooms = ('verl_clipx.worker', 'verl_clipx.run', 'verl_clipx.loss', 'verl_clipx.methods')\n"
@@ -50,7 +36,7 @@ def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verls_own_import
         "print(sorted(n for n in POLICY_LOSS_REGISTRY if n.startswith('clipx_')))\n"
         "print(ActorRolloutRefWorker.actor_worker_cls.__mro__)\n"
     )
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     heavy, losses, worker = done.stdout.strip().splitlines()[-3:]
     assert heavy == "[]"
@@ -100,7 +86,7 @@ def test_another_plugins_worker_is_inherited():
 
 
 @pytest.mark.slow
-def test_a_failing_plugin_prints_its_traceback_and_fails_where_losses_are_needed(tmp_path):
+def test_a_failing_plugin_prints_its_traceback_and_fails_where_losses_are_needed(run_fresh, tmp_path):
     code = (
         "import sys\n"
         "sys.modules['verl_clipx.cpu'] = None\n"
@@ -109,8 +95,8 @@ def test_a_failing_plugin_prints_its_traceback_and_fails_where_losses_are_needed
         "import verl.trainer.ppo.core_algos\n"
         "print('never reached')\n"
     )
-    done = run(code, tmp_path)
-    assert done.returncode != 0
+    done = run_fresh(code, tmp_path)
+    assert done.returncode == 1
     assert "verl swallowed it" in done.stdout and "never reached" not in done.stdout
     assert "could not be set up" in done.stderr
     assert "verl_clipx failed while verl was imported" in done.stderr

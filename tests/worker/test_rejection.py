@@ -1,10 +1,11 @@
-"""Rejection in bypass mode, and verl's corrections in decoupled mode, through verl's own ppo_loss.
+"""What a loss makes of the tokens that remain, however the mini-batch is cut, through verl's own ppo_loss.
 
-Covers: our GRPO against verl's own bypass loss with a KL term and an entropy bonus; every method, with bounds
-recomputed from the tokens that remain, however the mini-batch is cut into ranks and micro-batches, from the extra pass
-on; exact metrics; entropy selection and Lopti; what is not finite; traces; host syncs; weights and rejection of
-decoupled mode under every method. Not covered: the criteria (tests/modifiers/test_rejection.py), real engines
-(tests/end_to_end).
+Covers, of rejection in bypass mode: our GRPO against verl's own bypass loss with a KL term and an entropy bonus; every
+method, with bounds recomputed from the tokens that remain, however the mini-batch is cut into ranks and micro-batches,
+from the extra pass on; exact metrics; entropy selection and Lopti; what is not finite; traces; host syncs; weights and
+rejection of decoupled mode under every method. Of +clipx/mask: gradient, normaliser, bounds and metrics. Of statistics
+in two stages: the second is about the first one's total. Not covered: the criteria (tests/modifiers/test_rejection.py,
+tests/modifiers/test_masks.py), real engines and ranks (tests/end_to_end), verl's rejection beside a mask.
 """
 
 import copy
@@ -19,20 +20,19 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
-from tests.jagged import micro_batch
-from tests.worker.updates import ROWS, SPLITS, WHOLE, extra_passes, loss_function, train
+from tests.worker.updates import ROWS, SPLITS, WHOLE, loss_function, planned, train
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.loss.loss import apply
+from verl_clipx.loss.loss import apply, token_statistics
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.modifiers.masks import remaining
 from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.plan import passes_for_selection, plan_step
+from verl_clipx.worker.plan import passes_for_selection
 from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
-from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
 
 CORRECTION = "algorithm.rollout_correction"
@@ -78,18 +78,6 @@ def left(batch, rejection):
     return compute_rollout_rejection_mask(log_ratio, batch["mask"], *REJECTIONS[rejection])[0]
 
 
-def planned(config, batch, split, token_pass=None):
-    """A step as the worker plans it, with an extra pass over the ranks and micro-batches of a split."""
-    return plan_step(
-        config.policy_loss,
-        ControllerState(),
-        RolloutBatch(token_pass=token_pass),
-        micro_batch(batch, ROWS)[0],
-        extra_pass=partial(extra_passes, config.policy_loss, batch, split),
-        all_reduce=lambda vector: vector,
-    )
-
-
 def trained(config, batch, split=WHOLE, step=None, change=None):
     """One update of a step that was planned, or of one that is planned for it."""
     step = step or planned(config, batch, split)
@@ -101,7 +89,8 @@ def recomputed(config, batch, mask, decision=None, normaliser=None):
     """Decision and gradient under token-mean by the method's formulas, of the tokens in a mask."""
     settings = config.policy_loss.clipx
     # As tests/jagged.py names prompts and has the rollout's.
-    known = batch | {"group": torch.arange(6) // 2, "rollout_log_prob": batch["old_log_prob"]}
+    known = batch | {"group": torch.arange(6) // 2}
+    known["rollout_log_prob"] = batch.get("sampler_log_prob", batch["old_log_prob"])
     further = {name: known[name] for name in settings.method.asks_for}
     inputs = Inputs(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages")), mask, **further)
     applied = apply(settings.method, settings.shaping, inputs, decision)
@@ -250,3 +239,64 @@ def test_weights_and_rejection_of_decoupled_mode_go_with_every_method(bypass, me
     assert step.decided_from is DecidedFrom.MICRO_BATCH
     change = lambda data: data.update({"rollout_is_weights": weights, "response_mask": mask.long()})  # noqa: E731
     assert_close(trained(config, batch, step=step, change=change)[1].gradient, gradient * weights * ones.grad)
+
+
+LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=true"
+MASKS = {
+    "opsm": ("clipx.mask.delta=0.01",),
+    "sequence_divergence": ("clipx.mask.delta=0.01",),
+    "icepop": ("clipx.mask.low=0.9", "clipx.mask.high=1.1"),
+    "outlier_veto": ("clipx.mask.low=0.7", "clipx.mask.high=1.4"),
+}
+
+
+def sampled_elsewhere():
+    """A batch whose sampler differs from the old policy."""
+    batch = example()
+    noise = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    sampler = batch["old_log_prob"] + 0.2 * noise
+    return batch | {"rollout_log_prob": sampler, "sampler_log_prob": sampler}
+
+
+@pytest.mark.parametrize("rule", MASKS)
+@pytest.mark.parametrize("method", ["grpo", "acpo"])
+def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stays(actor, method, rule):
+    config, batch = actor(f"+clipx={method}", f"+clipx/mask={rule}", *MASKS[rule], LOG_PROBS), sampled_elsewhere()
+    names = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
+    mask = remaining(config.policy_loss.clipx.mask, Inputs(**{name: batch[name] for name in names}))
+    gone, total = batch["mask"] & ~mask, batch["mask"].sum()
+    assert mask.any() and gone.any()
+    decision, gradient = recomputed(config, batch, mask)
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[mask].mean()
+    for split in (WHOLE, *SPLITS.values()):
+        step, found = trained(config, batch, split)
+        if config.policy_loss.clipx.adaptive:
+            torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
+        assert_close(found.gradient, gradient)
+        for sign, of_sign in (("negative", batch["advantages"] < 0), ("positive", batch["advantages"] > 0)):
+            share = float((gone & of_sign).sum() / total)
+            assert found.metrics[f"clipx/masked_fraction/{sign}"] == pytest.approx(share)
+        counted = [found.metrics[f"clipx/masked_sequences/{sign}"] for sign in ("negative", "positive")]
+        assert sum(counted) == pytest.approx(float((batch["mask"].any(-1) & ~mask.any(-1)).sum()))
+        assert found.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
+
+
+def test_a_mask_needs_the_samplers_log_probabilities(actor):
+    config = actor("+clipx=grpo", "+clipx/mask=opsm", *MASKS["opsm"], LOG_PROBS)
+    with pytest.raises(ValueError, match="rollout_log_prob"):
+        trained(config, example(), step=OptimizerStep(), change=lambda data: data.pop("rollout_log_probs"))
+
+
+STAGES = {"clip_cov": ("clipx.share=0.2", "clipx.covariance_low=0.1"), "kl_cov": ("clipx.share=0.2",)}
+
+
+@pytest.mark.parametrize("method", STAGES)
+def test_the_second_stage_of_statistics_is_about_the_whole_mini_batch_by_two_all_reduces(actor, method):
+    config, batch, sums = actor(f"+clipx={method}", *STAGES[method]), example(), []
+    inputs = Inputs(**{name: batch[name] for name in ("log_prob", "old_log_prob", "advantages", "mask")})
+    whole = token_statistics(config.policy_loss.clipx.method, None, inputs)
+    for split in (WHOLE, *SPLITS.values()):
+        sums.clear()
+        step = planned(config, batch, split, all_reduce=lambda vector: sums.append(vector) or vector)
+        torch.testing.assert_close(step.statistics, whole, rtol=1e-12, atol=1e-12)
+        assert torch.equal(step.decision, config.policy_loss.clipx.method.decide(step.statistics)) and len(sums) == 2

@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 from verl.trainer.distillation import distillation_ppo_loss
-from verl.trainer.distillation.losses import distillation_loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import DistillationConfig, DistillationLossConfig
@@ -360,40 +359,6 @@ def test_distillations_loss_of_the_logits_passes_through(actor, group):
     loss, metrics = wrapped(model_output=output, data=data)
     assert loss.isfinite() and metrics["distillation/loss"].values
     assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
-
-
-def loss_and_gradient(function):
-    """The loss that a function of verl's loss functions' kind returns, its gradient on log_probs, and the metrics."""
-    batch = example()
-    batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
-    data, output = micro_batch(batch, [0, 1, 2])
-    teacher = output["log_probs"].values().detach()[:, None] - 0.5
-    data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, offsets=output["log_probs"].offsets())
-    loss, metrics = function(model_output=output, data=data)
-    loss.backward()
-    return loss.detach(), batch["log_prob"].grad, metrics
-
-
-# test_drawn.py has the gradients beside task rewards.
-DISTILLATIONS = [
-    dict(loss_mode="k3", use_policy_gradient=False),
-    # With clip keys that only verl's own distillation reads.
-    dict(loss_mode="k1", use_policy_gradient=True, clip_ratio=0.1, clip_ratio_low=0.1, clip_ratio_high=0.05),
-]
-
-
-@pytest.mark.parametrize("settings", DISTILLATIONS)
-def test_without_task_rewards_verls_distillation_is_all_that_trains(actor, settings):
-    # Why the driver refuses it (test_support.py): whatever the method, verl trains the same.
-    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(use_task_rewards=False, **settings))
-    gradients = []
-    for config in (actor("+clipx=grpo"), actor("+clipx=acpo"), actor()):
-        both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
-        node = clipx_node(both)
-        gradients.append(loss_and_gradient(both if node is None else with_micro_batch(both, node))[1])
-        alone = partial(distillation_loss, config=config, distillation_config=distillation)
-        torch.testing.assert_close(gradients[-1], loss_and_gradient(alone)[1], rtol=0, atol=0)
-    assert gradients[0].equal(gradients[1]) and gradients[0].equal(gradients[2]) and gradients[0].count_nonzero()
 
 
 def test_dropout_is_refused():

@@ -18,7 +18,9 @@ from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
+from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
 
 ROWS = [0, 1, 2, 3, 4, 5]
@@ -92,6 +94,18 @@ def extra_passes(policy_loss, batch, split, data, step, seen):
         parts = [micro_batch(batch, rows, dp_size=len(split), entropy=batch["entropy"]) for rows in micro_batches]
         found.append(extra_pass(policy_loss, PassEngine(parts), data, step, seen, cut={}, device="cpu"))
     return {name: sum(rank[name] for rank in found) for name in found[0]}
+
+
+def planned(config, batch, split=WHOLE, token_pass=None, all_reduce=lambda vector: vector):
+    """A step as the worker plans it, with an extra pass over the ranks and micro-batches of a split."""
+    return plan_step(
+        config.policy_loss,
+        ControllerState(),
+        RolloutBatch(token_pass=token_pass),
+        micro_batch(batch, ROWS)[0],
+        extra_pass=partial(extra_passes, config.policy_loss, batch, split),
+        all_reduce=all_reduce,
+    )
 
 
 class Update:

@@ -1,0 +1,17 @@
+"""Each method that verl has too, beside verl's own loss: loss, gradient and metrics, under every aggregation.
+
+What is the same as what stands in the methods' tests (`VERLS`); GSPO's and GMPO's have their comparisons themselves.
+Not covered: normalisers of a mini-batch (tests/worker/test_aggregation.py).
+"""
+
+import pytest
+
+from .facts import facts
+
+VERLS = facts("VERLS")
+CASES = [(name, mode, spread) for name, case in VERLS.items() for mode in case.modes for spread in case.spreads]
+
+
+@pytest.mark.parametrize(("name", "mode", "spread"), CASES)
+def test_same_as_verls_own(name, mode, spread):
+    VERLS[name].check(mode, spread)
