@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import check_shape, hash_of_file, read_table
-from verl_clipx.common.messages import fault_of_prompt
+from verl_clipx.papers.messages import fault_of_prompt
 
 ROW = {"data_source": str, "prompt": object, "reward_model": {"ground_truth": object}, "extra_info": dict | None}
 

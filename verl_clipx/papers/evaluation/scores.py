@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas
 
-from verl_clipx.common.responses import final_part, last_boxed, tagged_answer
 from verl_clipx.papers.evaluation.benchmark import Benchmark
+from verl_clipx.papers.responses import final_part, last_boxed, tagged_answer
 
 PART = "reward/"
 """Prefix of the columns that hold the reward function's output."""

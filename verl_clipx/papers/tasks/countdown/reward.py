@@ -18,7 +18,7 @@ from fractions import Fraction
 from numbers import Integral, Rational
 from typing import Any
 
-from verl_clipx.common.responses import final_part, last_boxed, tagged_answer
+from verl_clipx.papers.responses import final_part, last_boxed, tagged_answer
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 
 BOXED_DATA_SOURCE = "countdown_boxed"

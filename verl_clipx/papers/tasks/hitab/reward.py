@@ -7,7 +7,7 @@ comparison (answers.py) are this project's choice.
 from collections.abc import Mapping
 from typing import Any
 
-from verl_clipx.common.responses import final_part, last_boxed
+from verl_clipx.papers.responses import final_part, last_boxed
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 

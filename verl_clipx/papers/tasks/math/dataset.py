@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import EMPTY, read_json
-from verl_clipx.common.responses import last_boxed
+from verl_clipx.papers.responses import last_boxed
 from verl_clipx.papers.tasks.definition import Row, RowBuilder
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
 from verl_clipx.papers.tasks.records import read_records

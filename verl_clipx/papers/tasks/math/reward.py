@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_clipx.common.responses import BOX, BOXED, braced, final_part
+from verl_clipx.papers.responses import BOX, BOXED, braced, final_part
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 

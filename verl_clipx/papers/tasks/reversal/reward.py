@@ -5,7 +5,7 @@ Responses come from a policy under training: they must never raise an error or c
 
 from typing import Any
 
-from verl_clipx.common.responses import tagged_answer
+from verl_clipx.papers.responses import tagged_answer
 
 # Answers have about fifty characters. Longer texts than this are not compared.
 MAX_ANSWER_LENGTH = 256

@@ -7,7 +7,7 @@ that; `skill` measures whether it can add, in whatever form it answers.
 import re
 from typing import Any
 
-from verl_clipx.common.responses import final_part
+from verl_clipx.papers.responses import final_part
 
 # Right answers have at most three characters.
 MAX_ANSWER_LENGTH = 256

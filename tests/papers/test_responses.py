@@ -5,7 +5,7 @@ Not covered: knights and knaves, whose form holds each tag once (its own tests).
 
 import pytest
 
-from verl_clipx.common.responses import final_part
+from verl_clipx.papers.responses import final_part
 from verl_clipx.papers.tasks.reward import compute_score
 
 
