@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_clipx.common.secrets import REDACTED, redacted
+from verl_clipx.common.secrets import REDACTED, redact
 
 CHARACTERS = {"L": "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC2eF4hJ6kL8nP0", "H": "0123456789abcdef" * 4}
 
@@ -31,21 +31,21 @@ LISTS = yaml.safe_load(filled(Path(__file__).with_name("secrets.yaml").read_text
 
 def test_the_value_of_a_credentials_key_is_never_there():
     for key in LISTS["keys"].split():
-        found = redacted({"reward": [{"kwargs": {key: "xyz"}}], key: {"inner": "xyz"}, "number": {key: 123}})
+        found = redact({"reward": [{"kwargs": {key: "xyz"}}], key: {"inner": "xyz"}, "number": {key: 123}})
         assert found == {"reward": [{"kwargs": {key: REDACTED}}], key: REDACTED, "number": {key: REDACTED}}
-        assert redacted({key: "xyz"}) == {key: REDACTED}
+        assert redact({key: "xyz"}) == {key: REDACTED}
 
 
 @pytest.mark.parametrize(("text", "shown"), LISTS["texts"].items())
 def test_credentials_in_texts(text, shown):
-    assert redacted(text) == shown and redacted({"command": [text]}) == {"command": [shown]}
+    assert redact(text) == shown and redact({"command": [text]}) == {"command": [shown]}
 
 
 def test_the_item_behind_a_credentials_option_is_never_there():
     command = ["serve", "--api-key", "xyz", "--need-api-key", "--n", 1, "--password", None]
     shown = ["serve", "--api-key", REDACTED, "--need-api-key", "--n", 1, "--password", None]
-    assert redacted({"args": [command]}) == {"args": [shown]}
-    assert redacted(("--API_KEY", 123)) == ["--API_KEY", REDACTED]
+    assert redact({"args": [command]}) == {"args": [shown]}
+    assert redact(("--API_KEY", 123)) == ["--API_KEY", REDACTED]
 
 
 @pytest.mark.parametrize("shape", LISTS["shapes"])
@@ -53,11 +53,11 @@ def test_a_credential_is_known_by_its_shape_under_any_name(shape):
     before, secret, after = re.split("[«»]", LISTS["shapes"][shape])
     text = before + secret + after
     for value in (text, [text, "x"], {"note": text}, {"env": {"A": f"/home/me/data {text}"}}):
-        shown = str(redacted(value))
+        shown = str(redact(value))
         assert secret not in shown and REDACTED in shown
     # What is redacted once stays as it is.
-    assert redacted(redacted(text)) == redacted(text)
+    assert redact(redact(text)) == redact(text)
 
 
 def test_ordinary_values_stay():
-    assert redacted(LISTS["ordinary"]) == LISTS["ordinary"]
+    assert redact(LISTS["ordinary"]) == LISTS["ordinary"]

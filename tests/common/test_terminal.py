@@ -4,18 +4,18 @@ Covers: lines in a redirected log, and how often they come. Not covered: the bar
 """
 
 from verl_clipx.common import terminal
-from verl_clipx.common.terminal import tracked
+from verl_clipx.common.terminal import track
 
 
 def test_a_redirected_log_gets_a_line_every_ten_seconds(capsys, monkeypatch):
     clock = iter(range(0, 1000, 2))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(clock)))
-    assert list(tracked(range(20), "Warm start")) == list(range(20))
+    assert list(track(range(20), "Warm start")) == list(range(20))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Warm start: 4 of 20, 12 s"
     assert len(lines) == 4 and lines == sorted(lines, key=lambda line: int(line.split()[2]))
 
 
 def test_short_work_prints_nothing(capsys):
-    assert list(tracked(range(20), "Warm start")) == list(range(20))
+    assert list(track(range(20), "Warm start")) == list(range(20))
     assert capsys.readouterr().err == ""

@@ -15,7 +15,7 @@ from tests.runs.example_runs import write_log
 from verl_clipx.report.drawing import _labels, spread_ticks
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
-from verl_clipx.report.windows import MOST_WINDOWS, window_of, windowed
+from verl_clipx.report.windows import MOST_WINDOWS, take_windows, window_of
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting
@@ -41,8 +41,8 @@ def test_windows_are_round_and_few(last, window):
 def test_a_window_is_its_steps_median_at_its_middle():
     values = pandas.Series([9.0, 1.0, 2.0, 30.0, 4.0], index=[0, 1, 2, 3, 4])
     # The validation before training belongs to the first window.
-    assert windowed(values, 2).to_dict() == {1.5: 2.0, 3.5: 17.0}
-    assert windowed(values, 1) is values
+    assert take_windows(values, 2).to_dict() == {1.5: 2.0, 3.5: 17.0}
+    assert take_windows(values, 1) is values
 
 
 @pytest.mark.slow

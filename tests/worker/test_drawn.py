@@ -46,7 +46,7 @@ from verl_clipx.run.verl_keys import (
     row_of,
     verl_key,
 )
-from verl_clipx.worker.layout import padded
+from verl_clipx.worker.layout import pad_rows
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
@@ -98,7 +98,7 @@ def as_the_trainer(config):
         if correction.bypass_mode:
             data["rollout_log_probs"] = data["old_log_probs"]
             return
-        mask, old, rollout = (padded(data[key]) for key in ("response_mask", "old_log_probs", "rollout_log_probs"))
+        mask, old, rollout = (pad_rows(data[key]) for key in ("response_mask", "old_log_probs", "rollout_log_probs"))
         data["loss_mask"] = data["response_mask"].clone()
         of_batch, left, _ = compute_rollout_correction_and_rejection_mask(old, rollout, mask.float(), **said)
         if correction.rollout_is is not None:

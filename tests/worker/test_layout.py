@@ -12,7 +12,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from tests.jagged import micro_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.check.contract import example
-from verl_clipx.worker.layout import TokenPass, in_model_output, padded, response_part, restrict
+from verl_clipx.worker.layout import TokenPass, in_model_output, pad_rows, response_part, restrict
 from verl_clipx.worker.step import OptimizerStep
 
 ROWS = [0, 1, 2, 3, 4]
@@ -81,6 +81,6 @@ def test_region_metrics_are_shares_of_the_passs_tokens(actor):
 
 def test_what_verl_gave_is_not_changed():
     data, output = micro_batch(example(), ROWS, reference=example()["log_prob"])
-    before = padded(data["advantages"]).clone()
+    before = pad_rows(data["advantages"]).clone()
     restrict(output, data, torch.zeros(5, 9, dtype=torch.bool))
-    assert torch.equal(padded(data["advantages"]), before) and output["log_probs"].is_nested
+    assert torch.equal(pad_rows(data["advantages"]), before) and output["log_probs"].is_nested

@@ -28,7 +28,7 @@ from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.config import build
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker import step as step_module
-from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.layout import TokenPass, pad_rows
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -319,8 +319,8 @@ def whole_mask(data):
 def rejected_mask(data):
     """The same, with the rejection made by verl's own code."""
     whole_mask(data)
-    mask = padded(data["response_mask"])
-    old, rollout = (padded(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
+    mask = pad_rows(data["response_mask"])
+    old, rollout = (pad_rows(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
     data["response_mask"] = compute_rollout_rejection_mask(old - rollout, mask.bool(), "token_k3", 0.05)[0]
     assert 0 < data["response_mask"].sum() < mask.sum()
 
@@ -439,7 +439,7 @@ def of_the_opposite_sign(actor, monkeypatch, _):
 
 
 def own_number_of_tokens(data):
-    tu.assign_non_tensor(data, batch_num_tokens=int(padded(data["response_mask"]).sum()))
+    tu.assign_non_tensor(data, batch_num_tokens=int(pad_rows(data["response_mask"]).sum()))
 
 
 def old_log_probs(make, only=None):
@@ -688,7 +688,7 @@ def test_a_ratio_of_one_is_looked_at_with_the_precision_s_tolerance(actor, few_p
 def test_a_complete_receipt_costs_nothing_and_none_changes_gradients_or_data(actor, monkeypatch, few_probes):
     update, seen = Update(actor("+clipx=acpo")), []
     with_receipt = update.run(change=lambda data: seen.extend([data, data.clone()]))
-    assert all(torch.equal(*(padded(data[key]) for data in seen)) for key in ("old_log_probs", "advantages"))
+    assert all(torch.equal(*(pad_rows(data[key]) for data in seen)) for key in ("old_log_probs", "advantages"))
     update.end_rollout_batch(ANNOUNCED)
     calls, loss = [], core_algos.POLICY_LOSS_REGISTRY["clipx_acpo"]
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", lambda **a: calls.append(1) or loss(**a))

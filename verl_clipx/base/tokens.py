@@ -102,7 +102,7 @@ def saturation_limit(dtype: torch.dtype) -> float:
     return SATURATION * math.log(torch.finfo(dtype).max)
 
 
-def saturated(log_ratio: Tensor) -> Tensor:
+def saturate(log_ratio: Tensor) -> Tensor:
     """A log-ratio, or a sum or mean of them, within +-`saturation_limit` of its dtype."""
     limit = saturation_limit(log_ratio.dtype)
     return log_ratio.clamp(-limit, limit)
@@ -122,7 +122,7 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
         return None if values is None else where(mask, values.detach().to(dtype), 0.0)
 
     current, old = inside(inputs.log_prob), inside(inputs.old_log_prob)
-    free = saturated(current - old)
+    free = saturate(current - old)
     free_ratio = free.exp()
     log_ratio, ratio = free, free_ratio
     if log_ratio_clamp is not None:

@@ -54,7 +54,7 @@ _OPTION = re.compile(r"--[\w.-]+")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
 
 
-def redacted(value: Any) -> Any:
+def redact(value: Any) -> Any:
     """A configuration with `REDACTED` in place of each credential.
 
     Args:
@@ -67,7 +67,7 @@ def redacted(value: Any) -> Any:
         return {key: _of_key(str(key), part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         pairs = pairwise([None, *value])
-        return [_of_key(one, two) if _is_option(one) and not _is_option(two) else redacted(two) for one, two in pairs]
+        return [_of_key(one, two) if _is_option(one) and not _is_option(two) else redact(two) for one, two in pairs]
     if isinstance(value, str):
         shown = _IN_ADDRESS.sub(REDACTED, _SHAPES.sub(REDACTED, value))
         return _ASSIGNED.sub(rf"\1{REDACTED}", _HEADER.sub(rf"\1{REDACTED}", shown))
@@ -81,4 +81,4 @@ def _is_option(part: Any) -> bool:
 def _of_key(key: str, value: Any) -> Any:
     if _KEY.search(key) and not (value is None or isinstance(value, bool) or value in ("", [], {})):
         return REDACTED
-    return redacted(value)
+    return redact(value)

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import track
 from rich.segment import Segment
 
 # Sequences that set colours and move the cursor; control characters other than tabs and line ends; marks that reverse
@@ -48,11 +48,11 @@ class TerminalConsole(Console):
         )
 
 
-def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
+def track(items: Sequence[Any], what: str) -> Iterator[Any]:
     """The items, with a progress bar on standard error that says what is done; in a log, lines."""
     console = TerminalConsole(stderr=True)
     if console.is_terminal:
-        yield from track(items, what, console=console)
+        yield from progress.track(items, what, console=console)
         return
     started = said = time.monotonic()
     for number, item in enumerate(items):

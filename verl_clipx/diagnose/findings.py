@@ -14,10 +14,10 @@ from verl_clipx.common.statistics.comparison import (
     compare,
     compare_means,
     compare_shares,
-    corrected,
+    correct_family,
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
-from verl_clipx.common.statistics.verdict import interval_of, judge, signed
+from verl_clipx.common.statistics.verdict import format_signed, interval_of, judge
 from verl_clipx.diagnose.base_rates import CLIPPED, rates
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
@@ -148,7 +148,7 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
     findings: list[Finding] = []
     for compare_pair in (_compare_training, _compare_held_out):
         compared = [sides for pair in pairs if (sides := compare_pair(*pair))]
-        judged = corrected([comparison for comparison, _ in compared])
+        judged = correct_family([comparison for comparison, _ in compared])
         family = sum(comparison.is_of_methods for comparison in judged)
         for comparison, (_, named) in zip(judged, compared, strict=True):
             judgement = judge(comparison, **named, family=family)
@@ -172,7 +172,7 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     if fewest < MIN_SEEDS or (not some and len(fell) < 2):
         return None
     base, *others = fell
-    judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
+    judged = correct_family([compare_shares(fell[base], fell[label]) for label in others])
     texts = [_collapsed(label, steps) for label, steps in fell.items()]
     texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
     remedy = next(rule.remedy for rule in RULES if rule.name == REWARD_COLLAPSE)
@@ -257,7 +257,7 @@ def _rise(setting: Setting) -> Finding | None:
     head = "The held-out reward did not clearly change."
     if change.p_value < LEVEL:
         head = f"The held-out reward {'rose' if change.difference > 0 else 'fell'}."
-    return Finding(head, f"{text}. After minus before: {signed(change.difference)}, {interval_of(change)}.")
+    return Finding(head, f"{text}. After minus before: {format_signed(change.difference)}, {interval_of(change)}.")
 
 
 def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:

@@ -55,10 +55,10 @@ def rows_of(which: str) -> list[Row]:
         found = [("", metric) for metric in OBSERVED_METRICS if id(metric) not in shared]
     else:
         found = [(method, metric) for method, metric in every_metric(BUILT_IN) if metric.detailed == (which == "all")]
-    return merged(sorted(found, key=lambda entry: SECTIONS.index(entry[1].section)))
+    return merge(sorted(found, key=lambda entry: SECTIONS.index(entry[1].section)))
 
 
-def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
+def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
     """Merges neighbours with the same section and meaning, given with their method's name or "", into one row."""
     rows: list[Row] = []
     for method, metric in entries:
@@ -79,11 +79,11 @@ def markdown_table(which: str) -> str:
             section = row.section
             lines.append(f"| | **{section}** |")
         keys = ", ".join(f"`{key}`" for key in row.keys) + (" …" if row.metric.numbered else "")
-        lines.append(f"| {keys} | {escaped(row.meaning)} |")
+        lines.append(f"| {keys} | {escape(row.meaning)} |")
     return "\n".join(lines)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """The text for a table's cell, which an unescaped bar would end."""
     return text.replace("|", r"\|")
 

@@ -173,10 +173,10 @@ def token_sums(
         (len(SUMMED[detailed]),), float64; additive over any split of the tokens.
     """
     seen = Seen(t, bounded, bounds, weighted, dual_clip, t.mask if counted is None else t.mask & counted)
-    return torch.stack([summed(*SUMS[name].of(seen)) for name in SUMMED[detailed]]).sum(-1, dtype=torch.float64)
+    return torch.stack([sum_members(*SUMS[name].of(seen)) for name in SUMMED[detailed]]).sum(-1, dtype=torch.float64)
 
 
-def summed(values: Tensor | None, members: Tensor) -> Tensor:
+def sum_members(values: Tensor | None, members: Tensor) -> Tensor:
     """The sum over each part's members, or their number, (parts,).
 
     Each part is summed in the values' precision and only the parts in float64, without a float64 copy of all tokens.
@@ -204,7 +204,7 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False, detailed: 
     found = named_sums(sums, detailed=detailed)
     if not dual_clipped:
         del found["dual_clipped"]
-    return {TOKENS: found[TOKENS], **means_of_tokens(OF_TOKENS, found), **carried(found)}
+    return {TOKENS: found[TOKENS], **means_of_tokens(OF_TOKENS, found), **carry(found)}
 
 
 def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[
     }
 
 
-def carried(sums: Mapping[str, Any]) -> dict[str, Any]:
+def carry(sums: Mapping[str, Any]) -> dict[str, Any]:
     """The sums that `with_ratios_of_sums` needs over the whole mini-batch, by their keys."""
     return {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
 

@@ -10,7 +10,7 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
 from verl_clipx.base.shared_metrics import CLIPPED, MASS, NEGATIVE_M, OF_TOKENS, POSITIVE_M
 from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
-from verl_clipx.loss.metrics import TOKENS, carried, means_of_tokens, named_sums, token_sums
+from verl_clipx.loss.metrics import TOKENS, carry, means_of_tokens, named_sums, token_sums
 
 # The default of the plugin's own losses.
 LOG_RATIO_CLAMP = 20.0
@@ -122,4 +122,4 @@ def observed_metrics(sums: Tensor, detailed: bool = False) -> dict[str, Tensor]:
     of_tokens, own = sums.split([len(sums) - len(OBSERVED_SUMS), len(OBSERVED_SUMS)])
     found = named_sums(of_tokens, detailed=detailed) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))
     wanted = [metric for metric in OBSERVED_METRICS if detailed or not metric.detailed]
-    return {TOKENS: found[TOKENS], **means_of_tokens(wanted, found), **carried(found)}
+    return {TOKENS: found[TOKENS], **means_of_tokens(wanted, found), **carry(found)}

@@ -7,7 +7,7 @@ from torch import Tensor, minimum, where
 
 from verl_clipx.base.method import LARGEST_CAP, Bounds, Limit, Method, interval
 from verl_clipx.base.parameters import number, optional, parameter
-from verl_clipx.base.tokens import Tokens, saturated
+from verl_clipx.base.tokens import Tokens, saturate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
 
     def bounded(self, t: Tokens) -> Tensor:
         """The prefix's ratio R."""
-        return saturated(t.log_ratio.cumsum(-1)).exp()
+        return saturate(t.log_ratio.cumsum(-1)).exp()
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, R = t.advantages, self.bounded(t)

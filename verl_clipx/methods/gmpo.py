@@ -7,7 +7,7 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, USUAL_HIGH, USUAL_LOW, Bounds, FixedBounds
 from verl_clipx.base.parameters import ABOVE_ZERO, BELOW_ZERO, LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
-from verl_clipx.base.tokens import Tokens, saturated
+from verl_clipx.base.tokens import Tokens, saturate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,4 +48,4 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
         low = math.log(bounds.low) if bounds.low > 0 else -math.inf
         A, log_ratio = t.advantages, t.log_ratio
         limited = where(A > 0, log_ratio.clamp(max=math.log(bounds.high)), log_ratio.clamp(min=low))
-        return saturated(t.sequence_mean(where(A == 0, 0.0, limited))).exp().expand_as(t.ratio)
+        return saturate(t.sequence_mean(where(A == 0, 0.0, limited))).exp().expand_as(t.ratio)

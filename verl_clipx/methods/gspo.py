@@ -7,7 +7,7 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, Width, limit_of
 from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
-from verl_clipx.base.tokens import Tokens, saturated
+from verl_clipx.base.tokens import Tokens, saturate
 
 OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
 
@@ -70,4 +70,4 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
 
     def _log_ratio(self, t: Tokens) -> Tensor:
         """(sequences, 1), within the range of the dtype. As in verl, only the mean is clamped and not each token."""
-        return saturated(t.sequence_mean(t.log_prob - t.old_log_prob))
+        return saturate(t.sequence_mean(t.log_prob - t.old_log_prob))

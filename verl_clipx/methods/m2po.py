@@ -10,7 +10,7 @@ from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.octaves import LARGEST, Octaves
 from verl_clipx.base.parameters import choice, number, parameter
-from verl_clipx.base.tokens import Tokens, saturated
+from verl_clipx.base.tokens import Tokens, saturate
 
 # Of |log-ratio|, from 2^-10 to LARGEST.
 OCTAVES = Octaves(lowest=-10, count=16)
@@ -81,7 +81,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     def bounded(self, t: Tokens) -> Tensor:
         """The log-ratio to the policy that sampled."""
         behaviour = t.rollout_log_prob if self.behaviour == "rollout" else t.old_log_prob
-        return saturated(t.log_prob - behaviour)
+        return saturate(t.log_prob - behaviour)
 
     @property
     def statistics_size(self) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, Limit, not_above
 from verl_clipx.base.parameters import choice, number, parameter
-from verl_clipx.base.tokens import Tokens, saturated
+from verl_clipx.base.tokens import Tokens, saturate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         if self.level == "token":
             return t.ratio
         total = where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True)
-        return saturated(total).exp().expand_as(t.ratio)
+        return saturate(total).exp().expand_as(t.ratio)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The limits of the weights, unless they leave only one weight, which then does not depend on the ratio."""

@@ -41,7 +41,7 @@ def tagged_answer(response: Any, max_length: int) -> str | None:
     return text[start + len(ANSWER) : end]
 
 
-def braced(text: str, start: int, max_length: int) -> str | None:
+def read_braces(text: str, start: int, max_length: int) -> str | None:
     r"""Return the content of a LaTeX group, in which \{ and \} are characters.
 
     Args:
@@ -61,7 +61,7 @@ def braced(text: str, start: int, max_length: int) -> str | None:
     return None
 
 
-def last_boxed(text: Any, max_length: int) -> str | None:
-    r"""Return what stands in the last \boxed{…} of a response; None if there is no box, or as `braced` says."""
+def find_last_boxed(text: Any, max_length: int) -> str | None:
+    r"""Return what stands in the last \boxed{…} of a response; None if there is no box, or as `read_braces` says."""
     boxes = deque(BOX.finditer(text), maxlen=1) if isinstance(text, str) else None
-    return braced(text, boxes[0].end(), max_length) if boxes else None
+    return read_braces(text, boxes[0].end(), max_length) if boxes else None

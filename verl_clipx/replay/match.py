@@ -8,7 +8,7 @@ import numpy
 
 from verl_clipx.common.statistics.bootstrap import percentile_interval
 from verl_clipx.replay.loss import apply_to, why_refused
-from verl_clipx.replay.measures import QUANTITIES, measures, over_updates, resampled
+from verl_clipx.replay.measures import QUANTITIES, measures, over_updates, resample
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.candidates import Candidate
 from verl_clipx.run.config import Settings
@@ -108,7 +108,7 @@ def find_match(
         return match
     side = numpy.sign(number_at(low, traced) - target)
     places = []
-    for batches in resampled(updates):
+    for batches in resample(updates):
 
         def is_left(value: float, batches: list[TokenBatch] = batches) -> bool:
             return numpy.sign(number_at(value, batches) - target) == side

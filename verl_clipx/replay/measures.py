@@ -128,7 +128,7 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means | {name: of(means) for name, of in QUANTITIES.items() if name not in means}
 
 
-def resampled(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
+def resample(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
     """The updates' tokens with prompts drawn anew, for each update by itself; nothing with too few prompts."""
     batches = [update.batch for update in updates]
     units = [int(batch.prompt.max()) + 1 for batch in batches]
@@ -148,7 +148,7 @@ def resampled(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
 def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
     """The interval of each number over resamples of the prompts; empty with too few."""
     replicates: dict[str, list[float]] = {}
-    for batches in resampled(updates):
+    for batches in resample(updates):
         pairs = zip(updates, batches, strict=True)
         measured = [measures(apply_to(settings, own, update, batch), batch) for update, batch in pairs]
         for name, value in over_updates(measured).items():

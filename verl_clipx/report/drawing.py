@@ -76,7 +76,7 @@ def label_ends(drawing: Figure, axes: Axes, ends: list[tuple[float, float, str, 
         axes: with its final limits.
         ends: x, y, text and colour of each.
     """
-    texts = shortened([text for _, _, text, _ in ends])
+    texts = shorten([text for _, _, text, _ in ends])
     drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, texts))) / WIDTH)
     low, high = axes.get_ylim()
     between, heights = (high - low) * 0.075, []
@@ -95,7 +95,7 @@ def _height(end: tuple[float, float, str, str]) -> float:
     return end[1]
 
 
-def shortened(labels: list[str]) -> list[str]:
+def shorten(labels: list[str]) -> list[str]:
     """Labels of everything that is to be told apart, cut to LONGEST letters from where they begin to differ."""
     different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
     start = next(different, 0)
@@ -134,7 +134,7 @@ def _touch(boxes: list[Bbox]) -> bool:
     return any(one.overlaps(other) for at, one in enumerate(grown) for other in grown[:at])
 
 
-def widened(drawing: Figure) -> Figure:
+def widen(drawing: Figure) -> Figure:
     """The same drawing at the width of both columns, its margins unchanged."""
     margins, height = drawing.subplotpars, drawing.get_size_inches()[1]
     scale = WIDTH / WIDE

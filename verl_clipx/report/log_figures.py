@@ -18,7 +18,7 @@ from verl_clipx.diagnose.findings import (
 )
 from verl_clipx.report.drawing import figure, label_ends
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
-from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, describe_windows, marks, window_of, windowed
+from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, describe_windows, marks, take_windows, window_of
 from verl_clipx.runs import keys
 from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 
@@ -121,7 +121,7 @@ def _lines(settings: list[DrawnSetting], key: str) -> Figure:
     drawing, (axes,) = figure(236, left=52, top=12)
     window, ends = window_of(settings), []
     for setting in settings:
-        table = windowed(setting.table(key), window)
+        table = take_windows(setting.table(key), window)
         if table.empty:
             continue
         mean = table.mean(axis=1)
@@ -228,7 +228,7 @@ def _draw_bounds(axes: Axes, mean: list[pandas.Series], last: list[pandas.Series
     axes.fill_between(lines[0].index, *lines, color=colour, alpha=0.14, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
-    for bound in (windowed(values, window) for values in last):
+    for bound in (take_windows(values, window) for values in last):
         axes.plot(bound.index, bound, color=colour, lw=1, ls=(0, (3, 2)))
 
 
@@ -237,7 +237,7 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
     known = [setting for setting in settings if len(clipped_share(setting))]
     panels, window = [], window_of(settings)
     highest, lowest = (
-        max([windowed(setting.mean(key), window, HIGH).max() for setting in known], default=0)
+        max([take_windows(setting.mean(key), window, HIGH).max() for setting in known], default=0)
         for key in (keys.CLIPPED_HIGH, keys.CLIPPED_LOW)
     )
     for index, setting in enumerate(known):
@@ -278,7 +278,7 @@ def masses(settings: list[DrawnSetting]) -> Plate:
     known = [(setting, shares) for setting in settings if len(shares := mass_shares(setting))]
     panels, window = [], window_of(settings)
     highest, lowest = (
-        max([windowed(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known], default=0)
+        max([take_windows(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known], default=0)
         for of in (["HP", "HN"], ["LN", "LP"])
     )
     for index, (setting, shares) in enumerate(known):
@@ -310,8 +310,8 @@ def _bars(
     axes: Axes, to: pandas.Series, start: pandas.Series, colour: str, window: int, hatch: str | None = None
 ) -> None:
     """Draws a bar for each step, or for each window its median; a line over a filled bar spans the middle 80 %."""
-    ends = [windowed(to, window, quantile).dropna() for quantile in (LOW, HIGH)]
-    to, start = (windowed(values, window).dropna() for values in (to, start))
+    ends = [take_windows(to, window, quantile).dropna() for quantile in (LOW, HIGH)]
+    to, start = (take_windows(values, window).dropna() for values in (to, start))
     edge = {"edgecolor": SOFT, "linewidth": 0.5} if hatch else {}
     if len(to) <= MOST_MARKS:
         axes.bar(to.index, to - start, bottom=start, width=0.7 * window, color=colour, hatch=hatch, **edge)

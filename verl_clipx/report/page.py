@@ -13,7 +13,7 @@ from verl_clipx.common.sentences import Finding, number
 from verl_clipx.diagnose.findings import descriptions, diagnoses
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
-from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widened
+from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widen
 from verl_clipx.report.log_figures import Plate, log_plates
 from verl_clipx.report.ratio_parts import ratio_parts
 from verl_clipx.report.summary import describe, summary
@@ -158,7 +158,7 @@ def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]
             forms = [inline(read_text(folder / f"{panel.name}.svg"), panel.name, panel.description)]
             if panel is plate.panels[-1] and len(plate.panels) % 2:
                 name = f"{panel.name}-wide"
-                forms.append(inline(svg_of(widened(panel.drawing)), name, panel.description))
+                forms.append(inline(svg_of(widen(panel.drawing)), name, panel.description))
             drawings[panel.name] = forms
     return drawings
 

@@ -31,7 +31,7 @@ def window_of(settings: Sequence[Setting]) -> int:
     return window
 
 
-def windowed(values: Values, window: int, quantile: float = MIDDLE) -> Values:
+def take_windows(values: Values, window: int, quantile: float = MIDDLE) -> Values:
     """A quantile of each window's values, at the window's middle step; of windows of one step, the values by step."""
     if window == 1:
         return values
@@ -45,9 +45,9 @@ def curve(axes: Axes, values: pandas.Series, window: int, colour: str, **line) -
     Args:
         line: matplotlib's options for it.
     """
-    middle = windowed(values, window)
+    middle = take_windows(values, window)
     if window > 1:
-        low, high = (windowed(values, window, quantile) for quantile in (LOW, HIGH))
+        low, high = (take_windows(values, window, quantile) for quantile in (LOW, HIGH))
         axes.fill_between(middle.index, low, high, color=colour, alpha=0.15, lw=0)
     axes.plot(middle.index, middle, color=colour, **line)
     return middle

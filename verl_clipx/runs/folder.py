@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
 from verl_clipx.common.run_files import LATEST, METRICS, VALIDATION, record_path, traces_path
-from verl_clipx.common.secrets import redacted
+from verl_clipx.common.secrets import redact
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
@@ -83,7 +83,7 @@ class RunFolder:
     @cached_property
     def values(self) -> dict[str, Any]:
         """The values that define the run; see `sameness.significant_values`."""
-        return redacted(significant_values(self.config))
+        return redact(significant_values(self.config))
 
     @property
     def seed(self) -> int | None:
@@ -130,7 +130,7 @@ def read_run(path: Path) -> Run:
         files.record.get("display_name") or _name_of(path),
         log,
         # An older record, or Hydra's own, has credentials as they were given.
-        flat(redacted(configuration)),
+        flat(redact(configuration)),
         files.record,
         held_out=[reward for reward in validations if reward.problems],
         traces=traces_path(files.log),

@@ -15,7 +15,7 @@ import orjson
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_private_text
 from verl_clipx.common.run_files import own_log_path, record_path, resumed_step, traces_path
-from verl_clipx.common.secrets import redacted
+from verl_clipx.common.secrets import redact
 from verl_clipx.loss.metric_listing import tensorboard_charts
 from verl_clipx.runs.run_log import Rows, entries_in, rows_of
 
@@ -102,7 +102,7 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "accelerators": _accelerators(),
         "commit": commit_here(),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
-        "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
+        "configuration": redact({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
     write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
 

@@ -12,7 +12,7 @@ from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
 from verl_clipx.worker.aggregation import shares_of
-from verl_clipx.worker.layout import flat, in_model_output, padded, response_part
+from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import left_by_trainer, left_by_verl
 from verl_clipx.worker.step import MicroBatch
@@ -41,7 +41,7 @@ class Announced:
     def __init__(self, settings: Settings, run: RunFacts, known: MicroBatch, model_output: Any, data: Any):
         self._settings, self._data, self._total = settings, data, len(flat(model_output["log_probs"]))
         self.resolved = RESOLVED[flat(model_output["log_probs"]).dtype]
-        whole, advantages, old = (padded(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
+        whole, advantages, old = (pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
         mask, log_prob = whole.bool(), response_part(model_output["log_probs"], data, whole.shape[1])
         log_prob, kept = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32)), known.counted
         if run.options.get(ROLLOUT_RS) is not None:
@@ -64,11 +64,11 @@ class Announced:
         sizes |= {key: data[key] for key in ("dp_size", "global_batch_size")}
         self._share = shares_of(averaged, run.loss_agg_mode, log_prob.dtype, **sizes)
         if "rollout_is_weights" in data:
-            self._share = self._share * padded(data["rollout_is_weights"])
+            self._share = self._share * pad_rows(data["rollout_is_weights"])
         self._announces = settings.method, known.step.decision
         self._gradient = self.gradient(*self._announces)
         counted = whole.bool() if kept is None else kept
-        of_verl = padded(data.get("loss_mask", whole))
+        of_verl = pad_rows(data.get("loss_mask", whole))
         tokens = torch.stack([mask.sum(dtype=torch.float64) for mask in (of_verl, counted)])
         planned = known.step.statistics
         first = None if planned is None else planned[: settings.method.statistics_size]

@@ -15,7 +15,7 @@ from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.verl_keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
-from verl_clipx.worker.layout import padded, response_part
+from verl_clipx.worker.layout import pad_rows, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
@@ -54,9 +54,9 @@ def extra_pass(
     sums = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()}
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
-        whole = padded(data["response_mask"]).bool()
+        whole = pad_rows(data["response_mask"]).bool()
         log_prob = response_part(model_output["log_probs"], data, whole.shape[1])
-        old_log_prob, advantages = padded(data["old_log_probs"]), padded(data["advantages"])
+        old_log_prob, advantages = pad_rows(data["old_log_probs"]), pad_rows(data["advantages"])
         mask = rejection.remaining(whole, log_prob, old_log_prob)
         known = micro_batch_of(settings, step, data, model_output)
         counted = whole if known.counted is None else known.counted

@@ -18,7 +18,7 @@ from verl_clipx.modifiers.lopti import low_probability
 AGE = "clipx_age"
 
 
-def padded(values: Tensor) -> Tensor:
+def pad_rows(values: Tensor) -> Tensor:
     """A response field as (sequences, response length), 0 where there is no token."""
     return values.to_padded_tensor(0) if values.is_nested else values
 
@@ -79,7 +79,7 @@ def prompt_groups(data: Any) -> Tensor:
     """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,)."""
     names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
     numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
-    return torch.tensor(numbers, dtype=torch.int64, device=padded(data["response_mask"]).device)
+    return torch.tensor(numbers, dtype=torch.int64, device=pad_rows(data["response_mask"]).device)
 
 
 def ages(data: Any, version: int) -> Tensor | None:
@@ -111,9 +111,9 @@ class TokenPass:
 
     def tokens(self, data: Any) -> Tensor:
         """The tokens of this pass in a mini-batch or micro-batch: bool, (sequences, response length)."""
-        low = low_probability(padded(data["old_log_probs"]), eta=self.eta, equal=self.equal)
+        low = low_probability(pad_rows(data["old_log_probs"]), eta=self.eta, equal=self.equal)
         group = low if self.name == "low" else ~low
-        return group & padded(data["response_mask"]).bool()
+        return group & pad_rows(data["response_mask"]).bool()
 
 
 def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
@@ -128,9 +128,9 @@ def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, An
     if output.get("entropy") is not None:
         output["entropy"] = where_kept(kept, output["entropy"], torch.zeros_like)
     data = data.copy()
-    advantages = padded(data["advantages"])
+    advantages = pad_rows(data["advantages"])
     data["advantages"] = torch.where(tokens, advantages, torch.zeros_like(advantages))
     if "ref_log_prob" in data:
         current = response_part(log_probs, data, tokens.shape[1])
-        data["ref_log_prob"] = torch.where(tokens, padded(data["ref_log_prob"]).to(current.dtype), current)
+        data["ref_log_prob"] = torch.where(tokens, pad_rows(data["ref_log_prob"]).to(current.dtype), current)
     return output, data

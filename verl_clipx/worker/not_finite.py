@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from verl_clipx.worker.layout import padded, response_part
+from verl_clipx.worker.layout import pad_rows, response_part
 
 # The fields of verl's mini-batch, causes before what is computed from them, each with an explanation for the log.
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
@@ -38,8 +38,8 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
     Rewards are checked in every token, because verl sums all of them; other fields only within response_mask.
     `log_probs` is the model's output in verl's layout, `entropy` (sequences, response length).
     """
-    mask = padded(data["response_mask"]).bool()
-    values = {name: padded(data[name]) for name in FIELDS if name in data}
+    mask = pad_rows(data["response_mask"]).bool()
+    values = {name: pad_rows(data[name]) for name in FIELDS if name in data}
     if log_probs is not None:
         values["log_probs"] = response_part(log_probs, data, mask.shape[1])
     if entropy is not None:

@@ -15,7 +15,7 @@ from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.layout import TokenPass, pad_rows
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import rejection_of, rejects_before
 from verl_clipx.worker.state import ControllerState
@@ -32,7 +32,7 @@ def token_passes(settings: Settings | Observe, data: Any, all_reduce: AllReduce)
         return [None]
     eta: float | Tensor = update.eta
     if update.quantile is not None:
-        local = probability_statistics(padded(data["old_log_probs"]), padded(data["response_mask"]))
+        local = probability_statistics(pad_rows(data["old_log_probs"]), pad_rows(data["response_mask"]))
         eta = float(probability_quantile(all_reduce(local), portion=update.quantile))
     return [TokenPass(name, eta, update.equal) for name in update.passes]
 
@@ -124,9 +124,9 @@ def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> d
     if token_pass is not None:
         sums["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
     elif rejects_before(policy_loss):
-        sums["counted"] = padded(data["response_mask"]).sum(dtype=torch.float64)[None]
+        sums["counted"] = pad_rows(data["response_mask"]).sum(dtype=torch.float64)[None]
     if select is not None and not passes_for_selection(policy_loss):
-        sums["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
+        sums["selected"] = select.counts(pad_rows(data["response_mask"])).sum(dtype=torch.float64)[None]
     return sums
 
 
@@ -146,9 +146,9 @@ def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all
 
 def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> Inputs:
     """The tokens of this rank's mini-batch with the current log-probabilities taken to be the old ones."""
-    old = padded(data["old_log_probs"])
-    known, mask = micro_batch_of(settings, step, data), padded(data["response_mask"]).bool()
-    advantages = padded(data["advantages"])
+    old = pad_rows(data["old_log_probs"])
+    known, mask = micro_batch_of(settings, step, data), pad_rows(data["response_mask"]).bool()
+    advantages = pad_rows(data["advantages"])
     inputs = inputs_of(settings, known, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
     return inputs._replace(mask=remaining(settings.mask, inputs))
 

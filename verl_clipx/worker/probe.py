@@ -9,7 +9,7 @@ from verl_clipx.base.neighbours import MOVED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import apply, tokens_in
 from verl_clipx.run.config import Settings
-from verl_clipx.worker.layout import padded
+from verl_clipx.worker.layout import pad_rows
 
 # The log-ratio to the rollout policy, as a share of that to the old one, so that the two are told apart.
 OF_ROLLOUT = 0.8
@@ -84,7 +84,7 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
         advantages = advantages * torch.where(positive, balance / mass.where(positive, 0.0).sum(), 1).clamp(0.01, 100)
     made_up = with_ratios(log_ratio)
     # Without the mask of the trainer's rejection, which was by the real log-probabilities.
-    copy, dtype = data.exclude("loss_mask"), padded(data["advantages"]).dtype
+    copy, dtype = data.exclude("loss_mask"), pad_rows(data["advantages"]).dtype
     copy["old_log_probs"], copy["advantages"] = made_up.old_log_prob, made_up.advantages.to(dtype)
     if "rollout_log_probs" in data:
         copy["rollout_log_probs"] = made_up.rollout_log_prob

@@ -25,7 +25,7 @@ from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS
 from verl_clipx.worker.announced import Announced
-from verl_clipx.worker.layout import padded, with_leaf
+from verl_clipx.worker.layout import pad_rows, with_leaf
 from verl_clipx.worker.probe import KINDS, probe
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch
 
@@ -90,7 +90,7 @@ class Receipt(Observer):
         """Compares the first micro-batch on copies, and follows the backward pass of each."""
         if not self.open:
             return
-        mask, options, step = padded(data["response_mask"]).bool(), self.run.options, self._step
+        mask, options, step = pad_rows(data["response_mask"]).bool(), self.run.options, self._step
         announced = self._announced(step, model_output, data)
         if not options.get(BYPASS):
             weighted = options.get(ROLLOUT_IS) is None or "rollout_is_weights" in data
@@ -195,7 +195,7 @@ class Receipt(Observer):
                     )
                     self._largest = max(self._largest, announced.difference(whole, without))
                     self._expect_gradient("at ratios of its own choosing", self._largest, announced, stops=True)
-                    self._tokens += int(padded(copy["response_mask"]).sum())
+                    self._tokens += int(pad_rows(copy["response_mask"]).sum())
 
     def _announced(self, step: OptimizerStep, model_output: Any, data: Any) -> Announced:
         known = call_of(self.settings, replace(step), with_leaf(model_output)[0], data).micro_batch

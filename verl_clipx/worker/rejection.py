@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verl_clipx.modifiers.rejection import Rejection, parse_criteria
 from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
-from verl_clipx.worker.layout import padded
+from verl_clipx.worker.layout import pad_rows
 
 NOTHING_REJECTED = Rejection()
 
@@ -46,13 +46,13 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
 
 def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
     """The tokens that verl's trainer leaves in decoupled mode, or should have left as far as the data tell, bool."""
-    mask = padded(data["response_mask"]).bool()
+    mask = pad_rows(data["response_mask"]).bool()
     if not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
         return mask
-    whole = padded(data["loss_mask"]).bool()
+    whole = pad_rows(data["loss_mask"]).bool()
     # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
     if whole.shape != mask.shape or ("," in str(options[ROLLOUT_RS]) and torch.equal(whole, mask)):
         return mask
     # A jagged tensor that does not know its longest row is padded to the length of all rows together.
-    old, rollout = (padded(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
+    old, rollout = (pad_rows(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
     return mask & left_by_verl(options, whole, old - rollout)

@@ -16,7 +16,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.layout import AGE, TokenPass, padded, prompt_groups, response_part, restrict
+from verl_clipx.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
 from verl_clipx.worker.not_finite import NotFinite
 
 
@@ -223,11 +223,11 @@ def micro_batch_of(
     """
     known = MicroBatch(step)
     if model_output is not None and model_output.get("entropy", None) is not None:
-        known.entropy = response_part(model_output["entropy"], data, padded(data["response_mask"]).shape[1])
+        known.entropy = response_part(model_output["entropy"], data, pad_rows(data["response_mask"]).shape[1])
     if isinstance(settings, Observe):
         return known
     if "rollout_log_probs" in data:
-        known.rollout_log_prob = padded(data["rollout_log_probs"])
+        known.rollout_log_prob = pad_rows(data["rollout_log_probs"])
     if "group" in settings.method.asks_for:
         known.group = prompt_groups(data)
     if step.token_pass is not None:

@@ -20,7 +20,7 @@ from verl_clipx.common.statistics.comparison import (
     compare,
     compare_means,
     compare_shares,
-    corrected,
+    correct_family,
     holm,
 )
 
@@ -161,7 +161,7 @@ def test_the_verdict_is_of_methods_and_corrected_by_holm():
     assert found.verdict == HIGHER and 0.003 < found.p_value < 0.004 and found.p_text == "p 0.004"
     checkpoints = compare({"b": np.zeros((1, 9))}, {"b": np.linspace(0.5, 1, 9)[None]})
     assert checkpoints.p_value < 0.001 and checkpoints.verdict is None and checkpoints.p_text == "p < 0.001"
-    family = corrected([found, checkpoints, *[found] * 19])
+    family = correct_family([found, checkpoints, *[found] * 19])
     assert family[1] is checkpoints and {one.verdict for one in (*family[:1], *family[2:])} == {ALIKE}
     assert family[0].p_value == pytest.approx(20 * found.p_value)
 

@@ -70,7 +70,7 @@ class Comparison:
         return "p < 0.001" if self.p_value < 0.001 else f"p {self.p_value:.3f}"
 
 
-def corrected(family: Sequence[Comparison]) -> list[Comparison]:
+def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
     """A family of comparisons with Holm's p-values; those that say nothing about methods are no members and stay."""
     adjusted = holm([one.p_value if one.is_of_methods else None for one in family])
     return [one if p is None else replace(one, p_value=p) for one, p in zip(family, adjusted, strict=True)]

@@ -47,7 +47,11 @@ def judge(
     if equal:
         head = f"The {measure}s of {runs[0]} and {runs[1]} are equal."
         return Judgement(comparison.verdict, head, f"All of them are, {basis}.")
-    first, second, difference = number(comparison.first), number(comparison.second), signed(comparison.difference)
+    first, second, difference = (
+        number(comparison.first),
+        number(comparison.second),
+        format_signed(comparison.difference),
+    )
     if comparison.verdict is None:
         text = f"Means {basis}; the latter minus the former: {difference}"
         if comparison.over == QUESTIONS:
@@ -72,7 +76,7 @@ def judge(
     )
 
 
-def signed(difference: float) -> str:
+def format_signed(difference: float) -> str:
     """A difference with its sign."""
     return f"{'+' if difference > 0 else ''}{number(difference)}"
 

@@ -222,12 +222,12 @@ def _print_compared(benchmark: str, compared: "Compared", all_metrics: bool) -> 
 def verdicts(compared: dict[str, "Compared"]) -> list[str]:
     """Say what the accuracies on each benchmark mean, with Holm's p-values where there are several benchmarks."""
     from verl_clipx.common.statistics.collapse import caution
-    from verl_clipx.common.statistics.comparison import corrected
+    from verl_clipx.common.statistics.comparison import correct_family
     from verl_clipx.common.statistics.verdict import judge
     from verl_clipx.papers.evaluation.comparison import ACCURACY
 
     sides = ("the first", "the second")
-    accuracies = corrected([one.metrics[ACCURACY] for one in compared.values()])
+    accuracies = correct_family([one.metrics[ACCURACY] for one in compared.values()])
     lines = []
     for (benchmark, one), accuracy in zip(compared.items(), accuracies, strict=True):
         basis = f"over {one.questions} questions"

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.responses import final_part, last_boxed, tagged_answer
+from verl_clipx.papers.responses import final_part, find_last_boxed, tagged_answer
 
 PART = "reward/"
 """Prefix of the columns that hold the reward function's output."""
@@ -71,7 +71,7 @@ def extract_answer(text: str) -> str | None:
         The answer, or None if it is missing, empty or longer than `MAX_ANSWER_LENGTH`.
     """
     tagged = tagged_answer(text, MAX_ANSWER_LENGTH)
-    boxed = last_boxed(final_part(text) if tagged is None else tagged, MAX_ANSWER_LENGTH)
+    boxed = find_last_boxed(final_part(text) if tagged is None else tagged, MAX_ANSWER_LENGTH)
     return re.sub(r"\s+", "", (tagged if boxed is None else boxed) or "") or None
 
 

@@ -15,7 +15,7 @@ from verl_clipx.common.statistics.comparison import (
     compare,
     compare_means,
     compare_shares,
-    corrected,
+    correct_family,
 )
 from verl_clipx.papers.tables.definition import Column, Row, Table
 from verl_clipx.papers.tables.measures import Value
@@ -104,7 +104,9 @@ def _corrected(comparisons: Sequence[Mapping[str, Any]]) -> dict[CellKey, Compar
         family = families.setdefault((one["baseline"], one["column"]), {})
         family[one["row"], one["column"]] = Comparison(**fields)
     return {
-        key: one for family in families.values() for key, one in zip(family, corrected([*family.values()]), strict=True)
+        key: one
+        for family in families.values()
+        for key, one in zip(family, correct_family([*family.values()]), strict=True)
     }
 
 

@@ -18,7 +18,7 @@ from fractions import Fraction
 from numbers import Integral, Rational
 from typing import Any
 
-from verl_clipx.papers.responses import final_part, last_boxed, tagged_answer
+from verl_clipx.papers.responses import final_part, find_last_boxed, tagged_answer
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 
 BOXED_DATA_SOURCE = "countdown_boxed"
@@ -57,7 +57,7 @@ def compute_score(
     """
     if data_source == BOXED_DATA_SOURCE:
         final = final_part(solution_str) if isinstance(solution_str, str) else None
-        answer = last_boxed(final, MAX_ANSWER_LENGTH)
+        answer = find_last_boxed(final, MAX_ANSWER_LENGTH)
     else:
         answer = tagged_answer(solution_str, MAX_ANSWER_LENGTH)
     expression = None if answer is None else _parse(answer.strip())

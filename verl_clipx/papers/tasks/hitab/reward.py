@@ -7,7 +7,7 @@ comparison (answers.py) are this project's choice.
 from collections.abc import Mapping
 from typing import Any
 
-from verl_clipx.papers.responses import final_part, last_boxed
+from verl_clipx.papers.responses import final_part, find_last_boxed
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 
@@ -26,7 +26,7 @@ def compute_score(
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last box is closed and not empty.
     """
-    answer = last_boxed(final_part(solution_str), MAX_ANSWER_LENGTH) if isinstance(solution_str, str) else None
+    answer = find_last_boxed(final_part(solution_str), MAX_ANSWER_LENGTH) if isinstance(solution_str, str) else None
     if answer is None or not answer.strip():
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
     correct = False

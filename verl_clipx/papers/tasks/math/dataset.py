@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import EMPTY, read_json
-from verl_clipx.papers.responses import last_boxed
+from verl_clipx.papers.responses import find_last_boxed
 from verl_clipx.papers.tasks.definition import Row, RowBuilder
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
 from verl_clipx.papers.tasks.records import read_records
@@ -121,7 +121,7 @@ def _text_and_truth(record: Any) -> tuple[str, Any]:
     truth = next((record[name] for name in _ANSWER_FIELDS if _spelling(record.get(name))), None)
     context = (record.get("context") or "").strip()
     text = f"{context}\n{text}" if context else text
-    return text.strip(), last_boxed(record.get("solution"), _MAX_BOX) if truth is None else truth
+    return text.strip(), find_last_boxed(record.get("solution"), _MAX_BOX) if truth is None else truth
 
 
 def _spelling(answer: Any) -> str:

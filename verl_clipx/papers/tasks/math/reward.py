@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_clipx.papers.responses import BOX, BOXED, braced, final_part
+from verl_clipx.papers.responses import BOX, BOXED, final_part, read_braces
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 
@@ -95,7 +95,9 @@ def extract_answers(response: Any) -> tuple[list[str | None], bool]:
     final = final_part(response) if isinstance(response, str) else ""
     if final is None:
         return [], False
-    boxes = (braced(final, box.end(), MAX_ANSWER_LENGTH) for box in deque(BOX.finditer(final), maxlen=MAX_BOXES + 1))
+    boxes = (
+        read_braces(final, box.end(), MAX_ANSWER_LENGTH) for box in deque(BOX.finditer(final), maxlen=MAX_BOXES + 1)
+    )
     answers = [None if content is None else content.strip() for content in boxes]
     # A name without a brace is a mention, unless the response was cut off there.
     finished = answers[-1] is not None if answers else not final.rstrip().endswith(BOXED)
