@@ -29,7 +29,7 @@ def open_page(page: Path) -> None:
     """Opens a page in the browser of a desktop; a browser of the terminal would take the terminal away."""
     has_desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if has_desktop and sys.stdout.isatty():
-        webbrowser.open(page.resolve().as_uri())
+        webbrowser.open_new_tab(page.resolve().as_uri())
 
 
 def describe(out: Path) -> str:
