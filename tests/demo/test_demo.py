@@ -78,7 +78,7 @@ def test_the_page_opens_on_a_desktop_alone(display, terminal, opens, tmp_path, m
     opened = []
     monkeypatch.setattr(files.sys, "platform", "linux")
     monkeypatch.setattr(files.sys.stdout, "isatty", lambda: terminal)
-    monkeypatch.setattr(files.webbrowser, "open", opened.append)
+    monkeypatch.setattr(files.webbrowser, "open_new_tab", opened.append)
     monkeypatch.setenv("DISPLAY", display)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     files.open_page(tmp_path / PAGE)
