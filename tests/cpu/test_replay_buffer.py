@@ -7,13 +7,13 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from tests.composition import compose_once
+from tests.composition import composition
 from verl_clipx.cpu.replay_buffer import frequent_polling
 
 
 def built(mode: str, key: str, value, **sampler):
     """The buffer that verl's trainer builds of the configuration with hardware=cpu, a change, and of its sampler."""
-    config = compose_once(("+hardware=cpu", "algorithm.filter_groups.metric=acc", "data.train_batch_size=16")).copy()
+    config = composition("+hardware=cpu", "algorithm.filter_groups.metric=acc", "data.train_batch_size=16")
     for path, entry in {"algorithm.filter_groups.max_inflight_gen_batches": 5, key: value}.items():
         OmegaConf.update(config, path, entry, force_add=True)
     for name, node in sampler.items():
