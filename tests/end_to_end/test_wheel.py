@@ -2,10 +2,11 @@
 
 Covers: the artefacts' content and metadata; beside verl 0.8.0 from the index and beside 0.9.1, an installation without
 an index that adds this one package; an uninstallation that leaves no file; the installation without a network that
-docs/install.md prints; entry point, Hydra groups and command from site-packages on verl's own main; with `-m matrix`,
-that main on 0.8.0: as it was where nothing is asked, one line where something is, an explained command that does not
-run. Not covered: 0.9.0 (test_verl_versions.py), a version above the range (tests/common/test_verl_version.py), and what
-else was in an older verl's environment: all but verl is that of the tests, linked in.
+docs/install.md prints; entry point, Hydra groups and commands from site-packages on verl's own main; with `-m matrix`,
+two steps of ACPO there, explained first, and that main on 0.8.0: as it was where nothing is asked, one line where
+something is, an explained command that does not run. Not covered: 0.9.0 (test_verl_versions.py), a version above the
+range (tests/common/test_verl_version.py), and what else was in an older verl's environment: all but verl is that of the
+tests, linked in.
 """
 
 import os
@@ -21,6 +22,8 @@ from pathlib import Path
 import pytest
 
 from tests.claims.documents import ROOT, blocks_of
+
+from .runs import check_receipt, common_overrides, train
 
 pytestmark = pytest.mark.end_to_end
 
@@ -195,7 +198,16 @@ def test_the_losses_are_registered(python, tmp_path):
     assert "policy_loss" in done.stdout
 
 
-def test_the_command_is_there(python, tmp_path):
-    done = subprocess.run([python.parent / "clipx", "methods"], cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize(("command", "printed"), [("methods", "clipx_acpo"), ("demo", "clipx-demo/report.html")])
+def test_the_command_is_there(python, tmp_path, command, printed):
+    done = subprocess.run([python.parent / "clipx", command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "clipx_acpo" in done.stdout
+    assert printed in done.stdout
+
+
+@pytest.mark.matrix
+def test_it_explains_a_command_and_trains(python, task, tmp_path):
+    command = [python, *MAIN, *common_overrides(task, tmp_path, 2), "+clipx=acpo"]
+    explained = subprocess.run([python.parent / "clipx", "explain", "--", *command], capture_output=True, text=True)
+    assert explained.returncode == 0 and "clipx_acpo (+clipx=acpo)" in explained.stdout, explained.stderr
+    check_receipt(train(task, tmp_path, "+clipx=acpo", python=str(python)))
