@@ -16,12 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.common.files import replacing, write_json, write_text
+from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Weights
 from verl_clipx.papers.evaluation.completions import read_dump
 from verl_clipx.papers.evaluation.prompts import PromptFormat
 from verl_clipx.papers.evaluation.settings import SamplingSettings
-from verl_clipx.papers.with_parent import end_with_parent
 
 AGENT_LOOP = "clipx_evaluation"
 AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
