@@ -138,9 +138,9 @@ def draw_response() -> str:
     width = max(560, 2 * MARGIN + sum(map(width_of, response.text)))
     lines = [
         label(MARGIN, 24, f"Task: {problem}. Reward {first.score:g}, advantage {first.advantage:.2f}", weight=600),
-        label(MARGIN, TOP - 12, f"By GRPO’s bounds, 0.8 and 1.2: {taught(response.under_grpo)}"),
+        label(MARGIN, TOP - 12, f"By GRPO’s bounds, 0.8 and 1.2: {count_silenced(response.under_grpo)}"),
         *boxes(response, "under_grpo", TOP),
-        label(MARGIN, TOP + ROW - 12, f"By ACPO’s bounds, with which it was trained: {taught(response.event)}"),
+        label(MARGIN, TOP + ROW - 12, f"By ACPO’s bounds, with which it was trained: {count_silenced(response.event)}"),
         *boxes(response, "event", TOP + ROW),
         label(
             MARGIN,
@@ -161,7 +161,7 @@ def draw_response() -> str:
     )
 
 
-def taught(events: pandas.Series) -> str:
+def count_silenced(events: pandas.Series) -> str:
     """How many tokens of a response get no gradient."""
     clipped = int(events.isin(TINTS).sum())
     return f"no gradient from {clipped} of {len(events)} tokens"

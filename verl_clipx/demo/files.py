@@ -14,8 +14,10 @@ def write_demo(out: Path) -> None:
     """Writes the two runs and their page into a folder, which may have them already.
 
     Raises:
-        ValueError: something else stands where one of the files would be written.
+        ValueError: something else stands where the folder or one of the files would be written.
     """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out}: is a file. --out names a folder for the page and the runs.")
     names = sorted(path.relative_to(SHIPPED) for path in SHIPPED.rglob("*") if path.is_file())
     for name in names:
         if (out / name).exists() and (out / name).read_bytes() != (SHIPPED / name).read_bytes():

@@ -15,12 +15,12 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
     Keys below `actor_rollout_ref` may leave that out.
     """
 
-    def valued(key: re.Match) -> str:
+    def with_value(key: re.Match) -> str:
         values = (run.configuration.get(name) for name in (key[0], f"actor_rollout_ref.{key[0]}"))
         value = next((value for value in values if isinstance(value, int | float)), None)
         return key[0] if value is None else f"{key[0]} (here {value})"
 
-    return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", valued, remedy if isinstance(remedy, str) else remedy(run))
+    return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", with_value, remedy if isinstance(remedy, str) else remedy(run))
 
 
 def more_entropy(run: Run) -> str:

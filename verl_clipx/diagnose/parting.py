@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy
 
 from verl_clipx.diagnose.findings import ROUNDING
-from verl_clipx.diagnose.timeline import Change, changes, is_clock, listed, step_lines
+from verl_clipx.diagnose.timeline import Change, changes, is_clock, list_first, step_lines
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -55,7 +55,7 @@ def say_where(one: str, two: str, parting: Parting) -> list[str]:
     if parting.step is None:
         return [f"{one} and {two} log the same in all steps that both have."]
     if parting.same_samples:
-        values = listed([f"{key} {first:.6g} and {second:.6g}" for key, (first, second) in parting.values.items()])
+        values = list_first([f"{key} {first:.6g} and {second:.6g}" for key, (first, second) in parting.values.items()])
         return [f"{one} and {two} begin with the same samples and part at step {parting.step}: {values}."]
     differ = f"{one} and {two} differ from their first step on, as runs with other samples do, so no single value says"
     differ += f" where they part. Their difference, {two} minus {one},"

@@ -56,10 +56,10 @@ def step_lines(found: Iterable[Change]) -> list[str]:
     steps: dict[int, list[str]] = {}
     for one in found:
         steps.setdefault(one.step, []).append(f"{one.key} {one.before:.3g} → {one.after:.3g}")
-    return [f"  step {step}: {listed(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
+    return [f"  step {step}: {list_first(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
 
 
-def listed(texts: list[str]) -> str:
+def list_first(texts: list[str]) -> str:
     """The first of some texts, and how many more there are."""
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return "; ".join(texts[:SHOWN] + more)
