@@ -56,6 +56,11 @@ def test_by_hand():
     assert_close(wider.gradient_weight(t, wider.bounds(t, decision(wider, t))), row(0.0, 0.0, 0.0, 0.0))
 
 
+def test_the_draw_stays_the_same_from_version_to_version():
+    drawn = (uniform(torch.tensor([[-0.5, -0.5, -2.0]]), 0) * 2**24).int()
+    assert drawn.tolist() == [[7256401, 7913248, 502032]]
+
+
 def test_the_draw_is_uniform_and_follows_the_token():
     values = -6 * torch.rand(400, 500, generator=torch.Generator().manual_seed(0))
     numbers = uniform(values, 0)
