@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs" / "evidence"
 TABLE = yaml.safe_load((ROOT / "benchmarks" / "evidence.yaml").read_text(encoding="utf-8"))
 COLUMNS, ROWS, RATES = TABLE["columns"], TABLE["rows"], TABLE["rates"]
-TUNING, COUNTED = "tuning", "counted"
+TUNING, COUNTED, SECOND_LOOK = "tuning", "counted", "second_look"
 FRESH = "fresh_reward"
 
 # The entries of verl's log that are kept besides FRESH.
@@ -41,7 +41,7 @@ METRICS = (
 
 
 class Wanted(NamedTuple):
-    """A run: whether it is for tuning or counted, its column and row, its learning rate and its seed."""
+    """A run: whether it is for tuning, counted or of the second look, its column, row, learning rate and seed."""
 
     part: str
     column: str
@@ -171,9 +171,16 @@ def queue(outcomes: Outcomes) -> list[Wanted]:
     ]
 
 
+def second_look() -> list[Wanted]:
+    """The runs with another model."""
+    look = TABLE[SECOND_LOOK]
+    return [Wanted(SECOND_LOOK, "sums", row, look["rate"], seed) for seed in look["seeds"] for row in look["rows"]]
+
+
 def overrides_of(run: Wanted) -> list[str]:
     """What makes a run's configuration of verl's."""
-    settings = [*TABLE["common"], *COLUMNS[run.column]["overrides"], *ROWS[run.row]["overrides"]]
+    column = TABLE[SECOND_LOOK] if run.part == SECOND_LOOK else COLUMNS[run.column]
+    settings = [*TABLE["common"], *column["overrides"], *ROWS[run.row]["overrides"]]
     return [*settings, f"actor_rollout_ref.actor.optim.lr={run.rate:g}", *(f"{key}={run.seed}" for key in SEED_KEYS)]
 
 
@@ -194,7 +201,8 @@ def make_run(run: Wanted, runs: Path) -> None:
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides)
     record = {**run._asdict(), "overrides": overrides, **describe(config)}
-    if runs.resolve() == RUNS and record["policy"] != TABLE["policy"]:
+    policy = TABLE[SECOND_LOOK]["policy"] if run.part == SECOND_LOOK else TABLE["policy"]
+    if runs.resolve() == RUNS and record["policy"] != policy:
         raise ValueError(f"policy {record['policy']} is not that of the protocol: give --runs a folder of its own")
     train_and_keep(run.path(runs), config, record, select)
 
@@ -204,6 +212,7 @@ def main(
     only: Annotated[str | None, typer.Option(help="Only this run; its rate follows from the committed ones.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="How many processes share the seeds.")] = 1,
     process: Annotated[int, typer.Option(min=0, help="Which one this is, from 0.")] = 0,
+    another_model: Annotated[bool, typer.Option(help="Make the runs of the second look in the table's place.")] = False,
 ) -> None:
     """Make the runs that are missing."""
     os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
@@ -211,7 +220,7 @@ def main(
     failed: set[Wanted] = set()
     while missing := [
         run
-        for run in queue(outcomes_in(RUNS if only else runs))
+        for run in (second_look() if another_model else queue(outcomes_in(RUNS if only else runs)))
         if not run.path(runs).exists() and only in (None, run.name) and run not in failed
     ]:
         own = [run for run in missing if run.seed % processes == process]
