@@ -4,12 +4,26 @@ Run: python benchmarks/evidence_table.py
 """
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from evidence import COLUMNS, COUNTED, FRESH, ROWS, RUNS, TABLE, TUNING, best_fixed, outcomes_in, queue, read_kept
+from evidence import (
+    COLUMNS,
+    COUNTED,
+    FRESH,
+    ROWS,
+    RUNS,
+    SECOND_LOOK,
+    TABLE,
+    TUNING,
+    best_fixed,
+    outcomes_in,
+    queue,
+    read_kept,
+)
 from scipy import stats
 
 from verl_clipx.common.files import read_text, write_json, write_text
@@ -26,6 +40,9 @@ RESULTS, FIGURE = DOCS / "results" / "evidence.json", DOCS / "figures" / "eviden
 PAGE, PROTOCOL = DOCS / "results" / "evidence.md", DOCS / "results" / "protocol.md"
 AMENDMENTS = "\n## Amendments\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
+
+# The outcomes that are described.
+DESCRIBED = ("mean", "end", "kl", "entropy")
 
 Cells = dict[str, dict[str, list[dict[str, Any]]]]
 """The counted runs, by column and row."""
@@ -81,7 +98,7 @@ def collect() -> dict[str, Any]:
     """All numbers of the table, from the kept runs. Nothing is tested before all seeds are there."""
     outcomes = outcomes_in(RUNS)
     wanted = queue(outcomes)
-    cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}}
+    cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}, SECOND_LOOK: {}}
     for path in sorted(RUNS.glob(f"*/*/*{KEPT}")):
         run, record, steps = read_kept(path)
         fresh = [step[FRESH] for step in steps.values()]
@@ -95,7 +112,7 @@ def collect() -> dict[str, Any]:
         }
         of_row = cells[run.part].setdefault(run.column, {}).setdefault(run.row, [])
         of_row.append({"seed": run.seed, "rate": run.rate, **{key: round(value, 4) for key, value in numbers.items()}})
-    missing = {part: sum(run.part == part and run not in outcomes for run in wanted) for part in cells}
+    missing = {part: sum(run.part == part and run not in outcomes for run in wanted) for part in (TUNING, COUNTED)}
     tests = None
     if not any(missing.values()):
         means = {
@@ -103,30 +120,85 @@ def collect() -> dict[str, Any]:
             for column, rows in cells[COUNTED].items()
         }
         tests = tests_of(means, {column: best_fixed(column, outcomes) for column in COLUMNS})
-    made = {part: sum(run.part == part and run in outcomes for run in wanted) for part in cells}
-    return {"protocol": TABLE["protocol"], "made": made, "missing": missing, "tests": tests, **cells}
+    made = {part: sum(run.part == part and run in outcomes for run in wanted) for part in missing}
+    described = describe(cells[COUNTED])
+    return {"protocol": TABLE["protocol"], "made": made, "missing": missing, "tests": tests} | {
+        "described": described,
+        **cells,
+    }
+
+
+def describe(counted: Cells) -> dict[str, Any]:
+    """Mean and 95 % interval over the seeds of each outcome, by column and row, and how many runs collapsed."""
+    return {
+        column: {
+            name: {"seeds": len(runs), "collapsed": sum(run["collapsed"] for run in runs)}
+            | {outcome: interval([run[outcome] for run in runs]) for outcome in DESCRIBED}
+            for name, runs in rows.items()
+        }
+        for column, rows in counted.items()
+    }
+
+
+def interval(values: list[float]) -> list[float]:
+    """Mean, low and high of a mean's 95 % interval; a single value has none."""
+    found = estimate(values)
+    return [round(value, 4) for value in (found.mean, found.low, found.high) if value is not None]
+
+
+def rows_of_page(described: dict[str, Any], shown: Callable[[dict[str, Any]], str]) -> list[str]:
+    """A table of the page: a line for each row of the table, a cell for each column."""
+    lines = [f"| | {' | '.join(column['title'] for column in COLUMNS.values())} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    for name, row in ROWS.items():
+        cells = [described.get(column, {}).get(name) for column in COLUMNS]
+        if any(cells):
+            lines.append(f"| {row['title']} | {' | '.join(shown(cell) if cell else '' for cell in cells)} |")
+    return lines
 
 
 def numbers_of(results: dict[str, Any]) -> str:
     """The part of the page that this writes."""
-    made, missing, counted = results["made"], results["missing"], results[COUNTED]
+    made, missing, described = results["made"], results["missing"], results["described"]
     to_make = f"of at least {missing[TUNING] + made[TUNING]}" if missing[TUNING] else "and thus all"
     lines = [f"So far {made[TUNING]} {to_make} tuning runs are made, and {made[COUNTED]} of those that count."]
-    if counted:
+    if described:
         lines += ["", "![reward against width and against KL](../figures/evidence.png)", ""]
-        lines += [f"| mean (seeds) | {' | '.join(column['title'] for column in COLUMNS.values())} |", "|---" * 5 + "|"]
-    for name, row in ROWS.items():
-        found = [[run["mean"] for run in counted.get(column, {}).get(name, [])] for column in COLUMNS]
-        cells = [f"{np.mean(means):.1f} ({len(means)})" if means else "" for means in found]
-        lines += [f"| {row['title']} | {' | '.join(cells)} |"] if any(cells) else []
+        lines += ["Mean reward of fresh samples over all batches, with its 95 % interval over the seeds:", ""]
+        lines += rows_of_page(described, lambda cell: show("{:.1f}", cell["mean"]))
     if tests := results["tests"]:
+        lines += ["", "Difference from the best fixed width, and the lower end of its one-sided 95 % interval:", ""]
+        compared = {
+            column: {name: of[column] for name, of in tests["no_worse"].items() if column in of} for column in COLUMNS
+        }
+        lines += rows_of_page(compared, lambda cell: f"{cell['difference']:+.1f} [{cell['low']:+.1f}]")
         lines += ["", "| no worse than the best fixed width in every column | p | Holm's p |", "|---|---|---|"]
         joint = tests["in_every_column"]
-        lines += [f"| {ROWS[name]['title']} | {joint[name]:.3f} | {tests['holm'][name]:.3f} |" for name in joint]
+        lines += [f"| {ROWS[name]['title']} | {joint[name]:.3g} | {tests['holm'][name]:.3g} |" for name in joint]
         claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
-        lines += ["", f"Claimed, if the controls allow it: {claimed}. Controls (p): {tests['controls']}."]
-        lines += [f"Best fixed widths: {tests['best_fixed']}."]
+        lines += ["", f"Claimed: {claimed}. Best fixed widths, controls:", ""]
+        lines += [
+            f"- {COLUMNS[column]['title']}: {ROWS[best]['title']}; width 0.02 lower than 0.8 to 1.2 with p = "
+            f"{tests['controls'][column]['narrow']:.2g}, A/A p = {tests['controls'][column]['again']:.2g}"
+            for column, best in tests["best_fixed"].items()
+        ]
+    if looked := results[SECOND_LOOK].get("sums"):
+        look = TABLE[SECOND_LOOK]
+        seeds = " | ".join(f"seed {seed}" for seed in look["seeds"])
+        lines += [
+            "",
+            f"| {look['title']}: mean; last three batches | {seeds} |",
+            "|---" * (1 + len(look["seeds"])) + "|",
+        ]
+        for name, runs in looked.items():
+            cells = [f"{run['mean']:.1f}; {run['end']:.1f}" for run in sorted(runs, key=lambda run: run["seed"])]
+            lines += [f"| {ROWS[name]['title']} | {' | '.join(cells)} |"]
     return "\n".join(lines) + "\n"
+
+
+def show(form: str, values: list[float]) -> str:
+    """A mean, with its interval behind it if it has one."""
+    mean, *ends = (form.format(value) for value in values)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def draw(counted: Cells) -> None:
