@@ -74,6 +74,17 @@ def both(functions: TokenFunctions, inputs: Inputs) -> list[Tensor]:
     return [statistics, *functions.loss(inputs, functions.method.decide(statistics))]
 
 
+def both_ways(name: str) -> tuple[Method, TokenFunctions, TokenFunctions]:
+    """A method with its defaults, compiled and as it is."""
+    method = METHODS[name]()
+    return method, *(TokenFunctions(method, None, compiled=compiled) for compiled in (True, False))
+
+
+def assert_all_close(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
 # One method for each form of statistics: sums for each bin, tables, a mean that is compared with a threshold, none.
 ONE_OF_EACH_FORM = ("acpo", "bapo", "m2po", "grpo")
 
@@ -83,34 +94,23 @@ ONE_OF_EACH_FORM = ("acpo", "bapo", "m2po", "grpo")
     "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_FORM else pytest.mark.matrix) for name in BUILT_IN]
 )
 def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
-    method = METHODS[name]()
-    functions, eager = TokenFunctions(method, None, compiled=True), TokenFunctions(method, None, compiled=False)
+    method, functions, eager = both_ways(name)
     functions.prepare("cpu", counted=False)
     made = recorded.frame_count
     assert made == (2 if method.statistics_size else 1)
     for shape in SHAPES:
         inputs = micro_batch(method, *shape, torch.bfloat16 if shape == SHAPES[-1] else torch.float32)
         expected = both(eager, inputs)
-        for given, grad in ((inputs, False), (transposed(inputs), True), (learning(inputs), True)):
+        transposed = inputs._replace(log_prob=inputs.log_prob.T.contiguous().T, mask=inputs.mask.T.contiguous().T)
+        learning = inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
+        for given, grad in ((inputs, False), (transposed, True), (learning, True)):
             with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=grad):
-                found = both(functions, given)
-            for one, other in zip(found, expected, strict=True):
-                assert_close(one, other, rtol=1e-6, atol=1e-6)
+                assert_all_close(both(functions, given), expected)
     assert recorded.frame_count == made
     for dtype in (torch.float64, torch.float32):
         both(functions, micro_batch(method, 4, 9, dtype))
     assert recorded.frame_count <= MOST_GRAPHS
     assert not warnings_of(caplog)
-
-
-def transposed(inputs: Inputs) -> Inputs:
-    """The same numbers, the columns apart in memory."""
-    return inputs._replace(log_prob=inputs.log_prob.T.contiguous().T, mask=inputs.mask.T.contiguous().T)
-
-
-def learning(inputs: Inputs) -> Inputs:
-    """The same numbers, as a model's output."""
-    return inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if METHODS[name]().statistics_size])
@@ -173,13 +173,11 @@ def test_many_configurations_in_one_process(recorded, caplog):
 
 
 def test_loptis_tokens_are_another_input_of_the_same_graphs(recorded):
-    method = METHODS["acpo"]()
-    functions, eager = TokenFunctions(method, None, compiled=True), TokenFunctions(method, None, compiled=False)
+    method, functions, eager = both_ways("acpo")
     functions.prepare("cpu", counted=True)
     inputs = micro_batch(method, 6, 20)
     inputs = inputs._replace(counted=inputs.mask & (inputs.old_log_prob < -1))
-    for one, other in zip(both(functions, inputs), both(eager, inputs), strict=True):
-        assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert_all_close(both(functions, inputs), both(eager, inputs))
     assert recorded.frame_count == 2
 
 
@@ -201,8 +199,7 @@ def test_the_real_compilers_results(method, shaping):
     compiled_it_is_the_same(method, shaping)
     inputs = micro_batch(method, 24, 53)
     whole = functions.statistics(inputs)
-    for one, other in zip(both(functions, inputs), both(eager, inputs), strict=True):
-        assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert_all_close(both(functions, inputs), both(eager, inputs))
     for _ in range(3):
         assert torch.equal(functions.statistics(inputs), whole)
     # Rows in parts as micro-batches have them, each as wide as its longest response.
@@ -235,15 +232,3 @@ def test_a_compiler_that_fails_costs_one_warning(when, monkeypatch, caplog):
     (warning,) = warnings_of(caplog)
     assert "acpo" in warning and "no C++ compiler found" in warning
     assert not functions.compiled
-
-
-def test_a_users_mistake_is_not_the_compilers(caplog):
-    # What fails uncompiled too is raised, not hidden.
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Broken(Method):
-        def gradient_weight(self, t, bounds):
-            raise ZeroDivisionError("mine")
-
-    functions = TokenFunctions(Broken(), None, compiled=False)
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        functions.loss(micro_batch(Broken(), 4, 9), torch.zeros(0))

@@ -20,35 +20,21 @@ from verl_clipx.modifiers import AdvantageReweighting
 
 def test_value_and_gradient_are_independent_of_each_other():
     log_prob = torch.tensor([[-1.0, -2.0, -3.0]], requires_grad=True)
-    value = torch.tensor([[10.0, 20.0, 30.0]])
-    weight_times_advantage = torch.tensor([[0.5, 0.0, -2.0]])
-    loss = per_token_loss(log_prob, value, weight_times_advantage)
+    value = torch.tensor([[10.0, 20.0, 30.0]], requires_grad=True)
+    weighted = torch.tensor([[0.5, 0.0, -2.0]], requires_grad=True)
+    loss = per_token_loss(log_prob, value, weighted)
     assert torch.equal(loss, value)
     (loss * torch.tensor([[1.0, 5.0, 3.0]])).sum().backward()
-    assert log_prob.grad.tolist() == [[-0.5, 0.0, 6.0]]
-
-
-def test_no_gradient_reaches_the_value_or_the_weight():
-    log_prob, value, weight = (torch.ones(1, 2, requires_grad=True) for _ in range(3))
-    per_token_loss(log_prob, value, weight).sum().backward()
-    assert value.grad is None
-    assert weight.grad is None
-    assert log_prob.grad.tolist() == [[-1.0, -1.0]]
+    assert log_prob.grad.tolist() == [[-0.5, 0.0, 6.0]] and value.grad is weighted.grad is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_gradient_has_the_dtype_of_log_prob(dtype):
-    log_prob = torch.zeros(1, 1, dtype=dtype, requires_grad=True)
-    per_token_loss(log_prob, torch.zeros(1, 1), torch.tensor([[0.375]])).sum().backward()
-    assert log_prob.grad.dtype == dtype
-    assert log_prob.grad.item() == -0.375
-
-
-def test_gradient_beyond_float16_becomes_its_largest_number_and_nan_stays():
-    log_prob = torch.zeros(1, 3, dtype=torch.float16, requires_grad=True)
-    per_token_loss(log_prob, torch.zeros(1, 3), torch.tensor([[1e6, 1e4, math.nan]])).sum().backward()
-    assert log_prob.grad[0, :2].tolist() == [-65504.0, -1e4]
-    assert log_prob.grad[0, 2].isnan()
+def test_the_gradient_has_log_probs_dtype_its_largest_number_beyond_it_and_nan_stays(dtype):
+    log_prob = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
+    per_token_loss(log_prob, torch.zeros(1, 3), torch.tensor([[1e6, 0.375, math.nan]])).sum().backward()
+    assert log_prob.grad.dtype == dtype and log_prob.grad[0, 2].isnan()
+    largest = 65504.0 if dtype == torch.float16 else torch.tensor(1e6, dtype=dtype).item()
+    assert log_prob.grad[0, :2].tolist() == [-largest, -0.375]
 
 
 def test_second_derivative_is_refused_rather_than_wrong():
@@ -104,21 +90,13 @@ def test_a_loss_per_token_by_hand():
     assert value.tolist() == [[10.0, 20.0], [40.0, 0.0]]
     assert weighted.tolist() == [[2.0, 4.0], [8.0, 0.0]]
     # The third token's ratio is 2 and above the bound.
-    found = token_metrics(sums)
-    assert [found[f"clipx/{name}"] for name in ("clip_fraction_high", "gradient_mass/HP", "gradient_mass/M")] == [
-        1,
-        8,
-        6,
-    ]
-
-
-def test_tokens_that_do_not_count_keep_their_loss():
+    names, found = ("clip_fraction_high", "gradient_mass/HP", "gradient_mass/M"), token_metrics(sums)
+    assert [found[f"clipx/{name}"] for name in names] == [1, 8, 6]
+    # Tokens that do not count keep their loss.
     counting = inputs(counted=torch.tensor([[False, True], [False, True]]))
     assert token_statistics(METHOD, None, counting).tolist() == [2.0]
-    decision = torch.tensor([1.5], dtype=torch.float64)
-    (*loss, sums), (*expected, _) = (token_loss(METHOD, None, given, decision) for given in (counting, inputs()))
-    assert all(torch.equal(one, other) for one, other in zip(loss, expected, strict=True))
-    assert token_metrics(sums)[TOKENS] == 1.0
+    *loss, sums = token_loss(METHOD, None, counting, torch.tensor([1.5], dtype=torch.float64))
+    assert torch.equal(loss[0], value) and torch.equal(loss[1], weighted) and token_metrics(sums)[TOKENS] == 1.0
 
 
 def test_shaping_comes_before_statistics_weight_and_value():

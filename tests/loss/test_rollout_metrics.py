@@ -55,8 +55,7 @@ def test_what_is_said_of_all_updates(method, metrics, expected):
 
 
 def test_each_update_where_wanted():
-    metrics = {**ACPO, "actor/ppo_kl": [0.1, 0.2]}
-    found = added(metrics, Acpo(bins=2), each=True)
+    found = added({**ACPO, "actor/ppo_kl": [0.1, 0.2]}, Acpo(bins=2), each=True)
     assert found["clipx/update_0/epsilon/bin_1"] == 0.3 and found["clipx/update_1/epsilon/bin_1"] == 5.0
     assert len(found) == 4 + 2 * 4
 
@@ -67,9 +66,6 @@ def test_passes_are_kept_apart_and_together():
     assert merged["clipx/low/grad_norm"] == [1.0] and merged["clipx/high/grad_norm"] == [3.0]
     assert merged["clipx/low/ratio_mean"] == [2.0]
     assert not [key for key in merged if "max" in key or "min" in key]
-
-
-def test_one_pass_stays_as_it_is():
     assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
 
 
@@ -91,18 +87,13 @@ def test_sums_become_spread_and_updates():
     assert shown == {key: found[key] for key in ("loss", "clipx/staleness/versions")}
 
 
-def test_without_ages_or_where_none_can_move_nothing_is_logged():
+def test_without_ages_rollout_log_probs_or_older_weights_there_is_less():
     given = dict(updates_before=0, updates=2, detailed=True)
-    sums = staleness_sums(torch.tensor([0]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
-    metrics = {name: [float(value) / 2] for name, value in sums.items()}
-    assert with_staleness({**metrics, "loss": [1.0]}, moves=False, **given) == {"loss": [1.0]}
-    assert with_staleness({"loss": [1.0]}, moves=True, **given) == {"loss": [1.0]}
-
-
-def test_without_rollout_log_probs_there_is_no_spread():
     sums = staleness_sums(torch.tensor([1]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
     assert float(sums["clipx_sum/staleness/tokens/age_1"]) == 2
     metrics = {name: [float(value) / 2] for name, value in sums.items()}
-    found = with_staleness(metrics, updates_before=0, updates=2, moves=True, detailed=True)
+    found = with_staleness(metrics, moves=True, **given)
     assert found["clipx/staleness/fraction/age_1"] == [1.0]
     assert not [key for key in found if "spread" in key]
+    assert with_staleness({**metrics, "loss": [1.0]}, moves=False, **given) == {"loss": [1.0]}
+    assert with_staleness({"loss": [1.0]}, moves=True, **given) == {"loss": [1.0]}
