@@ -1,7 +1,4 @@
-"""Buckets, their counts and the bucket that reaches a share, by hand.
-
-Does not cover the edges that entropies and probabilities use (tests/modifiers).
-"""
+"""Buckets, their counts and the bucket that reaches a share, by hand. Not covered: the edges (tests/modifiers)."""
 
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Names of metrics: what may not stand beside what.
 
-Covers: families against their members, shared families, names of the worker's passes and updates, and that the keys
-under which sums travel are no metric's. Not covered: the refusal through configuration and check-loss
-(tests/worker/test_logged_metrics.py).
+Not covered: the refusal through configuration and check-loss (tests/worker/test_logged_metrics.py).
 """
 
 import pytest

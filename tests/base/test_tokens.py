@@ -1,8 +1,4 @@
-"""What a method sees: the ratio stays finite and follows verl's clamp, and nothing outside the mask is left.
-
-Covers dtypes, saturation, the clamp's edges, the mask and the mean over a sequence. Does not cover what a loss does
-with the tokens.
-"""
+"""What a method sees: the ratio stays finite and follows verl's clamp, and nothing outside the mask is left."""
 
 import math
 

@@ -1,6 +1,6 @@
 """The contract's power: each check finds a method that breaks it, and sound losses of a user keep it.
 
-Does not cover the built-in methods, which keep it with every group's settings (tests/methods/test_properties.py).
+Not covered: the built-in methods, which keep it with every group's settings (tests/methods/test_properties.py).
 """
 
 import dataclasses
@@ -258,18 +258,12 @@ def test_a_sound_loss_passes():
 
 
 def test_a_report_says_what_was_checked_and_what_failed():
-    method = statistics(lambda t, sums: sums + torch.ones_like(sums) * t.ratio.shape[1])
-    report = dict(check_method(method))
+    report = dict(check_method(statistics(lambda t, sums: sums + torch.ones_like(sums) * t.ratio.shape[1])))
     # The compiled loss waits for a method that keeps the rest.
     assert len(report) == len(CHECKS)
-    assert {name: failure for name, failure in report.items() if failure} == {
-        "Three more masked positions and a sequence without tokens change nothing, the statistics included.": (
-            "the statistics count padding"
-        ),
-        "Statistics and bounds are the same however the sequences are split, groups of one prompt included.": (
-            "the statistics do not add up over a split"
-        ),
-    }
+    assert sorted(filter(None, report.values())) == [
+        *("the statistics count padding", "the statistics do not add up over a split"),
+    ]
     with pytest.raises(
         AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: F is nan for"
     ):

@@ -1,7 +1,6 @@
-"""The doctor's findings: versions, registration, resources.
+"""The doctor's findings: versions, registration, resources, what is printed and how it ends.
 
-Covers: each check's verdict on a fine and on a broken case, what the command prints and how it ends. Not covered: GPUs,
-the check inside a Ray worker (it runs the same code as the one in a fresh interpreter; `clipx doctor` shows it).
+Not covered: GPUs, the check inside a Ray worker (it runs the code of the one in a fresh interpreter).
 """
 
 import importlib.util
@@ -54,22 +53,19 @@ def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_
     assert finding.level == "error" and "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
 
 
-@pytest.mark.parametrize(("needed", "level"), [(0, "ok"), (10**9, "warning")])
-def test_scarce_memory_is_a_warning(monkeypatch, needed, level):
-    monkeypatch.setattr(doctor, "NEEDED_MEMORY_GB", needed)
-    assert doctor.check_resources(Path("/"))[0].level == level
+def test_scarce_memory_is_a_warning(monkeypatch):
+    for needed, level in ((0, "ok"), (10**9, "warning")):
+        monkeypatch.setattr(doctor, "NEEDED_MEMORY_GB", needed)
+        assert doctor.check_resources(Path("/"))[0].level == level
 
 
-@pytest.mark.parametrize(("level", "code"), [("warning", 0), ("error", 1)])
-def test_the_command_prints_advice_as_it_is_and_fails_on_errors(monkeypatch, level, code):
-    finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
-    monkeypatch.setattr(doctor, "examine", lambda ray: [("a group", [finding])])
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
-    assert result.exit_code == code
-    assert result.output.splitlines() == [f"{level:8}GPUs: none; pip install verl-clipx[gpu]", doctor.GPU_CHECKS]
-
-
-def test_it_is_a_dozen_lines_by_default_and_everything_if_asked(monkeypatch):
+def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(monkeypatch):
+    for level, code in (("warning", 0), ("error", 1)):
+        finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
+        monkeypatch.setattr(doctor, "examine", lambda ray, finding=finding: [("a group", [finding])])
+        result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+        assert result.exit_code == code
+        assert result.output.splitlines() == [f"{level:8}GPUs: none; pip install verl-clipx[gpu]", doctor.GPU_CHECKS]
     groups = [(f"group {k}", [doctor.Finding("ok", f"what {k}.{i}", "x" * 60) for i in range(5)]) for k in range(8)]
     monkeypatch.setattr(doctor, "examine", lambda ray: groups)
     short, whole = (CliRunner().invoke(app, ["doctor", *more]).output.splitlines() for more in ([], ["--verbose"]))

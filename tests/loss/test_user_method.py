@@ -1,8 +1,6 @@
-"""A user's own loss: class or decorated function, configuration, command line.
+"""A user's own loss, class or decorated function: configuration, parameters, metrics, command line, mistakes.
 
-Covers: the way from a module that no entry point knows to verl's registry and config; parameters; bounds of other
-methods and of statistics of its own; what a class logs; what a mistake's message says, and that it leaves the module's
-other losses alone. Not covered: the contract (test_contract.py), a training run (tests/end_to_end).
+Not covered: the contract (tests/check/test_contract.py), a training run (tests/end_to_end).
 """
 
 import importlib
@@ -23,7 +21,6 @@ from verl_clipx.base.refusal import Refusal
 from verl_clipx.check.contract import example
 from verl_clipx.cli import app
 from verl_clipx.loss import user_method
-from verl_clipx.loss.rollout_metrics import with_updates
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.grpo import Grpo
 from verl_clipx.run.announcement import announcement
@@ -135,87 +132,33 @@ def checked(users_module):
     return check
 
 
-TOLD = f"""
-from dataclasses import dataclass
-from {MODULE} import WithinSpread
-from verl_clipx import of_decision, of_rollout_batch
-
-@dataclass(frozen=True, kw_only=True)
-class Told(WithinSpread, name="tests_told"):
-    logs = (
-        *WithinSpread.logs,
-        of_decision("sum/tokens", "tokens", "tokens", detailed=True, adds_up=True),
-        of_rollout_batch("spread_last", "of the last update", "nats"),
-        of_rollout_batch("sum/tokens_last", "of the last update", "tokens"),
-    )
-
-    def metrics(self, statistics, decision):
-        return {{"spread": decision[0], "sum/tokens": statistics[0]}}
-
-    def over_updates(self, metrics):
-        return {{f"{{name}}_last": values[-1] for name, values in metrics.items()}}
-"""
-
-
-@pytest.mark.parametrize(("metrics", "own"), [("default", ["spread"]), ("all", ["spread", "sum/tokens"])])
-def test_what_a_class_logs_of_each_update_and_of_all(users_module, metrics, own):
-    users_module(TOLD)
-    words = ("clipx.function=users_losses:Told", "+clipx.scope=lagged", f"clipx.metrics={metrics}")
-    config = built(hydra_s("+clipx=custom", *words))
-    settings = config.policy_loss.clipx
-    _, _, found = call("clipx_custom", config, TENSORS)
-    names = [f"clipx/{name}" for name in own]
-    assert [name for name in found if name in ("clipx/spread", "clipx/sum/tokens")] == names
-    two_updates, of_both = {name: [found[name], 9.0] for name in names}, {f"{name}_last": [9.0] for name in names}
-    if metrics == "all":
-        of_both |= {f"clipx/update_0/{name}": [found[f"clipx/{name}"]] for name in own}
-        of_both |= {f"clipx/update_1/{name}": [9.0] for name in own}
-    assert with_updates(two_updates, settings.method, each=settings.detailed) == two_updates | of_both
-
-
 OF_THE_NODE = "scope: float = parameter(1.0, number(at_least=0, at_most=1), '')"
 # What a user may get wrong, and what the message says.
-MISTAKES = {
-    "no decorator": ("def wrong(ratio):\n    return ratio\n", "is not decorated with @verl_clipx.register_loss"),
-    "bounds of nothing": (FUNCTION.format(", bounds='gspo'", "ratio"), "must be one of fixed, acpo, bapo"),
-    "bounds that it does not take": (
-        FUNCTION.format(", bounds='acpo'", "ratio"),
-        "the bounds of acpo would be ignored",
-    ),
-    "no default": (
+KIND = "import enum\nKind = enum.Enum('Kind', {'soft': 'soft', 'hard': 'hard'}, type=str)\n"
+FIXED = "FixedBounds, name='wrong'"
+MISTAKES = [
+    ("def wrong(ratio):\n    return ratio\n", "is not decorated with @verl_clipx.register_loss"),
+    (FUNCTION.format(", bounds='gspo'", "ratio"), "must be one of fixed, acpo, bapo"),
+    (FUNCTION.format(", bounds='acpo'", "ratio"), "the bounds of acpo would be ignored"),
+    (
         FUNCTION.format("", "ratio, strength"),
-        "asks for 'strength', but a function may ask only for ratio, advantages, bounds, log_prob",
+        "asks for 'strength', but a function may ask only for ratio, advantages, ",
     ),
-    "a default of no use": (FUNCTION.format("", "ratio, *, of=()"), "type tuple cannot be a configuration value"),
-    "an enum of words": (
-        "import enum\nKind = enum.Enum('Kind', {'soft': 'soft', 'hard': 'hard'}, type=str)\n"
-        + FUNCTION.format("", "ratio, *, kind=Kind.soft"),
-        "type Kind cannot be a configuration value",
-    ),
-    "a function's taken name": (
+    (FUNCTION.format("", "ratio, *, of=()"), "type tuple cannot be a configuration value"),
+    (KIND + FUNCTION.format("", "ratio, *, kind=Kind.soft"), "type Kind cannot be a configuration value"),
+    (
         FUNCTION.replace("'wrong'", "'grpo'").format("", "ratio"),
-        "the name 'grpo' already belongs to verl_clipx.methods.grpo:Grpo",
+        "the name 'grpo' already belongs to verl_clipx.methods",
     ),
-    "a class's taken name": (
-        dataclass_of("FixedBounds, name='acpo'"),
-        "the name 'acpo' already belongs to verl_clipx.methods.acpo:Acpo",
-    ),
-    "no @dataclass": (CLASS.format("FixedBounds, name='wrong'", "pass"), "write it as @dataclass(frozen=True"),
-    "no name": (dataclass_of("Method"), 'class wrong(Method, name="…"'),
-    "a parent's name": (dataclass_of("Grpo"), 'class wrong(Method, name="…"'),
-    "a class's word of a method": (
-        dataclass_of("FixedBounds, name='wrong'", OF_THE_NODE.replace("scope", "bounds")),
-        "bounds is a name that every method uses",
-    ),
-    "a class's key of the node": (
-        dataclass_of("FixedBounds, name='wrong'", OF_THE_NODE),
-        "scope has the name of a key",
-    ),
-    "no parameter()": (
-        dataclass_of("FixedBounds, name='wrong'", "strength: float = 1.0"),
-        "write strength = verl_clipx.parameter(default",
-    ),
-}
+    (dataclass_of("FixedBounds, name='acpo'"), "the name 'acpo' already belongs to verl_clipx.methods.acpo:Acpo"),
+    (CLASS.format(FIXED, "pass"), "write it as @dataclass(frozen=True"),
+    # Without a name, or with a parent's.
+    (dataclass_of("Method"), 'class wrong(Method, name="…"'),
+    (dataclass_of("Grpo"), 'class wrong(Method, name="…"'),
+    (dataclass_of(FIXED, OF_THE_NODE.replace("scope", "bounds")), "bounds is a name that every method uses"),
+    (dataclass_of(FIXED, OF_THE_NODE), "scope has the name of a key"),
+    (dataclass_of(FIXED, "strength: float = 1.0"), "write strength = verl_clipx.parameter(default"),
+]
 
 SOUND = """
 @register_loss("users_function")
@@ -231,13 +174,12 @@ class Class(FixedBounds, name="users_class"):
 """
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named_and_leaves_the_modules_others_alone(mistake, users_module):
-    text, message = MISTAKES[mistake]
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_a_mistake_is_named_and_leaves_the_modules_others_alone(text, message, users_module):
     module = users_module(HEAD + text + SOUND)
     with pytest.raises(ValueError, match=re.escape(message)):
         build(function="users_losses:wrong")
-    if "taken" in mistake and "class" in mistake:
+    if "'acpo' already belongs" in message:
         with pytest.raises(ValueError, match=re.escape(message)):
             module.wrong()
     inputs = {name: example()[name] for name in NAMES}
@@ -285,12 +227,9 @@ def test_a_function_that_is_none_is_named(function, message):
 @pytest.mark.parametrize(
     ("function", "key", "value"),
     [
-        ("soft", "warmth", 1),
-        ("smooth", "clip_high", 1.3),
-        ("soft", "temperature", "hot"),
-        # The range of the bounds' own parameter.
-        ("soft", "clip_high", 0.5),
-        ("WithinSpread", "width", -1),
+        *(("soft", "warmth", 1), ("smooth", "clip_high", 1.3), ("soft", "temperature", "hot")),
+        # The ranges of the bounds' own parameter, and of a class's.
+        *(("soft", "clip_high", 0.5), ("WithinSpread", "width", -1)),
     ],
 )
 def test_a_parameter_that_is_none_or_out_of_range_is_refused(function, key, value):
