@@ -57,10 +57,14 @@ def test_ratio_and_its_square_are_finite_and_positive(dtype, clamp, extreme):
         assert (ratio.square() >= torch.finfo(ratio.dtype).tiny).all()
 
 
-def test_no_gradient_flows_through_the_tokens():
+def test_no_gradient_flows_through_the_tokens_and_what_is_not_given_is_not_there():
     values = {name: torch.zeros(1, 1, requires_grad=True) for name in ("old_log_prob", "advantages", "entropy")}
-    t = tokens(torch.zeros(1, 1, requires_grad=True), **values)
+    group = torch.tensor([2**62])
+    t = tokens(torch.zeros(1, 1, requires_grad=True), group=group, **values)
     assert not [tensor for tensor in t if tensor is not None and tensor.requires_grad]
+    # And what is not given is not there.
+    assert t.group is group and t.rollout_log_prob is None
+    assert [getattr(tokens(torch.zeros(2, 1)), name) for name in OPTIONAL] == [None, None, None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -85,12 +89,6 @@ def test_outside_the_mask_everything_is_as_on_policy(junk):
     assert zero == [0.0] * 6
     assert t.ratio[0, 1] == t.free_ratio[0, 1] == 1.0 and t.live[0, 1]
     assert all(getattr(t, name)[0, 0] == -1.0 for name in ("log_prob", *names))
-
-
-def test_what_is_not_given_is_not_there():
-    assert [getattr(tokens(torch.zeros(2, 1)), name) for name in OPTIONAL] == [None, None, None]
-    group = torch.tensor([4, 2**62])
-    assert tokens(torch.zeros(2, 1), group=group).group is group
 
 
 def test_the_mean_over_a_sequence_by_hand():

@@ -97,13 +97,10 @@ def test_verls_functions_and_classes_have_the_names_that_ours_use():
     assert {"policy_loss", "global_batch_info", *bounds} <= ActorConfig.__dataclass_fields__.keys()
 
 
-def test_the_workers_name_can_be_rebound():
+def test_the_workers_name_can_be_rebound_and_merging_an_adapter_is_about_the_rollouts_weights_alone():
     # Under the rebound name either would lead back to the plugin's subclass.
     text = source(OF_VERL)
     assert "super(TrainingWorker" not in text and "TrainingWorker." not in text.split('"""', 2)[2]
-
-
-def test_merging_an_adapter_is_about_the_rollouts_weights_alone():
     # So that a worker's numbers are LoRA's with and without it.
     reads, of_rollout = 'lora.get("merge"', transformer_impl.FSDPEngine.get_per_tensor_param
     assert source(transformer_impl).count(reads) == source(of_rollout).count(reads) == 1
