@@ -1,7 +1,4 @@
-"""Buckets, their counts and the bucket that reaches a share, by hand.
-
-Does not cover the edges that entropies and probabilities use (tests/modifiers).
-"""
+"""Buckets, their counts and the bucket that reaches a share, by hand. Not covered: the edges (tests/modifiers)."""
 
 import pytest
 import torch
@@ -15,31 +12,32 @@ EDGES = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 def test_a_bucket_contains_its_upper_edge_and_the_outer_ones_are_open(dtype):
     values = torch.tensor([[-9.0, 1.0, 1.5, 2.0, 4.0, 4.5, 1e30]], dtype=dtype)
     assert bucket_of(values, EDGES).tolist() == [[0, 0, 1, 1, 2, 3, 3]]
-
-
-def test_what_is_no_number_gets_a_valid_bucket_too():
+    # What is no number gets a valid bucket too.
     bucket = bucket_of(torch.tensor([[3.0, torch.nan, torch.inf], [torch.nan, torch.nan, torch.nan]]), EDGES)
     assert bucket.min() >= 0 and bucket.max() < 4
 
 
+COUNTS = [0.0, 2.0, 0.0, 3.0, 5.0, 0.0]
+
+
 @pytest.mark.parametrize(
-    ("share", "index", "reached"), [(0.1, 1, 2.0), (0.2, 1, 2.0), (0.21, 3, 5.0), (0.5, 3, 5.0), (1.0, 4, 10.0)]
+    ("counts", "share", "index", "reached"),
+    [
+        (COUNTS, 0.2, 1, 2.0),
+        (COUNTS, 0.21, 3, 5.0),
+        (COUNTS, 0.5, 3, 5.0),
+        (COUNTS, 1.0, 4, 10.0),
+        # Without tokens, at once; of a mini-batch of millions, exactly.
+        ([0.0, 0.0, 0.0], 0.5, 0, 0.0),
+        ([2.0**40, 1.0], 1.0, 1, 2.0**40 + 1),
+    ],
 )
-def test_first_bucket_that_reaches_a_share(share, index, reached):
-    counts = torch.tensor([0.0, 2.0, 0.0, 3.0, 5.0, 0.0], dtype=torch.float64)
-    actual = first_reaching(counts, share)
-    assert [value.item() for value in actual] == [index, reached]
-    assert [value.dtype for value in actual] == [torch.int64, torch.float64]
-    assert [value.dim() for value in actual] == [0, 0]
-
-
-def test_no_tokens_reach_at_once():
-    assert [value.item() for value in first_reaching(torch.zeros(3, dtype=torch.float64), 0.5)] == [0, 0.0]
-
-
-def test_counts_of_a_whole_mini_batch_of_millions_stay_exact():
-    counts = torch.tensor([2.0**40, 1.0], dtype=torch.float64)
-    assert [value.item() for value in first_reaching(counts, 1.0)] == [1, 2.0**40 + 1]
+def test_first_bucket_that_reaches_a_share(counts, share, index, reached):
+    actual = first_reaching(torch.tensor(counts, dtype=torch.float64), share)
+    assert [(value.item(), value.dtype, value.dim()) for value in actual] == [
+        (index, torch.int64, 0),
+        (reached, torch.float64, 0),
+    ]
 
 
 def test_whole_numbers_are_added_exactly_in_any_order():

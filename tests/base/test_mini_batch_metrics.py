@@ -1,7 +1,6 @@
 """Metrics made of a mini-batch's sums: values by hand, and BAPO's Entropy-Clip estimate against numpy's covariance.
 
-Not covered: the sums (tests/loss/test_metrics.py); how they are added up over micro-batches and ranks
-(tests/worker/test_logged_metrics.py).
+Not covered: the sums (tests/loss/test_metrics.py), adding them up (tests/worker/test_logged_metrics.py).
 """
 
 import numpy
@@ -29,6 +28,8 @@ def test_by_hand():
     assert entropy_clip_estimate(1.0, -2.0, 0.0, (-1 * 2 + -3 * -2) / 2) == pytest.approx(-2.0)
     assert entropy_clip_estimate(1.0, -2.0, 0.0, -2.0) == pytest.approx(2.0)
     assert effective_sample_size(0.0, 0.0) == entropy_clip_estimate(0.0, 0.0, 0.0, 0.0) == 0.0
+    # Another loss has no such sums.
+    assert with_ratios_of_sums({"actor/ppo_kl": [1.0]}) == {"actor/ppo_kl": [1.0]}
 
 
 def test_of_tokens_the_estimate_is_the_weighted_covariance():
@@ -44,7 +45,3 @@ def test_of_tokens_the_estimate_is_the_weighted_covariance():
     for constant in (0, 7):
         found = finished(t, torch.where(clipped, 0.0, ratio * advantages) + constant * ratio)
         assert found["clipx/entropy_clip_estimate"] == pytest.approx(-covariance, rel=1e-6)
-
-
-def test_metrics_of_another_loss_stay():
-    assert with_ratios_of_sums({"actor/ppo_kl": [1.0]}) == {"actor/ppo_kl": [1.0]}

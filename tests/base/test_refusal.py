@@ -1,8 +1,4 @@
-"""The one error of refused settings.
-
-Covers: its text, its fields, several in one error, and that it survives pickling, as Ray does it. Not covered: which
-settings are refused.
-"""
+"""The one error of refused settings: its text, its fields, several in one, pickled as by Ray."""
 
 import pickle
 

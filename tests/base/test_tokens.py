@@ -1,8 +1,4 @@
-"""What a method sees: the ratio stays finite and follows verl's clamp, and nothing outside the mask is left.
-
-Covers dtypes, saturation, the clamp's edges, the mask and the mean over a sequence. Does not cover what a loss does
-with the tokens.
-"""
+"""What a method sees: the ratio stays finite and follows verl's clamp, and nothing outside the mask is left."""
 
 import math
 
@@ -19,22 +15,14 @@ def tokens(log_prob, old_log_prob=None, clamp=20.0, **given):
     return tokens_of(Inputs(log_prob, old_log_prob, **given), clamp)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-    ],
-)
-def test_everything_has_the_compute_dtype(dtype, expected):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_everything_has_the_compute_dtype(dtype):
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
     assert compute_dtype(dtype) == expected
     values = torch.zeros(1, 2, dtype=dtype)
     t = tokens(values, advantages=torch.ones(1, 2, dtype=torch.bfloat16), rollout_log_prob=values, entropy=values)
     floats = [tensor for tensor in t if tensor is not None and tensor.dtype != torch.bool]
-    assert len(floats) == 8
-    assert {tensor.dtype for tensor in floats} == {expected}
+    assert [tensor.dtype for tensor in floats] == [expected] * 8
 
 
 def test_ratio_of_probabilities():
@@ -43,10 +31,7 @@ def test_ratio_of_probabilities():
     t = tokens(log_prob, old_log_prob, clamp=None)
     torch.testing.assert_close(t.ratio, torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64))
     assert t.free_ratio is t.ratio and t.live.all()
-
-
-def test_log_probs_are_subtracted_in_the_compute_dtype():
-    # In bfloat16, -8 - 0.0117 would round to -8.
+    # Subtracted in the compute dtype: in bfloat16, -8 - 0.0117 would round to -8.
     log_prob = torch.tensor([[-8.0]], dtype=torch.bfloat16)
     old_log_prob = torch.tensor([[0.01171875]], dtype=torch.bfloat16)
     assert tokens(log_prob, old_log_prob).log_ratio.item() == -8.01171875
@@ -72,10 +57,14 @@ def test_ratio_and_its_square_are_finite_and_positive(dtype, clamp, extreme):
         assert (ratio.square() >= torch.finfo(ratio.dtype).tiny).all()
 
 
-def test_no_gradient_flows_through_the_tokens():
+def test_no_gradient_flows_through_the_tokens_and_what_is_not_given_is_not_there():
     values = {name: torch.zeros(1, 1, requires_grad=True) for name in ("old_log_prob", "advantages", "entropy")}
-    t = tokens(torch.zeros(1, 1, requires_grad=True), **values)
+    group = torch.tensor([2**62])
+    t = tokens(torch.zeros(1, 1, requires_grad=True), group=group, **values)
     assert not [tensor for tensor in t if tensor is not None and tensor.requires_grad]
+    # And what is not given is not there.
+    assert t.group is group and t.rollout_log_prob is None
+    assert [getattr(tokens(torch.zeros(2, 1)), name) for name in OPTIONAL] == [None, None, None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -100,12 +89,6 @@ def test_outside_the_mask_everything_is_as_on_policy(junk):
     assert zero == [0.0] * 6
     assert t.ratio[0, 1] == t.free_ratio[0, 1] == 1.0 and t.live[0, 1]
     assert all(getattr(t, name)[0, 0] == -1.0 for name in ("log_prob", *names))
-
-
-def test_what_is_not_given_is_not_there():
-    assert [getattr(tokens(torch.zeros(2, 1)), name) for name in OPTIONAL] == [None, None, None]
-    group = torch.tensor([4, 2**62])
-    assert tokens(torch.zeros(2, 1), group=group).group is group
 
 
 def test_the_mean_over_a_sequence_by_hand():

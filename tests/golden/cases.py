@@ -1,9 +1,7 @@
-"""Golden vectors as test cases.
+"""Golden vectors as test cases: inputs and outputs of one call of a method's reference each.
 
-Each file holds the inputs and outputs of one call of a method's reference: the authors' released function, verl's own,
-or a separate implementation of the paper's formula (`paper_*`), which may share a reading with ours (settings.py).
-`manifest.json` says which, with its hyperparameters and what is known to be wrong with it (`reference_bugs`,
-and `note` and `nonfinite` of an entry).
+A reference is the authors' released function, verl's own, or a separate implementation of the paper's formula
+(`paper_*`), which may share a reading with ours. `manifest.json` says which, its hyperparameters and its known bugs.
 """
 
 import json
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,17 +21,13 @@ INPUTS = ("old_log_prob", "log_prob", "advantages", "response_mask")
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One golden vector.
+    """One golden vector; what lies outside the mask is junk on purpose.
 
     Attributes:
-        name: file name without its suffix, as in "bapo/tune0__yaml".
-        inputs: old_log_prob, log_prob, advantages in `dtype`, and response_mask as bool, (sequences, length). What lies
-            outside the mask is junk on purpose.
-        expected: every other array, in float64 (counts in int64); "grad" is the loss's derivative with respect to
-            log_prob.
+        inputs: in `dtype`, which the reference computed in; (sequences, length).
+        expected: every other array, in float64 (counts in int64); "grad" is the derivative with respect to log_prob.
         hyperparameters: under the reference's own names.
         loss_agg_mode: how the reference aggregated; None where no loss was recorded.
-        dtype: what the reference computed in.
         nonfinite: names of expected arrays that are not finite, since the reference is wrong or divides by zero there.
     """
 
@@ -51,16 +46,16 @@ def _manifest() -> dict[str, Any]:
 
 
 def golden_cases(method: str) -> list[GoldenCase]:
-    """All golden vectors of a method, as named in the manifest ("acpo", "paper_bapo", "verl091_vanilla", ...).
-
-    Raises:
-        ValueError: there are none, since a test over no cases would pass.
-    """
+    """All golden vectors of a method, as named in the manifest ("acpo", "paper_bapo", "verl091_vanilla", ...)."""
     cases = [_load(entry) for entry in _manifest()["entries"] if entry["method"] == method]
-    if not cases:
-        known = sorted({entry["method"] for entry in _manifest()["entries"]})
-        raise ValueError(f"method={method!r}: no golden vectors; there are some for {', '.join(known)}")
+    # A test over no cases would pass.
+    assert cases, f"method={method!r}: no golden vectors; there are some for {golden_methods()}"
     return cases
+
+
+def parametrize(cases: list[GoldenCase]) -> pytest.MarkDecorator:
+    """A test of each vector, as `case`."""
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 def golden_methods() -> set[str]:

@@ -15,14 +15,7 @@ from verl_clipx.run.config import Settings
 
 @dataclass(frozen=True)
 class Run:
-    """What the plugin makes of a vector.
-
-    Attributes:
-        loss: 0-d.
-        gradient: of the loss with respect to log_prob, (sequences, length).
-        metrics: those that the loss returned.
-        tokens: the same per token, from the function behind the contract.
-    """
+    """What the plugin makes of a vector: as `registered_loss`, and per token, from the function behind the contract."""
 
     loss: Tensor
     gradient: Tensor
@@ -31,15 +24,9 @@ class Run:
 
 
 def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -> tuple[Tensor, Tensor, dict]:
-    """verl's call of the loss that a configuration names.
+    """verl's call of the loss that a configuration names: the loss, its gradient on log_prob, and the metrics.
 
-    Args:
-        config: of the actor.
-        inputs: old_log_prob, log_prob, advantages and response_mask, (sequences, length).
-        **further: arguments beside them, or in place of what the configuration says.
-
-    Returns:
-        The loss, its gradient with respect to log_prob, and the metrics.
+    `further` are arguments beside the inputs, or in place of what the configuration says.
     """
     log_prob = inputs["log_prob"].clone().requires_grad_(True)
     loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
@@ -64,12 +51,7 @@ _runs: dict[tuple[str, tuple[str, ...]], Run] = {}
 
 
 def run(case: GoldenCase, overrides: tuple[str, ...] | None = None) -> Run:
-    """A vector under its own overrides, or under others; computed once.
-
-    Args:
-        case: the vector; its entropy is given to the loss where it has one.
-        overrides: those of another setup.
-    """
+    """A vector under its own overrides, or under others, with its entropy where it has one; computed once."""
     overrides = overrides_of(case) if overrides is None else overrides
     key = (case.name, overrides)
     if key not in _runs:

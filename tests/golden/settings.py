@@ -16,14 +16,7 @@ UNPUBLISHED = object()
 
 @dataclass(frozen=True)
 class Key:
-    """One hyperparameter of a reference.
-
-    Args:
-        reference: its name in the manifest.
-        parameter: the plugin's key below clipx.
-        published: the reference's value for which the group needs no override.
-        convert: the reference's value to the plugin's.
-    """
+    """One hyperparameter: its name in the manifest and below clipx, and the value for which no override is needed."""
 
     reference: str
     parameter: str
@@ -33,13 +26,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Setup:
-    """A reference as a configuration of the plugin.
-
-    Args:
-        groups: Hydra groups, as in ("+clipx=acpo_reference",).
-        keys: its hyperparameters; those that it lacks are left alone.
-        always: overrides that every vector needs.
-    """
+    """A reference as a configuration: Hydra groups, its hyperparameters, and overrides that every vector needs."""
 
     groups: tuple[str, ...]
     keys: tuple[Key, ...]

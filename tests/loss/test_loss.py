@@ -1,6 +1,7 @@
-"""The loss per token: value and gradient are what they are told to be; which tokens count; shaping.
+"""The loss per token: value and gradient are what they are told to be; which tokens count; shaping; what is traced.
 
-Not covered: any method's formula and what is not finite (tests/methods), the metrics (test_metrics.py), compilation.
+Not covered: any method's formula and what is not finite (tests/methods), the metrics (test_metrics.py), compilation,
+agreement of traces with every method's loss (tests/worker/test_tracer.py).
 """
 
 import math
@@ -8,47 +9,33 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch.testing import assert_close
 
 from verl_clipx.base.tokens import OPTIONAL, Inputs
-from verl_clipx.check.contract import evaluate
-from verl_clipx.loss.loss import per_token_loss, token_loss, token_statistics
+from verl_clipx.loss.loss import apply, per_token_loss, token_loss, token_statistics
 from verl_clipx.loss.metrics import TOKENS, token_metrics
-from verl_clipx.methods import Bounds, Method
+from verl_clipx.loss.observed import ObservedTokens
+from verl_clipx.loss.token_trace import observed_token_trace, token_trace
+from verl_clipx.methods import Bounds, Method, method_named
 from verl_clipx.modifiers import AdvantageReweighting
 
 
 def test_value_and_gradient_are_independent_of_each_other():
     log_prob = torch.tensor([[-1.0, -2.0, -3.0]], requires_grad=True)
-    value = torch.tensor([[10.0, 20.0, 30.0]])
-    weight_times_advantage = torch.tensor([[0.5, 0.0, -2.0]])
-    loss = per_token_loss(log_prob, value, weight_times_advantage)
+    value = torch.tensor([[10.0, 20.0, 30.0]], requires_grad=True)
+    weighted = torch.tensor([[0.5, 0.0, -2.0]], requires_grad=True)
+    loss = per_token_loss(log_prob, value, weighted)
     assert torch.equal(loss, value)
     (loss * torch.tensor([[1.0, 5.0, 3.0]])).sum().backward()
-    assert log_prob.grad.tolist() == [[-0.5, 0.0, 6.0]]
-
-
-def test_no_gradient_reaches_the_value_or_the_weight():
-    log_prob, value, weight = (torch.ones(1, 2, requires_grad=True) for _ in range(3))
-    per_token_loss(log_prob, value, weight).sum().backward()
-    assert value.grad is None
-    assert weight.grad is None
-    assert log_prob.grad.tolist() == [[-1.0, -1.0]]
+    assert log_prob.grad.tolist() == [[-0.5, 0.0, 6.0]] and value.grad is weighted.grad is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_gradient_has_the_dtype_of_log_prob(dtype):
-    log_prob = torch.zeros(1, 1, dtype=dtype, requires_grad=True)
-    per_token_loss(log_prob, torch.zeros(1, 1), torch.tensor([[0.375]])).sum().backward()
-    assert log_prob.grad.dtype == dtype
-    assert log_prob.grad.item() == -0.375
-
-
-def test_gradient_beyond_float16_becomes_its_largest_number_and_nan_stays():
-    log_prob = torch.zeros(1, 3, dtype=torch.float16, requires_grad=True)
-    per_token_loss(log_prob, torch.zeros(1, 3), torch.tensor([[1e6, 1e4, math.nan]])).sum().backward()
-    assert log_prob.grad[0, :2].tolist() == [-65504.0, -1e4]
-    assert log_prob.grad[0, 2].isnan()
+def test_the_gradient_has_log_probs_dtype_its_largest_number_beyond_it_and_nan_stays(dtype):
+    log_prob = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
+    per_token_loss(log_prob, torch.zeros(1, 3), torch.tensor([[1e6, 0.375, math.nan]])).sum().backward()
+    assert log_prob.grad.dtype == dtype and log_prob.grad[0, 2].isnan()
+    largest = 65504.0 if dtype == torch.float16 else torch.tensor(1e6, dtype=dtype).item()
+    assert log_prob.grad[0, :2].tolist() == [-largest, -0.375]
 
 
 def test_second_derivative_is_refused_rather_than_wrong():
@@ -104,21 +91,13 @@ def test_a_loss_per_token_by_hand():
     assert value.tolist() == [[10.0, 20.0], [40.0, 0.0]]
     assert weighted.tolist() == [[2.0, 4.0], [8.0, 0.0]]
     # The third token's ratio is 2 and above the bound.
-    found = token_metrics(sums)
-    assert [found[f"clipx/{name}"] for name in ("clip_fraction_high", "gradient_mass/HP", "gradient_mass/M")] == [
-        1,
-        8,
-        6,
-    ]
-
-
-def test_tokens_that_do_not_count_keep_their_loss():
+    names, found = ("clip_fraction_high", "gradient_mass/HP", "gradient_mass/M"), token_metrics(sums)
+    assert [found[f"clipx/{name}"] for name in names] == [1, 8, 6]
+    # Tokens that do not count keep their loss.
     counting = inputs(counted=torch.tensor([[False, True], [False, True]]))
     assert token_statistics(METHOD, None, counting).tolist() == [2.0]
-    decision = torch.tensor([1.5], dtype=torch.float64)
-    (*loss, sums), (*expected, _) = (token_loss(METHOD, None, given, decision) for given in (counting, inputs()))
-    assert all(torch.equal(one, other) for one, other in zip(loss, expected, strict=True))
-    assert token_metrics(sums)[TOKENS] == 1.0
+    *loss, sums = token_loss(METHOD, None, counting, torch.tensor([1.5], dtype=torch.float64))
+    assert torch.equal(loss[0], value) and torch.equal(loss[1], weighted) and token_metrics(sums)[TOKENS] == 1.0
 
 
 def test_shaping_comes_before_statistics_weight_and_value():
@@ -129,24 +108,43 @@ def test_shaping_comes_before_statistics_weight_and_value():
     assert weighted.tolist() == [[2.0, 4.0], [4.0, 0.0]]
 
 
-def test_evaluate_shows_what_a_loss_is_made_of():
-    given = inputs()._asdict()
-    given["log_prob"] = given["log_prob"].clone().requires_grad_(True)
-    result = evaluate(METHOD, **given)
-    result.loss.sum().backward()
-    assert given["log_prob"].grad.tolist() == [[-2.0, -4.0], [-8.0, 0.0]]
-    assert result.loss.tolist() == [[10.0, 20.0], [40.0, 0.0]]
-    assert result.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
-    assert (result.statistics.item(), result.bounds.high.item(), result.bounds.low) == (7.0, 1.75, 0.0)
-    assert_close(result.tokens.ratio[1], torch.tensor([2.0, 1.0]))
-    # Given statistics, as those of a mini-batch, are what the bounds come from.
-    others = evaluate(METHOD, statistics=torch.tensor([12.0], dtype=torch.float64), **given)
-    assert (others.statistics.item(), others.bounds.high.item()) == (12.0, 3.0)
-
-
 @pytest.mark.parametrize("name", ["rollout_log_prob", "entropy"])
 def test_what_a_method_asks_for_must_be_finite(name):
     spoilt = torch.tensor([[0.0, math.inf], [0.0, math.nan]])
     value, weighted, _ = token_loss(METHOD, None, inputs(**{name: spoilt}), torch.zeros(1, dtype=torch.float64))
     # The last token is outside the mask.
     assert value.isnan().tolist() == weighted.isnan().tolist() == [[False, True], [False, False]]
+
+
+RATIO = torch.tensor([[1.5, 0.5, 1.0]], dtype=torch.float64)
+OLD = torch.full((1, 3), -2.0, dtype=torch.float64)
+ADVANTAGES = torch.tensor([[2.0, 2.0, -1.0]], dtype=torch.float64)
+MASK = torch.ones(1, 3, dtype=torch.bool)
+TRACED = OLD + RATIO.log(), OLD, ADVANTAGES, MASK
+
+
+def as_lists(trace):
+    return {name: values.tolist()[0] for name, values in trace._asdict().items()}
+
+
+def test_a_methods_by_hand():
+    grpo = method_named("grpo")()
+    found = as_lists(token_trace(grpo, apply(grpo, None, Inputs(*TRACED)), torch.tensor(0.5)))
+    # Clipped above with A > 0; below with A > 0 it keeps its gradient; each times the factor.
+    assert found["weight"] == pytest.approx([0, 0.25, 0.5])
+    assert found["ratio"] == found["bounded"] == pytest.approx([1.5, 0.5, 1])
+    assert found["low"] == [0.8] * 3 and found["high"] == [1.2] * 3 and found["advantage"] == [2, 2, -1]
+
+
+@pytest.mark.parametrize("by_sequence", [False, True])
+def test_an_observed_losss_by_hand(by_sequence):
+    gradient = torch.tensor([[-0.6, 0.0, 0.1]], dtype=torch.float64)
+    tokens, share = ObservedTokens(*TRACED, gradient), torch.full((1, 3), 0.2, dtype=torch.float64)
+    found = as_lists(observed_token_trace(tokens, Bounds(0.9, 1.1), by_sequence, share))
+    # F = -g / (share * A).
+    assert found["weight"] == pytest.approx([1.5, 0, 0.5])
+    mean = 0.75 ** (1 / 3)
+    assert found["bounded"] == pytest.approx([mean] * 3 if by_sequence else [1.5, 0.5, 1])
+    # Without an advantage there is no weight.
+    tokens = ObservedTokens(*TRACED[:2], torch.zeros(1, 3), MASK, torch.ones(1, 3))
+    assert as_lists(observed_token_trace(tokens, Bounds(0.8, 1.2), by_sequence, 1.0))["weight"] == [0, 0, 0]

@@ -1,35 +1,36 @@
-"""The metrics by hand: DGPO's five regions at and around the bounds, of any quantity; one transfer to the host.
+"""Metrics by hand: of a micro-batch's tokens and of a rollout batch, and every list of them.
 
-Does not cover how a worker adds them up over micro-batches and ranks.
+Not covered: how a worker adds them up (tests/worker/test_logged_metrics.py), ages (tests/worker/test_layout.py), real
+stale samples (tests/end_to_end/test_training.py).
 """
 
 import math
+import re
+from functools import partial
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.host_syncs import counted_host_syncs
 from tests.methods.at import tokens_at
 from verl_clipx.base.shared_metrics import REGIONS
+from verl_clipx.cli import app
+from verl_clipx.loss.metric_listing import LISTS, rows_of, tensorboard_charts
 from verl_clipx.loss.metrics import to_host, token_metrics, token_sums
+from verl_clipx.loss.rollout_metrics import AGES, merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.methods import Bounds
+from verl_clipx.methods.acpo import Acpo
+from verl_clipx.methods.bapo import Bapo
+from verl_clipx.methods.grpo import Grpo
+from verl_clipx.methods.m2po import M2po
 
 NO_BOUNDS = Bounds(0.0, math.inf)
 
 
-def metrics_of(
-    ratio,
-    advantages,
-    bounds=NO_BOUNDS,
-    *,
-    bounded=None,
-    weighted=None,
-    dual_clip=None,
-    counted=None,
-    detailed=True,
-    **given,
-):
-    """The metrics of one sequence, summed over its tokens."""
+def metrics_of(ratio, advantages, bounds, *, bounded=None, weighted=None, dual_clip=None, counted=None, **given):
+    """The metrics of one sequence, summed over its tokens; `given`: detailed, and what `tokens_at` takes."""
+    detailed = given.pop("detailed", True)
     t = tokens_at(torch.tensor([ratio]), torch.tensor([advantages]), **given)
     weighted = t.ratio * t.advantages if weighted is None else torch.tensor([weighted])
     bounded = t.ratio if bounded is None else torch.tensor([bounded])
@@ -56,9 +57,8 @@ def regions(ratio, advantages, bounds, **given):
         found = metrics_of(ratio, advantages, bounds, weighted=weighted, counted=counted, **given)
         (region,) = (region for region in REGIONS if number_in(region, found))
         mass = 2.0 * (advantages[token] != 0)
-        assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [
-            mass * (name == region) for name in REGIONS
-        ]
+        masses = [mass * (name == region) for name in REGIONS]
+        assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == masses
         names.append(region)
     return names
 
@@ -87,12 +87,12 @@ def test_regions_by_hand(ratio, advantages, bounds, given, expected):
 
 RATIO = [0.5, 2.0, 0.5, 4.0, 1.0, 8.0]
 ADVANTAGES = [-1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
+WEIGHTED = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
 BOUNDS = Bounds(0.8, 1.2)
 
 
 def test_metrics_by_hand():
-    weighted = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
-    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, weighted=weighted, dual_clip=1.5, detailed=False)
+    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, weighted=WEIGHTED, dual_clip=1.5, detailed=False)
     assert found.pop("actor/ppo_kl") == pytest.approx(-4 * math.log(2), rel=1e-6)
     assert found == {
         **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
@@ -100,18 +100,14 @@ def test_metrics_by_hand():
         **{"clipx/contribution/positive": 1.75, "clipx/contribution/negative": 12.0},
         "clipx_sum/ratio": 16.0,
         "clipx_sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
-        **{
-            f"clipx/gradient_mass/{name}": mass for name, mass in zip(REGIONS, (0.0, 0.25, 0.5, 12.0, 1.0), strict=True)
-        },
+        **dict(zip((f"clipx/gradient_mass/{name}" for name in REGIONS), (0.0, 0.25, 0.5, 12.0, 1.0), strict=True)),
     }
-    assert not [name for name in found if "max" in name or "min" in name]
 
 
 def test_what_all_adds_by_hand():
     # Old probabilities at the edges of the quartiles, and inside.
     probability = torch.tensor([[0.2, 0.25, 0.5, 0.6, 0.9, 1.0]])
-    weighted = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
-    given = dict(weighted=weighted, dual_clip=1.5, old_log_prob=probability.log())
+    given = dict(weighted=WEIGHTED, dual_clip=1.5, old_log_prob=probability.log())
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, **given)
     default = metrics_of(RATIO, ADVANTAGES, BOUNDS, detailed=False, **given)
     assert {key: found[key] for key in default} == default
@@ -119,8 +115,8 @@ def test_what_all_adds_by_hand():
     masses = [found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)]
     assert masses == [0.0, 0.25, 4.5, 9.0]
     current = [math.log(p * r) for p, r in zip(probability[0].tolist(), RATIO, strict=True)]
-    assert found["clipx_sum/weighted"] == pytest.approx(sum(weighted))
-    for name, values in (("weighted_log_prob", weighted), ("ratio_log_prob", RATIO)):
+    assert found["clipx_sum/weighted"] == pytest.approx(sum(WEIGHTED))
+    for name, values in (("weighted_log_prob", WEIGHTED), ("ratio_log_prob", RATIO)):
         expected = sum(value * log_prob for value, log_prob in zip(values, current, strict=True))
         assert found[f"clipx_sum/{name}"] == pytest.approx(expected, rel=1e-6), name
     assert not [name for name in found if "max" in name or "min" in name]
@@ -151,3 +147,115 @@ def test_groups_reach_the_host_together():
     with counted_host_syncs() as counter:
         assert to_host({}, {}) == [{}, {}]
     assert counter.count == 0
+
+
+ACPO = {
+    "clipx/epsilon/bin_0": [0.2, 0.9],
+    "clipx/epsilon/bin_1": [0.3, 5.0],
+    "clipx/count/bin_0": [10.0, 30.0],
+    "clipx/count/bin_1": [10.0, 0.0],
+}
+
+
+def added(metrics, method, each=False):
+    """What `with_updates` adds."""
+    found = with_updates(metrics, method, each=each)
+    assert {key: found[key] for key in metrics} == metrics
+    return {key: values[0] for key, values in found.items() if key not in metrics}
+
+
+BAPO = {"clipx/c_low": [0.6, 0.8, 0.7], "clipx/c_high": [1.2, 3.0, 1.5], "clipx/positive_share_after": [0.4] * 3}
+ADDED = [
+    (
+        *(Acpo(bins=2), ACPO),
+        {
+            **{"epsilon_highest": 0.9, "epsilon_average": (0.2 * 10 + 0.3 * 10 + 0.9 * 30) / 50},
+            **{"epsilon_last/bin_0": 0.9, "epsilon_last/bin_1": 5.0},
+        },
+    ),
+    (Bapo(), BAPO, {"c_low_highest": 0.8, "c_low_last": 0.7, "c_high_highest": 3.0, "c_high_last": 1.5}),
+    (
+        *(M2po(), {"clipx/log_ratio_bound": [64.0, 0.25, 0.5]}),
+        {"log_ratio_bound_lowest": 0.25, "log_ratio_bound_last": 0.5},
+    ),
+    (Grpo(), {"clipx/ratio_mean": [1.0, 1.1]}, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "metrics", "expected"), ADDED)
+def test_what_is_said_of_all_updates(method, metrics, expected):
+    assert added(metrics, method) == pytest.approx({f"clipx/{name}": value for name, value in expected.items()})
+    # Of one update the last is the mean.
+    assert not [key for key in added({name: values[:1] for name, values in metrics.items()}, method) if "last" in key]
+
+
+def test_each_update_where_wanted():
+    found = added({**ACPO, "actor/ppo_kl": [0.1, 0.2]}, Acpo(bins=2), each=True)
+    assert found["clipx/update_0/epsilon/bin_1"] == 0.3 and found["clipx/update_1/epsilon/bin_1"] == 5.0
+    assert len(found) == 4 + 2 * 4
+
+
+def test_passes_are_kept_apart_and_together():
+    merged = merged_passes({"low": {"grad_norm": [1.0], "clipx/ratio_mean": [2.0]}, "high": {"grad_norm": [3.0]}})
+    assert merged["grad_norm"] == [1.0, 3.0]
+    assert merged["clipx/low/grad_norm"] == [1.0] and merged["clipx/high/grad_norm"] == [3.0]
+    assert merged["clipx/low/ratio_mean"] == [2.0]
+    assert not [key for key in merged if "max" in key or "min" in key]
+    assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
+
+
+def test_sums_become_spread_and_updates():
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    log_ratio = torch.tensor([[0.0, 0.3, 0.6], [1.0, -1.0, float("nan")], [0.5, 7.0, 7.0]])
+    sums = staleness_sums(torch.tensor([0, 1, 5]), log_ratio=log_ratio, mask=mask)
+    tokens = 6
+    metrics = {name: [float(value) / tokens] for name, value in sums.items()}
+    found = with_staleness({**metrics, "loss": [1.0]}, updates_before=2, updates=4, moves=True, detailed=True)
+    assert found["clipx/staleness/versions"] == [pytest.approx((0 * 3 + 1 * 2 + 5 * 1) / 6)]
+    assert found["clipx/staleness/updates"] == [pytest.approx(7 / 6 * 4 + 2)]
+    fractions = [found[f"clipx/staleness/fraction/{age}"][0] for age in AGES]
+    assert fractions == pytest.approx([3 / 6, 2 / 6, 0, 1 / 6])
+    spreads = [found[f"clipx/staleness/spread/{age}"][0] for age in AGES]
+    assert spreads == pytest.approx([(0.06) ** 0.5, 1.0, 0.0, 0.0], abs=1e-6)
+    assert found["loss"] == [1.0] and len(found) == 1 + 2 + 2 * len(AGES)
+    shown = with_staleness({**metrics, "loss": [1.0]}, updates_before=2, updates=4, moves=True, detailed=False)
+    assert shown == {key: found[key] for key in ("loss", "clipx/staleness/versions")}
+
+
+def test_without_ages_rollout_log_probs_or_older_weights_there_is_less():
+    given = dict(updates_before=0, updates=2, detailed=True)
+    sums = staleness_sums(torch.tensor([1]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
+    assert float(sums["clipx_sum/staleness/tokens/age_1"]) == 2
+    metrics = {name: [float(value) / 2] for name, value in sums.items()}
+    found = with_staleness(metrics, moves=True, **given)
+    assert found["clipx/staleness/fraction/age_1"] == [1.0]
+    assert not [key for key in found if "spread" in key]
+    assert with_staleness({**metrics, "loss": [1.0]}, moves=False, **given) == {"loss": [1.0]}
+    assert with_staleness({"loss": [1.0]}, moves=True, **given) == {"loss": [1.0]}
+
+
+@pytest.mark.parametrize("which", LISTS)
+@pytest.mark.parametrize("options", [(), ("--markdown",)])
+def test_the_command_lists_every_key(which, options):
+    result = CliRunner().invoke(app, ["metrics", which, *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert [key for row in rows_of(which) for key in row.keys if key not in result.output] == []
+
+
+def test_an_unknown_list_is_refused_with_those_that_exist():
+    result = CliRunner().invoke(app, ["metrics", "every"])
+    assert result.exit_code == 2
+    assert "'every': must be one of default, all, observe" in " ".join(result.output.split())
+
+
+def test_charts_hold_the_metrics_that_name_them():
+    charts = tensorboard_charts()
+    for key, chart in (
+        ("epsilon/bin_11", "bounds"),
+        ("c_low", "bounds"),
+        ("c_low_last", "last bounds"),
+        ("gradient_mass/LN", "gradient mass"),
+        ("clip_fraction_low", "clipped tokens"),
+    ):
+        matching = partial(re.fullmatch, string=f"actor/clipx/{key}")
+        assert [name for name, (_, patterns) in charts.items() if any(map(matching, patterns))] == [chart], key

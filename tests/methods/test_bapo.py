@@ -47,8 +47,7 @@ GOLDEN = {
             DUAL_CLIP,
         ),
     ),
-    # pi_rollout weighs, and the vectors have the old policy for it: the group's weight=old and, in a test of its own,
-    # weight=rollout.
+    # pi_rollout weighs, and the vectors have the old policy for it: the group's weight=old.
     "paper_bapo": Setup(
         ("+clipx=bapo",),
         (

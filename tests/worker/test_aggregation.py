@@ -1,7 +1,6 @@
 """The loss and its gradient are those of verl's agg_loss, in every mode, and what verl alone knows is left to it.
 
-Covers normalisers of the mini-batch and without, several ranks, sequences without tokens, half precision, NaN. Does not
-cover the padded length as normaliser, which policy_loss refuses.
+Not covered: the padded length as normaliser, which policy_loss refuses.
 """
 
 import inspect
@@ -36,17 +35,12 @@ def micro_batch(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
 
 def both(mode: str, normalisers: dict, tensors: tuple[torch.Tensor, ...], factor: float = 1.0) -> list[torch.Tensor]:
     """Ours and verl's loss and gradient."""
-    log_prob, value, weighted, mask = tensors
-    found = []
-    for of in (
-        lambda leaf: aggregate(leaf, value, weighted, mask, mode, **normalisers),
-        lambda leaf: agg_loss(per_token_loss(leaf, value, weighted), mask, mode, **normalisers),
-    ):
-        leaf = log_prob.clone().requires_grad_(True)
-        loss = of(leaf)
-        (loss * factor).backward()
-        found += [loss.detach(), leaf.grad]
-    return found
+    log_prob, *others, mask = tensors
+    ours, verls = (log_prob.clone().requires_grad_(True) for _ in range(2))
+    loss = aggregate(ours, *others, mask, mode, **normalisers)
+    expected = agg_loss(per_token_loss(verls, *others), mask, mode, **normalisers)
+    (loss * factor + expected * factor).backward()
+    return [loss.detach(), ours.grad, expected.detach(), verls.grad]
 
 
 @pytest.mark.parametrize("normalisers", NORMALISERS, ids=["none", "one rank", "four ranks", "tensors"])
@@ -69,14 +63,20 @@ def test_what_is_not_finite_reaches_loss_and_gradient(mode):
     assert loss.isnan() and gradient[2, 0].isnan() and gradient[0].isfinite().all()
 
 
-def test_a_mini_batch_without_tokens_is_no_error():
-    nothing = {"dp_size": 1, "batch_num_tokens": 0, "global_batch_size": 0}
+@pytest.mark.parametrize("tokens", [{}, {"batch_num_tokens": 0, "global_batch_size": 0}, {"batch_num_tokens": 30}])
+@pytest.mark.parametrize("of", [lambda number: number, lambda number: torch.tensor(float(number))])
+def test_without_tokens_the_loss_is_verls_and_the_gradient_zero(tokens, of):
+    normalisers = {"dp_size": 1, **{key: of(number) for key, number in tokens.items()}, "loss_scale_factor": 9}
     for mode in MODES:
-        loss, _, expected, _ = both(mode, nothing, [part * 0 for part in micro_batch()])
-        assert_close(loss, expected, equal_nan=True)
+        loss, gradient, *expected = both(mode, normalisers, [part * 0 for part in micro_batch()])
+        assert_close([loss, gradient], expected, equal_nan=True)
+        assert not gradient.any()
 
 
-def test_every_mode_of_verls_is_known():
+def test_every_mode_of_verls_is_known_and_what_verl_refuses_is_refused():
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        with pytest.raises(ValueError, match="required when dp_size > 1"):
+            aggregate(*micro_batch(), mode, dp_size=2)
     source = inspect.getsource(agg_loss)
     assert all(f'"{mode}"' in source for mode in MODES)
     assert source.count("loss_agg_mode ==") + source.count("loss_agg_mode in") == len(MODES)
@@ -94,9 +94,3 @@ def test_what_is_verls_alone_is_asked_of_it(monkeypatch):
     for mode, normalisers in (("token-median", {"dp_size": 1}), ("token-mean", {"dp_size": 1, "new": 3})):
         aggregate(log_prob, value, weighted, mask, mode, **normalisers)
         assert asked.pop() == (mode, normalisers)
-
-
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_what_verl_refuses_is_refused(mode):
-    with pytest.raises(ValueError, match="required when dp_size > 1"):
-        aggregate(*micro_batch(), mode, dp_size=2)

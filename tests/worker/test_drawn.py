@@ -1,50 +1,44 @@
 """Five hundred drawn configurations of verl's keys: each is announced and true, or refused with the keys named.
 
-Covers, composed in this process and decided by the driver: what is announced trains as announced, by verl's own
-ppo_loss (and its distillation loss) on a micro-batch through the worker's calls with the receipt, which must not stop;
-where verl has the same loss, its gradient under the same keys of verl's is ours, with KL, entropy and distillation
-terms; what is refused is one of the keys that the table calls so, named with a second one. Every key of the table on
-the loss's path is drawn or says why not. Not covered: engines, ranks, Lopti's passes.
+What is announced trains as announced by verl's own loss, with the receipt, and where verl has the same loss, its
+gradient under the same keys is ours; what is refused is one of the keys that the table calls so, named with a second
+one. Not covered: engines, ranks, Lopti's passes.
 """
 
 import copy
-import dataclasses
+import random
 import re
 from collections import Counter
 from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hydra.errors import InstantiationException
-from omegaconf import OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from torch.testing import assert_close
 from verl.trainer.distillation import distillation_ppo_loss
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
-from tests.composition import built_once
+from tests.composition import built_once, composition
 from tests.jagged import jagged
-from tests.worker.drawn import NOT_DRAWN, VALUES, Drawn, composed, drawn
 from tests.worker.updates import Update
 from verl_clipx.base.refusal import Refusal
+from verl_clipx.run import verl_keys
+from verl_clipx.run.groups import group_names, node_of
 from verl_clipx.run.start import decide
 from verl_clipx.run.verl_keys import (
     ACTOR,
     BYPASS,
-    CLIP_KEYS,
-    LOSS_TYPE,
-    NOT_IN_VERL,
-    ON_THE_PATH,
-    REFUSED,
+    DISTILLATION,
+    DISTILLATION_LOSS,
     ROLLOUT_IS,
     ROLLOUT_RS,
-    TAKEN,
-    TASK_REWARDS,
     WITH_ROLLOUT_IS,
     WITH_ROLLOUT_RS,
     row_of,
-    verl_key,
 )
 from verl_clipx.worker.layout import pad_rows
 from verl_clipx.worker.loss_function import with_micro_batch
@@ -65,9 +59,135 @@ OF_VERL = {
     "observe": ("vanilla", {}),
 }
 
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+OF_DISTILLATION = DISTILLATION_LOSS.rpartition(".")[0]
+
+# What is drawn of each key; NOT_DRAWN has the reason of the others.
+VALUES: dict[str, tuple[Any, ...]] = {
+    f"{ACTOR}.clip_ratio": (0.1, 0.2, 0.3),
+    f"{ACTOR}.clip_ratio_low": (0.1, 0.3, 3e-4, 10),
+    f"{ACTOR}.clip_ratio_high": (0.28, 0.5, 4e-4),
+    f"{ACTOR}.clip_ratio_c": (3.0, 10.0, None),
+    f"{ACTOR}.tau_pos": (1.0, 2.0),
+    f"{ACTOR}.tau_neg": (1.05, 4.0),
+    f"{POLICY_LOSS}.tau_pos": (2.0,),
+    f"{POLICY_LOSS}.tau_neg": (1.05, 1.2),
+    f"{POLICY_LOSS}.dro_beta": (0.3, None),
+    f"{POLICY_LOSS}.loss_mode": ("vanilla", "gspo", "dro"),
+    f"{POLICY_LOSS}.clip_cov_ratio": (0.01,),
+    f"{POLICY_LOSS}.clip_cov_lb": (2.0,),
+    f"{POLICY_LOSS}.clip_cov_ub": (4.0,),
+    f"{POLICY_LOSS}.kl_cov_ratio": (0.01,),
+    f"{POLICY_LOSS}.ppo_kl_coef": (0.5,),
+    f"{POLICY_LOSS}.rollout_correction.rollout_is": ("token",),
+    f"{POLICY_LOSS}.rollout_correction.loss_type": ("reinforce",),
+    f"{ACTOR}.loss_agg_mode": (
+        *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    ),
+    f"{ACTOR}.loss_scale_factor": (100, None),
+    f"{ACTOR}.entropy_coeff": (0.0, 0.01),
+    f"{ACTOR}.use_kl_loss": (True, True, False),
+    f"{ACTOR}.kl_loss_coef": (0.5,),
+    f"{ACTOR}.kl_loss_type": ("k1", "k2", "k3", "k3+", "abs", "low_var_kl"),
+    f"{ACTOR}.strategy": ("fsdp", "fsdp2"),
+    BYPASS: (True, True, False),
+    ROLLOUT_IS: ("token", "sequence"),
+    WITH_ROLLOUT_IS[0]: (2.0, 1.1),
+    WITH_ROLLOUT_IS[1]: (True,),
+    ROLLOUT_RS: ("seq_mean_k3", "token_k3", "seq_mean_k1", "token_k2,seq_max_k2"),
+    WITH_ROLLOUT_RS[0]: ("0.01", "0.999_1.001", "0.5,0.5", 0.05),
+    verl_keys.LOSS_TYPE: ("ppo_clip", "reinforce"),
+    "algorithm.gamma": (0.9,),
+    "algorithm.norm_adv_by_std_in_grpo": (False,),
+    "algorithm.kl_ctrl.kl_coef": (0.01,),
+    DISTILLATION: (True, True, False),
+    verl_keys.TASK_REWARDS: (True, True, False),
+    DISTILLATION_LOSS: ("k1", "k3", "mse"),
+    verl_keys.DISTILLATION_COEFFICIENT: (0.5,),
+    f"{OF_DISTILLATION}.use_policy_gradient": (True, False),
+    f"{OF_DISTILLATION}.policy_loss_mode": ("vanilla",),
+    f"{OF_DISTILLATION}.loss_max_clamp": (0.2, None),
+    f"{OF_DISTILLATION}.clip_ratio": (0.1,),
+    f"{OF_DISTILLATION}.clip_ratio_low": (0.1,),
+    f"{OF_DISTILLATION}.clip_ratio_high": (0.4,),
+    "critic.cliprange_value": (0.3,),
+}
+
+OF_LOGITS = "of the loss on the student's logits, which a micro-batch of log-probabilities doesn't have"
+NOT_DRAWN = {
+    f"{ACTOR}.global_batch_info": "verl fills it in",
+    f"{OF_DISTILLATION}.global_batch_info": "verl fills it in",
+    f"{OF_DISTILLATION}.topk": OF_LOGITS,
+    f"{OF_DISTILLATION}.log_prob_min_clamp": OF_LOGITS,
+    f"{OF_DISTILLATION}.use_chunked_topk": OF_LOGITS,
+    f"{OF_DISTILLATION}.chunked_topk_chunk_size": OF_LOGITS,
+    "critic.loss_agg_mode": "of the critic's loss",
+    "critic.loss_scale_factor": "of the critic's loss",
+    "algorithm.gdpo_reward_keys": "verl's trainer doesn't compose it",
+    "algorithm.gdpo_reward_weights": "verl's trainer doesn't compose it",
+}
+
+# The keys that only matter together with others are drawn with them.
+TOGETHER = {
+    ROLLOUT_RS: WITH_ROLLOUT_RS,
+    DISTILLATION: (DISTILLATION_LOSS, f"{OF_DISTILLATION}.use_policy_gradient"),
+    f"{ACTOR}.use_kl_loss": (f"{ACTOR}.kl_loss_type",),
+}
+
+# Those that verl has, too, come more often. Two need bounds that a run has measured.
+GROUPS = tuple(OF_VERL) * 3 + tuple(
+    group
+    for group in group_names()
+    if group not in OF_VERL and "method" in node_of(group) and MISSING not in node_of(group).values()
+)
+MODIFIERS = ("shaping=advantage_reweighting", "select=high_entropy", "select=low_entropy")
+
+
+class Drawn(NamedTuple):
+    """A configuration: the group of a method, the groups on top of it, and verl's keys to their values."""
+
+    group: str
+    modifiers: tuple[str, ...]
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        values = (f"{key}={value}" for key, value in self.values.items())
+        return " ".join((f"+clipx={self.group}", *(f"+clipx/{one}" for one in self.modifiers), *values))
+
+    def config(self) -> DictConfig:
+        """verl's whole configuration with it."""
+        modifiers = [f"+clipx/{one}" for one in self.modifiers]
+        return composed((f"+clipx={self.group}", *modifiers), self.values)
+
+
+def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
+    """verl's whole configuration, whose rollout returns its log-probabilities, with groups and then values."""
+    config = composition(*groups, "actor_rollout_ref.rollout.calculate_log_probs=True")
+    OmegaConf.set_struct(config, False)
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+# The keys that may be taken over are drawn most, those that are refused least.
+OFTEN = {verl_keys.TAKEN: 6, verl_keys.READ_BY_VERL: 3, verl_keys.REFUSED: 1}
+COUNTS = [OFTEN[row_of(key).fate] for key in VALUES]
+
+
+def drawn(number: int) -> Drawn:
+    """The configuration of that number; the groups come in turn."""
+    chance = random.Random(number)
+    keys = chance.sample(list(VALUES), counts=COUNTS, k=chance.choice((1, 2, 3, 4)))
+    for key in tuple(keys):
+        keys += TOGETHER.get(key, ())
+    values = {key: chance.choice(VALUES[key]) for key in dict.fromkeys(keys)}
+    modifiers = (chance.choice(MODIFIERS),) if chance.random() < 0.15 else ()
+    group = GROUPS[number % len(GROUPS)]
+    return Drawn(group, () if group == "observe" else modifiers, values)
+
 
 def test_every_key_on_the_path_is_drawn_or_says_why_not():
-    keys = {row.key for row in ON_THE_PATH}
+    keys = {row.key for row in verl_keys.ON_THE_PATH}
     assert {row_of(key).key for key in (*VALUES, *NOT_DRAWN)} == keys
     assert not set(VALUES) & set(NOT_DRAWN)
 
@@ -122,7 +242,7 @@ def outcome(number):
     except Refusal as refusal:
         hold_refusal(one, refusal)
         return "refused"
-    hold_taken_over(one, config, decision)
+    hold_served(one, config, decision)
     try:
         gradients = trained(one, config)
     except InstantiationException as refusal:
@@ -144,39 +264,18 @@ def hold_refusal(one: Drawn, refusal: Refusal):
         about = [key for key in one.values if key in keys]
         assert about and len(keys) > 1, f"{one}: {part}"
         rows = [row_of(key) for key in about]
-        assert any(row.refusal is not None or row.fate == TAKEN for row in rows), f"{one}: {part}"
+        assert any(row.refusal is not None or row.fate == verl_keys.TAKEN for row in rows), f"{one}: {part}"
 
 
-def hold_taken_over(one: Drawn, config, decision):
-    """No drawn key that is refused was let through, and each that is taken over is the method's parameter."""
+def hold_served(one: Drawn, config, decision):
+    """No drawn key that is refused was let through; tests/run/test_verl_keys.py has what is taken over."""
+    if one.group == "observe":
+        assert decision.line.startswith("clipx: verl's own loss")
+        return
     for key, value in one.values.items():
-        fate = row_of(key).fate
-        if one.group == "observe":
-            assert decision.line.startswith("clipx: verl's own loss")
-        elif fate == REFUSED:
-            harmless = {LOSS_TYPE: value == "ppo_clip", TASK_REWARDS: value or not config.distillation.enabled}
-            assert harmless.get(key, False), f"{one}: {key} was let through"
-        elif fate == TAKEN:
-            hold_clip_key(one, config, key, value)
-
-
-def hold_clip_key(one: Drawn, config, key, value):
-    """A drawn clip key is the parameters that the method's class says, or it is named as not used."""
-    policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-    method, name, readers = policy_loss.clipx.method, key.removeprefix(f"{ACTOR}."), 0
-    for field in dataclasses.fields(method):
-        verl = verl_key(type(method), field.name)
-        if verl is None or name not in (*verl.names, verl.instead):
-            continue
-        readers += 1
-        if name == verl.instead and any(f"{ACTOR}.{other}" in one.values for other in verl.names):
-            continue
-        ours, current = value if value is None else verl.conversion.convert(value), getattr(method, field.name)
-        is_silent = value is None and name == "policy_loss.dro_beta"
-        bounds_nothing = current is None and ours is not None and ours <= 0
-        assert is_silent or bounds_nothing or current == pytest.approx(ours), f"{one}: {field.name}"
-    unused = value is not None and value != CLIP_KEYS[name] and not readers
-    assert (policy_loss.run.unused.get(key) == value) if unused else key not in policy_loss.run.unused, one
+        alone = {verl_keys.LOSS_TYPE: value == "ppo_clip", verl_keys.TASK_REWARDS: not config.distillation.enabled}
+        harmless = alone.get(key, False) or (key == verl_keys.TASK_REWARDS and value)
+        assert row_of(key).fate != verl_keys.REFUSED or harmless, f"{one}: {key} was let through"
 
 
 def trained(one: Drawn, config):
@@ -195,15 +294,10 @@ def trained(one: Drawn, config):
 
 
 def updates(function, change):
-    """The same two updates by another loss function, without a receipt."""
-    update = Update(grpo(), loss_fn=function)
+    """The same two updates by another loss function, without a receipt; the configuration is any."""
+    update = Update(copy.deepcopy(built_once(("+clipx=grpo",))), loss_fn=function)
     update.loss_function = function
     return [update.run(change=change), update.run(moved=0.5, change=change)]
-
-
-def grpo():
-    """Any configuration, for updates that follow another one."""
-    return copy.deepcopy(built_once(("+clipx=grpo",)))
 
 
 def verl_s_own(one: Drawn):
@@ -216,7 +310,7 @@ def verl_s_own(one: Drawn):
         return None
     for key, value in one.values.items():
         name = key.removeprefix(f"{ACTOR}.policy_loss.")
-        if name in NOT_IN_VERL:
+        if name in verl_keys.NOT_IN_VERL:
             values[f"{ACTOR}.{name}"] = value
         elif not (value is None and key in values):
             values[key] = value

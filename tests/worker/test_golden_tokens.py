@@ -1,12 +1,7 @@
-"""Token shaping and selection against their releases: composed configurations in, verl's loss out.
+"""Token shaping, selection and Lopti's passes against their releases: composed configurations in, verl's loss out.
 
-Covers, of the releases of AR-Lopti and of ACPO (its entropy baselines): reweighted advantages, selected tokens, the
-tokens of both Lopti passes, and with them losses, gradients and clip metrics. Lopti's passes run through verl's whole
-ppo_loss with verl's own KL term, but for the vector whose log-ratios to the reference policy exceed the release's
-clamp of 5, narrower than verl's: there the release's KL term is written out. One vector records reweighted advantages
-alone, with negative ones scaled, which is no part of the method. Does not cover which update a worker makes when,
-selection over a mini-batch, the current policy's probability in Advantage Reweighting, or ties, for which nothing was
-recorded.
+Lopti's passes run through verl's whole ppo_loss with verl's own KL term. Not covered: which update a worker makes when,
+selection over a mini-batch, the current policy's probability in Advantage Reweighting, ties: nothing was recorded.
 """
 
 import copy
@@ -17,7 +12,7 @@ from torch.testing import assert_close
 from verl.trainer.ppo.core_algos import agg_loss
 
 from tests.composition import built_once
-from tests.golden.cases import golden_cases
+from tests.golden.cases import golden_cases, parametrize
 from tests.golden.runs import per_token, run
 from tests.golden.settings import overrides_of
 from tests.jagged import micro_batch
@@ -25,18 +20,8 @@ from tests.worker.updates import loss_function, train
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.step import OptimizerStep
 
-REWEIGHTING = golden_cases("ar")
-# One vector records advantages alone.
-REWEIGHTED_LOSSES = [case for case in REWEIGHTING if case.loss_agg_mode is not None]
-ENTROPY = [*golden_cases("acpo_entropy_top"), *golden_cases("acpo_entropy_bottom")]
-ENTROPY_LOSSES = [case for case in ENTROPY if "loss" not in case.nonfinite]
-EMPTY_ROWS = [case for case in ENTROPY if "loss" in case.nonfinite]
 LOPTI = golden_cases("lopti")
 RELEASED_KL_CLAMP = 5
-
-
-def parametrize(cases):
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 def assert_near(actual, expected, *, terms):
@@ -64,61 +49,40 @@ def reweighted(case, tokens=None):
     return per_token(settings, inputs).tokens.advantages
 
 
-@pytest.mark.slow
-@parametrize(REWEIGHTING)
+@parametrize(golden_cases("ar"))
 def test_reweighted_advantages(case):
     advantages = reweighted(case)
     # The release can also scale negative advantages; that is no part of the method.
     advantages = torch.where(advantages < 0, case.hyperparameters["neg_adv_weight"] * advantages, advantages)
     mask = case.inputs["response_mask"]
     assert_close(advantages[mask], case.expected["reweighted_advantages"][mask], rtol=1e-12, atol=0)
-
-
-@parametrize(REWEIGHTED_LOSSES)
-def test_loss_of_reweighted_advantages(case):
-    found, mask = run(case), case.inputs["response_mask"]
+    if case.loss_agg_mode is None:
+        # One vector records advantages alone.
+        return
+    found = run(case)
     assert_near(found.loss, case.expected["loss"], terms=found.tokens.loss / mask.sum())
     assert_close(found.gradient, case.expected["grad"], rtol=1e-9, atol=0)
     assert_clip_metrics(case, found.metrics)
 
 
-def selected(case):
-    """The tokens that the loss selects."""
-    return selection_of(case).selected(case.expected["entropy"], case.inputs["response_mask"])
-
-
-def selection_of(case):
-    return built_once(overrides_of(case)).policy_loss.clipx.select
-
-
-@pytest.mark.slow
-@parametrize(ENTROPY)
+@parametrize([*golden_cases("acpo_entropy_top"), *golden_cases("acpo_entropy_bottom")])
 def test_selected_tokens(case):
     expected, mask = case.expected["selection_mask"].bool(), case.inputs["response_mask"]
-    assert (selected(case) == expected).all()
-    assert_close(selected(case).sum(1), selection_of(case).counts(mask), rtol=0, atol=0)
+    select = built_once(overrides_of(case)).policy_loss.clipx.select
+    selected = select.selected(case.expected["entropy"], mask)
+    assert torch.equal(selected, expected) and torch.equal(selected.sum(1), select.counts(mask))
     metrics = run(case, (*overrides_of(case), "clipx.metrics=all")).metrics
     assert metrics["clipx/selected_fraction"] == pytest.approx(float(expected.sum() / mask.sum()), rel=1e-6)
-
-
-@parametrize(ENTROPY_LOSSES)
-def test_loss_of_selected_tokens(case):
-    found, selection = run(case), selected(case)
-    shares = selection / selection.sum(1, keepdim=True).clamp(min=1) / len(selection)
-    assert_near(found.loss, case.expected["loss"], terms=found.tokens.loss * shares)
-    assert_close(found.gradient, case.expected["grad"], rtol=1e-9, atol=0)
-    assert_clip_metrics(case, found.metrics)
-
-
-@parametrize(EMPTY_ROWS)
-def test_sequences_without_tokens_are_dropped_where_the_release_made_nan(case):
-    found, selection = run(case), selected(case)
-    # The release divides by all sequences, verl by those with a token.
-    expected = case.expected["grad"].nan_to_num(0.0) * len(selection) / selection.any(1).sum()
-    assert expected.any()
-    assert_close(found.gradient, expected, rtol=1e-9, atol=0)
-    # The one token there is isn't clipped: the value -A * ratio is its own derivative.
-    assert_close(found.loss, expected.sum(), rtol=1e-9, atol=0)
+    found, loss, gradient = run(case), case.expected["loss"], case.expected["grad"]
+    shares = selected / selected.sum(1, keepdim=True).clamp(min=1) / len(selected)
+    if "loss" in case.nonfinite:
+        # A sequence without tokens made the release's numbers NaN. It divides by all sequences, verl by those with a
+        # token. The one token there is isn't clipped: the value -A * ratio is its own derivative.
+        gradient = gradient.nan_to_num(0.0) * len(selected) / selected.any(1).sum()
+        loss = gradient.sum()
+        assert gradient.any()
+    assert_near(found.loss, loss, terms=found.tokens.loss * shares)
+    assert_close(found.gradient, gradient, rtol=1e-9, atol=0)
     assert_clip_metrics(case, found.metrics)
 
 
@@ -169,15 +133,9 @@ def test_lopti_groups(case):
 
 
 def beyond_released_clamp(case):
-    log_ratios = [
-        case.expected["ref_log_prob"] - case.inputs["log_prob"],
-        case.expected["ref_log_prob"] - case.expected["log_prob_pass2"],
-    ]
-    return any((one.abs() > RELEASED_KL_CLAMP)[case.inputs["response_mask"]].any() for one in log_ratios)
-
-
-KL_BEYOND_CLAMP = [case for case in LOPTI if beyond_released_clamp(case)]
-KL_WITHIN_CLAMP = [case for case in LOPTI if not beyond_released_clamp(case)]
+    reference, mask = case.expected["ref_log_prob"], case.inputs["response_mask"]
+    log_probs = (case.inputs["log_prob"], case.expected["log_prob_pass2"])
+    return any(((reference - log_prob).abs() > RELEASED_KL_CLAMP)[mask].any() for log_prob in log_probs)
 
 
 def pass_of(case, name, *changes):
@@ -201,37 +159,33 @@ def policy_gradient_terms(case, name):
     return per_token(settings, inputs).loss / mask.sum()
 
 
-@pytest.mark.parametrize("name", ["pass1", "pass2"])
-@parametrize(KL_WITHIN_CLAMP)
-def test_lopti_loss_of_each_pass(case, name):
-    loss, gradient, metrics = pass_of(case, name)
-    terms = policy_gradient_terms(case, name)
-    assert_near(loss, case.expected[f"{name}_loss"], terms=terms)
-    kl = torch.tensor(metrics["kl_loss"])
-    assert_close(kl, case.expected[f"{name}_kl"].double(), rtol=1e-9, atol=0)
-    assert_near(loss - case.hyperparameters["kl_loss_coef"] * kl, case.expected[f"{name}_pg"], terms=terms)
-    assert_close(gradient, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
-
-
-def released_kl(log_prob, ref_log_prob):
-    """Schulman's k3 estimate with the release's clamps; verl clamps the log-ratio to +-20."""
-    log_ratio = (ref_log_prob - log_prob).clamp(-RELEASED_KL_CLAMP, RELEASED_KL_CLAMP)
-    return (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
-
-
-@pytest.mark.parametrize("name", ["pass1", "pass2"])
-@parametrize(KL_BEYOND_CLAMP)
-def test_lopti_loss_of_each_pass_beyond_the_release_s_kl_clamp(case, name):
-    policy_gradient, gradient, _ = pass_of(case, name, "actor_rollout_ref.actor.use_kl_loss=false")
-    tokens, mask = tokens_of_pass(case, name), case.inputs["response_mask"]
+def released_kl(case, name):
+    """Schulman's k3 estimate with the release's clamps, where verl clamps the log-ratio to +-20, and its gradient."""
     log_prob = batch_of(case, name)["log_prob"].clone().requires_grad_(True)
-    divergence = torch.where(tokens, released_kl(log_prob, case.expected["ref_log_prob"]), 0.0)
-    kl = case.hyperparameters["kl_loss_coef"] * agg_loss(divergence, mask, case.loss_agg_mode)
+    log_ratio = (case.expected["ref_log_prob"] - log_prob).clamp(-RELEASED_KL_CLAMP, RELEASED_KL_CLAMP)
+    estimate = (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
+    divergence = torch.where(tokens_of_pass(case, name), estimate, 0.0)
+    kl = agg_loss(divergence, case.inputs["response_mask"], case.loss_agg_mode)
     kl.backward()
-    terms = policy_gradient_terms(case, name)
+    return kl.detach(), log_prob.grad
+
+
+@pytest.mark.parametrize("name", ["pass1", "pass2"])
+@parametrize(LOPTI)
+def test_lopti_loss_of_each_pass(case, name):
+    coefficient, terms = case.hyperparameters["kl_loss_coef"], policy_gradient_terms(case, name)
+    if beyond_released_clamp(case):
+        policy_gradient, gradient, _ = pass_of(case, name, "actor_rollout_ref.actor.use_kl_loss=false")
+        kl, of_kl = released_kl(case, name)
+        loss, gradient = policy_gradient + coefficient * kl, gradient + coefficient * of_kl
+    else:
+        loss, gradient, metrics = pass_of(case, name)
+        kl = torch.tensor(metrics["kl_loss"])
+        policy_gradient = loss - coefficient * kl
+        assert_close(kl, case.expected[f"{name}_kl"].double(), rtol=1e-9, atol=0)
     assert_near(policy_gradient, case.expected[f"{name}_pg"], terms=terms)
-    assert_near(policy_gradient + kl.detach(), case.expected[f"{name}_loss"], terms=terms)
-    assert_close(gradient + log_prob.grad, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
+    assert_near(loss, case.expected[f"{name}_loss"], terms=terms)
+    assert_close(gradient, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
 
 
 def test_an_edge_is_low_in_the_paper_and_not_in_the_release():

@@ -1,43 +1,52 @@
-"""Lopti's pass through verl's own ppo_loss: what a token outside the pass still contributes.
+"""What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss.
 
-Covers: the places of response tokens in the model's output; gradients, KL and entropy terms of both passes; that the
-normaliser stays that of all tokens under every aggregation. Not covered: the split itself
-(tests/modifiers/test_lopti.py), golden vectors (test_golden_tokens.py), the two passes in a run (tests/end_to_end).
+Not covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden_tokens.py), the numbers that
+a method makes of what it asks for (tests/methods), real rollouts and runs (tests/end_to_end).
 """
+
+import dataclasses
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
-from tests.worker.updates import loss_function, train
+from tests.worker.updates import extra_passes, loss_function, train
+from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.check.contract import example
-from verl_clipx.worker.layout import TokenPass, in_model_output, pad_rows, response_part, restrict
-from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.methods import Method
+from verl_clipx.run.config import Settings
+from verl_clipx.worker.layout import TokenPass, ages, in_model_output, pad_rows, prompt_groups, response_part, restrict
+from verl_clipx.worker.loss_function import with_micro_batch
+from verl_clipx.worker.plan import plan_step
+from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, current_micro_batch, micro_batch_of
 
 ROWS = [0, 1, 2, 3, 4]
 ETA = 0.25
 ACTOR = "actor_rollout_ref.actor"
 
 
-def test_chosen_tokens_are_found_in_the_models_output():
+def test_chosen_tokens_and_the_response_part_are_where_verl_cuts_them_out():
     data, output = micro_batch(example(), ROWS)
     chosen = torch.rand(5, 9, generator=torch.Generator().manual_seed(1)) < 0.5
     values = output["log_probs"].values()
     places = in_model_output(chosen.to(torch.uint8), data, values.shape[0]).bool()
     marked = torch.nested.nested_tensor_from_jagged(places.double(), offsets=output["log_probs"].offsets())
-    lengths = torch.tensor([9, 7, 5, 3, 1])
-    inside = torch.arange(9) < lengths[:, None]
+    inside = example()["mask"][ROWS]
     assert torch.equal(no_padding_2_padding(marked, data).bool(), chosen & inside)
     assert int(places.sum()) == int((chosen & inside).sum())
-
-
-@pytest.mark.parametrize("jagged", [True, False])
-def test_the_response_part_is_what_verl_cuts_out(jagged):
-    data, output = micro_batch(example(), ROWS)
     expected = no_padding_2_padding(output["log_probs"], data)
-    log_probs = output["log_probs"] if jagged else output["log_probs"].values()
-    assert torch.equal(response_part(log_probs, data, expected.shape[1]), expected)
+    for log_probs in (output["log_probs"], values):
+        assert torch.equal(response_part(log_probs, data, expected.shape[1]), expected)
+    # And what verl gave is not changed.
+    before = pad_rows(data["advantages"]).clone()
+    restrict(output, data, torch.zeros(5, 9, dtype=torch.bool))
+    assert torch.equal(pad_rows(data["advantages"]), before) and output["log_probs"].is_nested
 
 
 def passes(actor, name=None, *overrides, entropy=None):
@@ -79,8 +88,68 @@ def test_region_metrics_are_shares_of_the_passs_tokens(actor):
         assert metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
 
 
-def test_what_verl_gave_is_not_changed():
-    data, output = micro_batch(example(), ROWS, reference=example()["log_prob"])
-    before = pad_rows(data["advantages"]).clone()
-    restrict(output, data, torch.zeros(5, 9, dtype=torch.bool))
-    assert torch.equal(pad_rows(data["advantages"]), before) and output["log_probs"].is_nested
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AsksForAll(Method):
+    """Its statistics are sums of what it asks for."""
+
+    asks_for = OPTIONAL
+    statistics_size = 3
+
+    def statistics(self, t):
+        def total(values):
+            return torch.where(t.mask, values, 0.0).sum(dtype=torch.float64)
+
+        return torch.stack([total(t.rollout_log_prob), total(t.entropy), total((t.group % 1000)[:, None])])
+
+
+SETTINGS = Settings(method=AsksForAll())
+
+
+def test_a_prompt_has_one_number_in_every_micro_batch():
+    whole, part = (prompt_groups(micro_batch(example(), rows)[0]) for rows in (ROWS, [4, 1]))
+    # Two rows a prompt.
+    assert torch.equal(part, whole[[4, 1]]) and len(whole.unique()) == 3
+    assert whole.dtype == torch.int64 and (whole >= 0).all() and whole[0] == whole[1]
+
+
+def test_age_is_counted_in_weight_versions():
+    data = {"extra_fields": [{"max_global_steps": step} for step in (4, 3, 1, 7)]}
+    assert ages(data, 5).tolist() == [1, 2, 4, 0]
+    assert ages({}, 5) is ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
+
+
+def test_the_rollouts_log_probs_are_padded():
+    batch = example()
+    data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
+    padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
+    torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
+    assert padded.shape == (2, 9) and not padded[1, 3:].any()
+    del data["rollout_log_probs"]
+    assert micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob is None
+
+
+def test_a_method_gets_what_it_asks_for():
+    batch = example()
+    data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
+    mask, group = batch["mask"][ROWS], prompt_groups(data) % 1000
+    sums = [batch[name][ROWS][mask].sum() for name in ("old_log_prob", "entropy")]
+    expected = torch.stack([*sums, (group * mask.sum(1)).sum().double()])
+
+    def loss(model_output, data, dp_group):
+        known = current_micro_batch()
+        inputs = inputs_of(
+            SETTINGS, known, **{name: batch[name][ROWS] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
+        )
+        torch.testing.assert_close(SETTINGS.functions("cpu").statistics(inputs), expected)
+        assert "entropy" not in model_output
+        return torch.zeros(()), {}
+
+    with_micro_batch(loss, SETTINGS)(output, data)
+    # The current policy's entropy is not known without a forward pass, whatever the ratio is.
+    for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
+        policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))
+        over_all = partial(extra_passes, policy_loss, batch, [[ROWS]])
+        alone = dict(extra_pass=over_all, all_reduce=lambda vector: vector)
+        step = plan_step(policy_loss, ControllerState(), RolloutBatch(), data, **alone)
+        torch.testing.assert_close(step.statistics, expected)
+        assert step.decided_from is DecidedFrom.MINI_BATCH and step.counted_tokens == 25

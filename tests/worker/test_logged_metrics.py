@@ -1,8 +1,7 @@
 """Which metrics are logged: those of `clipx metrics` and docs/metrics.md and no others, each once, exact over splits.
 
-Covers: every method with its defaults, and verl's vanilla under +clipx=observe, with clipx.metrics=default and all;
-metrics as verl's Metric class aggregates them. Not covered: the values over a rollout batch
-(tests/loss/test_rollout_metrics.py), what is logged elsewhere (ELSEWHERE), the engine (tests/end_to_end).
+Covers every method with its defaults and verl's own losses under +clipx=observe. Not covered: what a rollout batch adds
+(tests/loss/test_metrics.py), what is logged elsewhere (ELSEWHERE), the engine (tests/end_to_end).
 """
 
 import itertools
@@ -36,6 +35,7 @@ FURTHER = {
 WHOLE = [[list(range(6))]]
 SPLITS = [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]], [[2, 3]]]]
 MODES = ("default", "all")
+LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=True"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -58,13 +58,14 @@ def random_batch(seed):
     }
 
 
-def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=()):
-    """What a worker logs of one optimizer step."""
-    needed = ["actor_rollout_ref.rollout.calculate_log_probs=True"] if group != "observe" else []
+def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=(), verls="vanilla"):
+    """What a worker logs of one optimizer step; `verls`: the loss that is observed."""
+    needed = [LOG_PROBS]
+    if group == "observe":
+        needed = [f"actor_rollout_ref.actor.policy_loss.loss_mode={verls}"]
+        observe_registered(verls)
     config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed, *FURTHER.get(group, ()), *overrides)
     batch = random_batch(seed)
-    if group == "observe":
-        observe_registered("vanilla")
     function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
     found = aggregated(function, batch, split)
     return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
@@ -72,11 +73,8 @@ def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=()):
 
 def documented(text):
     """The keys that a text names, as patterns: `…` and `bin_0` stand for what may follow."""
-    found = []
-    for code in inline_code_of(text):
-        pattern = re.escape(code).replace("…", ".+")
-        found.append(re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)))
-    return found
+    patterns = [re.escape(code).replace("…", ".+") for code in inline_code_of(text)]
+    return [re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)) for pattern in patterns]
 
 
 GROUPS = [*BUILT_IN, "observe"]
@@ -84,11 +82,15 @@ OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metrics", MODES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics):
-    batches = [logged(actor, group, metrics, seed=seed) for seed in range(4)]
-    found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
+def test_every_key_is_in_the_document_no_two_are_equal_and_the_default_set_is_part_of_all_and_small(actor, group):
+    batches = {metrics: [logged(actor, group, metrics, seed=seed) for seed in range(4)] for metrics in MODES}
+    default, everything = batches["default"][0], batches["all"][0]
+    assert default.keys() < everything.keys()
+    assert {name: everything[name] for name in default} == pytest.approx(default, rel=1e-12)
+    assert len([name for name in default if name.startswith(OWN) and not re.search(r"/bin_\d+$", name)]) <= 20
+    # The default set's are among them.
+    found = {name: [one[name] for one in batches["all"]] for name in everything if name.startswith(OWN)}
     patterns = documented("\n\n".join([DOCUMENT.read_text(encoding="utf-8"), *map(markdown_table, LISTS)]))
     assert not [name for name in found if not any(one.fullmatch(name.removeprefix("actor/")) for one in patterns)]
     assert not [name for name in found if name.startswith("clipx_sum/") or "max" in name or "min" in name]
@@ -122,8 +124,7 @@ ELSEWHERE = {
 @pytest.mark.slow
 def test_every_key_in_the_documents_tables_is_logged(actor):
     found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
-    log_probs = "actor_rollout_ref.rollout.calculate_log_probs=true"
-    for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop", log_probs]):
+    for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop"]):
         found |= {*logged(actor, "grpo", "all", overrides=further)}
     # One without metrics of its own, those with, and verl's.
     for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
@@ -142,20 +143,11 @@ def test_every_key_in_the_documents_tables_is_logged(actor):
     assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, keys))] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_the_default_set_is_part_of_all_and_small(actor, group):
-    default, everything = (logged(actor, group, metrics) for metrics in MODES)
-    assert default.keys() < everything.keys()
-    for name, value in default.items():
-        assert everything[name] == pytest.approx(value, rel=1e-12), name
-    shared = [name for name in default if name.startswith(OWN) and not re.search(r"/bin_\d+$", name)]
-    assert len(shared) <= 20
-
-
-@pytest.mark.parametrize("group", ["grpo", "dgpo", "observe"])
-def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group):
-    whole, *parts = (logged(actor, group, "all", cut) for cut in (WHOLE, *SPLITS))
+@pytest.mark.parametrize(
+    ("group", "verls"), [("grpo", None), ("dgpo", None), ("observe", "vanilla"), ("observe", "gspo")]
+)
+def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, verls):
+    whole, *parts = (logged(actor, group, "all", cut, verls=verls) for cut in (WHOLE, *SPLITS))
     own = {name: value for name, value in whole.items() if name.startswith("clipx/")}
     assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate"} <= own.keys()
     for one in parts:
@@ -166,7 +158,7 @@ def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group):
 NAMES = f"""
 from dataclasses import dataclass
 from {example_losses.__name__} import WithinSpread
-from verl_clipx import of_decision
+from verl_clipx import of_decision, of_rollout_batch
 
 @dataclass(frozen=True, kw_only=True)
 class Names(WithinSpread, name="tests_names"):
@@ -174,12 +166,16 @@ class Names(WithinSpread, name="tests_names"):
         of_decision("sum/spread", "spread", "nats"),
         of_decision("staleness/spread", "spread", "nats"),
         of_decision("count/all", "tokens", "tokens", adds_up=True),
-        of_decision("number", "tokens", "tokens"),
+        of_decision("number", "tokens", "tokens", detailed=True),
+        of_rollout_batch("sum/spread_last", "of the last update", "nats"),
     )
 
     def metrics(self, statistics, decision):
         spread, tokens = decision[0], statistics[0]
         return {{"sum/spread": spread, "staleness/spread": spread, "count/all": tokens, "number": tokens}}
+
+    def over_updates(self, metrics):
+        return {{"sum/spread_last": metrics["sum/spread"][-1]}}
 """
 
 
@@ -187,23 +183,33 @@ def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch):
     (tmp_path / "users_names.py").write_text(NAMES)
     monkeypatch.syspath_prepend(tmp_path)
     overrides, split = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"], SPLITS[1]
-    whole, parts = (logged(actor, "custom", "default", cut, overrides=overrides) for cut in (WHOLE, split))
+    whole, parts = (logged(actor, "custom", "all", cut, overrides=overrides) for cut in (WHOLE, split))
+    assert "clipx/number" not in logged(actor, "custom", "default", overrides=overrides)
     assert whole["clipx/sum/spread"] == whole["clipx/staleness/spread"] > 0
     mask = random_batch(0)["mask"]
     assert whole["clipx/count/all"] == whole["clipx/number"] == parts["clipx/count/all"] == mask.sum()
     # A count is the mini-batch's; what does not add up is the mean of what the micro-batches found.
     of_ranks = [sum(float(mask[rows].sum()) for rows in rank) / len(rank) for rank in split]
     assert parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
+    # What a mean over updates would hide, and each update's where all is logged.
+    names = ("sum/spread", "staleness/spread", "count/all", "number")
+    two_updates = {f"clipx/{name}": [whole[f"clipx/{name}"], 9.0] for name in names}
+    last, of_each = {"clipx/sum/spread_last": [9.0]}, {}
+    for update in (0, 1):
+        of_each |= {f"clipx/update_{update}/{name}": [two_updates[f"clipx/{name}"][update]] for name in names}
+    for each, further in ((False, {}), (True, of_each)):
+        found = with_updates(two_updates, METHODS["tests_names"](), each=each)
+        assert found == two_updates | last | further
 
 
-REFUSED = {
-    "ratio_mean": "the metric 'ratio_mean': another metric already has this name. Rename it",
-    "dominant": "verl does not average names with max or min in them. Rename it",
-    "low/ratio_mean": "the plugin also logs 'ratio_mean' under this name. Rename it",
-}
-
-
-@pytest.mark.parametrize(("name", "message"), REFUSED.items())
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ratio_mean", "the metric 'ratio_mean': another metric already has this name. Rename it"),
+        ("dominant", "verl does not average names with max or min in them. Rename it"),
+        ("low/ratio_mean", "the plugin also logs 'ratio_mean' under this name. Rename it"),
+    ],
+)
 def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, monkeypatch, name, message):
     module = f"users_{name.replace('/', '_')}"
     (tmp_path / f"{module}.py").write_text(NAMES.replace('"number"', f'"{name}"').replace("tests_names", module))
@@ -216,8 +222,7 @@ def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, mo
 
 @pytest.mark.parametrize("metrics", MODES)
 def test_constants_are_not_logged(actor, metrics):
-    assert "actor/pg_clipfrac_lower" in logged(actor, "grpo", metrics)
-    assert "actor/pg_clipfrac_lower" not in logged(actor, "acpo", metrics)
+    grpo, acpo = (logged(actor, group, metrics) for group in ("grpo", "acpo"))
+    assert "actor/pg_clipfrac_lower" in grpo and "actor/pg_clipfrac_lower" not in acpo
     # The same number under another name.
-    for region in ("LN", "HP"):
-        assert f"clipx/region_fraction/{region}" not in logged(actor, "grpo", metrics)
+    assert not {"clipx/region_fraction/LN", "clipx/region_fraction/HP"} & grpo.keys()

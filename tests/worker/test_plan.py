@@ -1,9 +1,6 @@
-"""Which statistics each scope decides from, what it costs, and what it remembers.
+"""Which statistics each scope decides from, what it costs and what it remembers, over hand-made rollout batches.
 
-Covers: all scopes over two rollout batches of two updates with hand-made statistics; statistics at ratio 1 where a
-rollout batch gets one update; skipped steps; the exponential average; what waits for the next step; one all-reduce a
-step whatever is combined; what is counted where rollout correction rejects. Not covered: real passes and ranks
-(tests/end_to_end/test_invariance.py).
+Not covered: real passes and ranks (tests/end_to_end/test_invariance.py).
 """
 
 import math
@@ -101,14 +98,13 @@ def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
     assert (epsilons(step) == 0.2).all() and torch.equal(step.statistics, RANKS * run.own(batch(drift=0)))
     # verl's v1 trainer fills up a rollout batch to whole mini-batches of the actor and the critic.
     assert run.step(batch(), 1).decided_from is DecidedFrom.MINI_BATCH and run.passes == 1
-
-
-@pytest.mark.parametrize("further", [{"select": EntropySelection(over="mini_batch")}, {"update": Lopti(eta=0.25)}])
-def test_a_pass_that_is_made_anyway_or_moved_weights_give_the_statistics(further):
-    run = Run("acpo", one_update=True, **further)
-    token_pass = TokenPass("high", 0.25, True) if "update" in further else None
-    assert run.step(batch(), token_pass=token_pass).decided_from is DecidedFrom.MINI_BATCH
-    assert run.passes == 1
+    # A pass that is made anyway, or weights that moved before, give the mini-batch's.
+    for further, token_pass in (
+        ({"select": EntropySelection(over="mini_batch")}, None),
+        ({"update": Lopti(eta=0.25)}, TokenPass("high", 0.25, True)),
+    ):
+        run = Run("acpo", one_update=True, **further)
+        assert run.step(batch(), token_pass=token_pass).decided_from is DecidedFrom.MINI_BATCH and run.passes == 1
 
 
 def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_observation():
@@ -131,21 +127,15 @@ def test_lagged_averages_exponentially():
     torch.testing.assert_close(run.step(batch(seed=4)).statistics, expected)
 
 
-def test_a_skipped_step_leaves_the_state_as_it_was():
-    run = Run("acpo", scope="lagged")
-    run.step(batch(seed=1))
-    run.save()
-    (before,) = [vector.clone() for vector in run.state.statistics.values()]
-    run.step(batch(seed=2), taken=False)
-    run.save()
-    assert run.state.step == 1 and torch.equal(*run.state.statistics.values(), before)
-
-
-def test_only_lagged_bounds_remember_statistics():
-    run = Run("acpo", scope="mini_batch")
-    run.step(batch(seed=1))
-    run.save()
-    assert run.state.step == 1 and not run.state.statistics
+@pytest.mark.parametrize("scope", ["lagged", "mini_batch"])
+def test_only_lagged_bounds_remember_statistics_and_none_of_a_skipped_step(scope):
+    run = Run("acpo", scope=scope)
+    for seed, taken in ((1, True), (2, False)):
+        run.step(batch(seed=seed), taken=taken)
+        run.save()
+    remembered = [RANKS * run.own(batch(seed=1))] if scope == "lagged" else []
+    assert run.state.step == 1 and all(map(torch.equal, run.state.statistics.values(), remembered))
+    assert len(run.state.statistics) == len(remembered)
 
 
 def test_a_checkpoint_changes_nothing_later_and_what_waited_is_not_mixed_with_a_restored_state():
@@ -178,27 +168,25 @@ def test_everything_combined_needs_one_all_reduce_a_step(scope, over):
     assert run.passes == (8 if scope == "mini_batch" or over == "mini_batch" else 0)
 
 
-def test_token_counts_are_over_all_ranks():
+def test_token_counts_are_over_all_ranks_and_the_threshold_selects_the_share_asked_for():
     data = batch()
     step = Run("grpo", select=EntropySelection(ratio=0.5), update=Lopti(eta=0.25)).step(data, token_pass=LOW)
     low = (data["old_log_probs"].exp() <= 0.25) & data["response_mask"]
     assert step.counted_tokens == RANKS * int(low.sum())
     # Half of 9, 7, 5, 3, 1 and no tokens.
     assert float(step.selected_tokens) == RANKS * (4 + 3 + 2 + 1 + 1 + 0)
-
-
-def test_the_threshold_over_the_mini_batch_selects_the_share_asked_for():
     run = Run("grpo", select=EntropySelection(over="mini_batch", ratio=0.4))
-    step = run.step(batch())
+    step = run.step(data)
     assert run.passes == 1 and float(step.selected_tokens) == RANKS * 10 and step.decision is None
 
 
 def test_loptis_threshold_at_a_quantile_and_its_first_pass_alone():
-    run, mask = Run("grpo", update=Lopti(quantile=0.4)), batch()["response_mask"]
-    low, high = (one.tokens(batch()) for one in token_passes(run.settings, batch(), run.all_reduce))
+    run, data = Run("grpo", update=Lopti(quantile=0.4)), batch()
+    mask = data["response_mask"]
+    low, high = (one.tokens(data) for one in token_passes(run.settings, data, run.all_reduce))
     assert float(low.sum() / mask.sum()) == pytest.approx(0.4, abs=1 / 25) and not (low & high).any()
-    (low,) = token_passes(build("grpo", update=Lopti(eta=0.25, order="low_only")), batch(), run.all_reduce)
-    assert torch.equal(low.tokens(batch()), (batch()["old_log_probs"].exp() <= 0.25) & mask)
+    (low,) = token_passes(build("grpo", update=Lopti(eta=0.25, order="low_only")), data, run.all_reduce)
+    assert torch.equal(low.tokens(data), (data["old_log_probs"].exp() <= 0.25) & mask)
 
 
 @pytest.mark.parametrize("method", ["grpo", "acpo"])

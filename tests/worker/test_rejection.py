@@ -1,11 +1,7 @@
-"""What a loss makes of the tokens that remain, however the mini-batch is cut, through verl's own ppo_loss.
+"""What a loss makes of the tokens that rejection or a mask leaves, however the mini-batch is cut, by verl's ppo_loss.
 
-Covers, of rejection in bypass mode: our GRPO against verl's own bypass loss with a KL term and an entropy bonus; every
-method, with bounds recomputed from the tokens that remain, however the mini-batch is cut into ranks and micro-batches,
-from the extra pass on; exact metrics; entropy selection and Lopti; what is not finite; traces; host syncs; weights and
-rejection of decoupled mode under every method. Of +clipx/mask: gradient, normaliser, bounds and metrics. Of statistics
-in two stages: the second is about the first one's total. Not covered: the criteria (tests/modifiers/test_rejection.py,
-tests/modifiers/test_masks.py), real engines and ranks (tests/end_to_end), verl's rejection beside a mask.
+Not covered: the criteria (tests/modifiers/test_rejection.py, tests/modifiers/test_masks.py), real engines and ranks
+(tests/end_to_end), verl's rejection beside a mask.
 """
 
 import copy
@@ -36,6 +32,7 @@ from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
 
 CORRECTION = "algorithm.rollout_correction"
+LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=true"
 # Each leaves some of the example's tokens, and of all but the first some of its sequences.
 REJECTIONS = {
     "tokens by ratio": ("token_k1", "0.6_1.6"),
@@ -48,7 +45,7 @@ REJECTIONS = {
 def bypassed(rejection):
     names, threshold = REJECTIONS[rejection]
     quoted = [f'{CORRECTION}.rollout_rs="{names}"', f'{CORRECTION}.rollout_rs_threshold="{threshold}"']
-    return [f"{CORRECTION}.bypass_mode=True", "actor_rollout_ref.rollout.calculate_log_probs=true", *quoted]
+    return [f"{CORRECTION}.bypass_mode=True", LOG_PROBS, *quoted]
 
 
 def switched(config, method="grpo", rejection=None, options=None, **fields):
@@ -131,33 +128,28 @@ def test_grpo_is_verls_own_bypass_loss(bypass, rejection, aggregation):
     ("method", "rejection"),
     [*((method, "tokens and sequences") for method in BUILT_IN), *(("acpo", rejection) for rejection in REJECTIONS)],
 )
-def test_every_methods_bounds_and_gradient_are_of_the_tokens_that_remain(bypass, method, rejection):
+def test_every_methods_bounds_gradient_and_metrics_are_of_the_tokens_that_remain(bypass, method, rejection):
     config, batch = bypass(method, rejection), example()
     mask = left(batch, rejection)
     assert 0 < mask.sum() < batch["mask"].sum()
     decision, gradient = recomputed(config, batch, mask)
+    ratio, metrics = (batch["log_prob"] - batch["old_log_prob"]).exp()[mask], []
+    of_tokens = {
+        "clipx/rejected_fraction": 1 - int(mask.sum()) / int(batch["mask"].sum()),
+        "clipx/ratio_mean": ratio.mean().item(),
+        "clipx_sum/squared_ratio": ratio.square().mean().item(),
+    }
     for split in (WHOLE, *SPLITS.values()):
         step, found = trained(config, batch, split)
         if config.policy_loss.clipx.adaptive:
             torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
         assert_close(found.gradient, gradient)
+        metrics.append({key: value for key, value in found.metrics.items() if key.startswith("clipx/")})
+        assert {key: found.metrics[key] for key in of_tokens} == pytest.approx(of_tokens, rel=1e-6)
+        assert method not in ("grpo", "acpo") or metrics[-1] == pytest.approx(metrics[0], rel=1e-6, abs=1e-9)
     if method == "acpo":
         # With the rejected tokens bounds would be others.
         assert not torch.allclose(recomputed(config, batch, batch["mask"])[0], decision, rtol=1e-3)
-
-
-@pytest.mark.parametrize("method", ["grpo", "acpo"])
-def test_metrics_are_exact_over_the_tokens_that_remain(bypass, method):
-    config, batch = bypass(method, "tokens by ratio"), example()
-    mask = left(batch, "tokens by ratio")
-    whole, *parts = (trained(config, batch, split)[1].metrics for split in (WHOLE, *SPLITS.values()))
-    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[mask]
-    assert whole["clipx/rejected_fraction"] == pytest.approx(1 - int(mask.sum()) / int(batch["mask"].sum()))
-    assert whole["clipx/ratio_mean"] == pytest.approx(ratio.mean().item(), rel=1e-6)
-    assert whole["clipx_sum/squared_ratio"] == pytest.approx(ratio.square().mean().item(), rel=1e-6)
-    own = {key: value for key, value in whole.items() if key.startswith("clipx/")}
-    for one in parts:
-        assert {key: one[key] for key in own} == pytest.approx(own, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("over", ["sequence", "mini_batch"])
@@ -186,16 +178,13 @@ def test_a_pass_of_lopti_rejects_by_whole_sequences(actor):
 
 
 @pytest.mark.parametrize("rejection", REJECTIONS)
-def test_a_token_that_is_not_finite_is_not_rejected(bypass, rejection):
+def test_a_token_that_is_not_finite_is_not_rejected_and_rejection_waits_for_no_accelerator(bypass, rejection):
+    config = bypass("grpo", rejection)
     for value in (torch.nan, torch.inf, -torch.inf):
-        config, batch = bypass("grpo", rejection), example()
+        batch = example()
         batch["old_log_prob"][0, 0] = value
         assert not trained(config, batch)[1].gradient[0, 0].isfinite()
-
-
-@pytest.mark.parametrize("rejection", REJECTIONS)
-def test_rejection_waits_for_no_accelerator(bypass, rejection):
-    batch, rejects = example(), rejection_of(bypass("grpo", rejection).policy_loss)
+    batch, rejects = example(), rejection_of(config.policy_loss)
     tensors = [batch[name] for name in ("mask", "log_prob", "old_log_prob")]
     assert rejects.remaining(*(one.to("meta") for one in tensors)).shape == batch["mask"].shape
     with counted_host_syncs() as counter:
@@ -241,7 +230,6 @@ def test_weights_and_rejection_of_decoupled_mode_go_with_every_method(bypass, me
     assert_close(trained(config, batch, step=step, change=change)[1].gradient, gradient * weights * ones.grad)
 
 
-LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=true"
 MASKS = {
     "opsm": ("clipx.mask.delta=0.01",),
     "sequence_divergence": ("clipx.mask.delta=0.01",),
@@ -250,18 +238,13 @@ MASKS = {
 }
 
 
-def sampled_elsewhere():
-    """A batch whose sampler differs from the old policy."""
-    batch = example()
-    noise = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    sampler = batch["old_log_prob"] + 0.2 * noise
-    return batch | {"rollout_log_prob": sampler, "sampler_log_prob": sampler}
-
-
 @pytest.mark.parametrize("rule", MASKS)
 @pytest.mark.parametrize("method", ["grpo", "acpo"])
 def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stays(actor, method, rule):
-    config, batch = actor(f"+clipx={method}", f"+clipx/mask={rule}", *MASKS[rule], LOG_PROBS), sampled_elsewhere()
+    config, batch = actor(f"+clipx={method}", f"+clipx/mask={rule}", *MASKS[rule], LOG_PROBS), example()
+    noise = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    # The sampler differs from the old policy.
+    batch["rollout_log_prob"] = batch["sampler_log_prob"] = batch["old_log_prob"] + 0.2 * noise
     names = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
     mask = remaining(config.policy_loss.clipx.mask, Inputs(**{name: batch[name] for name in names}))
     gone, total = batch["mask"] & ~mask, batch["mask"].sum()
@@ -273,10 +256,12 @@ def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stay
         if config.policy_loss.clipx.adaptive:
             torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
         assert_close(found.gradient, gradient)
-        for sign, of_sign in (("negative", batch["advantages"] < 0), ("positive", batch["advantages"] > 0)):
-            share = float((gone & of_sign).sum() / total)
-            assert found.metrics[f"clipx/masked_fraction/{sign}"] == pytest.approx(share)
-        counted = [found.metrics[f"clipx/masked_sequences/{sign}"] for sign in ("negative", "positive")]
+        signs = {"negative": batch["advantages"] < 0, "positive": batch["advantages"] > 0}
+        for sign, of_sign in signs.items():
+            assert found.metrics[f"clipx/masked_fraction/{sign}"] == pytest.approx(
+                float((gone & of_sign).sum() / total)
+            )
+        counted = [found.metrics[f"clipx/masked_sequences/{sign}"] for sign in signs]
         assert sum(counted) == pytest.approx(float((batch["mask"].any(-1) & ~mask.any(-1)).sum()))
         assert found.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
 

@@ -1,13 +1,13 @@
 """What is traced of a rollout batch, from the worker's calls to the files.
 
-Covers: the traced F, bounds and regions of every method against the gradient and the metrics of the loss, with
-modifiers, rollout correction, Lopti's passes, and of verl's own losses under +clipx=observe; that the loss, its host
-syncs and its collectives are the same with traces and without; which prompts are chosen, on every rank; which steps
-and updates; what a resumed run keeps; verl's padded batches; the size of the files. Not covered: verl's engine and
-ranks (tests/end_to_end/test_training.py), copies from an accelerator, the thread (test_trace_writer.py).
+Not covered: verl's engine and ranks (tests/end_to_end/test_training.py), copies from an accelerator.
 """
 
+import logging
+import threading
+import time
 from contextlib import nullcontext
+from unittest import mock
 
 import numpy
 import pandas
@@ -24,12 +24,15 @@ from tests.worker.updates import loss_function, train
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
 from verl_clipx.common.traces import Shard, read_shards, shards_in
+from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import AGE
+from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.trace_writer import TraceWriter
+from verl_clipx.worker.traced_columns import TokenTexts, regions
 from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
 
 ROWS = [0, 1, 2, 3, 4]
@@ -68,23 +71,12 @@ def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROW
     return train(traced, batch, [[rows]], entropy=entropy, reference=batch["old_log_prob"])
 
 
-def in_order(tokens):
-    """A column of the trace as it stands in the example, (sequences, length); rows of a sequence are together."""
-    mask = example()["mask"]
-
-    def column(name):
-        values = torch.zeros(mask.shape, dtype=torch.float64)
-        values[mask] = torch.tensor(tokens[name].to_numpy(dtype=float))
-        return values
-
-    return column
-
-
 def assert_gradient(tokens, gradient):
     """What is traced as F and A is the gradient of token-mean over all tokens."""
-    column, counted = in_order(tokens), int(example()["mask"].sum())
-    product = column("weight") * column("advantage")
-    torch.testing.assert_close(product, -gradient.double() * counted, rtol=2e-5, atol=1e-6)
+    # Rows of a sequence are together in the trace.
+    product, mask = torch.tensor((tokens.weight * tokens.advantage).to_numpy(dtype=float)), example()["mask"]
+    torch.testing.assert_close(product, -gradient.double()[mask] * int(mask.sum()), rtol=2e-5, atol=1e-6)
+    assert not gradient[~mask].any()
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
@@ -103,13 +95,22 @@ def test_the_traced_weight_is_the_losss(actor, tmp_path, method):
 MODIFIED = ("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "+clipx/select=high_entropy")
 
 
-def test_modifiers_and_rollout_correction_are_in_what_is_traced(actor, tmp_path):
+def test_modifiers_and_rollout_correction_are_traced_and_loss_and_graph_stay_the_same(actor, tmp_path, monkeypatch):
     # Half the tokens, averaged over all of them.
-    tracer = tracer_to(tmp_path)
-    config = actor(*MODIFIED, "clipx.select.ratio=0.5", "clipx.select.normaliser=all")
-    gradient = traced_call(config, tracer, weights=-0.5).gradient
+    config, tracer = actor(*MODIFIED, "clipx.select.ratio=0.5", "clipx.select.normaliser=all"), tracer_to(tmp_path)
+    functions, calls = config.policy_loss.clipx.functions("cpu"), []
+    for name in ("loss", "statistics"):
+        original = getattr(functions, name)
+        monkeypatch.setattr(
+            functions, name, lambda inputs, *rest, f=original: (calls.append(inputs.mask.shape), f(inputs, *rest))[1]
+        )
+    plain, without = traced_call(config, None, weights=-0.5), list(calls)
+    calls.clear()
+    traced = traced_call(config, tracer, weights=-0.5)
+    assert plain.loss == traced.loss and torch.equal(plain.gradient, traced.gradient)
+    assert plain.metrics == traced.metrics and calls == without and len(calls) == 2
     tokens = tokens_in(tracer)
-    assert_gradient(tokens, gradient)
+    assert_gradient(tokens, traced.gradient)
     assert not tokens.weight[~tokens.selected.astype(bool)].any() and 0.4 < tokens.selected.mean() < 0.7
     # Shaped, so no longer the same over a response.
     assert (tokens.groupby(["prompt", "sample"]).advantage.nunique() > 1).any()
@@ -131,14 +132,15 @@ def observing(actor, monkeypatch):
 @pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
 def test_of_verls_loss_the_weight_is_told_by_its_gradient(observing, tmp_path, loss_agg_mode):
     tracer, batch = tracer_to(tmp_path), example()
-    traced_call(observing("vanilla", f"{ACTOR}.loss_agg_mode={loss_agg_mode}"), tracer, weights=-0.5)
+    overrides = (f"{ACTOR}.loss_agg_mode={loss_agg_mode}", f"{ACTOR}.clip_ratio_high=0.28")
+    traced_call(observing("vanilla", *overrides), tracer, weights=-0.5)
     tokens = tokens_in(tracer)
     ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
-    ppo = torch.where(batch["advantages"] > 0, ratio <= 1.2, (ratio >= 0.8) & (ratio <= 3))
+    ppo = torch.where(batch["advantages"] > 0, ratio <= 1.28, (ratio >= 0.8) & (ratio <= 3))
     expected = (ratio * ppo * -0.5 * batch["old_log_prob"])[ROWS][batch["mask"][ROWS]]
     learns = tokens.advantage != 0
     numpy.testing.assert_allclose(tokens.weight[learns], expected.numpy()[learns], rtol=1e-4, atol=1e-6)
-    assert set(tokens.low) == {numpy.float32(0.8)} and set(tokens.high) == {numpy.float32(1.2)}
+    assert set(tokens.low) == {numpy.float32(0.8)} and set(tokens.high) == {numpy.float32(1.28)}
     assert tokens.entropy.notna().all() and tokens.rollout_log_prob.notna().all()
 
 
@@ -149,43 +151,30 @@ def test_a_loss_that_clips_sequences_is_bounded_by_theirs(observing, tmp_path):
     assert (of_response.bounded.nunique() == 1).all() and (of_response.ratio.nunique() > 1).any()
 
 
-def test_loss_and_graph_are_the_same_with_traces(actor, tmp_path, monkeypatch):
-    config = actor(*MODIFIED)
-    settings, calls = config.policy_loss.clipx, []
-    functions = settings.functions("cpu")
-    for name in ("loss", "statistics"):
-        original = getattr(functions, name)
-        monkeypatch.setattr(
-            functions, name, lambda inputs, *rest, f=original: (calls.append(inputs.mask.shape), f(inputs, *rest))[1]
-        )
-    plain, without = traced_call(config, None), list(calls)
-    calls.clear()
-    traced = traced_call(config, tracer_to(tmp_path))
-    assert plain.loss == traced.loss and torch.equal(plain.gradient, traced.gradient)
-    assert plain.metrics == traced.metrics and calls == without and len(calls) == 2
-
-
-@pytest.mark.parametrize("fraction", [1, 0.5])
-def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, fraction):
-    def refuse(*_, **__):
-        raise AssertionError("a collective")
-
+@pytest.mark.parametrize(("fraction", "over"), [(1, "sequence"), (0.5, "mini_batch")])
+def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_path, monkeypatch, fraction, over):
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier"):
-        monkeypatch.setattr(torch.distributed, name, refuse)
-    config, batch, counts = actor(*MODIFIED, f"{ACTOR}.use_kl_loss=True"), example(), []
+        monkeypatch.setattr(torch.distributed, name, mock.Mock(side_effect=AssertionError("a collective")))
+    further = ("+clipx/update=lopti", f"clipx.select.over={over}", f"{ACTOR}.use_kl_loss=True", "clipx.metrics=all")
+    config, batch = actor(*MODIFIED, *further), example()
+    selected = dict(selected_tokens=torch.tensor(3.0), entropy_bucket=torch.tensor(7) if over == "mini_batch" else None)
+    step = OptimizerStep(TokenPass("low", 0.25, True), counted_tokens=5.0, **selected)
     # Of the two prompts in the batch one is traced, or both.
-    names = [prompt_name(torch.zeros(length, dtype=torch.int64)) for length in (1, 2)]
-    seed = next(s for s in range(99) if is_chosen(names[0], t := Trace(fraction=0.5, seed=s)) > is_chosen(names[1], t))
+    one, other = (prompt_name(torch.zeros(length, dtype=torch.int64)) for length in (1, 2))
+    seed = next(s for s in range(99) if is_chosen(one, t := Trace(fraction=0.5, seed=s)) > is_chosen(other, t))
     for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
         data, output = micro_batch(batch, ROWS, entropy=batch["entropy"], reference=batch["log_prob"])
         data[AGE] = torch.tensor([0, 1, 2, 3, 4])
-        function = loss_function(config, observers=[tracer] if tracer else [])
+        function = loss_function(config, step, [tracer] if tracer else [])
         with rollout_batch(tracer, data) if tracer else nullcontext(), counted_host_syncs() as counter:
-            function(model_output=output, data=data)
+            _, metrics = function(model_output=output, data=data)
             if tracer:
-                tracer.end_update(OptimizerStep())
-        counts.append(counter.callers.count("verl_clipx"))
-    assert counts == [1, 1] and tokens_in(tracer).prompt.nunique() == 2 * fraction
+                tracer.end_update(step)
+        assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
+        # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
+        assert counter.callers.count("verl") > 1
+        assert VERSIONS_SUM in metrics and "clipx/selected_fraction" in metrics
+    assert tokens_in(tracer).prompt.nunique() == 2 * fraction
 
 
 def test_prompts_are_chosen_by_their_hash():
@@ -204,15 +193,8 @@ def batch_of(prompts, *, session=False, **fields):
     """A rollout batch with these prompts, a response of two tokens each."""
     rows = len(prompts)
     two = jagged([torch.tensor([7, 8]) for _ in range(rows)])
-    data = TensorDict(
-        {
-            "prompts": jagged([torch.tensor(prompt) for prompt in prompts]),
-            "responses": two,
-            "response_mask": two * 0 + 1,
-            **fields,
-        },
-        batch_size=[rows],
-    )
+    fields |= {"prompts": jagged([*map(torch.tensor, prompts)]), "responses": two, "response_mask": two * 0 + 1}
+    data = TensorDict(fields, batch_size=[rows])
     if session:
         tu.assign_non_tensor_stack(data, "session_id", list(range(rows)))
     return data
@@ -244,13 +226,18 @@ def test_every_rank_chooses_the_same_prompts(tmp_path):
     assert (tokens.groupby(["prompt", "sample"]).size() == 2).all()
 
 
+class Tokenizer:
+    """Drops the space in front of a text, as SentencePiece's does."""
+
+    calls = 0
+
+    def decode(self, tokens, clean_up_tokenization_spaces):
+        assert not clean_up_tokenization_spaces
+        self.calls += 1
+        return "".join(f" t{token}" for token in tokens).lstrip()
+
+
 def test_what_the_batch_knows_of_a_response_is_written(tmp_path):
-    class Tokenizer:
-        """Drops the space in front of a text, as SentencePiece's does."""
-
-        def decode(self, tokens, clean_up_tokenization_spaces):
-            return "".join(f" t{token}" for token in tokens).lstrip()
-
     scores = jagged([torch.tensor([0.0, 0.5]), torch.tensor([0.0, 1.0])])
     logs = jagged([torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
     data = batch_of([[1], [1]], session=True, rm_scores=scores, rollout_log_probs=logs)
@@ -268,13 +255,14 @@ def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
     data = TensorDict(
         {
             # Left padding, right padding; the last token of the second response is a tool's.
-            "prompts": torch.tensor([[0, 3], [4, 5]]),
-            "responses": torch.tensor([[7, 8], [7, 9]]),
-            "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
-            "response_mask": torch.tensor([[1, 1], [1, 0]]),
-            "token_level_scores": torch.tensor([[0.0, 0.25], [0.0, 0.75]]),
+            # A row without tokens is left out.
+            "prompts": torch.tensor([[0, 3], [4, 5], [6, 6]]),
+            "responses": torch.tensor([[7, 8], [7, 9], [7, 9]]),
+            "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]),
+            "response_mask": torch.tensor([[1, 1], [1, 0], [0, 0]]),
+            "token_level_scores": torch.tensor([[0.0, 0.25], [0.0, 0.75], [0.0, 0.0]]),
         },
-        batch_size=[2],
+        batch_size=[3],
     )
     tracer = tracer_to(tmp_path)
     traced_batch(tracer, data)
@@ -284,13 +272,6 @@ def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
     assert tokens.text.tolist() == ["[7]", "[8]", "[7]"] and tokens.prompt_text.isna().all()
 
 
-def test_a_row_without_tokens_is_left_out(tmp_path):
-    data, tracer = batch_of([[1], [2]]), tracer_to(tmp_path)
-    data["response_mask"] = data["response_mask"] * 0
-    traced_batch(tracer, data)
-    assert tracer.writer.flush() and shards_in(tmp_path) == []
-
-
 def shards_after(tracer, batches, updates=2, before=0):
     for number in range(before, before + batches):
         traced_batch(tracer, batch_of([[1]]), updates, number)
@@ -298,12 +279,9 @@ def shards_after(tracer, batches, updates=2, before=0):
     return [(shard.step, shard.update) for shard in shards_in(tracer.folder)]
 
 
-def test_every_so_many_steps(tmp_path):
-    assert shards_after(tracer_to(tmp_path, every=3), 7) == [(s, u) for s in (1, 4, 7) for u in (0, 1)]
-
-
-def test_parts_of_a_step_go_on_counting_updates(tmp_path):
-    found = shards_after(tracer_to(tmp_path, batches_a_step=2, every=2), 5)
+def test_every_so_many_steps_and_parts_of_a_step_go_on_counting_updates(tmp_path):
+    assert shards_after(tracer_to(tmp_path / "every", every=3), 7) == [(s, u) for s in (1, 4, 7) for u in (0, 1)]
+    found = shards_after(tracer_to(tmp_path / "parts", batches_a_step=2, every=2), 5)
     assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
 
 
@@ -318,17 +296,16 @@ def test_another_run_in_the_folder_starts_anew(tmp_path):
     (tmp_path / "step_notes.parquet").write_text("nobody's trace")
     for rank in range(3):
         shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 2)
-    first = tracer_to(tmp_path, rank=0, ranks=2)
-    shards_after(first, 1, updates=1)
+    shards_after(tracer_to(tmp_path, rank=0, ranks=2), 1, updates=1)
     # Its own files and those of the rank that there is no more; the other one takes care of its own.
-    assert [(s.step, s.update, s.rank) for s in shards_in(tmp_path)] == [
-        *((1, 0, 0), (1, 0, 1), (1, 1, 1)),
-        *((2, 0, 1), (2, 1, 1)),
-    ]
+    found = [(shard.step, shard.update, shard.rank) for shard in shards_in(tmp_path)]
+    assert found == [(1, 0, 0), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]
     assert (tmp_path / "step_notes.parquet").exists()
 
 
-def test_the_last_rollout_batch_is_on_the_disk_when_training_ends(tmp_path):
+def test_the_last_rollout_batch_is_on_the_disk_when_training_ends_and_a_tracer_needs_a_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"clipx\.trace\.folder=None.*set it"):
+        Tracer(Trace(), rank=0, ranks=1, tokenizer=None)
     tracer = tracer_to(tmp_path, last=2)
     for number in range(2):
         traced_batch(tracer, batch_of([[1]]), before=number)
@@ -352,6 +329,101 @@ def test_a_token_takes_few_bytes(tmp_path):
     assert size / int(batch["mask"][:400].sum()) < 60
 
 
-def test_a_tracer_without_a_folder_says_so():
-    with pytest.raises(ValueError, match=r"clipx\.trace\.folder=None.*set it"):
-        Tracer(Trace(), rank=0, ranks=1, tokenizer=None)
+@pytest.mark.parametrize(
+    ("bounded", "low", "high", "advantage", "region"),
+    [
+        (0.7, 0.8, 1.2, -1, "LN"),
+        (1.3, 0.8, 1.2, 1, "HP"),
+        (0.7, 0.8, 1.2, 1, "LP"),
+        (1.3, 0.8, 1.2, -1, "HN"),
+        (1.0, 0.8, 1.2, 1, "M"),
+        # Equality, and no advantage.
+        (1.2, 0.8, 1.2, 1, "M"),
+        (0.8, 0.8, 1.2, -1, "M"),
+        (1.3, 0.8, 1.2, 0, "M"),
+        (1e9, 0.0, numpy.inf, 1, "M"),
+        # Bounds that cross: above wins, as in the metrics.
+        (1.0, 1.1, 0.9, 1, "HP"),
+        (1.0, 1.1, 0.9, -1, "HN"),
+    ],
+)
+def test_a_tokens_region(bounded, low, high, advantage, region):
+    columns = (numpy.array([value], dtype=numpy.float32) for value in (bounded, low, high, advantage))
+    assert regions(*columns).tolist() == [region]
+
+
+def test_each_token_is_decoded_once():
+    tokenizer = Tokenizer()
+    texts = TokenTexts(tokenizer)
+    assert [texts.of(token) for token in (7, 8, 7, 7)] == [" t7", " t8", " t7", " t7"]
+    # With a neighbour and alone, for each of the two.
+    assert tokenizer.calls == 4
+
+
+# The thread that writes: order, too little room, a disk that fails or hangs. A process's end is not covered.
+
+
+def test_what_does_not_fit_is_dropped_and_it_says_so_once(caplog):
+    writer, go, done = TraceWriter(capacity=20_000_000), threading.Event(), []
+    # The first is larger than all room, and taken since nothing else waits.
+    writer.put(lambda: (go.wait(), done.append("first")), 30_000_000)
+    for number in range(3):
+        writer.put(lambda number=number: done.append(number), 1)
+    writer.put(lambda: done.append("holds nothing"))
+    assert writer.dropped == 3
+    go.set()
+    assert writer.flush() and done == ["first", "holds nothing"]
+    assert len(caplog.records) == 1 and "30 MB are waiting to be written" in caplog.text
+    # Its room is free again, to the last byte and no further.
+    go.clear()
+    for number, size in enumerate((10_000_000, 10_000_000, 1)):
+        writer.put(lambda number=number: (go.wait(), done.append(number)), size)
+    go.set()
+    assert writer.flush() and done[2:] == [0, 1]
+    writer.close()
+    assert len(caplog.records) == 2 and "4 updates were not traced" in caplog.text
+
+
+def test_the_size_of_an_update_is_that_of_its_tokens(tmp_path, monkeypatch):
+    tracer, sizes = tracer_to(tmp_path), []
+    monkeypatch.setattr(tracer.writer, "put", lambda job, size=0: sizes.append(size))
+    traced_batch(tracer, batch_of([[1], [2], [3]]))
+    # Old files are removed, and then a float32 written for each of two tokens and each column; the advantage before
+    # shaping has a column too.
+    assert sizes == [0, 3 * 2 * (len(TokenTrace._fields) + 1) * 4]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])
+def test_a_failure_ends_the_tracing_and_says_so_once(caplog, error):
+    writer, done = TraceWriter(), []
+    for _ in range(2):
+        writer.put(mock.Mock(side_effect=error))
+    assert writer.flush() and writer.failed
+    writer.put(lambda: done.append(1))
+    assert writer.flush() and not done
+    assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
+    assert "the training goes on" in caplog.text and type(error).__name__ in caplog.text
+
+
+def test_a_disk_that_hangs_holds_nobody_for_long():
+    writer, go = TraceWriter(), threading.Event()
+    writer.put(go.wait)
+    start = time.monotonic()
+    assert not writer.flush(0.1) and not writer.flush(0.1)
+    assert time.monotonic() - start < 60
+    go.set()
+    assert writer.flush()
+
+
+def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch, caplog):
+    tracer = tracer_to(tmp_path)
+    traced_batch(tracer, batch_of([[1]]))
+    assert tracer.writer.flush()
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    for _ in range(3):
+        traced_batch(tracer, batch_of([[1]]))
+    assert tracer.writer.flush()
+    # What was written stays, no part of a file besides.
+    assert len(shards_in(tmp_path)) == 1 and len(list(tmp_path.iterdir())) == 1
+    assert caplog.text.count("No space left on device") == 1

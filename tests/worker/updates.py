@@ -44,14 +44,9 @@ def loss_function(config, step=None, observers=()):
 
 
 def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
-    """One update.
+    """One update by verl's loss function, or a wrapped one, on a padded mini-batch.
 
-    Args:
-        function: verl's loss function, or a wrapped one.
-        batch: padded, of the whole mini-batch.
-        split: ranks of micro-batches of rows.
-        change: what is done to verl's micro-batches.
-        **extra: entropy and reference, as for `micro_batch`.
+    `change` is done to verl's micro-batches; `extra`: entropy and reference, as for `micro_batch`.
     """
     log_prob, total, ranks = batch["log_prob"].detach().clone().requires_grad_(True), 0.0, []
     for micro_batches in split:
@@ -111,12 +106,7 @@ def planned(config, batch, split=WHOLE, token_pass=None, all_reduce=lambda vecto
 class Update:
     """Runs updates as a worker does, with a receipt.
 
-    Args:
-        config: verl's ActorConfig.
-        step: the optimizer step; without a decision, each of its micro-batches decides for itself.
-        tested: as for Receipt.
-        loss_fn: in the place of verl's.
-        batch: how far the rollout batch is.
+    Without a decision of the step, each of its micro-batches decides for itself; `loss_fn` comes in verl's place.
     """
 
     def __init__(self, config, step=None, *, tested=True, loss_fn=None, batch=FIRST):
@@ -133,10 +123,9 @@ class Update:
         self.receipt.begin_update(self.step, self.batch)
 
     def run(self, parts=(ROWS,), *, moved=0.0, weights=None, besides=None, change=None, only=None, factors=None):
-        """One update; returns its gradient on each token's log-probability.
+        """One update, by micro-batches of these rows; returns its gradient on each token's log-probability.
 
         Args:
-            parts: the rows of each micro-batch.
             moved: at most added to a log-probability of the old policy's to make the current one's.
             weights: of verl's rollout correction.
             besides: what an engine adds to the loss, of the log-probabilities.
