@@ -25,13 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Args:
-        log: metrics, a row a step.
-        output: everything that it printed.
-        folder: where it wrote.
-    """
+    """A finished run: its metrics, a row a step; everything that it printed; where it wrote."""
 
     log: pandas.DataFrame
     output: str
@@ -43,23 +37,12 @@ class Run:
 
     def state(self, step: int) -> dict:
         """The state of the bounds in the checkpoint of a step."""
-        return state_in(self.folder, step)
-
-
-def state_in(folder: Path, step: int) -> dict:
-    """The state of the bounds in the checkpoint of a step of the run in a folder."""
-    return json.loads((folder / f"checkpoints/global_step_{step}/actor/clipx_state.json").read_text())
+        return json.loads((self.folder / f"checkpoints/global_step_{step}/actor/clipx_state.json").read_text())
 
 
 def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
-    """Checks that the first step of each process, and no later one, has a receipt that agrees.
-
-    Args:
-        run: whose last process printed `run.output`.
-        firsts: the first step of each process that trained it; by default the log's first.
-
-    Returns:
-        The other metrics.
+    """Checks that the first step of each process, and no later one, has a receipt that agrees; by default the process
+    is one, with the log's first step. Returns the other metrics.
     """
     receipt = run.log["actor/clipx/receipt"]
     given = receipt.dropna()
@@ -72,8 +55,7 @@ def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
 def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = SECONDS, **options) -> Run:
     """Trains for a few steps, within some seconds, and returns what happened; arguments as for `launch`.
 
-    Raises:
-        AssertionError: the run failed or did not end in time; the message holds the end of its output.
+    An AssertionError, which holds the end of its output: the run failed or did not end in time.
     """
     process = launch(task, folder, *overrides, steps=steps, **options)
     try:
@@ -87,10 +69,7 @@ def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = 
 
 def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], bool], steps: int) -> Run:
     """Trains, and kills the driver, Ray and all workers with SIGKILL as soon as `when` says of the folder that it is
-    time.
-
-    Raises:
-        AssertionError: the run ended by itself or did not come so far in time.
+    time. An AssertionError: the run ended by itself or did not come so far in time.
     """
     process = launch(task, folder, *overrides, steps=steps)
     deadline = time.monotonic() + SECONDS
@@ -159,9 +138,7 @@ def launch(
 
     Args:
         task: data and policy.
-        folder: where the run writes.
         overrides: Hydra overrides after the common ones.
-        steps: training steps.
         environment: further environment variables.
         before: words before the command.
         entry: verl's module that is run.

@@ -24,14 +24,10 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 STEPS = 3
 STALE = "+clipx/rollout=stale"
+BYPASS = "algorithm.rollout_correction.bypass_mode=true"
 SETTINGS = {
     "acpo": ("+clipx=acpo", STALE),
-    "m2po": (
-        "+clipx=m2po",
-        STALE,
-        "algorithm.rollout_correction.bypass_mode=true",
-        "actor_rollout_ref.actor.calculate_entropy=true",
-    ),
+    "m2po": ("+clipx=m2po", STALE, BYPASS, "actor_rollout_ref.actor.calculate_entropy=true"),
 }
 # Seconds, bytes, and what follows from them; the order in which Ray's processes came; what Ray's rollout alone counts.
 OF_THE_MACHINE = ("timing", "perf/", "actor/perf/")
@@ -72,11 +68,9 @@ def test_rollouts_of_earlier_weights_are_refused_through_ray(task, tmp_path):
 def test_samples_are_of_the_weights_that_many_versions_ago_or_of_noisy_ones(task, tmp_path):
     logs = {}
     for old, noise in ((0, 0), (2, 0), (0, 0.05)):
-        overrides = ["+clipx=grpo", STALE, f"clipx_rollout.versions_old={old}", "data.seed=7"]
-        overrides += [f"+clipx_rollout.noise={noise}"]
-        overrides += ["algorithm.rollout_correction.bypass_mode=true"]
+        overrides = ["+clipx=grpo", STALE, f"clipx_rollout.versions_old={old}", "data.seed=7", BYPASS]
         # One update a rollout batch, so that only the samples' age moves the ratio.
-        overrides += ["actor_rollout_ref.actor.ppo_mini_batch_size=16"]
+        overrides += [f"+clipx_rollout.noise={noise}", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
         folder = tmp_path / f"{old}-{noise}"
         on_ranks(1, train_here, [*common_overrides(task, folder, 4), *overrides], str(folder / "metrics.jsonl"))
         logs[noise or old] = read_run_log(folder / "metrics.jsonl")

@@ -1,8 +1,8 @@
 """A researcher's round on two tasks: data, warm start, training through the real verl, `clipx eval` before and after.
 
-Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Every
-run of the tests evaluates a merged checkpoint in test_training.py. Not covered: how far longer training goes
-(docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
+Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Not covered:
+two ranks (test_training.py), how far longer training goes (docs/dev/evaluation.md and docs/tasks have measured runs),
+GPUs, vLLM.
 """
 
 import json

@@ -5,7 +5,6 @@ the order of summation. The optimizer's step is replaced by one that records the
 from the same weights.
 """
 
-import copy
 import functools
 import multiprocessing
 import os
@@ -61,10 +60,8 @@ class Result:
     Args:
         decision: what the method decided over the mini-batch, or None if each micro-batch decided for itself.
         decisions: every decision that a micro-batch of this rank used.
-        gradients: parameter name to gradient, summed over ranks.
-        metrics: aggregated as verl does.
-        collectives: collectives that the plugin itself issued.
-        forwards: forward passes of the engine.
+        gradients: by parameter, summed over ranks.
+        collectives: those that the plugin itself issued.
         log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
         options: what of the engine's options is seen to be in force.
     """
@@ -83,18 +80,16 @@ class Result:
         return [self.metrics[metric if metric in self.metrics else metric.removeprefix("actor/")]]
 
 
-def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float, seed: int = 0) -> Path:
+def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float) -> Path:
     """Ragged sequences with old log-probabilities some way from the policy's own, in a file of the folder.
 
     Args:
-        folder: where the file is written.
         count: sequences.
         masked: sequences whose response counts nothing.
         drift: standard deviation of the log-ratio.
-        seed: of the rows.
     """
     model = random_policy(MODEL_SEED).double()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rows = []
     for index in range(count):
         prompt = int(torch.randint(2, 6, (1,), generator=generator))
@@ -130,16 +125,12 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    values = {
-        "input_ids": [row["ids"] for row in rows],
+    same = {"input_ids": "ids", "old_log_probs": "old", "response_mask": "mask", "loss_mask": "mask"}
+    values = {name: [row[key] for row in rows] for name, key in {**same, "advantages": "advantage"}.items()} | {
         "position_ids": [torch.arange(len(row["ids"])) for row in rows],
         "prompts": [row["ids"][: row["prompt"]] for row in rows],
         "responses": [row["ids"][row["prompt"] :] for row in rows],
-        "old_log_probs": [row["old"] for row in rows],
         "rollout_log_probs": [row["old"] - 0.01 for row in rows],
-        "response_mask": [row["mask"] for row in rows],
-        "loss_mask": [row["mask"] for row in rows],
-        "advantages": [row["advantage"] for row in rows],
     }
     fields = {name: torch.nested.as_nested_tensor(value, layout=torch.jagged) for name, value in values.items()}
     data = TensorDict(fields, batch_size=[len(rows)])
@@ -148,36 +139,13 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
 
 
 @functools.cache
-def configuration_of_a_cpu_run() -> Any:
-    """verl's whole configuration, as Hydra composes it; a third of a second."""
-    from omegaconf import OmegaConf
-
-    from tests.claims.configuration import hydra_s
-
-    config = hydra_s(
-        *("+hardware=cpu", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"),
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-    )
-    OmegaConf.set_struct(config, False)
-    return config
-
-
-@functools.cache
 def actor_config(overrides: tuple[str, ...]) -> Any:
-    """verl's ActorConfig under a CPU run's settings; groups go on top of it without Hydra, in a third of the time."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
+    """verl's ActorConfig under a CPU run's settings."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    from tests.claims.configuration import group_s_own
+    from tests.composition import composition
 
-    groups = [word for word in overrides if word.startswith("+clipx") and "." not in word.partition("=")[0]]
-    config = copy.deepcopy(configuration_of_a_cpu_run())
-    for group in groups:
-        config.merge_with(group_s_own(group))
-    for one in OverridesParser.create().parse_overrides([word for word in overrides if word not in groups]):
-        OmegaConf.update(config, one.key_or_group, one.value(), force_add=True)
-    return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    return omega_conf_to_dataclass(composition("+hardware=cpu", *overrides).actor_rollout_ref.actor)
 
 
 def build_worker(
@@ -209,18 +177,10 @@ def build_worker(
     actor = actor_config(engine)
     # LoRA's first weights are random.
     torch.manual_seed(MODEL_SEED)
-    model = HFModelConfig(
-        path=str(policy),
-        override_config={"attn_implementation": attention},
-        **{"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options},
-    )
-    config = TrainingWorkerConfig(
-        model_type="language_model",
-        model_config=model,
-        engine_config=actor.engine,
-        optimizer_config=actor.optim,
-        checkpoint_config=actor.checkpoint,
-    )
+    options = {"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options}
+    model = HFModelConfig(path=str(policy), override_config={"attn_implementation": attention}, **options)
+    parts = {"engine_config": actor.engine, "optimizer_config": actor.optim, "checkpoint_config": actor.checkpoint}
+    config = TrainingWorkerConfig(model_type="language_model", model_config=model, **parts)
     worker = (worker_class or ActorRolloutRefWorker.actor_worker_cls)(config=config)
     worker.reset()
     # verl would enter an autocast to float64, which does not exist.
@@ -252,12 +212,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     part, parts = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
     share = rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
     data = mini_batch(share, sequences=len(rows))
-    tu.assign_non_tensor(
-        data,
-        use_dynamic_bsz=case.dynamic_tokens is not None,
-        max_token_len_per_gpu=case.dynamic_tokens,
-        micro_batch_size_per_gpu=case.micro_batch_size or len(share),
-    )
+    dynamic = {"use_dynamic_bsz": case.dynamic_tokens is not None, "max_token_len_per_gpu": case.dynamic_tokens}
+    tu.assign_non_tensor(data, **dynamic, micro_batch_size_per_gpu=case.micro_batch_size or len(share))
     if case.infer:
         result.log_probs = log_probs_of_all(worker, data.copy(), share)
         layers = [value for name, value in engine.module.named_parameters() if ".layers." in name]
@@ -339,13 +295,11 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
 
 def start_rank(rank: int, world: int, meeting_file: str) -> None:
     """Makes this process one rank of a CPU run, with the plugin loaded."""
-    os.environ |= {
-        **{"VERL_PLATFORM": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-        **{"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)},
-        # verl reads both; nobody listens.
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
-        "DIST_INIT_METHOD": f"file://{meeting_file}",
-    }
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
+    # verl reads address and port; nobody listens.
+    os.environ |= {"VERL_PLATFORM": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ["DIST_INIT_METHOD"] = f"file://{meeting_file}"
     torch.set_num_threads(1)
     import verl  # noqa: F401  (loads the plugin)
 
@@ -373,14 +327,9 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
-    """Builds the worker of each engine once and runs every case.
+    """Builds the worker of each engine once and runs every case, each from the same weights.
 
-    Args:
-        rank, world: of this process.
-        policy: a checkpoint's folder.
-        rows: from `make_rows`.
-        cases: optimizer steps, each from the same weights.
-        configs: file that keeps the composed configurations from call to call.
+    `configs` is a file that keeps the composed configurations from call to call.
     """
     composed = composed_configs(cases, Path(configs))
     loaded, workers, results = torch.load(rows, weights_only=False), {}, []
