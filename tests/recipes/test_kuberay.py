@@ -45,36 +45,21 @@ def test_the_file_as_it_stands_is_a_valid_job():
 
 
 def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
-    job = created(
-        cluster,
-        *("METHOD=dapo", RECIPE),
-        **{
-            "NNODES": "4",
-            "NGPUS_PER_NODE": "4",
-            "IMAGE": "mine:1",
-            "CLAIM": "disk",
-            "JOB_NAME": "dapo",
-            "RETRIES": "3",
-            "NAMESPACE": "research",
-        },
-    )
+    given = {"NNODES": "4", "NGPUS_PER_NODE": "4", "IMAGE": "mine:1", "CLAIM": "disk"}
+    given |= {"JOB_NAME": "dapo", "RETRIES": "3", "NAMESPACE": "research"}
+    job = created(cluster, "METHOD=dapo", RECIPE, **given)
     assert cluster.calls[-1] == ["kubectl", "--namespace", "research", "create", "-f", "-"]
     spec = job["spec"]["rayClusterSpec"]
     (workers,) = spec["workerGroupSpecs"]
     assert (workers["replicas"], workers["minReplicas"], workers["maxReplicas"]) == (3, 3, 3)
     assert (job["metadata"]["name"], job["spec"]["backoffLimit"]) == ("dapo", 3)
     for group in (spec["headGroupSpec"], workers):
-        container = container_of(group)
+        container, environment = container_of(group), environment_of(group)
         assert container["image"] == "mine:1"
-        for amounts in container["resources"].values():
-            assert amounts["nvidia.com/gpu"] == "4"
-        assert environment_of(group)["NNODES"] == environment_of(group)["NGPUS_PER_NODE"] == "4"
-        claims = [
-            v["persistentVolumeClaim"]["claimName"]
-            for v in group["template"]["spec"]["volumes"]
-            if "persistentVolumeClaim" in v
-        ]
-        assert claims == ["disk"]
+        assert all(amounts["nvidia.com/gpu"] == "4" for amounts in container["resources"].values())
+        assert environment["NNODES"] == environment["NGPUS_PER_NODE"] == "4"
+        claims = [volume.get("persistentVolumeClaim") for volume in group["template"]["spec"]["volumes"]]
+        assert [claim["claimName"] for claim in claims if claim] == ["disk"]
 
 
 def test_run_folders_are_on_the_claim_and_shared_memory_is_large(cluster):
@@ -96,16 +81,8 @@ def test_a_dry_run_creates_nothing(cluster):
 
 
 def test_the_recipe_on_the_head_gets_the_words_that_were_given(cluster):
-    words = [
-        "METHOD=dapo",
-        "DRY_RUN=1",
-        RECIPE,
-        "data.val_files=[a b,c]",
-        "clipx.note='it\"s'",
-        r"trainer.x=back\slash",
-        "trainer.y=ü",
-        "trainer.z=a\nb",
-    ]
+    words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]", "clipx.note='it\"s'"]
+    words += [r"trainer.x=back\slash", "trainer.y=ü", "trainer.z=a\nb"]
     job = created(cluster, *words, NNODES="3")
     environment = environment_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
     environment.pop("HF_HOME")

@@ -50,16 +50,18 @@ def payload_of(step):
 
 def test_the_job_asks_for_what_the_run_needs():
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", SCRIPT.read_text(), re.MULTILINE))
-    assert asked["ntasks-per-node"] == "1"
-    assert "requeue" in asked and "exclusive" in asked
+    assert asked["ntasks-per-node"] == "1" and {"requeue", "exclusive"} <= asked.keys()
     # A requeued job goes on in the same log.
     assert asked["open-mode"] == "append"
     # To the script alone: a signal to the steps would end the run at once.
     assert re.fullmatch(r"B:USR1@\d+", asked["signal"])
 
 
-def test_every_node_of_the_list_starts_ray_and_the_first_is_the_head(cluster):
-    done = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5")
+def test_every_node_of_the_list_starts_ray_as_its_own_parser_reads_and_the_first_is_the_head(cluster):
+    from ray.scripts.symmetric_run import curate_and_validate_ray_start_args, symmetric_run
+
+    # The first IPv4 address counts.
+    done = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5", ADDRESSES="fd00::7 10.0.0.7")
     assert done.returncode == 0, done.stderr
     (asked_address,) = [call for call in cluster.calls if "hostname" in call]
     assert options_of(asked_address)["nodelist"] == "gpu07"
@@ -69,20 +71,11 @@ def test_every_node_of_the_list_starts_ray_and_the_first_is_the_head(cluster):
     # Otherwise the exit code is that of the tasks which srun ends, not the run's.
     assert of_srun["kill-on-bad-exit"] == "0" and int(of_srun["wait"]) > 0
     assert "nodes: gpu07 gpu08 gpu09; head: gpu07 (10.0.0.7); start 1 of this job" in done.stdout
-
-
-def test_rays_own_parser_reads_the_arguments(cluster):
-    from ray.scripts.symmetric_run import curate_and_validate_ray_start_args, symmetric_run
-
-    # The first IPv4 address counts.
-    submit(cluster, RECIPE, ADDRESSES="fd00::7 10.0.0.7")
-    step = step_of(cluster)
     assert step[step.index("ray") + 1] == "symmetric-run"
     own = step[step.index("symmetric-run") + 1 : step.index("--")]
     context = symmetric_run.make_context("_", list(own), resilient_parsing=True)
     # 20000 + 4242
-    assert context.params["address"] == "10.0.0.7:24242"
-    assert context.params["min_nodes"] == 3
+    assert (context.params["address"], context.params["min_nodes"]) == ("10.0.0.7:24242", 3)
     assert curate_and_validate_ray_start_args(list(own)) == ["--num-gpus=8", "--num-cpus=96", "--disable-usage-stats"]
 
 
@@ -121,10 +114,9 @@ def test_containers(cluster):
     submit(cluster, RECIPE, CONTAINER_IMAGE="image.sif", CONTAINER_RUNTIME="apptainer", ACTIVATE="env.sh")
     words = step_of(cluster)
     start = words.index("apptainer")
-    assert words[start : start + 3] == ["apptainer", "exec", "--nv"]
-    assert words[start + 3 : start + 8] == ["--bind", f"{ROOT}:{ROOT}", "--pwd", str(ROOT), "image.sif"]
+    container = ["apptainer", "exec", "--nv", "--bind", f"{ROOT}:{ROOT}", "--pwd", str(ROOT), "image.sif"]
     # Inside the container, the environment before Ray.
-    assert words[start + 8 : start + 10] == ["bash", "-c"]
+    assert words[start : start + 10] == [*container, "bash", "-c"]
     assert words.index("env.sh") + 1 == words.index("ray")
 
 
@@ -179,14 +171,9 @@ def test_the_word_that_the_run_has_begun_is_written_before_it_and_removed(cluste
 @pytest.mark.parametrize("requeue_exit", ["0", "1"])
 def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue_exit):
     home = cluster.commands.parent
-    job = subprocess.Popen(
-        ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE],
-        cwd=ROOT,
-        env=cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    given = {"cwd": ROOT, "env": cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit), "text": True}
+    command = ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given)
     deadline = time.monotonic() + 30
     while not (home / "step_started").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
