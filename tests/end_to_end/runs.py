@@ -96,31 +96,20 @@ def growing_rows(log: Path) -> Rows:
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:
     """The Hydra overrides of every run; arguments as for `launch`."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return [
-        "+hardware=cpu",
-        "algorithm.adv_estimator=grpo",
-        f"data.train_files={task.train}",
-        f"data.val_files={task.test}",
-        "data.train_batch_size=16",
-        "data.max_prompt_length=64",
-        "data.max_response_length=24",
+        *("+hardware=cpu", "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={task.policy}"),
+        *(f"data.train_files={task.train}", f"data.val_files={task.test}"),
+        *("data.train_batch_size=16", "data.max_prompt_length=64", "data.max_response_length=24"),
         "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.countdown.reward",
-        f"actor_rollout_ref.model.path={task.policy}",
         # At higher rates the policy forgets within three steps how to be right, and nothing has a gradient.
-        "actor_rollout_ref.actor.optim.lr=5e-4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        f"{actor}.optim.lr=5e-4",
+        *(f"{actor}.ppo_mini_batch_size=8", f"{actor}.ppo_micro_batch_size_per_gpu=8", f"{rollout}.n=4"),
+        f"{rollout}.log_prob_micro_batch_size_per_gpu=16",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
-        "trainer.logger=[console,file]",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.total_epochs=100",
-        f"trainer.total_training_steps={steps}",
-        f"trainer.default_local_dir={folder / 'checkpoints'}",
-        "trainer.resume_mode=disable",
+        *("trainer.logger=[console,file]", "trainer.val_before_train=False", "trainer.test_freq=-1"),
+        *("trainer.save_freq=-1", "trainer.total_epochs=100", f"trainer.total_training_steps={steps}"),
+        *(f"trainer.default_local_dir={folder / 'checkpoints'}", "trainer.resume_mode=disable"),
     ]
 
 
@@ -148,9 +137,8 @@ def launch(
     command = [*before, python, "-m", entry, *common_overrides(task, folder, steps), *overrides]
     variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics_of(folder)), **(environment or {})}
     with (folder / "run.log").open("wb") as output:
-        return subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env={**os.environ, **variables}
-        )
+        given = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": folder, "env": os.environ | variables}
+        return subprocess.Popen(command, **given)
 
 
 def finding(*folders: Path) -> dict[str, str]:
@@ -176,9 +164,8 @@ def output_of(folder: Path) -> str:
 
 def write_documented_method(folder: Path) -> Path:
     """Writes the method that docs/own_loss.md shows into a module `spread_clip` of a folder, as a user would."""
-    (block,) = re.findall(
-        r"```python\n(# spread_clip\.py\n.*?)```", (REPOSITORY / "docs/own_loss.md").read_text(), re.S
-    )
+    page = (REPOSITORY / "docs/own_loss.md").read_text()
+    (block,) = re.findall(r"```python\n(# spread_clip\.py\n.*?)```", page, re.S)
     assert len(block.splitlines()) < 40, "a controller of under 40 lines"
     (folder / "spread_clip.py").write_text(block)
     return folder

@@ -132,7 +132,7 @@ class Outcomes:
         self.failed.add(cuts[0])
         names = [(cut, name, case) for cut in cuts for name, case in cases_of(cut).items()]
         cases = [case for _, _, case in names]
-        given = (str(self.policy), str(self.rows), cases, str(self.folder / "configs"))
+        given = (str(self.policy), str(self.rows), cases, self.folder / "configs")
         outcomes = on_ranks(cuts[0][0], cases_on_rank, *given)
         self.found |= {(cut, name): outcome for (cut, name, _), outcome in zip(names, outcomes, strict=True)}
         self.failed.discard(cuts[0])
@@ -194,7 +194,7 @@ def test_method_does_what_it_does(results, method):
 def test_the_scope_micro_batch_does_depend_on_the_cut(results, cut):
     whole, part = results[WHOLE, "micro_batch"], results[cut, "micro_batch"]
     assert largest_difference(whole.gradients, part.gradients) > 1e-3
-    assert part.decision is None and len(part.decisions) >= 1
+    assert part.decision is None
 
 
 @pytest.mark.parametrize("cut", EVERY_CUT, ids=str)

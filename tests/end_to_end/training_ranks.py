@@ -12,11 +12,11 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -59,7 +59,6 @@ class Result:
 
     Args:
         decision: what the method decided over the mini-batch, or None if each micro-batch decided for itself.
-        decisions: every decision that a micro-batch of this rank used.
         gradients: by parameter, summed over ranks.
         collectives: those that the plugin itself issued.
         log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
@@ -67,7 +66,6 @@ class Result:
     """
 
     decision: list[float] | None = None
-    decisions: list[list[float]] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     collectives: int = 0
@@ -203,7 +201,6 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_clipx.loss.compiled import TokenFunctions
     from verl_clipx.worker.layout import TokenPass
     from verl_clipx.worker.step import RolloutBatch
 
@@ -220,7 +217,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         # Whether the pass has left the layers' weights whole on each rank.
         result.options["layers are whole"] = not any(isinstance(value, DTensor) for value in layers)
 
-    all_reduce, loss = torch.distributed.all_reduce, TokenFunctions.loss
+    all_reduce = torch.distributed.all_reduce
 
     def optimizer_step():
         result.gradients = full_gradients(engine.module)
@@ -239,26 +236,22 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
         return all_reduce(*args, **kwargs)
 
-    def recorded_loss(self, inputs, decision):
-        result.decisions.append(decision.tolist())
-        return loss(self, inputs, decision)
-
-    engine.optimizer_step, engine.forward_step = optimizer_step, counted_forward
-    with ExitStack() as restored:
-        restored.callback(setattr, torch.distributed, "all_reduce", all_reduce)
-        restored.callback(setattr, TokenFunctions, "loss", loss)
-        restored.callback(engine.__dict__.pop, "forward_step")
-        restored.callback(engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True).remove)
-        torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
-        worker.set_loss_fn(partial(ppo_loss, config=config))
-        for observer in worker.observers:
-            # The receipt, as after a run's first rollout batch: its collectives are counted.
-            observer.open = False
-        if case.token_pass is not None:
-            # Not the first update, whose ratio may be taken for 1.
-            worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
+    worker.set_loss_fn(partial(ppo_loss, config=config))
+    for observer in worker.observers:
+        # The receipt, as after a run's first rollout batch: its collectives are counted.
+        observer.open = False
+    if case.token_pass is not None:
+        # Not the first update, whose ratio may be taken for 1.
+        worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
+    hook = engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True)
+    with (
+        patch.object(engine, "optimizer_step", optimizer_step),
+        patch.object(engine, "forward_step", counted_forward),
+        patch.object(torch.distributed, "all_reduce", counted_all_reduce),
+    ):
         output = worker.train_batch(data)
-        worker.batch = None
+    hook.remove()
+    worker.batch = None
     for key, value in ({} if output is None else tu.get(output, "metrics")).items():
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
@@ -293,8 +286,10 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
     return [row for rank in everyone for row in rank]
 
 
-def start_rank(rank: int, world: int, meeting_file: str) -> None:
-    """Makes this process one rank of a CPU run, with the plugin loaded."""
+def run_rank(
+    rank: int, world: int, meeting_file: str, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    """Makes this process one rank of a CPU run, with the plugin loaded; leaves rank 0's result in a file."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
     os.environ |= {name: str(value) for name, value in ranks.items()}
     # verl reads address and port; nobody listens.
@@ -303,12 +298,6 @@ def start_rank(rank: int, world: int, meeting_file: str) -> None:
     torch.set_num_threads(1)
     import verl  # noqa: F401  (loads the plugin)
 
-
-def run_rank(
-    rank: int, world: int, meeting_file: str, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    """What each rank does: call the function, leave rank 0's result in a file."""
-    start_rank(rank, world, meeting_file)
     result = function(rank, world, *arguments)
     if rank == 0:
         Path(results).write_bytes(pickle.dumps(result))
@@ -326,28 +315,21 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
         return pickle.loads(results.read_bytes())
 
 
-def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
+def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], kept: Path) -> list[Result]:
     """Builds the worker of each engine once and runs every case, each from the same weights.
 
-    `configs` is a file that keeps the composed configurations from call to call.
+    `kept` is a file that keeps the composed configurations from call to call.
     """
-    composed = composed_configs(cases, Path(configs))
+    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
     loaded, workers, results = torch.load(rows, weights_only=False), {}, []
     for case in cases:
+        if case.overrides not in configs:
+            configs[case.overrides] = actor_config(case.overrides)
         kind = (case.engine, case.model, case.attention)
         if kind not in workers:
             workers[kind] = build_worker(Path(policy), engine=case.engine, attention=case.attention, **dict(case.model))
-        results.append(run_case(workers[kind], loaded, case, composed[case.overrides]))
+        results.append(run_case(workers[kind], loaded, case, configs[case.overrides]))
+    # The others have read it: they have trained with this rank.
+    if rank == 0:
+        kept.write_bytes(pickle.dumps(configs))
     return results
-
-
-def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any]:
-    """The configuration of every case."""
-    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
-    missing = {case.overrides for case in cases} - configs.keys()
-    if missing:
-        configs |= {overrides: actor_config(overrides) for overrides in missing}
-        partial_file = kept.with_suffix(f".{os.getpid()}")
-        partial_file.write_bytes(pickle.dumps(configs))
-        partial_file.rename(kept)
-    return configs
