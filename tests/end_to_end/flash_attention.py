@@ -1,7 +1,7 @@
 """The kernel beneath transformers' flash attention, in plain torch, so that a CPU runs it in any precision.
 
-transformers' `_flash_attention_forward`, which cuts a batch into sequences, and what verl puts in its place for Ulysses
-are the real ones: only the two functions that the package flash_attn would give are made here.
+Only the two functions of the package flash_attn are made here; what cuts a batch into sequences is transformers' own,
+and verl's for Ulysses.
 """
 
 import torch

@@ -1,11 +1,8 @@
 """For VERL_USE_EXTERNAL_MODULES: verl's v1 trainer also logs how far rollout and actor are apart on fresh tokens.
 
-verl's own metric is over all tokens, of which colocate_async has stale ones. A token is fresh if the weights that the
-actor has when the rollout batch is trained have sampled it: the last token of a sequence that the current version
-finished, and all tokens of one that it also began. Metrics, a row a step:
-rollout_agreement/fresh_tokens, how many there are; rollout_agreement/log_prob_gap, the largest absolute difference
-between the rollout's and the actor's log-probability on them (absent without any); rollout_agreement/resumed_sequences,
-how many sequences an update interrupted.
+A token is fresh if the weights that the actor has when the rollout batch is trained have sampled it: the last token of
+a sequence that the current version finished, and all tokens of one that it also began. verl's own metric is over all
+tokens, of which colocate_async has stale ones.
 """
 
 import functools

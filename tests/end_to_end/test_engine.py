@@ -1,13 +1,8 @@
-"""What the plugin leaves behind in verl's engine, on one rank: nothing but the bounds.
+"""What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds.
 
-Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
-engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an advantage or
-old log-probability that is not finite makes it one, in every method; a checkpoint whose state of the bounds is cut
-short or missing stops with an error, or starts afresh when asked to; +clipx=observe leaves every weight after an update
-to the last bit what it is without the plugin's node, under several of verl's losses; what is counted where tokens are
-rejected; verl's Tinker worker, which steps by itself, gets fixed bounds and exact metrics, and stops where the
-mini-batch is needed; where the configuration gives a rollout batch one update, no extra pass is made; that verl's fused
-kernels fail with untied embeddings. Not covered: memory of an accelerator, packing and sequence parallelism.
+Covers: an observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds;
++clipx=observe under several of verl's losses; rejected tokens; verl's Tinker worker; when an extra pass is made; fused
+kernels. Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
 import contextlib

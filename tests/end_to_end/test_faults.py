@@ -1,8 +1,7 @@
 """What docs/dev/reliability.md says of faults that only verl's trainer answers, with `-m matrix`.
 
-Covers: a disk that is full while verl saves, and the start after that; a reward that is NaN for some prompts: verl
-skips the updates that hold such a prompt, the log counts them, a warning names the rewards, the report begins with it.
-Not covered: a reward that raises or hangs; which field is named (tests/worker/test_training_worker.py).
+Covers: a disk that is full while verl saves, and the start after that; a reward that is NaN for some prompts. Not
+covered: a reward that raises or hangs; which field is named (tests/worker/test_training_worker.py).
 """
 
 import re

@@ -1,10 +1,8 @@
 """A run without a clipx node is verl's: with the plugin it does what it does with nothing but the CPU's port.
 
-Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks and a tracker file that
-verl reads otherwise than the plugin once did, validates and saves; with `-m matrix` the same from the start, the older
-trainer, and separate_async. Compared are the names of files, the content of all but those with times in them, the model
-to the digit, the keys and values of the log, what was printed, the exit code; in separate_async no contents and values,
-since no two such runs are equal. Not covered: GPUs, several nodes.
+Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks, validates and saves;
+with `-m matrix` the same from the start, the older trainer, and separate_async, of which no two runs are equal.
+Compared are files, but for times in them, the model to the digit, the log, what was printed. Not covered: GPUs, nodes.
 """
 
 import json

@@ -1,13 +1,9 @@
 """Bounds and gradients do not depend on how a mini-batch is cut: ranks, micro-batch size, dynamic batch size.
 
-Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over the same rows (ragged, two of them fully
-masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
-scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid sharding, LoRA and sequence parallelism
-(Ulysses, with a stand-in for flash attention's kernel) against padding on one rank, in log-probabilities too; that each
-method does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss without
-statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in BAPO's
-sums their last bits. With `-m matrix` nine more cuts, dynamic batches on 4 ranks among them. Not covered: Ray and
-rollouts (test_training.py), flash attention's own kernel, rounding in half precision.
+Covers, by verl's worker and FSDP2 engine in float64 over the same ragged rows: every adaptive method, selection, both
+passes of Lopti; what scopes cost; the engine's options against padding on one rank; that each method does what it does;
+that the scope micro_batch does depend on the cut. With `-m matrix` nine more cuts. Not covered: Ray and rollouts
+(test_training.py), flash attention's own kernel, rounding in half precision.
 """
 
 import dataclasses

@@ -1,9 +1,7 @@
 """A run in one process is the run that verl makes through Ray: every metric of every step, from the same seeds.
 
-Covers, with `-m matrix`, on Countdown with the seeded rollout: ACPO with old log-probabilities recomputed (statistics,
-extra pass, closed form), and M2PO with the rollout's own and the entropy of the update, which the table `reversal`
-trains with; that rollouts of earlier weights are refused through Ray, and are so old in one process. In every run of
-the tests, tests/benchmarks has the queue of weights and the table's fill. Not covered: GPUs.
+Covers, with `-m matrix`, on Countdown with the seeded rollout: ACPO with recomputed old log-probabilities, and M2PO
+with the rollout's own; the age of rollouts. tests/benchmarks has the queue of weights and the table's fill.
 """
 
 import sys

@@ -1,12 +1,8 @@
 """Options of verl's engine through the real verl, ACPO on fresh samples: what support.py says of them.
 
-Covers, only with `-m matrix`: packing, dynamic batch sizes, gradient checkpointing, offload and chunked entropy
-together on 2 ranks (test_training.py has them under a user's own loss in every run of the tests); LoRA, merged for the
-rollout, with a KL loss; fused kernels (torch's back end, tied embeddings) under hybrid sharding on 4 ranks; bfloat16;
-Ulysses on 2 ranks, its attention's kernel in torch. In each ACPO's bounds adapt, metrics are of every token and finite,
-and the rollout has the weights that were trained. And a run whose worker is verl's own stops. Not covered: that no
-option changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters in a rollout (the CPU's takes merged ones
-alone).
+In each, with `-m matrix`, ACPO's bounds adapt, metrics are of every token and finite, and the rollout has the weights
+that were trained. Not covered: that no option changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters
+in a rollout (the CPU's takes merged ones alone).
 """
 
 import math

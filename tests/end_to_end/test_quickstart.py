@@ -1,12 +1,9 @@
 """scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
 
-Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; that a replay of
-each run's own setting has the bounds that it trained with and the clip fractions that it logged; that the runs which
-`clipx demo` ships have the form of today's; with `-m matrix` also that their first steps have today's numbers, and
-`MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
-Not covered: the installation (the environment of the tests stands in its place), the warm start's quality
-(tests/papers/tasks), several seeds (tests/claims/test_quickstart.py), the demo's later steps, learning and times
-(docs/dev/launching.md has measured runs).
+Covers: both runs with their traces, which overrides each gets, the page, the replay of each run's own setting, the form
+of the runs that `clipx demo` ships; with `-m matrix` also their first steps' numbers, and `MODEL=smollm2`. Not covered:
+the installation, the warm start's quality (tests/papers/tasks), several seeds (tests/claims/test_quickstart.py),
+learning and times (docs/dev/launching.md has measured runs).
 """
 
 import json

@@ -1,9 +1,7 @@
 """Seeded samples and the state of the bounds across a SIGKILL and a resume, through the real verl, with `-m matrix`.
 
-Covers: v1 sync with `+clipx/rollout=seeded`, where a run is a function of its seed: one that was killed in the middle
-of a checkpoint goes on with the metrics, bounds and greedy answers of an uninterrupted one, and leaves no process; the
-receipt of the first resumed step. Not covered: a kill in the middle of a step, several ranks and nodes
-(test_two_nodes.py), a checkpoint without a state (test_engine.py), vLLM, how often rounding changes a sampled token.
+Covers: v1 sync with `+clipx/rollout=seeded`, killed in the middle of a checkpoint. Not covered: a kill in the middle of
+a step, several ranks and nodes (test_two_nodes.py), a checkpoint without a state (test_engine.py), vLLM.
 """
 
 import shutil

@@ -1,10 +1,7 @@
 """verl's other trainers and advantages through the real verl, ACPO on one rank: what support.py says of them.
 
-Covers: the older trainer with REINFORCE++, and keys of the v1 trainer that it does not read; optimizer steps on
-each rollout batch against the announced number; GAE with a critic and two epochs; separate_async, its rollout server
-apart, with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose
-bypass mode leaves the loss alone, with rejection; fully_async_policy. In each the bounds of every update are recomputed
-from its tokens, and advantages from their rewards. Not covered: learning, several ranks, resuming.
+In each the bounds of every update are recomputed from its tokens, and advantages from their rewards, with `-m matrix`.
+Not covered: learning, several ranks, resuming.
 """
 
 import shutil

@@ -1,12 +1,9 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
-Covers, on 2 ranks: a user's own controller, seeded, with entropy selection and the engine's options of test_options.py,
-in sync; Lopti and advantage reweighting on BAPO with stale samples in bypass mode, with rejection and a KL loss, in
-colocate_async; the traces of both. With `-m matrix`: the checkpoint of the second evaluated, merged and by its shards;
-modifiers together, compiled; every method under every pair of settings.
-Not covered: one rank, and the report of a run's traces (test_quickstart.py), several nodes (test_two_nodes.py), equal
-bounds over ranks and what the other methods do (test_invariance.py, without Ray), learning (docs/dev/launching.md has
-measured runs), GPUs.
+Covers, on 2 ranks: a user's own controller on fresh samples under the engine's options; Lopti on BAPO with stale ones;
+the traces of both. With `-m matrix`: the second's checkpoint evaluated, modifiers together, compiled, and every method
+under every pair of settings. Not covered: one rank, and the report of a run's traces (test_quickstart.py), several
+nodes (test_two_nodes.py), equal bounds over ranks (test_invariance.py), learning (docs/dev/launching.md), GPUs.
 """
 
 import itertools

@@ -1,12 +1,9 @@
-"""A run over two Ray nodes that loses one of them and goes on, through the real verl.
+"""A run over two Ray nodes that loses one of them and goes on, through the real verl, with `-m matrix`.
 
-Covers, only with `-m matrix`: a head and two nodes, each with an address, a raylet, workers and a rollout server of its
-own, form one cluster with a secret; the two ranks are on different nodes; the raylet of one is killed in the middle of
-a step: of the one without verl's trainer, where verl by itself may wait for what the node held, or of the trainer's.
-The launchers' while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes
-on from the checkpoint, repeats the step after it with the same numbers, bounds and greedy answers, and finishes; no
-process is left; `lagged` bounds, of a user's own controller, move at update 2 of 2. Not covered: a network between the
-nodes, disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
+Covers: a cluster with a secret and a rank on each of two nodes; the raylet of one, with verl's trainer or without, is
+killed in the middle of a step; the launchers' while_all_nodes_live.py ends the run and names the node; the same
+command repeats the lost step and finishes; `lagged` bounds of a user's own controller. Not covered: a network between
+the nodes, disks that they don't share, NCCL, the loss of the head. Needs Linux.
 """
 
 import json

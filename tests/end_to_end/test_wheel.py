@@ -1,12 +1,9 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository.
 
-Covers: the artefacts' content and metadata; beside verl 0.8.0 from the index and beside 0.9.1, an installation without
-an index that adds this one package; an uninstallation that leaves no file; entry point, Hydra groups, losses and
-commands from site-packages on verl's own main; with `-m matrix`, as at each release, the installation without a network
-that docs/install.md prints, two steps of ACPO, explained first, and that main on 0.8.0: as it was where nothing is
-asked, one line where something is, an explained command that does not run. Not covered: 0.9.0 (test_verl_versions.py),
-a version above the range (tests/common/test_verl_version.py), and what else was in an older verl's environment: all but
-verl is that of the tests, linked in.
+Covers: content and metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and
+commands from site-packages; with `-m matrix`, as at each release, docs/install.md's installation without a network, two
+steps of ACPO, and verl's main on 0.8.0. Not covered: 0.9.0 (test_verl_versions.py), a version above the range
+(tests/common/test_verl_version.py), other packages of an older verl's environment.
 """
 
 import os

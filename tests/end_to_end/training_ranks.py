@@ -1,8 +1,7 @@
-"""A real training worker (FSDP2 over gloo, a small transformer, float64) on several ranks, without Ray.
+"""A real training worker (FSDP2 over gloo, a small transformer) on several ranks, without Ray.
 
-Everything runs in float64, which verl does not offer: the bounds can then be compared to 1e-12, since what is left is
-the order of summation. The optimizer's step is replaced by one that records the gradient, so that every case starts
-from the same weights.
+In float64, which verl does not offer: the bounds can then be compared to 1e-12, since only the order of summation is
+left. The optimizer's step only records the gradient, so that every case starts from the same weights.
 """
 
 import functools
