@@ -96,9 +96,6 @@ def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, r
         given: what the run read.
         run: with `VALIDATION`, validated and saved in the step.
         name: of the task, as verl's metrics have it.
-        step: of the checkpoint.
-        folder: where the evaluations are written.
-        ranks: of the run.
     """
     base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
     folders = folder / "shards", folder / "merged"

@@ -16,12 +16,9 @@ PREFIX = "rollout_agreement"
 
 
 def fresh_tokens(mask: Tensor, first: Tensor, last: Tensor, version: int) -> Tensor:
-    """Which tokens of the response (bool, (sequences, length)) the current weights have sampled for certain.
+    """Which tokens of the responses, of which `mask` tells padding apart, the current weights have sampled for certain.
 
-    Args:
-        mask: tokens of the response, (sequences, length).
-        first, last: versions of the weights that began and that finished each sequence.
-        version: the current one.
+    `first` and `last` are the versions of the weights that began and that finished each sequence.
     """
     final = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     whole = mask & (first == version)[:, None]

@@ -123,12 +123,9 @@ def launch(
     entry: str = MAIN,
     python: str = sys.executable,
 ) -> subprocess.Popen:
-    """Starts a run.
+    """Starts a run with overrides after the common ones and further environment variables.
 
     Args:
-        task: data and policy.
-        overrides: Hydra overrides after the common ones.
-        environment: further environment variables.
         before: words before the command.
         entry: verl's module that is run.
         python: the interpreter of the environment that it runs in.

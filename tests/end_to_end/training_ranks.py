@@ -78,13 +78,8 @@ class Result:
 
 
 def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float) -> Path:
-    """Ragged sequences with old log-probabilities some way from the policy's own, in a file of the folder.
-
-    Args:
-        count: sequences.
-        masked: sequences whose response counts nothing.
-        drift: standard deviation of the log-ratio.
-    """
+    """Ragged sequences, of which the response of some counts nothing, in a file of the folder; their old
+    log-probabilities differ from the policy's own by a standard deviation of `drift`."""
     model = random_policy(MODEL_SEED).double()
     generator = torch.Generator().manual_seed(0)
     rows = []
@@ -154,14 +149,11 @@ def build_worker(
     precision: torch.dtype = torch.float64,
     **model_options: Any,
 ) -> Any:
-    """A training worker with verl's FSDP2 engine.
+    """A training worker, by default of verl's actor, with verl's FSDP2 engine.
 
     Args:
-        policy: a checkpoint's folder.
-        worker_class: None: the one of verl's actor.
         engine: keys of the actor's engine.
         attention: transformers' name of the model's attention; flash attention with a stand-in for its kernel.
-        precision: of everything.
         **model_options: fields of verl's HFModelConfig.
     """
     from verl.utils.torch_dtypes import PrecisionType

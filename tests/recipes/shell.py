@@ -17,12 +17,7 @@ STAND_IN = """#!/usr/bin/env bash
 
 
 class Machine:
-    """A folder whose commands come before the real ones, and the record of their calls.
-
-    Args:
-        folder: an empty folder.
-        **bodies: for each stand-in, bash code that follows the recording.
-    """
+    """A folder whose commands come before the real ones, each by bash code, and the record of their calls."""
 
     def __init__(self, folder: Path, **bodies: str):
         self.commands = folder / "bin"

@@ -1,12 +1,12 @@
-"""The generator against a plain forward pass and transformers' own generate; joining, leaving, aborting, new weights.
+"""The generator against a plain forward pass; joining, leaving, aborting, new weights.
 
-Not covered: the server around it (test_server), models other than Qwen2's architecture.
+Not covered: the server around it, against transformers' own generate (test_server.py); models other than Qwen2's.
 """
 
 import pytest
 import torch
 
-from tests.cpu.policy import END, VOCABULARY_SIZE, random_policy
+from tests.cpu.policy import VOCABULARY_SIZE, random_policy
 from verl_clipx.cpu.rollout import cache as kv
 from verl_clipx.cpu.rollout.generator import Generator, Request
 from verl_clipx.cpu.rollout.parameters import SamplingParameters
@@ -67,14 +67,6 @@ def test_log_probs_equal_a_full_forward_pass(model, temperature):
     finish(batch)
     for each in requests:
         assert each.log_probs == pytest.approx(full_forward(model, each), abs=1e-5)
-
-
-def test_greedy_equals_transformers_generate(model):
-    for prompt in PROMPTS:
-        ours = alone(model, prompt, temperature=0.0, max_tokens=20, stop_token_ids=frozenset({END}))
-        given = dict(attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), do_sample=False, max_new_tokens=20)
-        theirs = model.generate(torch.tensor([prompt]), **given)
-        assert ours.token_ids == theirs[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 64])
