@@ -60,17 +60,12 @@ def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
         assert environment["NNODES"] == environment["NGPUS_PER_NODE"] == "4"
         claims = [volume.get("persistentVolumeClaim") for volume in group["template"]["spec"]["volumes"]]
         assert [claim["claimName"] for claim in claims if claim] == ["disk"]
-
-
-def test_run_folders_are_on_the_claim_and_shared_memory_is_large(cluster):
-    job = created(cluster, RECIPE, NNODES="2")
-    container = container_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    # recipes/common.sh writes runs/… below the repository, which the entry point names.
-    repository = job["spec"]["entrypoint"].split()[1].removesuffix("/recipes/cluster/run_payload.sh")
-    assert mounts[f"{repository}/runs"] == mounts[f"{repository}/data"] == "shared"
-    assert mounts["/dev/shm"] == "shared-memory"
-    assert repository in (ROOT / "docker" / "Dockerfile.gpu").read_text()
+        # Run folders are on the claim: they are below the repository, which the entry point names.
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        repository = job["spec"]["entrypoint"].split()[1].removesuffix("/recipes/cluster/run_payload.sh")
+        assert mounts[f"{repository}/runs"] == mounts[f"{repository}/data"] == "shared"
+        assert mounts["/dev/shm"] == "shared-memory"
+        assert repository in (ROOT / "docker" / "Dockerfile.gpu").read_text()
 
 
 def test_a_dry_run_creates_nothing(cluster):

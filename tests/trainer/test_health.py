@@ -206,9 +206,10 @@ def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, 
 
 def test_remarks_are_not_made_while_a_run_trains(tracking, caplog):
     run = tracking(method="bapo")
-    share = {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
+    data = {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
+    data |= {"actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}
     for step in range(1, 9):
-        run.log({**share, "actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}, step)
+        run.log(dict(data), step)
     assert caplog.text == ""
 
 

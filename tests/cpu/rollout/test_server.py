@@ -70,18 +70,12 @@ async def test_an_answer_is_as_long_as_the_configuration_leaves(configured):
     assert [len((await ask(server, prompt=[5] * length)).token_ids) for length in (3, 20)] == [8, 4]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "images", "message"),
-    [
-        ([], None, "must be between 1 and 127"),
-        ([5] * 128, None, "must be between 1 and 127"),
-        (PROMPT, ["x"], "only from text"),
-    ],
-)
 @in_a_loop
-async def test_what_it_cannot_continue_is_refused(configured, prompt, images, message):
-    with pytest.raises(ValueError, match=message):
-        await (await started(configured())).generate(prompt, {}, "r", image_data=images)
+async def test_what_it_cannot_continue_is_refused(configured):
+    server, length = await started(configured()), "must be between 1 and 127"
+    for prompt, images, message in (([], None, length), ([5] * 128, None, length), (PROMPT, ["x"], "only from text")):
+        with pytest.raises(ValueError, match=message):
+            await server.generate(prompt, {}, "r", image_data=images)
 
 
 @in_a_loop
@@ -149,9 +143,9 @@ async def test_a_server_without_weights_says_so_and_learns_them(configured):
 async def test_an_update_that_lacks_a_weight_is_refused(configured):
     server = await started(configured(load_format="dummy"))
     weights = [item for item in random_policy().named_parameters() if item[0] != "model.norm.weight"]
+    (message,) = pack_weights(weights, max_bytes=1 << 30)
     with pytest.raises(RuntimeError, match=r"lacks model\.norm\.weight"):
-        for message in pack_weights(weights, max_bytes=1 << 30):
-            await server.load_weights(message, last=True, global_steps=1)
+        await server.load_weights(message, last=True, global_steps=1)
 
 
 @in_a_loop
