@@ -74,13 +74,6 @@ def traced_tokens(run: Run) -> pandas.DataFrame:
     return read_shards(run.folder / "traces", shards_in(run.folder / "traces")).to_pandas()
 
 
-def recomputed_epsilons(tokens: pandas.DataFrame) -> pandas.Series:
-    """ACPO's epsilon (Eq. 8) of each bin of an update's tokens."""
-    ratio = numpy.exp(tokens.log_prob.astype(float) - tokens.old_log_prob.astype(float))
-    bins = (numpy.exp(tokens.old_log_prob.astype(float)) * 5).astype(int).clip(0, 4)
-    return 3 * ratio.groupby(bins).std(ddof=0) + 0.2
-
-
 def check_bounds(tokens: pandas.DataFrame, tolerance: float) -> None:
     """The bounds that each token was trained with are those of its update's tokens, on both sides.
 
@@ -89,8 +82,11 @@ def check_bounds(tokens: pandas.DataFrame, tolerance: float) -> None:
     moved = 0.0
     for (step, update), found in tokens.groupby(["step", "update"]):
         left = found if found.selected.isna().all() else found[found.selected.astype(bool)]
-        bins = (numpy.exp(left.old_log_prob.astype(float)) * 5).astype(int).clip(0, 4)
-        expected = bins.map(recomputed_epsilons(left))
+        old = left.old_log_prob.astype(float)
+        ratio = numpy.exp(left.log_prob.astype(float) - old)
+        bins = (numpy.exp(old) * 5).astype(int).clip(0, 4)
+        # Eq. 8, of each bin.
+        expected = bins.map(3 * ratio.groupby(bins).std(ddof=0) + 0.2)
         for epsilon in (left.high - 1, 1 - left.low):
             numpy.testing.assert_allclose(epsilon, expected, rtol=tolerance, err_msg=f"{step=} {update=}")
         moved = max(moved, float(expected.max()))

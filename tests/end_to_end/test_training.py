@@ -15,7 +15,7 @@ import pytest
 from verl_clipx.common.traces import read_shards, shards_in
 
 from .evaluation_round import VALIDATION, check_both_ways
-from .method_checks import CHECKS, FRACTIONS, SETTINGS
+from .method_checks import FRACTIONS, SETTINGS, check_method
 from .runs import Run, check_receipt, finding, train, write_documented_method
 from .test_options import SHOWN, TOGETHER, check_together
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.end_to_end
 # Every pair of settings with every method, in half of the launches.
 MATRIX = [
     (method, ranks, mode, (ranks == 2) != (mode == "colocate_async"))
-    for method, ranks, mode in itertools.product(CHECKS, (1, 2), ("sync", "colocate_async"))
+    for method, ranks, mode in itertools.product(SETTINGS, (1, 2), ("sync", "colocate_async"))
 ]
 STEPS = 3
 
@@ -167,7 +167,7 @@ def test_a_users_own_controller_trains_on_two_ranks(own):
 
 def test_bapo_trains_on_stale_samples_of_asynchronous_ranks(lopti):
     check_trained(lopti, "colocate_async", kl=True, steps=STEPS + 1)
-    CHECKS["bapo"](lopti)
+    check_method("bapo", lopti)
     log = lopti.log
     versions = log["actor/clipx/staleness/versions"]
     assert versions.max() > 0.5 and math.isnan(versions[1])
@@ -204,7 +204,7 @@ def test_every_method_under_every_pair_of_settings(task, tmp_path, method, ranks
     ours = (f"+clipx={method}", "clipx.metrics=all", *SETTINGS.get(method, ()))
     run = train(task, tmp_path, *ours, *settings, f"trainer.v1.trainer_mode={mode}", steps=STEPS)
     check_trained(run, mode, kl)
-    CHECKS[method](run)
+    check_method(method, run)
 
 
 @pytest.mark.matrix

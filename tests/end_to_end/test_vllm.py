@@ -21,7 +21,7 @@ from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.pretrained.smollm2 import prepare
 
 from .conftest import Task
-from .method_checks import CHECKS, SETTINGS
+from .method_checks import SETTINGS, check_method
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
 from .runs import REPOSITORY, Run, check_receipt, loading, train
 from .test_options import TOGETHER, check_together
@@ -115,7 +115,7 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     if method == "lopti":
         assert (run.log[["actor/clipx/low/grad_norm", "actor/clipx/high/grad_norm"]] > 0).all(axis=None)
     else:
-        CHECKS[method](run)
+        check_method(method, run)
     if options:
         check_together(run)
     fresh, gap = run.log[f"{PREFIX}/fresh_tokens"], run.log[f"{PREFIX}/log_prob_gap"]
