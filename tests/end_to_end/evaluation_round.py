@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy
 import pandas
 import pytest
-from typer.testing import CliRunner
 
-from verl_clipx.cli import app
+from tests.papers.command import clipx
 from verl_clipx.papers.evaluation.completions import read_completions
 
 from .conftest import Task
@@ -25,13 +24,6 @@ VALIDATION = (
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
 )
-
-
-def clipx(*arguments) -> str:
-    """Run the command; what it printed."""
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def evaluate(model, questions, out, *overrides) -> dict:

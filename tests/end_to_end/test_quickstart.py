@@ -6,7 +6,6 @@ the installation, the warm start's quality (tests/papers/tasks), several seeds (
 learning and times (docs/dev/launching.md has measured runs).
 """
 
-import json
 import os
 import re
 import subprocess
@@ -14,9 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from verl_clipx.cli import app
+from tests.runs.commands import answer
 from verl_clipx.common.traces import read_shards
 from verl_clipx.demo.files import RUNS, SHIPPED
 from verl_clipx.runs.folder import read_run
@@ -92,9 +90,7 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
 
     for run in (grpo, acpo):
-        done = CliRunner().invoke(app, ["replay", str(run.traces.parent), "--json"])
-        assert done.exit_code == 0, done.output
-        found = json.loads(done.stdout)
+        found = answer("replay", run.traces.parent)
         (own,) = found["settings"]
         assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
         assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)

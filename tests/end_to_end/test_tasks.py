@@ -9,11 +9,12 @@ import json
 
 import pytest
 
+from tests.papers.command import clipx
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
-from .evaluation_round import VALIDATION, check_both_ways, clipx, evaluate
+from .evaluation_round import VALIDATION, check_both_ways, evaluate
 from .runs import train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
