@@ -12,24 +12,14 @@ END = 1
 
 
 def random_policy(
-    seed: int = 0, *, tied: bool = False, size: int = VOCABULARY_SIZE, end: int = END, padding: int = 0
+    seed: int = 0, *, tied: bool = False, size: int = VOCABULARY_SIZE, end: int = END, padding: int = 0, **changed
 ) -> Qwen2ForCausalLM:
-    """Two layers, grouped-query attention, float32; sharp enough that its choices differ."""
+    """Two layers, grouped-query attention, float32; sharp enough that its choices differ. `changed`: further keys."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        initializer_range=0.15,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=end,
-        pad_token_id=padding,
-    )
+    tokens = dict(vocab_size=size, bos_token_id=None, eos_token_id=end, pad_token_id=padding, tie_word_embeddings=tied)
+    heads = dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    sizes = dict(hidden_size=64, intermediate_size=128, max_position_embeddings=128, initializer_range=0.15)
+    config = Qwen2Config(**tokens, **heads, **(sizes | changed))
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
 
 

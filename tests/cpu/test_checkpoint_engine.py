@@ -33,13 +33,13 @@ def updated(trainer, rollout, weights) -> tuple[list[dict[str, torch.Tensor]], l
     def join(engine, arguments, rank):
         engine.init_process_group(**{name: values[rank] for name, values in arguments.items()})
 
-    def send(engine, read):
-        def generator():
-            for name, weight in weights.items():
-                read.append(name)
-                yield name, weight
+    def reading(names):
+        for name, weight in weights.items():
+            names.append(name)
+            yield name, weight
 
-        asyncio.run(engine.send_weights(generator(), global_steps=3))
+    def send(engine, names):
+        asyncio.run(engine.send_weights(reading(names), global_steps=3))
 
     with ThreadPoolExecutor(len(trainer) + len(rollout)) as pool:
         joined = [
@@ -51,9 +51,7 @@ def updated(trainer, rollout, weights) -> tuple[list[dict[str, torch.Tensor]], l
             future.result(60)
         sent = [pool.submit(send, engine, names) for engine, names in zip(trainer, read, strict=True)]
         received = [pool.submit(lambda engine: dict(engine.receive_weights()), engine) for engine in rollout]
-        for future in sent:
-            future.result(60)
-        result = [future.result(60) for future in received]
+        result = [future.result(60) for future in (*sent, *received)][len(sent) :]
     for engine in (*trainer, *rollout):
         engine.finalize()
     return result, read
@@ -73,18 +71,13 @@ def test_every_rollout_worker_gets_every_weight_in_every_update(bucket_size):
         assert read == [list(weights)] * 2
 
 
-def test_verl_finds_it_and_makes_it_as_it_did():
+def test_verl_finds_it_and_makes_it_and_asks_of_it_what_it_did():
     register()
     made = CheckpointEngineRegistry.new("gloo", bucket_size=8, is_master=True)
-    assert isinstance(made, GlooCheckpointEngine)
-    assert made.is_master
-
-
-def test_verl_asks_of_an_engine_what_it_did():
+    assert isinstance(made, GlooCheckpointEngine) and made.is_master
     asked = {name for name, member in vars(CheckpointEngine).items() if getattr(member, "__isabstractmethod__", False)}
-    assert asked == {
-        *("prepare", "build_topology", "init_process_group", "finalize", "send_weights", "receive_weights")
-    }
+    first = {"prepare", "build_topology", "init_process_group"}
+    assert asked == first | {"finalize", "send_weights", "receive_weights"}
     for name in asked:
         ours, of_verl = (
             inspect.signature(getattr(engine, name)) for engine in (GlooCheckpointEngine, CheckpointEngine)

@@ -5,6 +5,7 @@ Not covered: training (end-to-end runs).
 """
 
 import inspect
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -50,11 +51,9 @@ def test_what_it_overrides_is_still_there():
     assert list(inspect.signature(FSDPEngine._build_fsdp_module).parameters) == ["self", "module"]
     loader = verl_models.load_valuehead_model
     assert list(inspect.signature(loader).parameters) == list(inspect.signature(engine.load_critic).parameters)
+    offload = ("offload_policy or self.engine_config.forward_only", "CPUOffloadPolicy(pin_memory=True)")
     for function, texts in {
-        FSDPEngine._build_fsdp_module: (
-            "offload_policy or self.engine_config.forward_only",
-            "CPUOffloadPolicy(pin_memory=True)",
-        ),
+        FSDPEngine._build_fsdp_module: offload,
         loader: ('attn_implementation="flash_attention_2"',),
         # Looked up at the call, and by keyword.
         FSDPEngine._build_module: ("from verl.utils.model import load_valuehead_model", "local_path="),
@@ -66,16 +65,11 @@ def test_what_it_overrides_is_still_there():
 
 
 def test_a_critic_has_the_attention_of_its_configuration(registry, tmp_path):
-    config = Qwen2Config(
-        **dict(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1),
-        num_key_value_heads=1,
-        num_labels=1,
-        attn_implementation="sdpa",
-    )
+    sizes = dict(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config = Qwen2Config(**sizes, num_key_value_heads=1, num_labels=1, attn_implementation="sdpa")
     Qwen2ForTokenClassification(config).save_pretrained(tmp_path)
-    critic = verl_models.load_valuehead_model(
-        local_path=tmp_path, torch_dtype=torch.float32, model_config=config, trust_remote_code=False
-    )
+    given = dict(local_path=tmp_path, torch_dtype=torch.float32, model_config=config, trust_remote_code=False)
+    critic = verl_models.load_valuehead_model(**given)
     assert critic.config._attn_implementation == "sdpa"
     assert critic(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 1)
 
@@ -93,13 +87,10 @@ def test_saved_weights_are_a_copy_that_an_update_leaves_alone(registry, monkeypa
     assert torch.equal(shards["weight"][0], before)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "key"), [("language_model", r"actor_rollout_ref\.actor"), ("value_model", "critic")]
-)
-def test_fsdp1_is_refused_with_the_key_to_set(registry, model_type, key):
-    config = FSDPEngineConfig(strategy="fsdp")
-    with pytest.raises(ValueError, match=rf"{key}\.strategy=fsdp2"):
-        registry.new(model_type, "fsdp", None, config, None, None)
+def test_fsdp1_is_refused_with_the_key_to_set(registry):
+    for model_type, key in (("language_model", r"actor_rollout_ref\.actor"), ("value_model", "critic")):
+        with pytest.raises(ValueError, match=rf"{key}\.strategy=fsdp2"):
+            registry.new(model_type, "fsdp", None, FSDPEngineConfig(strategy="fsdp"), None, None)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -116,10 +107,7 @@ def test_a_reference_model_is_wrapped_without_offloading_and_stays_forward_only(
     config = FSDPEngineConfig(strategy="fsdp2", forward_only=True, offload_policy=True)
     holder = object.__new__(engine.CPUFSDPEngineWithLMHead)
     holder.engine_config = config
-    if fails:
-        with pytest.raises(MemoryError):
-            holder._build_fsdp_module("module")
-    else:
+    with pytest.raises(MemoryError) if fails else nullcontext():
         assert holder._build_fsdp_module("module") == "module"
     assert seen == [(False, False, "fsdp2")]
     assert holder.engine_config is config and config.forward_only and config.offload_policy

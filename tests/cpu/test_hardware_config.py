@@ -14,27 +14,21 @@ from verl.workers.config import FSDPActorConfig
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Keys that verl's configuration leaves out although it reads them.
 ADDED = {
-    "ray_kwargs.ray_init.num_gpus",
-    "ray_kwargs.ray_init.object_store_memory",
-    "ray_kwargs.ray_init.include_dashboard",
-    "ray_kwargs.ray_init.runtime_env.env_vars",
-    "actor_rollout_ref.model.override_config.attn_implementation",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
-    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
-    "critic.model.override_config.attn_implementation",
-    "critic.fsdp.mixed_precision",
-    "actor_rollout_ref.rollout.engine_kwargs.cpu",
-    "trainer.v1.sampler.sampler_kwargs",
+    *(f"ray_kwargs.ray_init.{key}" for key in ("num_gpus", "object_store_memory", "include_dashboard")),
+    *(f"{part}.model.override_config.attn_implementation" for part in ("actor_rollout_ref", "critic")),
+    *(f"actor_rollout_ref.{part}.fsdp_config.mixed_precision" for part in ("actor", "ref")),
+    *("ray_kwargs.ray_init.runtime_env.env_vars", "critic.fsdp.mixed_precision"),
+    *("actor_rollout_ref.rollout.engine_kwargs.cpu", "trainer.v1.sampler.sampler_kwargs"),
 }
 
 
-@pytest.fixture
-def config(monkeypatch, composed):
+@pytest.fixture(autouse=True)
+def platform(monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    return composed("+hardware=cpu")
 
 
-def test_verl_accepts_the_actor_the_reference_and_the_critic_in_float32(config):
+def test_verl_accepts_the_actor_the_reference_and_the_critic_in_float32(composed):
+    config = composed("+hardware=cpu")
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert isinstance(actor, FSDPActorConfig)
     # The rest of the critic's node reads a checkpoint when it is built.
@@ -48,8 +42,7 @@ def test_verl_accepts_the_actor_the_reference_and_the_critic_in_float32(config):
         assert dict(engine.mixed_precision) == dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
 
 
-def test_ray_gets_a_slot_a_rank_and_the_platform(monkeypatch, composed):
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+def test_ray_gets_a_slot_a_rank_and_the_platform(composed):
     ray_init = composed("+hardware=cpu", "trainer.n_gpus_per_node=8").ray_kwargs.ray_init
     assert ray_init.num_gpus == 8
     # Three CPUs a rank, and one each for the trainer, two service processes, the agent loop and the reward loop.
@@ -60,7 +53,7 @@ def test_ray_gets_a_slot_a_rank_and_the_platform(monkeypatch, composed):
 
 
 def test_without_the_environment_variable_it_stops_with_the_command_to_run(monkeypatch, composed):
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.delenv("VERL_PLATFORM")
     with pytest.raises(Exception, match="VERL_PLATFORM=cpu python -m"):
         OmegaConf.to_container(composed("+hardware=cpu"), resolve=True)
 
@@ -69,10 +62,8 @@ def test_without_the_environment_variable_it_stops_with_the_command_to_run(monke
 def test_every_key_is_one_that_verl_has(composed, file):
     known = {*paths(OmegaConf.to_container(composed())), *ADDED}
     keys = [key for key in paths(OmegaConf.to_container(OmegaConf.load(file))) if key != "defaults"]
-    assert (
-        keys
-        and [key for key in keys if key not in known and not key.startswith(tuple(f"{one}." for one in ADDED))] == []
-    )
+    below = tuple(f"{key}." for key in ADDED)
+    assert keys and [key for key in keys if key not in known and not key.startswith(below)] == []
 
 
 def paths(node: dict, above: str = "") -> Iterator[str]:

@@ -18,8 +18,7 @@ CUDA_ONLY = {"Event"}
 
 def test_it_is_never_chosen_by_detection(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    only_ours = {"cpu": platform.PlatformCPU}
-    monkeypatch.setattr(platform_manager.PlatformRegistry, "_platforms", only_ours)
+    monkeypatch.setattr(platform_manager.PlatformRegistry, "_platforms", {"cpu": platform.PlatformCPU})
     # verl's answer where nothing was detected.
     assert platform_manager._detect_platform_name() == "nvidia"
 
@@ -38,12 +37,9 @@ def test_memory_is_the_processs_own():
     assert 0 < available < total
 
 
-def test_random_state_can_be_restored():
+def test_random_state_can_be_restored_and_worker_slots_are_rays_gpu_resource():
     state = device.get_rng_state()
     first = torch.rand(3)
     device.set_rng_state(state)
     assert torch.equal(torch.rand(3), first)
-
-
-def test_worker_slots_are_rays_gpu_resource():
     assert platform.PlatformCPU().ray_resource_options(0.5) == {"num_gpus": 0.5}

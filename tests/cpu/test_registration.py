@@ -24,8 +24,7 @@ def registered():
 
 
 def test_verl_finds_the_rollout_under_its_name():
-    assert get_rollout_class("cpu", "async") is CPUServerAdapter
-    assert get_rollout_replica_class("cpu") is CPUReplica
+    assert (get_rollout_class("cpu", "async"), get_rollout_replica_class("cpu")) == (CPUServerAdapter, CPUReplica)
 
 
 @pytest.mark.parametrize(("platform", "engine"), [("", False), ("nvidia", False), ("cpu", True)])
@@ -58,16 +57,12 @@ def test_the_environment_variable_chooses_it_and_registering_imports_no_engine_a
     assert result.stdout.strip().splitlines()[-2:] == ["[]", "cpu cpu"], result.stderr
 
 
-@pytest.mark.parametrize("value", ["cpu", " CPU "])
-def test_the_right_variable_passes(monkeypatch, value):
-    monkeypatch.setenv("VERL_PLATFORM", value)
-    assert check_platform("cpu") == "cpu"
-    assert cpu.is_active()
-
-
-@pytest.mark.parametrize(("value", "found"), [("", "no VERL_PLATFORM"), ("nvidia", "VERL_PLATFORM=nvidia")])
-def test_another_one_says_what_to_run(monkeypatch, value, found):
-    monkeypatch.setenv("VERL_PLATFORM", value)
-    with pytest.raises(ValueError, match=rf"found {found}.*VERL_PLATFORM=cpu python -m verl\.trainer\.main_ppo"):
-        check_platform("cpu")
-    assert not cpu.is_active()
+def test_the_right_variable_passes_and_another_one_says_what_to_run(monkeypatch):
+    for value in ("cpu", " CPU "):
+        monkeypatch.setenv("VERL_PLATFORM", value)
+        assert check_platform("cpu") == "cpu" and cpu.is_active()
+    for value, found in (("", "no VERL_PLATFORM"), ("nvidia", "VERL_PLATFORM=nvidia")):
+        monkeypatch.setenv("VERL_PLATFORM", value)
+        with pytest.raises(ValueError, match=rf"found {found}.*VERL_PLATFORM=cpu python -m verl\.trainer\.main_ppo"):
+            check_platform("cpu")
+        assert not cpu.is_active()

@@ -2,11 +2,15 @@
 
 Covers: that neither torch nor verl is imported, the time, a folder with something else in it, the browser; that the
 commands which it prints next run; that the page, its numbers and the pictures of README.md are what `scripts/demo.py
-page` makes of the shipped runs; what `scripts/demo.py runs` keeps of a run; what must not ship. Not covered: how the
-page looks (tests/report), whether the runs are those of today's quick start (tests/end_to_end/test_quickstart.py), the
-wheel (tests/end_to_end/test_wheel.py).
+page` makes of the shipped runs; what `scripts/demo.py runs` keeps of a run; what must not ship; that the notebook is
+docs/tutorial.md, whose blocks tests/claims runs, and prints what it shows. Not covered: how the page looks
+(tests/report), whether the runs are those of today's quick start (tests/end_to_end/test_quickstart.py), the wheel
+(tests/end_to_end/test_wheel.py), Jupyter.
 """
 
+import contextlib
+import io
+import json
 import os
 import re
 import resource
@@ -25,6 +29,8 @@ from verl_clipx.demo import files
 from verl_clipx.demo.files import PAGE, RUNS, SHIPPED
 from verl_clipx.runs.folder import read_run
 
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+NOTEBOOK = TUTORIAL.with_suffix(".ipynb")
 BLOCKED = """
 import sys
 class Blocked:
@@ -40,12 +46,12 @@ main()
 def test_ten_seconds_without_torch_and_verl_and_a_diagnosis(tmp_path):
     # Processor time, because other tests run beside it.
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = subprocess.run([sys.executable, "-c", BLOCKED, "demo"], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-c", BLOCKED]
+    done = subprocess.run([*command, "demo"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10
     assert (tmp_path / "clipx-demo" / PAGE).read_bytes() == (SHIPPED / PAGE).read_bytes()
-    command = [sys.executable, "-c", BLOCKED, "diagnose", f"clipx-demo/{RUNS[0]}"]
-    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    assert subprocess.run([*command, "diagnose", f"clipx-demo/{RUNS[0]}"], cwd=tmp_path).returncode == 0
 
 
 def run(*words: str) -> str:
@@ -64,21 +70,16 @@ def test_what_it_says_next_runs(tmp_path, monkeypatch):
     assert (tmp_path / "clipx-demo/page" / PAGE).is_file()
 
 
-def test_a_file_is_no_folder_for_it(tmp_path):
-    (tmp_path / "taken").write_text("mine")
-    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "taken")])
-    assert done.exit_code == 1 and "is a file. --out names a folder" in " ".join(done.output.split())
-    assert (tmp_path / "taken").read_text() == "mine"
-
-
 def test_it_comes_again_and_leaves_what_is_not_its_own(tmp_path):
     run("demo", "--out", str(tmp_path))
     run("demo", "--out", str(tmp_path))
-    (tmp_path / "metrics.csv").write_text("mine")
     (tmp_path / PAGE).unlink()
-    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
-    assert done.exit_code == 1 and f"{tmp_path / 'metrics.csv'}: is there" in done.output.replace("\n", "")
-    assert (tmp_path / "metrics.csv").read_text() == "mine" and not (tmp_path / PAGE).exists()
+    mine = tmp_path / "metrics.csv"
+    mine.write_text("mine")
+    for out, said in ((tmp_path, f"{mine}: is there"), (mine, "is a file. --out names a folder")):
+        done = CliRunner().invoke(app, ["demo", "--out", str(out)])
+        assert done.exit_code == 1 and "".join(said.split()) in "".join(done.output.split())
+    assert mine.read_text() == "mine" and not (tmp_path / PAGE).exists()
 
 
 @pytest.mark.parametrize(("display", "terminal", "opens"), [(":0", True, 1), ("", True, 0), (":0", False, 0)])
@@ -114,16 +115,16 @@ def test_of_a_trained_run_is_kept_what_ships(tmp_path):
     answers = trained / "validation/0.jsonl"
     answers.write_text(answers.read_text().replace("}", ', "output": "1+1"}'))
     runpy.run_path(str(ROOT / "scripts" / "demo.py"))["keep_run"](trained, kept, str(tmp_path))
-    paths = sorted(path for path in kept.rglob("*") if path.is_file())
-    assert [path.relative_to(kept) for path in paths] == sorted(
-        path.relative_to(SHIPPED / name) for path in (SHIPPED / name).rglob("*") if path.is_file()
+    kept_files, shipped = (
+        {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+        for folder in (kept, SHIPPED / name)
     )
-    for path in paths:
-        shipped = SHIPPED / name / path.relative_to(kept)
+    assert kept_files.keys() == shipped.keys()
+    for path, file in kept_files.items():
         if path.suffix == ".parquet":
-            assert parquet.read_table(path).equals(parquet.read_table(shipped), check_metadata=True)
+            assert parquet.read_table(file).equals(parquet.read_table(shipped[path]), check_metadata=True)
         else:
-            assert path.read_text() == shipped.read_text()
+            assert file.read_text() == shipped[path].read_text()
 
 
 def texts_of(path) -> list[str]:
@@ -150,3 +151,25 @@ def test_what_ships_is_small_and_names_nobodys_folders():
         words = re.findall(rb"/(?:work|home|root|Users|tmp(?!/ray/))/[\w./-]*", path.read_bytes())
         assert not words, (path, words)
         assert os.environ.get("HOSTNAME", "no host").encode() not in path.read_bytes()
+
+
+def test_the_notebook_is_the_page():
+    made = runpy.run_path(str(ROOT / "scripts" / "demo.py"))["notebook_of"](TUTORIAL.read_text())
+    assert made == NOTEBOOK.read_text(), "python scripts/demo.py notebook"
+    assert len(TUTORIAL.read_text().split()) <= 1000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            if cell["source"].startswith("!clipx "):
+                run(*cell["source"].split()[1:])
+            else:
+                exec(cell["source"], names)
+        for output in cell["outputs"]:
+            assert output["text"].split() == printed.getvalue().split()
+    assert sum(bool(cell["outputs"]) for cell in cells) > 4 and (tmp_path / "clipx-demo/page" / PAGE).is_file()

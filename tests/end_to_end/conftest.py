@@ -25,24 +25,16 @@ class Task:
     policy: Path
 
 
-def task_in(folder: Path) -> Task:
-    """A Countdown set and a policy after a short warm start, made in a folder where they are not there yet."""
-    config = CountdownConfig()
-    fit = WarmStartConfig(steps=WARM_START_STEPS)
-    if not folder.exists():
-        write_countdown(folder, 256, 32)
-    problems = generate_problems(config, 2000, 0, "train")
-    cache = folder / "policies"
-    policy = fit_policy(problems, config.operators, mistakes=0.5, config=fit, cache=cache, num_threads=1)
-    return Task(folder / "train.parquet", folder / "test.parquet", policy)
-
-
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> Task:
-    """What the end-to-end runs read, made once for all test processes."""
+    """A Countdown set and a policy after a short warm start, made once for all test processes."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    folder = folder / "task"
+    folder, config = folder / "task", CountdownConfig()
     with FileLock(folder.with_suffix(".lock")):
-        return task_in(folder)
+        if not folder.exists():
+            write_countdown(folder, 256, 32)
+        given = {"config": WarmStartConfig(steps=WARM_START_STEPS), "cache": folder / "policies", "num_threads": 1}
+        policy = fit_policy(generate_problems(config, 2000, 0, "train"), config.operators, mistakes=0.5, **given)
+    return Task(folder / "train.parquet", folder / "test.parquet", policy)

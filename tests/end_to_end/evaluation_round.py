@@ -5,11 +5,11 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy
 import pandas
 import pytest
-from typer.testing import CliRunner
 
-from verl_clipx.cli import app
+from tests.papers.command import clipx
 from verl_clipx.papers.evaluation.completions import read_completions
 
 from .conftest import Task
@@ -26,13 +26,6 @@ VALIDATION = (
 )
 
 
-def clipx(*arguments) -> str:
-    """Run the command; what it printed."""
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def evaluate(model, questions, out, *overrides) -> dict:
     """Run `clipx eval run`; its results on the only benchmark."""
     printed = clipx(
@@ -44,15 +37,8 @@ def evaluate(model, questions, out, *overrides) -> dict:
     return results
 
 
-def check_numbers(results, accuracies, questions):
-    """Results are in their ranges and say what the scores of the completions say.
-
-    Args:
-        results: of one benchmark in results.json.
-        accuracies: its scores' part `acc`, a row a question.
-        questions: of the benchmark.
-    """
-    assert results["questions"] == questions and accuracies.shape == (questions, SAMPLES)
+def check_numbers(results: dict, accuracies: numpy.ndarray) -> None:
+    """One benchmark's results are in their ranges and say what the scores' part `acc`, a row a question, says."""
     result = results["result"]
     assert result["avg@8"]["mean"] == pytest.approx(accuracies.mean(), abs=1e-12)
     assert result["pass@8"]["mean"] == pytest.approx(accuracies.any(axis=1).mean(), abs=1e-12)
@@ -66,33 +52,17 @@ def check_numbers(results, accuracies, questions):
     assert 1 <= result["length"]["mean"] <= MAX_TOKENS
 
 
-def accuracies_of(out, checkpoint):
-    """The scores' part `acc`, a row a question."""
-    scores = pandas.read_parquet(out / checkpoint / "test" / "scores.parquet")
-    return scores["reward/acc"].to_numpy().reshape(-1, SAMPLES)
-
-
-def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, *base: str) -> Path:
-    """Evaluate a run's checkpoint, merged unless `base` says how to load its shards, and check every number against
-    another way to get it.
-
-    Args:
-        given: what the run read.
-        run: with `VALIDATION`, validated and saved in the step.
-        name: of the task, as verl's metrics have it.
-        step: of the checkpoint.
-        folder: where the evaluation is written.
-        base: overrides by which verl loads shards: model and ranks.
-
-    Returns:
-        The folder of the evaluation.
+def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, *base: str) -> None:
+    """Evaluates a run's checkpoint and checks every number against another way to get it; arguments as for
+    `check_both_ways`. Merged, unless `base` says how to load its shards: by model and ranks.
     """
     checkpoint = run.folder / "checkpoints" / f"global_step_{step}"
-    questions, merged = len(pandas.read_parquet(given.test)), checkpoint / "actor" / "merged_huggingface"
+    questions, scores = len(pandas.read_parquet(given.test)), folder / checkpoint.name / "test" / "scores.parquet"
     results = evaluate(checkpoint, given.test, folder, *base)
-    assert bool(base) != (merged / "config.json").is_file()
-    accuracies = accuracies_of(folder, checkpoint.name)
-    check_numbers(results, accuracies, questions)
+    assert bool(base) != (checkpoint / "actor" / "merged_huggingface" / "config.json").is_file()
+    accuracies = pandas.read_parquet(scores)["reward/acc"].to_numpy().reshape(-1, SAMPLES)
+    assert results["questions"] == len(accuracies) == questions
+    check_numbers(results, accuracies)
     # It validated and did not train.
     (log,) = folder.glob(f"{checkpoint.name}/test/completions/seed-0/000000/run.log")
     assert "Initial validation metrics" in log.read_text() and "actor/pg_loss" not in log.read_text()
@@ -104,30 +74,30 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, 
 
     stored = json.loads((folder / "results.json").read_text())
     (folder / "results.json").unlink()
-    (folder / checkpoint.name / "test" / "scores.parquet").unlink()
+    scores.unlink()
     clipx("eval", "score", folder)
     assert json.loads((folder / "results.json").read_text()) == stored
-    return folder
 
 
 def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
-    """As `check_evaluation`, by the shards of so many ranks and merged; returns the folder of the evaluation by shards.
+    """Checks the evaluation of a run's checkpoint by its shards and merged; returns the folder of the one by shards.
 
     One rank and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
+
+    Args:
+        given: what the run read.
+        run: with `VALIDATION`, validated and saved in the step.
+        name: of the task, as verl's metrics have it.
     """
     base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
     folders = folder / "shards", folder / "merged"
     # A merged checkpoint stays merged.
     shutil.rmtree(run.folder / f"checkpoints/global_step_{step}/actor/merged_huggingface", ignore_errors=True)
-    check_evaluation(given, run, name, step, folders[0], *base)
-    check_evaluation(given, run, name, step, folders[1])
-    questions = len(pandas.read_parquet(given.test))
-    texts = [
-        read_completions(out / f"global_step_{step}/test/completions", questions=questions, samples=SAMPLES, seeds=[0])[
-            "text"
-        ]
-        for out in folders
-    ]
+    texts, questions = [], len(pandas.read_parquet(given.test))
+    for out, overrides in zip(folders, (base, ()), strict=True):
+        check_evaluation(given, run, name, step, out, *overrides)
+        completions = out / f"global_step_{step}/test/completions"
+        texts.append(read_completions(completions, questions=questions, samples=SAMPLES, seeds=[0])["text"])
     assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > questions
     assert "test: second minus first" in clipx("eval", "compare", *reversed(folders))
     return folders[0]

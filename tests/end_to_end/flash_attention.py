@@ -1,7 +1,7 @@
 """The kernel beneath transformers' flash attention, in plain torch, so that a CPU runs it in any precision.
 
-transformers' `_flash_attention_forward`, which cuts a batch into sequences, and what verl puts in its place for Ulysses
-are the real ones: only the two functions that the package flash_attn would give are made here.
+Only the two functions of the package flash_attn are made here; what cuts a batch into sequences is transformers' own,
+and verl's for Ulysses.
 """
 
 import torch
@@ -9,15 +9,7 @@ from torch import Tensor
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
-    """Attention within each row; the arguments are those of the package.
-
-    Args:
-        q: queries, (rows, length, heads, head size).
-        k, v: keys and values, (rows, length, key heads, head size); heads are a multiple of key heads.
-        dropout_p: must be 0.
-        softmax_scale: of the scores; None: 1 / sqrt(head size).
-        causal: whether a token sees only itself and earlier ones.
-    """
+    """Attention within each row, (rows, length, heads, head size); the arguments are those of the package."""
     assert dropout_p == 0.0
     heads_first = (states.transpose(1, 2) for states in (q, k, v))
     attended = torch.nn.functional.scaled_dot_product_attention(
@@ -27,13 +19,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scal
 
 
 def flash_attention_of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, **options):
-    """Attention within each of the sequences that lie one behind the other, (tokens, heads, head size).
-
-    Args:
-        q, k, v, options: as for `flash_attention`, without the rows.
-        cu_seqlens_q, cu_seqlens_k: where each sequence begins, and the number of tokens.
-        max_seqlen_q, max_seqlen_k: of the longest sequence; not needed here.
-    """
+    """Attention within each of the sequences that lie one behind the other, (tokens, heads, head size)."""
     assert torch.equal(cu_seqlens_q, cu_seqlens_k)
     sizes = cu_seqlens_q.diff().tolist()
     parts = zip(*(states.split(sizes) for states in (q, k, v)), strict=True)

@@ -1,8 +1,4 @@
-"""For VERL_USE_EXTERNAL_MODULES: the first rank of the actor prints which of the engine's options are in force.
-
-One line after its first rollout batch, "options in force: " and a JSON object: those of training_ranks, the rows of the
-model's inputs, and where the engine's weights and optimizer state were sent.
-"""
+"""For VERL_USE_EXTERNAL_MODULES: the first rank of the actor prints once which of the engine's options are in force."""
 
 import functools
 import json

@@ -1,8 +1,5 @@
-"""For VERL_USE_EXTERNAL_MODULES, so that verl imports it in all its processes: a training rank writes down where it is.
-
-RANK_LOCATIONS: the folder; a file rank_<RANK>.json for each rank, with Ray's node id, the node's address and the
-process id as that process itself sees them.
-"""
+"""For VERL_USE_EXTERNAL_MODULES: a training rank writes down where it is, as it sees itself, in the folder
+RANK_LOCATIONS."""
 
 import json
 import os

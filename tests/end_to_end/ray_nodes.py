@@ -103,19 +103,10 @@ class Cluster:
             else:
                 role = ["--head", f"--port={self.port}", "--num-gpus=0", "--num-cpus=0"]
                 role += ["--include-dashboard=false", f"--ray-client-server-port={free_port()}"]
-            command = [
-                sys.executable,
-                str(Path(__file__).with_name("subreaper.py")),
-                str(Path(sys.executable).with_name("ray")),
-                "start",
-                "--block",
-                "--disable-usage-stats",
-                f"--node-ip-address={address}",
-                f"--temp-dir={self.folder / address}",
-                f"--dashboard-agent-listen-port={free_port()}",
-                "--object-store-memory=200000000",
-                *role,
-            ]
+            ray = [str(Path(__file__).with_name("subreaper.py")), str(Path(sys.executable).with_name("ray"))]
+            place = [f"--node-ip-address={address}", f"--temp-dir={self.folder / address}"]
+            place += [f"--dashboard-agent-listen-port={free_port()}", "--object-store-memory=200000000"]
+            command = [sys.executable, *ray, "start", "--block", "--disable-usage-stats", *place, *role]
             self.nodes[address] = self._started(address, command)
         self._wait()
 
@@ -123,9 +114,7 @@ class Cluster:
         log = self.folder / f"{address}.log"
         for _ in range(ATTEMPTS):
             with log.open("wb") as output:
-                process = subprocess.Popen(
-                    command, stdout=output, stderr=output, env={**os.environ, **self.environment}
-                )
+                process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | self.environment)
             node = Node(address, process)
             while process.poll() is None:
                 if b"Ray runtime started" in log.read_bytes():
@@ -135,20 +124,14 @@ class Cluster:
         raise AssertionError(f"{address} ended in each of {ATTEMPTS} attempts to start\n{self.logs()}")
 
     def _wait(self) -> None:
-        script = REPOSITORY / "recipes" / "cluster" / "wait_for_nodes.py"
-        head = f"{HEAD}:{self.port}"
-        command = [sys.executable, str(script), head, str(len(self.nodes)), str(SECONDS_TO_JOIN)]
+        script = str(REPOSITORY / "recipes" / "cluster" / "wait_for_nodes.py")
+        command = [sys.executable, script, f"{HEAD}:{self.port}", str(len(self.nodes)), str(SECONDS_TO_JOIN)]
+        given = {"env": os.environ | self.environment, "text": True, "timeout": 2 * SECONDS_TO_JOIN}
         deadline = time.monotonic() + SECONDS_TO_JOIN
         # Ray may count a killed node for a while, so that there are more than the script waits for.
         while True:
             try:
-                done = subprocess.run(
-                    command,
-                    env={**os.environ, **self.environment},
-                    capture_output=True,
-                    text=True,
-                    timeout=2 * SECONDS_TO_JOIN,
-                )
+                done = subprocess.run(command, capture_output=True, **given)
             except subprocess.TimeoutExpired as error:
                 raise AssertionError(f"{error}\n{self.logs()}") from None
             if done.stdout.split()[1:] == sorted(self.nodes):

@@ -1,11 +1,8 @@
 """For VERL_USE_EXTERNAL_MODULES: verl's v1 trainer also logs how far rollout and actor are apart on fresh tokens.
 
-verl's own metric is over all tokens, of which colocate_async has stale ones. A token is fresh if the weights that the
-actor has when the rollout batch is trained have sampled it: the last token of a sequence that the current version
-finished, and all tokens of one that it also began. Metrics, a row a step:
-rollout_agreement/fresh_tokens, how many there are; rollout_agreement/log_prob_gap, the largest absolute difference
-between the rollout's and the actor's log-probability on them (absent without any); rollout_agreement/resumed_sequences,
-how many sequences an update interrupted.
+A token is fresh if the weights that the actor has when the rollout batch is trained have sampled it: the last token of
+a sequence that the current version finished, and all tokens of one that it also began. verl's own metric is over all
+tokens, of which colocate_async has stale ones.
 """
 
 import functools
@@ -19,12 +16,9 @@ PREFIX = "rollout_agreement"
 
 
 def fresh_tokens(mask: Tensor, first: Tensor, last: Tensor, version: int) -> Tensor:
-    """Which tokens of the response (bool, (sequences, length)) the current weights have sampled for certain.
+    """Which tokens of the responses, of which `mask` tells padding apart, the current weights have sampled for certain.
 
-    Args:
-        mask: tokens of the response, (sequences, length).
-        first, last: versions of the weights that began and that finished each sequence.
-        version: the current one.
+    `first` and `last` are the versions of the weights that began and that finished each sequence.
     """
     final = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     whole = mask & (first == version)[:, None]

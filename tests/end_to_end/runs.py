@@ -25,13 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Args:
-        log: metrics, a row a step.
-        output: everything that it printed.
-        folder: where it wrote.
-    """
+    """A finished run: its metrics, a row a step; everything that it printed; where it wrote."""
 
     log: pandas.DataFrame
     output: str
@@ -43,23 +37,12 @@ class Run:
 
     def state(self, step: int) -> dict:
         """The state of the bounds in the checkpoint of a step."""
-        return state_in(self.folder, step)
-
-
-def state_in(folder: Path, step: int) -> dict:
-    """The state of the bounds in the checkpoint of a step of the run in a folder."""
-    return json.loads((folder / f"checkpoints/global_step_{step}/actor/clipx_state.json").read_text())
+        return json.loads((self.folder / f"checkpoints/global_step_{step}/actor/clipx_state.json").read_text())
 
 
 def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
-    """Checks that the first step of each process, and no later one, has a receipt that agrees.
-
-    Args:
-        run: whose last process printed `run.output`.
-        firsts: the first step of each process that trained it; by default the log's first.
-
-    Returns:
-        The other metrics.
+    """Checks that the first step of each process, and no later one, has a receipt that agrees; by default the process
+    is one, with the log's first step. Returns the other metrics.
     """
     receipt = run.log["actor/clipx/receipt"]
     given = receipt.dropna()
@@ -72,8 +55,7 @@ def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
 def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = SECONDS, **options) -> Run:
     """Trains for a few steps, within some seconds, and returns what happened; arguments as for `launch`.
 
-    Raises:
-        AssertionError: the run failed or did not end in time; the message holds the end of its output.
+    An AssertionError, which holds the end of its output: the run failed or did not end in time.
     """
     process = launch(task, folder, *overrides, steps=steps, **options)
     try:
@@ -87,10 +69,7 @@ def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = 
 
 def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], bool], steps: int) -> Run:
     """Trains, and kills the driver, Ray and all workers with SIGKILL as soon as `when` says of the folder that it is
-    time.
-
-    Raises:
-        AssertionError: the run ended by itself or did not come so far in time.
+    time. An AssertionError: the run ended by itself or did not come so far in time.
     """
     process = launch(task, folder, *overrides, steps=steps)
     deadline = time.monotonic() + SECONDS
@@ -117,31 +96,20 @@ def growing_rows(log: Path) -> Rows:
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:
     """The Hydra overrides of every run; arguments as for `launch`."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return [
-        "+hardware=cpu",
-        "algorithm.adv_estimator=grpo",
-        f"data.train_files={task.train}",
-        f"data.val_files={task.test}",
-        "data.train_batch_size=16",
-        "data.max_prompt_length=64",
-        "data.max_response_length=24",
+        *("+hardware=cpu", "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={task.policy}"),
+        *(f"data.train_files={task.train}", f"data.val_files={task.test}"),
+        *("data.train_batch_size=16", "data.max_prompt_length=64", "data.max_response_length=24"),
         "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.countdown.reward",
-        f"actor_rollout_ref.model.path={task.policy}",
         # At higher rates the policy forgets within three steps how to be right, and nothing has a gradient.
-        "actor_rollout_ref.actor.optim.lr=5e-4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        f"{actor}.optim.lr=5e-4",
+        *(f"{actor}.ppo_mini_batch_size=8", f"{actor}.ppo_micro_batch_size_per_gpu=8", f"{rollout}.n=4"),
+        f"{rollout}.log_prob_micro_batch_size_per_gpu=16",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
-        "trainer.logger=[console,file]",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.total_epochs=100",
-        f"trainer.total_training_steps={steps}",
-        f"trainer.default_local_dir={folder / 'checkpoints'}",
-        "trainer.resume_mode=disable",
+        *("trainer.logger=[console,file]", "trainer.val_before_train=False", "trainer.test_freq=-1"),
+        *("trainer.save_freq=-1", "trainer.total_epochs=100", f"trainer.total_training_steps={steps}"),
+        *(f"trainer.default_local_dir={folder / 'checkpoints'}", "trainer.resume_mode=disable"),
     ]
 
 
@@ -155,14 +123,9 @@ def launch(
     entry: str = MAIN,
     python: str = sys.executable,
 ) -> subprocess.Popen:
-    """Starts a run.
+    """Starts a run with overrides after the common ones and further environment variables.
 
     Args:
-        task: data and policy.
-        folder: where the run writes.
-        overrides: Hydra overrides after the common ones.
-        steps: training steps.
-        environment: further environment variables.
         before: words before the command.
         entry: verl's module that is run.
         python: the interpreter of the environment that it runs in.
@@ -171,9 +134,8 @@ def launch(
     command = [*before, python, "-m", entry, *common_overrides(task, folder, steps), *overrides]
     variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics_of(folder)), **(environment or {})}
     with (folder / "run.log").open("wb") as output:
-        return subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env={**os.environ, **variables}
-        )
+        given = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": folder, "env": os.environ | variables}
+        return subprocess.Popen(command, **given)
 
 
 def finding(*folders: Path) -> dict[str, str]:
@@ -199,9 +161,8 @@ def output_of(folder: Path) -> str:
 
 def write_documented_method(folder: Path) -> Path:
     """Writes the method that docs/own_loss.md shows into a module `spread_clip` of a folder, as a user would."""
-    (block,) = re.findall(
-        r"```python\n(# spread_clip\.py\n.*?)```", (REPOSITORY / "docs/own_loss.md").read_text(), re.S
-    )
+    page = (REPOSITORY / "docs/own_loss.md").read_text()
+    (block,) = re.findall(r"```python\n(# spread_clip\.py\n.*?)```", page, re.S)
     assert len(block.splitlines()) < 40, "a controller of under 40 lines"
     (folder / "spread_clip.py").write_text(block)
     return folder

@@ -1,8 +1,7 @@
 """Runs a command and stays the ancestor of every process that comes from it: python subreaper.py COMMAND …
 
-A process whose parent dies normally goes to init, and whoever wants to end the tree can't find it any more: so it is
-with Ray's workers when their raylet is killed. Here it comes to this process instead (Linux), which ends when the last
-one has ended, with the command's exit code.
+Ray's workers would go to init when their raylet is killed, and could not be found to be ended. Here they come to this
+process (Linux), which ends when the last one has ended, with the command's exit code.
 """
 
 import ctypes

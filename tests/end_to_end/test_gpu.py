@@ -1,8 +1,8 @@
 """tests/gpu on gloo ranks, with nothing but the device another: what a CPU can run of it passes.
 
-Covers: on one rank the losses, an update under FSDP2, and another bound; with `-m matrix` all, on two ranks
-(test_invariance.py has the engine's options and sharding in every run). Not covered: what needs a GPU (FSDP1, flash
-attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
+Covers: on one rank the losses, an update under FSDP2, and another bound; with `-m matrix` all, on two ranks and
+compiled (test_invariance.py has the engine's options and sharding in every run, tests/loss the compiler). Not covered:
+what needs a GPU (FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
 """
 
 import re
@@ -12,11 +12,13 @@ import pytest
 
 from .runs import REPOSITORY
 
+# In every run of the tests.
+CHOSEN = "losses and not compiled_loss or FSDP2 or another_bound"
+
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(
-    ("ranks", "chosen", "needing_a_gpu"),
-    [("1", "losses or FSDP2 or another_bound", 1), pytest.param("2", "", 5, marks=pytest.mark.matrix)],
+    ("ranks", "chosen", "needing_a_gpu"), [("1", CHOSEN, 1), pytest.param("2", "", 5, marks=pytest.mark.matrix)]
 )
 def test_what_a_cpu_can_run_passes(ranks, chosen, needing_a_gpu):
     command = ["torchrun", "--nproc-per-node", ranks, "--local-ranks-filter", "0"]

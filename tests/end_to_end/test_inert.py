@@ -1,17 +1,14 @@
 """A run without a clipx node is verl's: with the plugin it does what it does with nothing but the CPU's port.
 
-Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks and a tracker file that
-verl reads otherwise than the plugin once did, validates and saves; with `-m matrix` the same from the start, the older
-trainer, and separate_async. Compared are the names of files, the content of all but those with times in them, the model
-to the digit, the keys and values of the log, what was printed, the exit code; in separate_async no contents and values,
-since no two such runs are equal. Not covered: GPUs, several nodes.
+Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks, validates and saves;
+with `-m matrix` the same from the start, the older trainer, and separate_async, of which no two runs are equal.
+Compared are files, but for times in them, the model to the digit, the log, what was printed. Not covered: GPUs, nodes.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,8 +45,16 @@ GREEDY = (
 OF_TIME = re.compile(r"timing|perf/|/mfu|throughput|time")
 
 
-def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> tuple[Path, Path]:
-    """Runs verl in two folders at a time, in the second with the plugin; returns the folders."""
+# A rollout apart from the trainer.
+APART = (
+    *("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2"),
+    *("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1"),
+    *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+)
+
+
+def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> None:
+    """Runs verl in two folders at a time, in the second with the plugin."""
     processes = [
         launch(task, folder, *overrides, steps=steps, environment=environment)
         for folder, environment in zip(folders, (PORT_ALONE, PLUGIN), strict=True)
@@ -58,7 +63,6 @@ def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> t
     assert codes == [0, 0], "\n".join(output_of(folder)[-3000:] for folder in folders)
     for folder, process in zip(folders, processes, strict=True):
         printed_beside(folder).write_text(printed_by(folder, process.pid))
-    return folders
 
 
 def printed_beside(folder: Path) -> Path:
@@ -67,13 +71,10 @@ def printed_beside(folder: Path) -> Path:
 
 
 def printed_by(folder: Path, driver: int) -> str:
-    """What a run's driver and its workers printed.
+    """What a run's driver, by whose process id Ray names the session, and its workers printed.
 
     The workers' is taken from Ray's own files: what Ray passes on to the driver may be late, shortened, or lost at the
     run's end.
-
-    Args:
-        driver: its process id, by which Ray names the session.
     """
     of_driver = [line for line in output_of(folder).splitlines() if not re.match(r"(\x1b\[\d*m)*\(\w", line)]
     (logs,) = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").glob(f"session_*_{driver}/logs")
@@ -90,12 +91,7 @@ def printed_by(folder: Path, driver: int) -> str:
 
 
 def check_same(folders: tuple[Path, Path], *, repeats: bool = True) -> None:
-    """Checks that two runs left and said the same.
-
-    Args:
-        folders: of the runs.
-        repeats: whether such a run repeats to the digit; otherwise contents and values are not compared.
-    """
+    """Checks that two runs left and said the same; contents and values where such a run repeats to the digit."""
     first, second = (files_of(folder) for folder in folders)
     assert (second if repeats else second.keys()) == (first if repeats else first.keys())
     assert words_of(folders[1]) == words_of(folders[0])
@@ -112,18 +108,10 @@ def check_same(folders: tuple[Path, Path], *, repeats: bool = True) -> None:
 
 
 def files_of(folder: Path) -> dict[str, object]:
-    """Every file of a run by its name, and its content: both without times and random parts.
-
-    Of a checkpoint of the model: each tensor's sum, in float64.
-    """
-    return dict(sorted(named_files(folder)))
-
-
-def named_files(folder: Path) -> Iterator[tuple[str, object]]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            name = re.sub(r"\d{4}(-\d\d){2}|\d\d(-\d\d){2}|_[0-9a-f]{8}\b", "TIME", str(path.relative_to(folder)))
-            yield name, content_of(path, folder)
+    """Every file of a run by its name, and its content: both without times and random parts."""
+    times = re.compile(r"\d{4}(-\d\d){2}|\d\d(-\d\d){2}|_[0-9a-f]{8}\b")
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return dict(sorted((times.sub("TIME", str(path.relative_to(folder))), content_of(path, folder)) for path in paths))
 
 
 def content_of(path: Path, folder: Path) -> object:
@@ -132,6 +120,7 @@ def content_of(path: Path, folder: Path) -> object:
         # The log is compared by itself; the rows of a validation are in the order of their random names.
         return None if path == metrics_of(folder) else sorted(json.dumps({**line, "uid": None}) for line in lines)
     if path.name.startswith("model_"):
+        # Each tensor's sum.
         tensors = torch.load(path, weights_only=False)
         return {name: float(value.to_local().double().sum()) for name, value in tensors.items()}
     if path.suffix in {".pt", ".log"} or path.name == "hydra.yaml":
@@ -166,7 +155,7 @@ def save_untrained(rank: int, world: int, policy: str, folder: str) -> None:
 
 
 def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_as_they_are(task, tmp_path):
-    first, second = both(tmp_path)
+    first, second = folders = both(tmp_path)
     on_ranks(1, save_untrained, str(task.policy), str(first / "checkpoints/global_step_1/actor"))
     # As verl itself would resume it: from step 1, although a later checkpoint is there.
     shutil.copytree(first / "checkpoints/global_step_1", first / "checkpoints/global_step_9")
@@ -174,8 +163,9 @@ def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_a
     for lock in LOCKS:
         (first / lock).write_text(LOCK)
     shutil.copytree(first, second)
-    check_same(run_both(task, (first, second), *SEEDED, steps=3))
-    for folder in (first, second):
+    run_both(task, folders, *SEEDED, steps=3)
+    check_same(folders)
+    for folder in folders:
         assert "Resuming from" in output_of(folder) and (folder / LATEST).read_text() == "3"
         assert [(folder / lock).read_text() for lock in LOCKS] == [LOCK, LOCK]
     # Otherwise equality would mean little.
@@ -185,21 +175,16 @@ def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_a
 
 
 @pytest.mark.matrix
-def test_a_run_from_the_start(task, tmp_path):
-    check_same(run_both(task, both(tmp_path), *SEEDED, steps=2))
-
-
-@pytest.mark.matrix
-def test_the_older_trainer(task, tmp_path):
-    check_same(run_both(task, both(tmp_path), *GREEDY, "trainer.use_v1=False", steps=2))
-
-
-@pytest.mark.matrix
-def test_a_rollout_apart(task, tmp_path):
-    apart = (
-        *("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2"),
-        *("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1"),
-        *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
-    )
-    # Which responses make a batch depends on when they arrive.
-    check_same(run_both(task, both(tmp_path), *GREEDY, *apart, steps=2), repeats=False)
+@pytest.mark.parametrize(
+    ("overrides", "repeats"),
+    [
+        pytest.param(SEEDED, True, id="from the start"),
+        pytest.param((*GREEDY, "trainer.use_v1=False"), True, id="the older trainer"),
+        # Which responses make a batch depends on when they arrive.
+        pytest.param((*GREEDY, *APART), False, id="a rollout apart"),
+    ],
+)
+def test_so_do_other_runs(task, tmp_path, overrides, repeats):
+    folders = both(tmp_path)
+    run_both(task, folders, *overrides, steps=2)
+    check_same(folders, repeats=repeats)

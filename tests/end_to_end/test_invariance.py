@@ -1,13 +1,9 @@
 """Bounds and gradients do not depend on how a mini-batch is cut: ranks, micro-batch size, dynamic batch size.
 
-Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over the same rows (ragged, two of them fully
-masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
-scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid sharding, LoRA and sequence parallelism
-(Ulysses, with a stand-in for flash attention's kernel) against padding on one rank, in log-probabilities too; that each
-method does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss without
-statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in BAPO's
-sums their last bits. With `-m matrix` nine more cuts, dynamic batches on 4 ranks among them. Not covered: Ray and
-rollouts (test_training.py), flash attention's own kernel, rounding in half precision.
+Covers, by verl's worker and FSDP2 engine in float64 over the same ragged rows: every adaptive method, selection, both
+passes of Lopti; what scopes cost; the engine's options against padding on one rank; that each method does what it does;
+that the scope micro_batch does depend on the cut. With `-m matrix` nine more cuts. Not covered: Ray and rollouts
+(test_training.py), flash attention's own kernel, rounding in half precision.
 """
 
 import dataclasses
@@ -18,12 +14,13 @@ import torch
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
 
-from .method_checks import CHECKS, SETTINGS
+from .method_checks import SETTINGS, check_method
 from .training_ranks import Case, cases_on_rank, make_policy, make_rows, on_ranks
 
 pytestmark = pytest.mark.end_to_end
 
 ROWS, MASKED = 16, (3, 11)
+ACTOR = "actor_rollout_ref.actor"
 
 METHODS = {
     "acpo": ("+clipx=acpo",),
@@ -37,16 +34,9 @@ METHODS = {
     "acpo_fipo": ("+clipx=acpo", "clipx.alpha=0.5", "+clipx/shaping=fipo", "clipx.shaping.half_life=2"),
     "acpo_masked": ("+clipx=acpo", "clipx.alpha=0.5", "+clipx/mask=opsm", "clipx.mask.delta=0.01"),
     "acpo_reweighted": ("+clipx=acpo", "+clipx/shaping=advantage_reweighting", "clipx.alpha=0.5"),
-    "acpo_sequence_mean": (
-        *("+clipx=acpo", "clipx.alpha=0.5"),
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-    ),
+    "acpo_sequence_mean": ("+clipx=acpo", "clipx.alpha=0.5", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"),
     "grpo_held": ("+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.1"),
-    "two_sided_held": (
-        "+clipx=two_sided",
-        "+clipx/hold=second_moment",
-        "clipx.hold.value=0.05",
-    ),
+    "two_sided_held": ("+clipx=two_sided", "+clipx/hold=second_moment", "clipx.hold.value=0.05"),
     "selected_over_mini_batch": ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
     "selected_per_sequence": ("+clipx=acpo", "+clipx/select=low_entropy", "clipx.alpha=0.5"),
 }
@@ -64,43 +54,30 @@ FURTHER_CUTS = [
 MATRIX = pytest.mark.matrix
 EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=MATRIX) for cut in FURTHER_CUTS)]
 
-FSDP = "actor_rollout_ref.actor.fsdp_config"
-PACKING = (("use_remove_padding", True),)
+FSDP = f"{ACTOR}.fsdp_config"
+PACKING, PACKED = (("use_remove_padding", True),), {"rows of an input": 1}
+WHOLE_AFTER = (f"{FSDP}.reshard_after_forward=False",)
 LORA = (("lora_rank", 4), ("lora_alpha", 8), ("target_modules", "all-linear"))
 CHUNKED = (f"{FSDP}.entropy_from_logits_with_chunking=True", f"{FSDP}.entropy_from_logits_chunk_size=5")
-ULYSSES = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",)
+CHECKPOINTING = (("enable_gradient_checkpointing", True),)
+OFFLOAD = (f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True")
+ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size=2",)
 # Options of the engine: what of a case they change, the cuts under which each runs, and what the engine shows of each.
 ENGINES = {
-    "packing": (dict(model=PACKING), [(1, 4, None), (2, None, 40)], {"rows of an input": 1}),
-    "gradient checkpointing": (
-        dict(model=(("enable_gradient_checkpointing", True),)),
-        [(1, 4, None)],
-        {"gradient checkpointing": True},
-    ),
-    "offload": (
-        dict(engine=(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True")),
-        [(1, 4, None)],
-        {"offload": (True, True)},
-    ),
+    "packing": (dict(model=PACKING), [(1, 4, None), (2, None, 40)], PACKED),
+    "gradient checkpointing": (dict(model=CHECKPOINTING), [(1, 4, None)], {"gradient checkpointing": True}),
+    "offload": (dict(engine=OFFLOAD), [(1, 4, None)], {"offload": (True, True)}),
     # verl's padded entropy knows no chunks.
-    "chunked entropy": (
-        dict(engine=CHUNKED, model=PACKING),
-        [(1, 4, None)],
-        {"chunked entropy": True, "rows of an input": 1},
-    ),
+    "chunked entropy": (dict(engine=CHUNKED, model=PACKING), [(1, 4, None)], {"chunked entropy": True} | PACKED),
     # After a pass without gradient each rank then keeps all weights whole, and an update shards them again.
-    "whole after a forward pass": (
-        dict(engine=(f"{FSDP}.reshard_after_forward=False",)),
-        [(2, 4, None)],
-        {"layers are whole": True},
-    ),
+    "whole after a forward pass": (dict(engine=WHOLE_AFTER), [(2, 4, None)], {"layers are whole": True}),
     "hybrid sharding": (dict(engine=(f"{FSDP}.fsdp_size=2",)), [(4, 2, None)], {"mesh": (2, 2)}),
-    "LoRA": (dict(model=(*LORA, *PACKING)), [(1, 4, None)], {"adapter": True, "rows of an input": 1}),
+    "LoRA": (dict(model=(*LORA, *PACKING)), [(1, 4, None)], {"adapter": True} | PACKED),
     # verl has it packed alone.
     "Ulysses": (
         dict(engine=ULYSSES, model=PACKING, attention="flash_attention_2"),
         [(2, 4, None), (2, None, 40), (4, None, 40)],
-        {"ranks of a sequence": 2, "rows of an input": 1},
+        {"ranks of a sequence": 2} | PACKED,
     ),
 }
 UNDER_ENGINES = [
@@ -126,7 +103,7 @@ def cases_of(cut):
     if cut == WHOLE:
         # Its gradients are those of other parameters.
         cases |= {f"{name}, LoRA": dataclasses.replace(cases[name], model=LORA) for name in ENGINE_METHODS}
-        cases |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
+        cases |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in BUILT_IN}
     return cases
 
 
@@ -151,7 +128,7 @@ class Outcomes:
         self.failed.add(cuts[0])
         names = [(cut, name, case) for cut in cuts for name, case in cases_of(cut).items()]
         cases = [case for _, _, case in names]
-        given = (str(self.policy), str(self.rows), cases, str(self.folder / "configs"))
+        given = (str(self.policy), str(self.rows), cases, self.folder / "configs")
         outcomes = on_ranks(cuts[0][0], cases_on_rank, *given)
         self.found |= {(cut, name): outcome for (cut, name, _), outcome in zip(names, outcomes, strict=True)}
         self.failed.discard(cuts[0])
@@ -177,6 +154,7 @@ def require_equal(name, whole, part):
         if name.startswith("bapo"):
             assert part.decision[:2] == whole.decision[:2]
     assert largest_difference(whole.gradients, part.gradients) < 1e-6
+    assert whole.metrics["clipx/clip_fraction_low"] + whole.metrics["clipx/clip_fraction_high"] > 0
     for key in ("actor/pg_loss", "clipx/clip_fraction_low", "clipx/clip_fraction_high", "clipx/ratio_mean"):
         assert part.metrics[key] == pytest.approx(whole.metrics[key], rel=1e-9, abs=1e-12), key
 
@@ -203,22 +181,16 @@ def test_an_engine_option_is_in_force_and_changes_neither_bounds_nor_gradients_n
         require_equal(name, results[WHOLE, reference], results[cut, f"{name}, {option}"])
 
 
-@pytest.mark.parametrize("name", [*METHODS, *PASSES])
-def test_every_case_clips_a_token(results, name):
-    metrics = results[WHOLE, name].metrics
-    assert metrics["clipx/clip_fraction_low"] + metrics["clipx/clip_fraction_high"] > 0
-
-
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_method_does_what_it_does(results, method):
-    CHECKS[method](results[WHOLE, f"check {method}"])
+    check_method(method, results[WHOLE, f"check {method}"])
 
 
 @pytest.mark.parametrize("cut", CUTS[1:], ids=str)
 def test_the_scope_micro_batch_does_depend_on_the_cut(results, cut):
     whole, part = results[WHOLE, "micro_batch"], results[cut, "micro_batch"]
     assert largest_difference(whole.gradients, part.gradients) > 1e-3
-    assert part.decision is None and len(part.decisions) >= 1
+    assert part.decision is None
 
 
 @pytest.mark.parametrize("cut", EVERY_CUT, ids=str)

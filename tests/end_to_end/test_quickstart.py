@@ -1,15 +1,11 @@
 """scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
 
-Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; that a replay of
-each run's own setting has the bounds that it trained with and the clip fractions that it logged; that the runs which
-`clipx demo` ships have the form of today's; with `-m matrix` also that their first steps have today's numbers, and
-`MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
-Not covered: the installation (the environment of the tests stands in its place), the warm start's quality
-(tests/papers/tasks), several seeds (tests/claims/test_quickstart.py), the demo's later steps, learning and times
-(docs/dev/launching.md has measured runs).
+Covers: both runs with their traces, which overrides each gets, the page, the replay of each run's own setting, the form
+of the runs that `clipx demo` ships; with `-m matrix` also their first steps' numbers, and `MODEL=smollm2`. Not covered:
+the installation, the warm start's quality (tests/papers/tasks), several seeds (tests/claims/test_quickstart.py),
+learning and times (docs/dev/launching.md has measured runs).
 """
 
-import json
 import os
 import re
 import subprocess
@@ -17,9 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from verl_clipx.cli import app
+from tests.runs.commands import answer
 from verl_clipx.common.traces import read_shards
 from verl_clipx.demo.files import RUNS, SHIPPED
 from verl_clipx.runs.folder import read_run
@@ -54,14 +49,9 @@ def checkout(folder: Path) -> Path:
 def quickstart(folder: Path, *words: str, **variables: str) -> tuple[Path, str]:
     """Runs the script to its end; returns the folder of its runs, and what it printed."""
     script, runs = checkout(folder / "checkout"), folder / "runs"
-    done = subprocess.run(
-        ["bash", script, *words],
-        env=os.environ | variables | {"VENV": sys.prefix, "RUNS": str(runs)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=3 * SECONDS,
-    )
+    environment = os.environ | variables | {"VENV": sys.prefix, "RUNS": str(runs)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 3 * SECONDS}
+    done = subprocess.run(["bash", script, *words], env=environment, **pipes)
     logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.rglob("*-seed1/run.log"))
     assert done.returncode == 0, done.stdout + logs
     return runs, done.stdout
@@ -88,9 +78,10 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
 
     first = []
     for run in (grpo, acpo):
-        assert {(shard.step, shard.update) for shard in run.shards} == {(s, u) for s in (1, 2) for u in range(4)}
-        (shard,) = [shard for shard in run.shards if (shard.step, shard.update) == (1, 0)]
-        first.append(read_shards(run.traces, [shard]).to_pandas()[["prompt", "sample", "position", "token_id"]])
+        shards = {(shard.step, shard.update): shard for shard in run.shards}
+        assert shards.keys() == {(step, update) for step in (1, 2) for update in range(4)}
+        traced = read_shards(run.traces, [shards[1, 0]]).to_pandas()
+        first.append(traced[["prompt", "sample", "position", "token_id"]])
     assert len(first[0]) > 64 and first[0].equals(first[1])
 
     (page,) = runs.glob("acpo*-page/report.html")
@@ -99,7 +90,7 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
 
     for run in (grpo, acpo):
-        found = replayed(run.traces.parent)
+        found = answer("replay", run.traces.parent)
         (own,) = found["settings"]
         assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
         assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
@@ -131,13 +122,6 @@ def test_the_first_steps_are_those_of_the_demo(tmp_path):
             assert trained[key].tolist() == pytest.approx(first, rel=relative, abs=absolute), (name, key)
 
 
-def replayed(run: Path) -> dict:
-    """What `clipx replay` writes of a run's own setting."""
-    done = CliRunner().invoke(app, ["replay", str(run), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
-
-
 @pytest.mark.matrix
 def test_a_pretrained_model_on_one_page(tmp_path):
     given = SMALL | {"TRAIN_BATCH_SIZE": "8", "MODEL": "smollm2"}
@@ -148,8 +132,8 @@ def test_a_pretrained_model_on_one_page(tmp_path):
         run = read_run(path)
         assert (run.method, list(run.log.index)) == (method, [1, 2])
         # Form and skill, apart.
-        for part in ("core/{}/acc", "aux/{}/format", "aux/{}/skill"):
-            (value,) = run.values(f"val-{part.format('sums')}/mean@1")
+        for part in ("core/sums/acc", "aux/sums/format", "aux/sums/skill"):
+            (value,) = run.values(f"val-{part}/mean@1")
             assert 0 <= value <= 1
         assert run.values("response_length/mean").max() <= 14
         longest = int((folder / "length.log").read_text().split()[-1])

@@ -1,19 +1,20 @@
 """A researcher's round on two tasks: data, warm start, training through the real verl, `clipx eval` before and after.
 
-Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Every
-run of the tests evaluates a merged checkpoint in test_training.py. Not covered: how far longer training goes
-(docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
+Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Not covered:
+two ranks (test_training.py), how far longer training goes (docs/dev/evaluation.md and docs/tasks have measured runs),
+GPUs, vLLM.
 """
 
 import json
 
 import pytest
 
+from tests.papers.command import clipx
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
-from .evaluation_round import VALIDATION, check_both_ways, clipx, evaluate
+from .evaluation_round import VALIDATION, check_both_ways, evaluate
 from .runs import train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]

@@ -1,12 +1,9 @@
-"""A run over two Ray nodes that loses one of them and goes on, through the real verl.
+"""A run over two Ray nodes that loses one of them and goes on, through the real verl, with `-m matrix`.
 
-Covers, only with `-m matrix`: a head and two nodes, each with an address, a raylet, workers and a rollout server of its
-own, form one cluster with a secret; the two ranks are on different nodes; the raylet of one is killed in the middle of
-a step: of the one without verl's trainer, where verl by itself may wait for what the node held, or of the trainer's.
-The launchers' while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes
-on from the checkpoint, repeats the step after it with the same numbers, bounds and greedy answers, and finishes; no
-process is left; `lagged` bounds, of a user's own controller, move at update 2 of 2. Not covered: a network between the
-nodes, disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
+Covers: a cluster with a secret and a rank on each of two nodes; the raylet of one, with verl's trainer or without, is
+killed in the middle of a step; the launchers' while_all_nodes_live.py ends the run and names the node; the same
+command repeats the lost step and finishes; `lagged` bounds of a user's own controller. Not covered: a network between
+the nodes, disks that they don't share, NCCL, the loss of the head. Needs Linux.
 """
 
 import json
@@ -37,7 +34,6 @@ from .runs import (
     loading,
     metrics_of,
     output_of,
-    state_in,
     write_documented_method,
 )
 
@@ -62,29 +58,6 @@ class Placement:
     ranks: list[dict]
     node_ids: dict[str, str]
     processes: dict[str, set[int]]
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """What was seen of a run that lost a node, and of the same command afterwards, in one folder.
-
-    Args:
-        lost: address of the node.
-        before, after: where the two runs were.
-        users: processes that had a file in the cluster's folder open during the first run.
-        killed: the first run, its log and output moved elsewhere.
-        saved: the latest checkpoint when it ended.
-    """
-
-    folder: Path
-    lost: str
-    before: Placement
-    after: Placement
-    users: set[int]
-    killed: Run
-    exit_code: int
-    saved: str
-    resumed: Run
 
 
 def overrides(folder: Path) -> list[str]:
@@ -125,15 +98,15 @@ class Running:
     folder: Path
     cluster: Cluster
 
-    def wait_for_ranks(self) -> None:
-        """Returns when both ranks have written down where they are, before the first step."""
-        self._wait_for("ranks", lambda: all((self.folder / f"rank_{rank}.json").exists() for rank in (0, 1)))
+    def placement(self) -> Placement:
+        """Waits until both ranks have written down where they are, before the first step."""
+        files, nodes = [self.folder / f"rank_{rank}.json" for rank in (0, 1)], self.cluster.nodes
+        self.wait_for("ranks", lambda: all(file.exists() for file in files))
+        ranks = [json.loads(file.read_text()) for file in files]
+        processes = {address: {process.pid for process in nodes[address].processes()} for address in NODES}
+        return Placement(ranks, {address: nodes[address].node_id() for address in NODES}, processes)
 
-    def wait_for_step(self, step: int) -> None:
-        """Returns as soon as the step is logged, so that the next one is under way."""
-        self._wait_for(f"step {step}", lambda: step in growing_rows(metrics_of(self.folder)))
-
-    def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert self.process.poll() is None, f"exit code {self.process.returncode}{self.ends()}"
@@ -151,28 +124,20 @@ class Running:
         return f"\n{output_of(self.folder)[-6000:]}\n{self.cluster.logs()}"
 
 
-def placement(cluster: Cluster, folder: Path) -> Placement:
-    return Placement(
-        [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)],
-        {address: cluster.nodes[address].node_id() for address in NODES},
-        {address: {process.pid for process in cluster.nodes[address].processes()} for address in NODES},
-    )
-
-
-@pytest.fixture(scope="module", params=CASES)
-def rehearsal(request, task, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two_nodes")
-    where = finding(write_documented_method(folder))
-    environment = loading("rank_location") | where | {"RANK_LOCATIONS": str(folder)}
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_lost_a_node_goes_on(case, task, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    environment = loading("rank_location") | finding(write_documented_method(folder)) | {"RANK_LOCATIONS": str(folder)}
     with ray_cluster(**environment) as cluster:
         cluster.start(HEAD)
         cluster.start(*NODES)
         with running(task, folder, cluster) as run:
-            run.wait_for_ranks()
-            before, users = placement(cluster, folder), {user.pid for user in cluster.users()}
+            before, users = run.placement(), {user.pid for user in cluster.users()}
             (trainer,) = [address for address in NODES if cluster.nodes[address].runs(TRAINER)]
-            (lost,) = {trainer} if request.param == "with the trainer" else set(NODES) - {trainer}
-            run.wait_for_step(LOGGED)
+            (lost,) = {trainer} if case == "with the trainer" else set(NODES) - {trainer}
+            # The step after it is then under way.
+            run.wait_for(f"step {LOGGED}", lambda: LOGGED in growing_rows(metrics_of(folder)))
             cluster.nodes[lost].raylet().kill()
             exit_code = run.wait_for_end(SECONDS_TO_END)
         # What the second run is to write must not be there from the first.
@@ -185,85 +150,64 @@ def rehearsal(request, task, tmp_path_factory):
 
         cluster.start(lost)
         with running(task, folder, cluster) as run:
-            run.wait_for_ranks()
-            after = placement(cluster, folder)
+            after = run.placement()
             code = run.wait_for_end(SECONDS)
             assert code == 0, f"exit code {code}{run.ends()}"
         resumed = Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
-    return Rehearsal(folder, lost, before, after, users, killed, exit_code, saved, resumed)
 
-
-def test_the_ranks_are_on_different_nodes(rehearsal):
-    for placement in (rehearsal.before, rehearsal.after):
-        assert len(set(placement.node_ids.values())) == 2
-        assert [rank["address"] for rank in placement.ranks] == list(NODES)
-        for rank in placement.ranks:
-            assert rank["world_size"] == 2
-            assert rank["node_id"] == placement.node_ids[rank["address"]]
-            assert rank["pid"] in placement.processes[rank["address"]]
-
-
-def test_the_lost_node_is_a_new_one_afterwards(rehearsal):
+    for placement in (before, after):
+        check_apart(placement)
+    # The lost node is a new one afterwards.
     for address in NODES:
-        same = rehearsal.before.node_ids[address] == rehearsal.after.node_ids[address]
-        assert same == (address != rehearsal.lost)
-    assert rehearsal.before.processes[rehearsal.lost].isdisjoint(rehearsal.after.processes[rehearsal.lost])
+        assert (before.node_ids[address] == after.node_ids[address]) == (address != lost)
+    assert before.processes[lost].isdisjoint(after.processes[lost])
+    # The search for processes that are left, which ends every cluster here, finds those of the nodes.
+    assert {rank["pid"] for rank in before.ranks} < users
+    assert exit_code == LOST_NODE and f"lost: {lost}\n" in killed.output
+    assert list(killed.log.index) == list(range(LOGGED + 1)) and saved == str(SAVED)
+    check_resumed(killed, resumed)
+    check_lagged_bounds(killed, resumed, monkeypatch)
 
 
-def test_a_lost_node_ends_the_run_and_is_named(rehearsal):
-    assert rehearsal.exit_code == LOST_NODE
-    assert f"lost: {rehearsal.lost}\n" in rehearsal.killed.output
-    assert list(rehearsal.killed.log.index) == list(range(LOGGED + 1))
-    assert rehearsal.saved == str(SAVED)
+def check_apart(placement: Placement) -> None:
+    """The ranks are on different nodes."""
+    assert len(set(placement.node_ids.values())) == 2
+    assert [rank["address"] for rank in placement.ranks] == list(NODES)
+    for rank in placement.ranks:
+        assert rank["world_size"] == 2
+        assert rank["node_id"] == placement.node_ids[rank["address"]]
+        assert rank["pid"] in placement.processes[rank["address"]]
 
 
-def test_the_same_command_goes_on_from_the_checkpoint_to_the_end(rehearsal):
-    assert list(rehearsal.resumed.log.index) == list(range(SAVED, LAST + 1))
-    assert (rehearsal.folder / "checkpoints" / LATEST).read_text() == str(LAST)
+def check_resumed(killed: Run, resumed: Run) -> None:
+    """The same command went on from the checkpoint to the end, and repeated the step that was lost."""
+    assert list(resumed.log.index) == list(range(SAVED, LAST + 1))
+    assert (resumed.folder / "checkpoints" / LATEST).read_text() == str(LAST)
     # Two updates a step: the state counts on from where the file ended.
-    assert [state_in(rehearsal.folder, step)["step"] for step in (SAVED, LAST)] == [2 * SAVED, 2 * LAST]
-
-
-def test_the_step_after_the_checkpoint_is_the_one_that_was_lost(rehearsal):
-    lost, repeated = rehearsal.killed.log.loc[LOGGED], rehearsal.resumed.log.loc[LOGGED]
+    assert [resumed.state(step)["step"] for step in (SAVED, LAST)] == [2 * SAVED, 2 * LAST]
     names = ["actor/clipx/spread", *MOVING, "critic/rewards/mean", "response_length/mean"]
-    difference = (lost[names] - repeated[names]).abs()
+    difference = (killed.log.loc[LOGGED, names] - resumed.log.loc[LOGGED, names]).abs()
     assert (difference < TOLERANCE).all(), difference
-
-
-def test_every_step_learns_and_has_its_own_metrics(rehearsal):
-    # Otherwise equality would mean little.
-    table = rehearsal.killed.log.loc[range(1, LOGGED + 1), list(MOVING)]
+    # Every step learns and has its own metrics. Otherwise equality would mean little.
+    table = killed.log.loc[range(1, LOGGED + 1), list(MOVING)]
     assert table.nunique().min() == LOGGED
     assert (table.abs() > 10 * TOLERANCE).all(axis=None), table
+    # Greedy validation: the resumed policy answers as the saved one did.
+    (validated,) = [name for name in killed.log if name.startswith("val-core/")]
+    assert resumed.log.loc[SAVED, validated] == pytest.approx(killed.log.loc[SAVED, validated], abs=1e-9)
 
 
-def test_the_resumed_policy_answers_as_the_saved_one_did(rehearsal):
-    killed, resumed = rehearsal.killed.log, rehearsal.resumed.log
-    (validated,) = [name for name in killed if name.startswith("val-core/")]
-    # Greedy validation.
-    assert resumed.loc[SAVED, validated] == pytest.approx(killed.loc[SAVED, validated], abs=1e-9)
-
-
-def test_lagged_bounds_move_at_the_second_update(rehearsal):
-    spread = rehearsal.killed.log["actor/clipx/spread"]
+def check_lagged_bounds(killed: Run, resumed: Run, monkeypatch) -> None:
+    """They move at the second update, and are those of the state in the checkpoint."""
+    spread = killed.log["actor/clipx/spread"]
     # No history in the first rollout batch, then the second update's own statistics of the rollout batches before.
     assert spread[1] == pytest.approx(0, abs=1e-9)
     assert spread[2] > 1e-3 and spread[3] > 1e-3
-    statistics = state_in(rehearsal.folder, SAVED)["statistics"]
+    statistics = resumed.state(SAVED)["statistics"]
     assert sorted(statistics) == ["update_0", "update_1"]
     # Sums of squared log-ratios: at the first update the ratio is 1.
     assert statistics["update_0"][2] < 1e-6 < statistics["update_1"][2]
-
-
-def test_its_bounds_are_those_of_the_state_in_the_checkpoint(rehearsal, monkeypatch):
-    monkeypatch.syspath_prepend(rehearsal.folder)
-    method, statistics = load_method("spread_clip:SpreadClip")(), state_in(rehearsal.folder, SAVED)["statistics"]
-    positions = ("update_0", "update_1")
-    decisions = [method.decide(torch.tensor(statistics[name], dtype=torch.float64)) for name in positions]
-    found = rehearsal.resumed.log.loc[SAVED + 1, "actor/clipx/spread"]
-    assert found == pytest.approx(sum(float(decision) for decision in decisions) / 2, rel=1e-9)
-
-
-def test_the_search_for_processes_that_are_left_finds_those_of_the_nodes(rehearsal):
-    assert {rank["pid"] for rank in rehearsal.before.ranks} < rehearsal.users
+    monkeypatch.syspath_prepend(resumed.folder)
+    method = load_method("spread_clip:SpreadClip")()
+    decided = [float(method.decide(torch.tensor(each, dtype=torch.float64))) for each in statistics.values()]
+    assert resumed.log.loc[SAVED + 1, "actor/clipx/spread"] == pytest.approx(sum(decided) / 2, rel=1e-9)

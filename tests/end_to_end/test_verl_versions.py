@@ -11,7 +11,6 @@ import venv
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.test_dependencies import required
@@ -21,10 +20,7 @@ from .runs import REPOSITORY, train
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 
-def oldest(requirements: list[Requirement]) -> str:
-    """The lower end of what the project requires of verl."""
-    (verl,) = [one for one in requirements if one.name == "verl"]
-    return str(min(Version(part.version) for part in verl.specifier))
+OLDEST = min(Version(part.version) for verl in required("cpu") if verl.name == "verl" for part in verl.specifier)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +29,7 @@ def python(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     interpreter = folder / "bin/python"
-    verl = f"verl=={oldest(required())}"
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", verl], check=True)
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", f"verl=={OLDEST}"], check=True)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     # The environment's own verl comes before the one underneath.
     (site_packages / "underneath.pth").write_text(f"{sysconfig.get_path('purelib')}\n{REPOSITORY}\n")
@@ -49,18 +44,12 @@ def said(python: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_it_is_the_oldest_that_is_admitted_and_the_doctor_takes_it(python):
-    version = oldest(required())
-    assert said(python, "-c", "import verl; print(verl.__version__)").strip() == version == "0.9.0"
-    verdict = (
-        "from verl_clipx.check.doctor import VERL_RANGE, in_range; print(in_range('verl', VERL_RANGE, 'error').level)"
-    )
-    assert said(python, "-c", verdict).strip() == "ok"
-    where = said(python, "-c", "import verl, verl_clipx; print(verl.__file__); print(verl_clipx.__file__)").split()
-    assert where[0].startswith(str(Path(python).parents[1])) and where[1].startswith(str(REPOSITORY))
-
-
-def test_it_has_what_the_plugin_relies_on(python):
+def test_it_is_the_oldest_that_is_admitted_and_has_what_the_plugin_relies_on(python):
+    code = "import verl, verl_clipx; from verl_clipx.check.doctor import VERL_RANGE, in_range; "
+    code += "print(verl.__version__, verl.__file__, verl_clipx.__file__, in_range('verl', VERL_RANGE, 'error').level)"
+    version, verl, ours, level = said(python, "-c", code).split()[-4:]
+    assert version == str(OLDEST) == "0.9.0" and level == "ok"
+    assert verl.startswith(str(Path(python).parents[1])) and ours.startswith(str(REPOSITORY))
     said(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/worker/test_verl_contract.py")
 
 

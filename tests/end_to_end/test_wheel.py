@@ -1,12 +1,9 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository.
 
-Covers: the artefacts' content and metadata; beside verl 0.8.0 from the index and beside 0.9.1, an installation without
-an index that adds this one package; an uninstallation that leaves no file; the installation without a network that
-docs/install.md prints; entry point, Hydra groups and commands from site-packages on verl's own main; with `-m matrix`,
-two steps of ACPO there, explained first, and that main on 0.8.0: as it was where nothing is asked, one line where
-something is, an explained command that does not run. Not covered: 0.9.0 (test_verl_versions.py), a version above the
-range (tests/common/test_verl_version.py), and what else was in an older verl's environment: all but verl is that of the
-tests, linked in.
+Covers: content and metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and
+commands from site-packages; with `-m matrix`, as at each release, docs/install.md's installation without a network, two
+steps of ACPO, and verl's main on 0.8.0. Not covered: 0.9.0 (test_verl_versions.py), a version above the range
+(tests/common/test_verl_version.py), other packages of an older verl's environment.
 """
 
 import os
@@ -90,22 +87,25 @@ def python(tmp_path_factory, underneath, wheel) -> Path:
 
 
 def packages(python: Path) -> set[str]:
-    lines = pip(python, "freeze").splitlines()
     # A wheel from a folder is listed with the file's address.
-    return {line.split(" @ ")[0] for line in lines}
+    return {line.split(" @ ")[0] for line in pip(python, "freeze").splitlines()}
 
 
-def run(python: Path, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"VERL_LOGGING_LEVEL": "ERROR"}
-    return subprocess.run([python, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+def run(folder: Path, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"VERL_LOGGING_LEVEL": "ERROR"} | variables
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def below(folder: str) -> set[str]:
+    """The files below one of the repository's folders."""
+    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
 
 
 def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"verl_clipx", "hydra_plugins", "verl_clipx-0.1.0.dist-info"}
-    shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*") if path.is_file()}
-    assert {f"verl_clipx/{name}" for name in shipped} == {name for name in names if "/configs/" in name}
-    demo = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_clipx/demo/shipped").rglob("*") if path.is_file()}
+    assert {f"verl_clipx/{name}" for name in below("configs")} == {name for name in names if "/configs/" in name}
+    demo = below("verl_clipx/demo/shipped")
     assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
     assert len(names) == len({*names}) and not [name for name in names if re.search(r"(^|/)(tests?|runs/data)/", name)]
@@ -121,18 +121,13 @@ def test_the_sdist_carries_what_the_wheel_is_built_from(artefacts):
 
 
 def test_the_metadata_are_what_an_index_asks_for(wheel):
-    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
-    metadata = message_from_string(zipfile.ZipFile(wheel).read(name).decode())
+    metadata = message_from_string(zipfile.ZipFile(wheel).read("verl_clipx-0.1.0.dist-info/METADATA").decode())
     # An index refuses versions of the format that it does not know.
     assert (metadata["Metadata-Version"], metadata["Name"], metadata["Version"]) == ("2.4", "verl-clipx", "0.1.0")
     assert (metadata["License-Expression"], metadata.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
     assert metadata["Requires-Python"] == "<3.13,>=3.10" and metadata["Summary"]
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
-
-
-def files(environment: Path) -> set[Path]:
-    return {path for path in environment.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
 @pytest.fixture(scope="module")
@@ -142,39 +137,41 @@ def on_0_8_0(tmp_path_factory, underneath) -> Path:
 
 
 def test_it_installs_beside_another_verl_and_goes_without_a_trace(on_0_8_0, wheel):
-    before, there = packages(on_0_8_0), files(on_0_8_0.parents[1])
+    def files() -> set[Path]:
+        return {path for path in on_0_8_0.parents[1].rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+    before, there = packages(on_0_8_0), files()
     assert "verl==0.8.0" in before and "verl-clipx" not in str(before)
     pip(on_0_8_0, *INSTALL, "--no-index", wheel)
     assert packages(on_0_8_0) ^ before == {"verl-clipx"}
     pip(on_0_8_0, "uninstall", "--yes", "verl-clipx")
-    assert files(on_0_8_0.parents[1]) == there
+    assert files() == there
 
 
 @pytest.mark.matrix
 def test_beside_another_verl_it_is_silent_until_it_is_asked(on_0_8_0, wheel, tmp_path):
-    plain = (*MAIN, "--cfg", "job")
-    without = run(on_0_8_0, tmp_path, *plain)
+    plain = (on_0_8_0, *MAIN, "--cfg", "job")
+    without = run(tmp_path, *plain)
     pip(on_0_8_0, *INSTALL, "--no-index", wheel)
-    beside = run(on_0_8_0, tmp_path, *plain)
+    beside = run(tmp_path, *plain)
     assert beside.returncode == 0 and (beside.stdout, beside.stderr) == (without.stdout, without.stderr)
     line = "verl-clipx needs verl<0.10,>=0.9.0, and this is verl 0.8.0: pip install"
-    asked = run(on_0_8_0, tmp_path, *plain, "+clipx=acpo")
+    asked = run(tmp_path, *plain, "+clipx=acpo")
     assert asked.returncode == 1 and asked.stderr.count(f"clipx/acpo: {line}") == 1 and "Traceback" not in asked.stderr
     # No hook would end the command before it trains.
-    explained = run(on_0_8_0, tmp_path, on_0_8_0.parent / "clipx", "explain", "--", str(on_0_8_0), *MAIN)
+    explained = run(tmp_path, on_0_8_0.parent / "clipx", "explain", "--", on_0_8_0, *MAIN)
     assert explained.returncode == 1 and f"clipx explain: {line}" in explained.stdout
     assert "actor" not in explained.stdout
 
 
+@pytest.mark.matrix
 def test_without_a_network(tmp_path):
     page = (ROOT / "docs" / "install.md").read_text()
     (block,) = [block for block in blocks_of(page) if "--no-index" in block.text]
     venv.create(tmp_path / "environment", with_pip=True)
     script = block.text.replace("wheelhouse", str(tmp_path / "wheelhouse")).replace("have.txt", str(tmp_path / "have"))
     path = f"{tmp_path / 'environment' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-ec", script], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True
-    )
+    done = run(ROOT, "bash", "-ec", script, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     # As metadata say: of what verl brings, torch included, nothing.
     python = tmp_path / "environment" / "bin" / "python"
@@ -184,31 +181,28 @@ def test_without_a_network(tmp_path):
 
 
 def test_verls_own_main_composes_a_run_and_its_groups(python, tmp_path):
-    where = run(python, tmp_path, "-c", "import verl_clipx; print(verl_clipx.__file__)")
-    assert where.stdout.startswith(str(python.parents[1]))
-    done = run(python, tmp_path, *MAIN, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
+    done = run(tmp_path, python, *MAIN, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
     assert done.returncode == 0, done.stderr
     assert "loss_mode: clipx_acpo" in done.stdout and "experiment_name: countdown_3b_acpo_off" in done.stdout
 
 
-def test_the_losses_are_registered(python, tmp_path):
+def test_the_losses_are_registered_and_the_commands_are_there(python, tmp_path):
     code = "from verl.trainer.ppo.core_algos import get_policy_loss_fn; print(get_policy_loss_fn('clipx_bapo'))"
-    done = run(python, tmp_path, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert "policy_loss" in done.stdout
-
-
-@pytest.mark.parametrize(("command", "printed"), [("methods", "clipx_acpo"), ("demo", "clipx-demo/report.html")])
-def test_the_command_is_there(python, tmp_path, command, printed):
-    done = subprocess.run([python.parent / "clipx", command], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert printed in done.stdout
+    code += "; import verl_clipx; print(verl_clipx.__file__)"
+    clipx = python.parent / "clipx"
+    for command, printed in (
+        ((python, "-c", code), ("policy_loss", str(python.parents[1]))),
+        ((clipx, "methods"), ("clipx_acpo",)),
+        ((clipx, "demo"), ("clipx-demo/report.html",)),
+    ):
+        done = run(tmp_path, *command)
+        assert done.returncode == 0, done.stderr
+        assert all(part in done.stdout for part in printed), done.stdout
 
 
 @pytest.mark.matrix
 def test_it_explains_a_command_and_trains(python, task, tmp_path):
     command = [python, *MAIN, *common_overrides(task, tmp_path, 2), "+clipx=acpo"]
-    explain, environment = [python.parent / "clipx", "explain", "--", *command], os.environ | {"VERL_PLATFORM": "cpu"}
-    explained = subprocess.run(explain, env=environment, capture_output=True, text=True)
+    explained = run(tmp_path, python.parent / "clipx", "explain", "--", *command, VERL_PLATFORM="cpu")
     assert explained.returncode == 0 and "clipx_acpo (+clipx=acpo)" in explained.stdout, explained.stdout
     check_receipt(train(task, tmp_path, "+clipx=acpo", python=str(python)))

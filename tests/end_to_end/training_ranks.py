@@ -1,11 +1,9 @@
-"""A real training worker (FSDP2 over gloo, a small transformer, float64) on several ranks, without Ray.
+"""A real training worker (FSDP2 over gloo, a small transformer) on several ranks, without Ray.
 
-Everything runs in float64, which verl does not offer: the bounds can then be compared to 1e-12, since what is left is
-the order of summation. The optimizer's step is replaced by one that records the gradient, so that every case starts
-from the same weights.
+In float64, which verl does not offer: the bounds can then be compared to 1e-12, since only the order of summation is
+left. The optimizer's step only records the gradient, so that every case starts from the same weights.
 """
 
-import copy
 import functools
 import multiprocessing
 import os
@@ -13,11 +11,11 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -60,17 +58,13 @@ class Result:
 
     Args:
         decision: what the method decided over the mini-batch, or None if each micro-batch decided for itself.
-        decisions: every decision that a micro-batch of this rank used.
-        gradients: parameter name to gradient, summed over ranks.
-        metrics: aggregated as verl does.
-        collectives: collectives that the plugin itself issued.
-        forwards: forward passes of the engine.
+        gradients: by parameter, summed over ranks.
+        collectives: those that the plugin itself issued.
         log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
         options: what of the engine's options is seen to be in force.
     """
 
     decision: list[float] | None = None
-    decisions: list[list[float]] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     collectives: int = 0
@@ -83,18 +77,11 @@ class Result:
         return [self.metrics[metric if metric in self.metrics else metric.removeprefix("actor/")]]
 
 
-def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float, seed: int = 0) -> Path:
-    """Ragged sequences with old log-probabilities some way from the policy's own, in a file of the folder.
-
-    Args:
-        folder: where the file is written.
-        count: sequences.
-        masked: sequences whose response counts nothing.
-        drift: standard deviation of the log-ratio.
-        seed: of the rows.
-    """
+def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float) -> Path:
+    """Ragged sequences, of which the response of some counts nothing, in a file of the folder; their old
+    log-probabilities differ from the policy's own by a standard deviation of `drift`."""
     model = random_policy(MODEL_SEED).double()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rows = []
     for index in range(count):
         prompt = int(torch.randint(2, 6, (1,), generator=generator))
@@ -130,16 +117,12 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    values = {
-        "input_ids": [row["ids"] for row in rows],
+    same = {"input_ids": "ids", "old_log_probs": "old", "response_mask": "mask", "loss_mask": "mask"}
+    values = {name: [row[key] for row in rows] for name, key in {**same, "advantages": "advantage"}.items()} | {
         "position_ids": [torch.arange(len(row["ids"])) for row in rows],
         "prompts": [row["ids"][: row["prompt"]] for row in rows],
         "responses": [row["ids"][row["prompt"] :] for row in rows],
-        "old_log_probs": [row["old"] for row in rows],
         "rollout_log_probs": [row["old"] - 0.01 for row in rows],
-        "response_mask": [row["mask"] for row in rows],
-        "loss_mask": [row["mask"] for row in rows],
-        "advantages": [row["advantage"] for row in rows],
     }
     fields = {name: torch.nested.as_nested_tensor(value, layout=torch.jagged) for name, value in values.items()}
     data = TensorDict(fields, batch_size=[len(rows)])
@@ -148,36 +131,13 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
 
 
 @functools.cache
-def configuration_of_a_cpu_run() -> Any:
-    """verl's whole configuration, as Hydra composes it; a third of a second."""
-    from omegaconf import OmegaConf
-
-    from tests.claims.configuration import hydra_s
-
-    config = hydra_s(
-        *("+hardware=cpu", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"),
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-    )
-    OmegaConf.set_struct(config, False)
-    return config
-
-
-@functools.cache
 def actor_config(overrides: tuple[str, ...]) -> Any:
-    """verl's ActorConfig under a CPU run's settings; groups go on top of it without Hydra, in a third of the time."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
+    """verl's ActorConfig under a CPU run's settings."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    from tests.claims.configuration import group_s_own
+    from tests.composition import composition
 
-    groups = [word for word in overrides if word.startswith("+clipx") and "." not in word.partition("=")[0]]
-    config = copy.deepcopy(configuration_of_a_cpu_run())
-    for group in groups:
-        config.merge_with(group_s_own(group))
-    for one in OverridesParser.create().parse_overrides([word for word in overrides if word not in groups]):
-        OmegaConf.update(config, one.key_or_group, one.value(), force_add=True)
-    return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    return omega_conf_to_dataclass(composition("+hardware=cpu", *overrides).actor_rollout_ref.actor)
 
 
 def build_worker(
@@ -189,14 +149,11 @@ def build_worker(
     precision: torch.dtype = torch.float64,
     **model_options: Any,
 ) -> Any:
-    """A training worker with verl's FSDP2 engine.
+    """A training worker, by default of verl's actor, with verl's FSDP2 engine.
 
     Args:
-        policy: a checkpoint's folder.
-        worker_class: None: the one of verl's actor.
         engine: keys of the actor's engine.
         attention: transformers' name of the model's attention; flash attention with a stand-in for its kernel.
-        precision: of everything.
         **model_options: fields of verl's HFModelConfig.
     """
     from verl.utils.torch_dtypes import PrecisionType
@@ -209,18 +166,10 @@ def build_worker(
     actor = actor_config(engine)
     # LoRA's first weights are random.
     torch.manual_seed(MODEL_SEED)
-    model = HFModelConfig(
-        path=str(policy),
-        override_config={"attn_implementation": attention},
-        **{"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options},
-    )
-    config = TrainingWorkerConfig(
-        model_type="language_model",
-        model_config=model,
-        engine_config=actor.engine,
-        optimizer_config=actor.optim,
-        checkpoint_config=actor.checkpoint,
-    )
+    options = {"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options}
+    model = HFModelConfig(path=str(policy), override_config={"attn_implementation": attention}, **options)
+    parts = {"engine_config": actor.engine, "optimizer_config": actor.optim, "checkpoint_config": actor.checkpoint}
+    config = TrainingWorkerConfig(model_type="language_model", model_config=model, **parts)
     worker = (worker_class or ActorRolloutRefWorker.actor_worker_cls)(config=config)
     worker.reset()
     # verl would enter an autocast to float64, which does not exist.
@@ -243,7 +192,6 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_clipx.loss.compiled import TokenFunctions
     from verl_clipx.worker.layout import TokenPass
     from verl_clipx.worker.step import RolloutBatch
 
@@ -252,19 +200,15 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     part, parts = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
     share = rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
     data = mini_batch(share, sequences=len(rows))
-    tu.assign_non_tensor(
-        data,
-        use_dynamic_bsz=case.dynamic_tokens is not None,
-        max_token_len_per_gpu=case.dynamic_tokens,
-        micro_batch_size_per_gpu=case.micro_batch_size or len(share),
-    )
+    dynamic = {"use_dynamic_bsz": case.dynamic_tokens is not None, "max_token_len_per_gpu": case.dynamic_tokens}
+    tu.assign_non_tensor(data, **dynamic, micro_batch_size_per_gpu=case.micro_batch_size or len(share))
     if case.infer:
         result.log_probs = log_probs_of_all(worker, data.copy(), share)
         layers = [value for name, value in engine.module.named_parameters() if ".layers." in name]
         # Whether the pass has left the layers' weights whole on each rank.
         result.options["layers are whole"] = not any(isinstance(value, DTensor) for value in layers)
 
-    all_reduce, loss = torch.distributed.all_reduce, TokenFunctions.loss
+    all_reduce = torch.distributed.all_reduce
 
     def optimizer_step():
         result.gradients = full_gradients(engine.module)
@@ -283,26 +227,22 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
         return all_reduce(*args, **kwargs)
 
-    def recorded_loss(self, inputs, decision):
-        result.decisions.append(decision.tolist())
-        return loss(self, inputs, decision)
-
-    engine.optimizer_step, engine.forward_step = optimizer_step, counted_forward
-    with ExitStack() as restored:
-        restored.callback(setattr, torch.distributed, "all_reduce", all_reduce)
-        restored.callback(setattr, TokenFunctions, "loss", loss)
-        restored.callback(engine.__dict__.pop, "forward_step")
-        restored.callback(engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True).remove)
-        torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
-        worker.set_loss_fn(partial(ppo_loss, config=config))
-        for observer in worker.observers:
-            # The receipt, as after a run's first rollout batch: its collectives are counted.
-            observer.open = False
-        if case.token_pass is not None:
-            # Not the first update, whose ratio may be taken for 1.
-            worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
+    worker.set_loss_fn(partial(ppo_loss, config=config))
+    for observer in worker.observers:
+        # The receipt, as after a run's first rollout batch: its collectives are counted.
+        observer.open = False
+    if case.token_pass is not None:
+        # Not the first update, whose ratio may be taken for 1.
+        worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
+    hook = engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True)
+    with (
+        patch.object(engine, "optimizer_step", optimizer_step),
+        patch.object(engine, "forward_step", counted_forward),
+        patch.object(torch.distributed, "all_reduce", counted_all_reduce),
+    ):
         output = worker.train_batch(data)
-        worker.batch = None
+    hook.remove()
+    worker.batch = None
     for key, value in ({} if output is None else tu.get(output, "metrics")).items():
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
@@ -337,24 +277,18 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
     return [row for rank in everyone for row in rank]
 
 
-def start_rank(rank: int, world: int, meeting_file: str) -> None:
-    """Makes this process one rank of a CPU run, with the plugin loaded."""
-    os.environ |= {
-        **{"VERL_PLATFORM": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-        **{"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)},
-        # verl reads both; nobody listens.
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
-        "DIST_INIT_METHOD": f"file://{meeting_file}",
-    }
-    torch.set_num_threads(1)
-    import verl  # noqa: F401  (loads the plugin)
-
-
 def run_rank(
     rank: int, world: int, meeting_file: str, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """What each rank does: call the function, leave rank 0's result in a file."""
-    start_rank(rank, world, meeting_file)
+    """Makes this process one rank of a CPU run, with the plugin loaded; leaves rank 0's result in a file."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
+    # verl reads address and port; nobody listens.
+    os.environ |= {"VERL_PLATFORM": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ["DIST_INIT_METHOD"] = f"file://{meeting_file}"
+    torch.set_num_threads(1)
+    import verl  # noqa: F401  (loads the plugin)
+
     result = function(rank, world, *arguments)
     if rank == 0:
         Path(results).write_bytes(pickle.dumps(result))
@@ -372,33 +306,21 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
         return pickle.loads(results.read_bytes())
 
 
-def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
-    """Builds the worker of each engine once and runs every case.
+def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], kept: Path) -> list[Result]:
+    """Builds the worker of each engine once and runs every case, each from the same weights.
 
-    Args:
-        rank, world: of this process.
-        policy: a checkpoint's folder.
-        rows: from `make_rows`.
-        cases: optimizer steps, each from the same weights.
-        configs: file that keeps the composed configurations from call to call.
+    `kept` is a file that keeps the composed configurations from call to call.
     """
-    composed = composed_configs(cases, Path(configs))
+    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
     loaded, workers, results = torch.load(rows, weights_only=False), {}, []
     for case in cases:
+        if case.overrides not in configs:
+            configs[case.overrides] = actor_config(case.overrides)
         kind = (case.engine, case.model, case.attention)
         if kind not in workers:
             workers[kind] = build_worker(Path(policy), engine=case.engine, attention=case.attention, **dict(case.model))
-        results.append(run_case(workers[kind], loaded, case, composed[case.overrides]))
+        results.append(run_case(workers[kind], loaded, case, configs[case.overrides]))
+    # The others have read it: they have trained with this rank.
+    if rank == 0:
+        kept.write_bytes(pickle.dumps(configs))
     return results
-
-
-def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any]:
-    """The configuration of every case."""
-    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
-    missing = {case.overrides for case in cases} - configs.keys()
-    if missing:
-        configs |= {overrides: actor_config(overrides) for overrides in missing}
-        partial_file = kept.with_suffix(f".{os.getpid()}")
-        partial_file.write_bytes(pickle.dumps(configs))
-        partial_file.rename(kept)
-    return configs

@@ -54,22 +54,16 @@ def attention(name: str) -> str:
 # The settings of all tests: nothing in them differs between a GPU and a CPU.
 COMMON = (
     f"{ACTOR}.strategy=fsdp2",
-    f"{ACTOR}.use_torch_compile=False",
-    f"{ENGINE}.use_torch_compile=False",
-    f"{ENGINE}.model_dtype=fp32",
+    *(f"{ACTOR}.use_torch_compile=False", f"{ENGINE}.use_torch_compile=False", f"{ENGINE}.model_dtype=fp32"),
     *precision("fp32"),
     attention("sdpa"),
-    f"{MODEL}.use_remove_padding=False",
-    f"{MODEL}.enable_gradient_checkpointing=False",
+    *(f"{MODEL}.use_remove_padding=False", f"{MODEL}.enable_gradient_checkpointing=False"),
     f"{ACTOR}.ppo_micro_batch_size_per_gpu={MICRO_BATCH}",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}",
     f"{ACTOR}.ppo_mini_batch_size={ROWS}",
     # With a learning rate of 1, a weight's change is its gradient, on every rank and however verl shards the weights.
     # Momentum gives the optimizer a state that can be offloaded.
-    f"{ACTOR}.optim.optimizer=SGD",
-    f"{ACTOR}.optim.lr=1",
-    f"{ACTOR}.optim.weight_decay=0",
-    f"{ACTOR}.optim.clip_grad=1e9",
+    *(f"{ACTOR}.optim.{key}" for key in ("optimizer=SGD", "lr=1", "weight_decay=0", "clip_grad=1e9")),
     f"{ACTOR}.optim.override_optimizer_config={{momentum:0.9}}",
 )
 

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from worker_update import Row
 
+from tests.cpu.policy import random_policy
+from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
+
 # verl's and GRPO's defaults.
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.2, 3.0
 
@@ -29,57 +32,31 @@ class Sample:
     Args:
         loss: mean over the tokens in the mask.
         loss_scale: mean of the tokens' absolute loss, relative to which differences of the loss are reported.
-        gradients: float64, by parameter name.
         clipped: share of tokens without a gradient.
+        gradients: float64, by parameter name.
     """
 
     rows: tuple[Row, ...]
     loss: float
     loss_scale: float
-    gradients: dict[str, Tensor]
     clipped: float
+    gradients: dict[str, Tensor]
 
 
-def save_model(folder: Path, *, tied: bool):
-    """Save a random Qwen2 and its tokenizer. Its weights are large enough for its distributions to be far from uniform.
+def make_sample(folder: Path, *, tied: bool) -> Sample:
+    """Save a random model and its tokenizer into a folder, and make a sample for it; every rank makes the same ones.
 
-    Returns:
-        The model, in float32.
+    Its weights are large enough for its distributions to be far from uniform.
     """
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
-
     tokenizer = build_tokenizer()
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=0.08,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        model = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
+    ends = {"end": tokenizer.eos_token_id, "padding": tokenizer.pad_token_id, "max_position_embeddings": 256}
+    sizes = {"size": len(tokenizer), "hidden_size": 128, "intermediate_size": 384, "initializer_range": 0.08}
+    model = random_policy(SEED, tied=tied, dtype="float32", **ends, **sizes)
     # transformers shows a progress bar for a file.
     with contextlib.redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model
-
-
-def make_sample(folder: Path, *, tied: bool) -> Sample:
-    """Save a model into a folder, and make a sample for it; every rank makes the same ones."""
-    model = save_model(folder, tied=tied).double()
-    generator = torch.Generator().manual_seed(SEED)
+    model, generator = model.double(), torch.Generator().manual_seed(SEED)
     return expected(model, tuple(make_row(model, generator) for _ in range(ROWS)))
 
 
@@ -104,7 +81,7 @@ def log_probs(model: torch.nn.Module, ids: Tensor, prompt: int) -> Tensor:
 
 def expected(model: torch.nn.Module, rows: tuple[Row, ...]) -> Sample:
     """The rows with the loss and gradient of GRPO over all of them, computed by PPO's formula as printed."""
-    losses, weights = [], []
+    losses, clipped = [], []
     for row in rows:
         log_prob = log_probs(model, row.ids, row.prompt)
         ratio = (log_prob - row.old_log_prob.double()).exp()
@@ -114,15 +91,10 @@ def expected(model: torch.nn.Module, rows: tuple[Row, ...]) -> Sample:
         losses.append(loss[row.mask.bool()])
         high, low = row.advantage > 0, row.advantage < 0
         outside = (ratio > CLIP_HIGH) & high | ((ratio < CLIP_LOW) | (ratio > DUAL_CLIP)) & low
-        weights.append(outside[row.mask.bool()])
+        clipped.append(outside[row.mask.bool()])
     tokens = torch.cat(losses)
     model.zero_grad()
     tokens.mean().backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return Sample(
-        rows,
-        float(tokens.detach().mean()),
-        float(tokens.detach().abs().mean()),
-        gradients,
-        float(torch.cat(weights).double().mean()),
-    )
+    means = (float(values.detach().double().mean()) for values in (tokens, tokens.abs(), torch.cat(clipped)))
+    return Sample(rows, *means, gradients)

@@ -99,15 +99,9 @@ def loss_call(actor, *, parts=None):
 
     def call():
         log_prob = inputs.log_prob.clone().requires_grad_(True)
+        tokens = dict(old_log_prob=inputs.old_log_prob, advantages=inputs.advantages, response_mask=inputs.mask)
         with in_micro_batch(MicroBatch()) as micro_batch:
-            loss, _ = function(
-                old_log_prob=inputs.old_log_prob,
-                log_prob=log_prob,
-                advantages=inputs.advantages,
-                response_mask=inputs.mask,
-                loss_agg_mode="token-mean",
-                config=actor,
-            )
+            loss, _ = function(log_prob=log_prob, **tokens, loss_agg_mode="token-mean", config=actor)
         if parts is not None:
             parts.append(HostCopy(tokens_of_method(micro_batch.applied, TRACED).trace.log_prob))
         loss.backward()

@@ -8,11 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pandas
 import pytest
 import torch
 from worker_update import DEVICE
+
+from tests.end_to_end.runs import common_overrides
+from tests.gpu.conftest import ACTOR, ROLLOUT, attention
 
 STEPS, PROMPTS = 3, 8
 # Largest divergence of the rollout from the actor, in nats a token (estimator k3). With the CPU rollout instead of vLLM
@@ -36,9 +40,8 @@ def test_the_rollouts_log_probabilities_are_the_actors(bench, tmp_path):
         pandas.DataFrame(rows).to_parquet(tmp_path / "prompts.parquet")
         (tmp_path / "reward.py").write_text(REWARD)
         # The trainer starts its own Ray and its own ranks.
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "RANK"))}
-        for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            own.pop(name, None)
+        of_torchrun = ("TORCHELASTIC", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        own = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
         log = tmp_path / "metrics.jsonl"
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(bench.folder / "False", tmp_path)]
         subprocess.run(command, env=own | {"VERL_FILE_LOGGER_PATH": str(log)}, cwd=tmp_path, check=True, timeout=420)
@@ -50,36 +53,14 @@ def test_the_rollouts_log_probabilities_are_the_actors(bench, tmp_path):
 
 def overrides(model, folder):
     """The run's Hydra overrides."""
+    task = SimpleNamespace(train=folder / "prompts.parquet", test=folder / "prompts.parquet", policy=model)
     return [
-        "+clipx=acpo",
-        "algorithm.adv_estimator=grpo",
-        f"data.train_files={folder / 'prompts.parquet'}",
-        f"data.val_files={folder / 'prompts.parquet'}",
-        f"data.train_batch_size={PROMPTS}",
-        "data.max_prompt_length=64",
-        "data.max_response_length=32",
-        f"reward.custom_reward_function.path={folder / 'reward.py'}",
-        "reward.custom_reward_function.name=score",
-        f"actor_rollout_ref.model.path={model}",
+        *(word for word in common_overrides(task, folder, STEPS) if word != "+hardware=cpu"),
+        *("+clipx=acpo", attention("sdpa"), "trainer.n_gpus_per_node=1", f"data.train_batch_size={PROMPTS}"),
+        *(f"reward.custom_reward_function.{key}" for key in (f"path={folder / 'reward.py'}", "name=score")),
         # The steps are large, so that a rollout with old weights would be noticed.
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
-        "actor_rollout_ref.rollout.enforce_eager=True",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-        "actor_rollout_ref.rollout.calculate_log_probs=True",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-        "trainer.n_gpus_per_node=1",
-        "trainer.nnodes=1",
-        "trainer.logger=[console,file]",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        f"trainer.total_training_steps={STEPS}",
-        f"trainer.default_local_dir={folder / 'checkpoints'}",
-        "trainer.resume_mode=disable",
+        *(f"{ACTOR}.optim.lr=1e-3", f"{ACTOR}.ppo_mini_batch_size={PROMPTS // 2}"),
+        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.calculate_log_probs=True"),
+        *(f"{ROLLOUT}.gpu_memory_utilization=0.3", f"{ROLLOUT}.enforce_eager=True"),
+        f"{ROLLOUT}.tensor_model_parallel_size=1",
     ]

@@ -17,12 +17,7 @@ STAND_IN = """#!/usr/bin/env bash
 
 
 class Machine:
-    """A folder whose commands come before the real ones, and the record of their calls.
-
-    Args:
-        folder: an empty folder.
-        **bodies: for each stand-in, bash code that follows the recording.
-    """
+    """A folder whose commands come before the real ones, each by bash code, and the record of their calls."""
 
     def __init__(self, folder: Path, **bodies: str):
         self.commands = folder / "bin"
@@ -40,19 +35,21 @@ class Machine:
 
     def run(self, script: Path, *words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
         """Runs a script to its end, a minute at most."""
-        return subprocess.run(
-            ["bash", str(script), *words],
-            cwd=cwd,
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        given = {"cwd": cwd, "env": self.environment(**variables), "timeout": 60}
+        return subprocess.run(["bash", str(script), *words], capture_output=True, text=True, **given)
 
     @property
     def calls(self) -> list[list[str]]:
         """The recorded calls: name and arguments."""
         return [shlex.split(line) for line in self.record.read_text().splitlines()] if self.record.exists() else []
+
+
+def checkout(folder: Path) -> Path:
+    """A folder with what a node needs of the repository, by links."""
+    folder.mkdir()
+    for name in ("recipes", "configs"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 def stand_in(name: str) -> str:

@@ -2,11 +2,11 @@
 
 import re
 import sys
-from importlib.metadata import requires
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
+
+from tests.test_dependencies import required
 
 from .shell import ROOT, Machine
 
@@ -22,22 +22,8 @@ def instructions(name):
 
 def arguments(name):
     """The build arguments' defaults."""
-    return {
-        key: value.strip('"')
-        for instruction, rest in instructions(name)
-        if instruction == "ARG"
-        for key, _, value in [rest.partition("=")]
-    }
-
-
-def required(name, extra=""):
-    """The versions of a distribution that the project accepts."""
-    (requirement,) = [
-        part
-        for part in map(Requirement, requires("verl-clipx"))
-        if part.name == name and (part.marker is None or part.marker.evaluate({"extra": extra}))
-    ]
-    return requirement.specifier
+    given = [rest.partition("=") for instruction, rest in instructions(name) if instruction == "ARG"]
+    return {key: value.strip('"') for key, _, value in given}
 
 
 def base(name):
@@ -53,15 +39,12 @@ def test_the_base_is_pinned_and_what_is_run_exists(name):
     assert scripts and all((ROOT / script).is_file() for script in scripts)
 
 
-def test_the_versions_are_the_projects():
+def test_the_versions_are_the_projects_and_skypilot_starts_from_the_same_base():
+    gpu, cpu = ({part.name: part.specifier for part in required(extra)} for extra in ("gpu", "cpu"))
     verl = arguments("Dockerfile.gpu")["VERL_VERSION"]
-    assert verl in required("verl", "gpu")
-    assert f"VERL_VERSION=${{VERL_VERSION:-{verl}}}" in (DOCKER / "install.sh").read_text()
-    assert arguments("Dockerfile.cpu")["TORCH_VERSION"] in required("torch", "cpu")
+    assert verl in gpu["verl"] and f"VERL_VERSION=${{VERL_VERSION:-{verl}}}" in (DOCKER / "install.sh").read_text()
+    assert arguments("Dockerfile.cpu")["TORCH_VERSION"] in cpu["torch"]
     assert arguments("Dockerfile.cpu")["PYTHON_VERSION"] in ("3.10", "3.11", "3.12")
-
-
-def test_skypilot_starts_from_the_same_base():
     task = yaml.safe_load((ROOT / "recipes" / "cluster" / "sky.yaml").read_text())
     assert task["resources"]["image_id"] == f"docker:{base('Dockerfile.gpu')}"
 

@@ -1,15 +1,19 @@
 """The commands that the recipes would run, by DRY_RUN=1.
 
-Covers: every preset is reached by some recipe's variables and nothing else is; each user variable's
-override; a few commands composed on verl's own configuration. Not covered: a run.
+Covers: every preset is reached by some recipe's variables and nothing else is; each user variable's override, whatever
+quotes, backslashes, dollar signs, blanks, line ends and words of Hydra's are in it; a few commands composed on verl's
+own configuration. Not covered: a run.
 """
 
+import subprocess
 from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl_clipx.papers.tables.presets import preset_names
@@ -88,14 +92,44 @@ def test_the_command_composes_on_verls_configuration(dry_run, recipe, variables,
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides)
     trainer, actor_rollout_ref = config.trainer, config.actor_rollout_ref
-    assert (trainer.nnodes, trainer.n_gpus_per_node) == machines
+    assert (trainer.nnodes, trainer.n_gpus_per_node) == machines and list(trainer.logger) == ["console", "file"]
     assert (trainer.resume_mode, trainer.default_local_dir) == ("auto", "/shared/run/checkpoints")
-    assert list(trainer.logger) == ["console", "file"]
     assert actor_rollout_ref.rollout.name == "vllm"
     assert (config.data.seed, actor_rollout_ref.actor.data_loader_seed, actor_rollout_ref.rollout.seed) == (3, 3, 3)
     environment = config.ray_kwargs.ray_init.runtime_env.env_vars
     assert environment.CLIPX_DATA == "/shared/data"
     assert Path(environment.VERL_FILE_LOGGER_PATH) == Path("/shared/run/metrics.jsonl")
+
+
+NAMES = (
+    *("a\\", "a\\\\", "\\", "a b\\", "a\\'b", "a\\\\'b", "it's", "'", "x'", "'\\", '"q"', '"\\', "a\\b", "a\\\nb"),
+    *("$HOME", "a${b}c", "a\\${b}", "${", "$'x'", "a$", "a$b", "`ls`", "a b", " a", "a ", "a\tb", "a\nb"),
+    *("1", "null", "1e3", "a,b", "[x]", "{a: b}", "(x)", "a=b", "a:b", "#x", "~", "*", "%d", "ü", "true"),
+)
+# From variables of a recipe to what becomes of them; folders are absolute, so that they stay as they are.
+VARIABLES = {
+    "EXPERIMENT_NAME": ("{}", "trainer.experiment_name"),
+    "PROJECT_NAME": ("{}", "trainer.project_name"),
+    "MODEL_PATH": ("/r/{}", "actor_rollout_ref.model.path"),
+    "TRAIN_FILE": ("/r/{}", "data.train_files"),
+    "CLIPX_DATA": ("/r/{}", "+ray_kwargs.ray_init.runtime_env.env_vars.CLIPX_DATA"),
+    "RUN_FOLDER": ("/r/{}/x", "hydra.run.dir"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_reaches_hydra_as_it_is(dry_run, name):
+    values = {variable: form.replace("{}", name) for variable, (form, _) in VARIABLES.items()}
+    given = dict(word.split("=", 1) for word in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **values))
+    for variable, (_, key) in VARIABLES.items():
+        value = OverridesParser.create().parse_override(f"k={given[key]}").value()
+        assert str(OmegaConf.create({"k": value}).k) == values[variable], variable
+
+
+def test_set_x_shows_no_fault_in_the_function_that_quotes():
+    code = f"source {RECIPES}/text.sh; text ''; text \"a'\""
+    done = subprocess.run(["bash", "-xeuo", "pipefail", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "''\n'a\\''\n")
 
 
 QUICKSTARTS = ["countdown_tiny", "knights_and_knaves_tiny", "sums_pretrained"]

@@ -45,47 +45,27 @@ def test_the_file_as_it_stands_is_a_valid_job():
 
 
 def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
-    job = created(
-        cluster,
-        *("METHOD=dapo", RECIPE),
-        **{
-            "NNODES": "4",
-            "NGPUS_PER_NODE": "4",
-            "IMAGE": "mine:1",
-            "CLAIM": "disk",
-            "JOB_NAME": "dapo",
-            "RETRIES": "3",
-            "NAMESPACE": "research",
-        },
-    )
+    given = {"NNODES": "4", "NGPUS_PER_NODE": "4", "IMAGE": "mine:1", "CLAIM": "disk"}
+    given |= {"JOB_NAME": "dapo", "RETRIES": "3", "NAMESPACE": "research"}
+    job = created(cluster, "METHOD=dapo", RECIPE, **given)
     assert cluster.calls[-1] == ["kubectl", "--namespace", "research", "create", "-f", "-"]
     spec = job["spec"]["rayClusterSpec"]
     (workers,) = spec["workerGroupSpecs"]
     assert (workers["replicas"], workers["minReplicas"], workers["maxReplicas"]) == (3, 3, 3)
     assert (job["metadata"]["name"], job["spec"]["backoffLimit"]) == ("dapo", 3)
     for group in (spec["headGroupSpec"], workers):
-        container = container_of(group)
+        container, environment = container_of(group), environment_of(group)
         assert container["image"] == "mine:1"
-        for amounts in container["resources"].values():
-            assert amounts["nvidia.com/gpu"] == "4"
-        assert environment_of(group)["NNODES"] == environment_of(group)["NGPUS_PER_NODE"] == "4"
-        claims = [
-            v["persistentVolumeClaim"]["claimName"]
-            for v in group["template"]["spec"]["volumes"]
-            if "persistentVolumeClaim" in v
-        ]
-        assert claims == ["disk"]
-
-
-def test_run_folders_are_on_the_claim_and_shared_memory_is_large(cluster):
-    job = created(cluster, RECIPE, NNODES="2")
-    container = container_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    # recipes/common.sh writes runs/… below the repository, which the entry point names.
-    repository = job["spec"]["entrypoint"].split()[1].removesuffix("/recipes/cluster/run_payload.sh")
-    assert mounts[f"{repository}/runs"] == mounts[f"{repository}/data"] == "shared"
-    assert mounts["/dev/shm"] == "shared-memory"
-    assert repository in (ROOT / "docker" / "Dockerfile.gpu").read_text()
+        assert all(amounts["nvidia.com/gpu"] == "4" for amounts in container["resources"].values())
+        assert environment["NNODES"] == environment["NGPUS_PER_NODE"] == "4"
+        claims = [volume.get("persistentVolumeClaim") for volume in group["template"]["spec"]["volumes"]]
+        assert [claim["claimName"] for claim in claims if claim] == ["disk"]
+        # Run folders are on the claim: they are below the repository, which the entry point names.
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        repository = job["spec"]["entrypoint"].split()[1].removesuffix("/recipes/cluster/run_payload.sh")
+        assert mounts[f"{repository}/runs"] == mounts[f"{repository}/data"] == "shared"
+        assert mounts["/dev/shm"] == "shared-memory"
+        assert repository in (ROOT / "docker" / "Dockerfile.gpu").read_text()
 
 
 def test_a_dry_run_creates_nothing(cluster):
@@ -96,16 +76,8 @@ def test_a_dry_run_creates_nothing(cluster):
 
 
 def test_the_recipe_on_the_head_gets_the_words_that_were_given(cluster):
-    words = [
-        "METHOD=dapo",
-        "DRY_RUN=1",
-        RECIPE,
-        "data.val_files=[a b,c]",
-        "clipx.note='it\"s'",
-        r"trainer.x=back\slash",
-        "trainer.y=ü",
-        "trainer.z=a\nb",
-    ]
+    words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]", "clipx.note='it\"s'"]
+    words += [r"trainer.x=back\slash", "trainer.y=ü", "trainer.z=a\nb"]
     job = created(cluster, *words, NNODES="3")
     environment = environment_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
     environment.pop("HF_HOME")

@@ -1,7 +1,5 @@
-"""What a recipe does before, around and after verl, which is a stand-in here.
-
-Covers: the checks come first and stop the run, the exit code is verl's. Not covered: the checks themselves,
-verl.
+"""What a recipe does around verl, which is a stand-in here: the checks come first and stop the run, the exit code is
+verl's. Not covered: the checks themselves, verl.
 """
 
 import sys
@@ -45,21 +43,18 @@ def test_doctor_and_explain_come_before_verl_and_see_what_verl_sees(machine, tmp
     assert set(plan[8:]) == set(verl[3:]) - known_by_its_options
     assert verl[1:3] == ["-m", "verl.trainer.main_ppo"] and verl[-1] == "clipx.scope=lagged"
     # The command, and nothing of the shell's: what a dry run prints.
-    printed = done.stdout
-    assert done.stderr == "" and overrides_of(printed) == verl[3:]
+    assert done.stderr == "" and overrides_of(done.stdout) == verl[3:]
 
 
 @pytest.mark.parametrize("check", ["doctor", "explain"])
 def test_a_failed_check_stops_before_verl(machine, tmp_path, check):
     done = launch(machine, tmp_path / "run", CLIPX_FAILS=check)
-    assert done.returncode == 1
-    assert trained(machine) == []
-    assert not (tmp_path / "run").exists()
+    assert done.returncode == 1 and trained(machine) == [] and not (tmp_path / "run").exists()
 
 
-def test_a_failed_estimate_stops_no_run(machine, tmp_path):
-    done = launch(machine, tmp_path / "run", CLIPX_FAILS="recipe")
-    assert done.returncode == 0 and len(trained(machine)) == 1
+def test_a_failed_estimate_stops_no_run_and_the_exit_code_is_verls(machine, tmp_path):
+    done = launch(machine, tmp_path / "run", CLIPX_FAILS="recipe", VERL_EXIT="3")
+    assert done.returncode == 3 and len(trained(machine)) == 1
     assert "there is no estimate" in done.stderr
     machine.record.unlink()
     # It knows GPUs only.
@@ -69,10 +64,5 @@ def test_a_failed_estimate_stops_no_run(machine, tmp_path):
 
 @pytest.mark.parametrize("variable", ["PREFLIGHT", "CLIPX_EXPLAIN"])
 def test_the_checks_can_be_left_out_and_are_while_the_recipe_is_explained(machine, tmp_path, variable):
-    done = launch(machine, tmp_path / "run", **{variable: "0"})
-    assert done.returncode == 0
+    assert launch(machine, tmp_path / "run", **{variable: "0"}).returncode == 0
     assert all(call[0] == "python3" for call in machine.calls) and len(trained(machine)) == 1
-
-
-def test_the_exit_code_is_verls(machine, tmp_path):
-    assert launch(machine, tmp_path / "run", VERL_EXIT="3").returncode == 3

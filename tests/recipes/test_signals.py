@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import psutil
 import pytest
 
-from .shell import RECIPES, ROOT, Machine
+from .shell import RECIPES, ROOT, Machine, checkout
 from .test_slurm import SBATCH, SCONTROL
 from .test_slurm import SCRIPT as SLURM
 from .test_ssh import PYTHON, SSH
@@ -32,26 +33,13 @@ TRAINING = f"exec {sys.executable} -S -E {Path(__file__).with_name('stand_ins') 
 
 
 class Started:
-    """A script that runs until its stand-in for a training does.
-
-    Args:
-        machine: whose home the stand-in writes to.
-        script, words, variables: as for `Machine.run`.
-    """
+    """A script that runs until its stand-in for a training does, which writes to the machine's home."""
 
     def __init__(self, machine, script, *words, **variables):
         self.home = machine.commands.parent
-        environment = machine.environment(**{"PREFLIGHT": "0", **variables})
-        self.process = subprocess.Popen(
-            ["bash", str(script), *words],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        given = {"cwd": ROOT, "env": machine.environment(**{"PREFLIGHT": "0", **variables}), "start_new_session": True}
+        self.process = subprocess.Popen(["bash", str(script), *words], **pipes, **given)
         deadline = time.monotonic() + 30
         while not (self.home / "running").exists():
             assert self.process.poll() is None, self.process.stdout.read()
@@ -104,12 +92,9 @@ def by_ssh(tmp_path):
     """A run that ssh.sh has started, in the folder `workdir`."""
     training = PYTHON.replace("*) exit 9 ;;", f"-m) {TRAINING} ;;")
     hosts = Machine(tmp_path / "machine", ssh=SSH, hostname="echo 10.0.0.1", python3=training)
-    workdir = tmp_path / "workdir"
-    workdir.mkdir()
-    for folder in ("recipes", "configs"):
-        (workdir / folder).symlink_to(ROOT / folder)
     words = ["PREFLIGHT=0", f"RUN_FOLDER={tmp_path / 'run'}", RECIPE]
-    return Started(hosts, SSH_SCRIPT, "run", *words, HOSTS="node1 node2", WORKDIR=str(workdir))
+    workdir = str(checkout(tmp_path / "workdir"))
+    return Started(hosts, SSH_SCRIPT, "run", *words, HOSTS="node1 node2", WORKDIR=workdir)
 
 
 @pytest.mark.parametrize("name", [*SIGNALS, "SIGKILL"])
@@ -129,13 +114,10 @@ def test_a_slurm_job_ends_its_step_and_stays_ended(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "stage"),
-    [
-        *(("SIGHUP", "policy"), ("SIGINT", "training"), ("SIGTERM", "training")),
-        *(("SIGKILL", "policy"), ("SIGKILL", "training")),
-    ],
+    ("stage", "name"),
+    [*product(["policy"], ["SIGHUP", "SIGKILL"]), *product(["training"], ["SIGINT", "SIGTERM", "SIGKILL"])],
 )
-def test_the_quick_start_ends_what_it_runs(tmp_path, name, stage):
+def test_the_quick_start_ends_what_it_runs(tmp_path, stage, name):
     python = f"[[ $* != *.policy* ]] || {TRAINING}" if stage == "policy" else "echo policy"
     machine = Machine(tmp_path / "venv", python=python, clipx="", python3=TRAINING)
     started = Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs"))

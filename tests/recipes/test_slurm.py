@@ -50,16 +50,18 @@ def payload_of(step):
 
 def test_the_job_asks_for_what_the_run_needs():
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", SCRIPT.read_text(), re.MULTILINE))
-    assert asked["ntasks-per-node"] == "1"
-    assert "requeue" in asked and "exclusive" in asked
+    assert asked["ntasks-per-node"] == "1" and {"requeue", "exclusive"} <= asked.keys()
     # A requeued job goes on in the same log.
     assert asked["open-mode"] == "append"
     # To the script alone: a signal to the steps would end the run at once.
     assert re.fullmatch(r"B:USR1@\d+", asked["signal"])
 
 
-def test_every_node_of_the_list_starts_ray_and_the_first_is_the_head(cluster):
-    done = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5")
+def test_every_node_of_the_list_starts_ray_as_its_own_parser_reads_and_the_first_is_the_head(cluster):
+    from ray.scripts.symmetric_run import curate_and_validate_ray_start_args, symmetric_run
+
+    # The first IPv4 address counts.
+    done = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5", ADDRESSES="fd00::7 10.0.0.7")
     assert done.returncode == 0, done.stderr
     (asked_address,) = [call for call in cluster.calls if "hostname" in call]
     assert options_of(asked_address)["nodelist"] == "gpu07"
@@ -69,20 +71,11 @@ def test_every_node_of_the_list_starts_ray_and_the_first_is_the_head(cluster):
     # Otherwise the exit code is that of the tasks which srun ends, not the run's.
     assert of_srun["kill-on-bad-exit"] == "0" and int(of_srun["wait"]) > 0
     assert "nodes: gpu07 gpu08 gpu09; head: gpu07 (10.0.0.7); start 1 of this job" in done.stdout
-
-
-def test_rays_own_parser_reads_the_arguments(cluster):
-    from ray.scripts.symmetric_run import curate_and_validate_ray_start_args, symmetric_run
-
-    # The first IPv4 address counts.
-    submit(cluster, RECIPE, ADDRESSES="fd00::7 10.0.0.7")
-    step = step_of(cluster)
     assert step[step.index("ray") + 1] == "symmetric-run"
     own = step[step.index("symmetric-run") + 1 : step.index("--")]
     context = symmetric_run.make_context("_", list(own), resilient_parsing=True)
     # 20000 + 4242
-    assert context.params["address"] == "10.0.0.7:24242"
-    assert context.params["min_nodes"] == 3
+    assert (context.params["address"], context.params["min_nodes"]) == ("10.0.0.7:24242", 3)
     assert curate_and_validate_ray_start_args(list(own)) == ["--num-gpus=8", "--num-cpus=96", "--disable-usage-stats"]
 
 
@@ -96,19 +89,13 @@ def test_the_recipe_runs_on_the_head_with_all_nodes_and_so_does_a_second_start(c
     cluster.record.unlink()
     done = submit(cluster, *words, SLURM_RESTART_COUNT="2")
     assert step_of(cluster) == first and "start 3 of this job" in done.stdout
+    # Each start has a secret of its own; srun hands the environment on to all nodes.
+    secrets = (cluster.commands.parent / "secrets").read_text().splitlines()
+    assert len({*secrets}) == 2 and all(re.fullmatch("token [0-9a-f]{64}", secret) for secret in secrets)
     cluster.record.unlink()
     submit(cluster, RECIPE, nodes=1, HEAD_ADDRESS="10.9.9.9", RAY_PORT="7000")
     assert not any("hostname" in call for call in cluster.calls)
     assert "10.9.9.9:7000" in step_of(cluster) and "NNODES=1" in step_of(cluster)
-
-
-def test_each_job_has_a_secret_of_its_own(cluster):
-    """srun hands the environment on to all nodes."""
-    for _ in range(2):
-        submit(cluster, RECIPE)
-    first, second = (cluster.commands.parent / "secrets").read_text().splitlines()
-    assert re.fullmatch("token [0-9a-f]{64}", first) and re.fullmatch("token [0-9a-f]{64}", second)
-    assert first != second
 
 
 def test_containers(cluster):
@@ -121,30 +108,24 @@ def test_containers(cluster):
     submit(cluster, RECIPE, CONTAINER_IMAGE="image.sif", CONTAINER_RUNTIME="apptainer", ACTIVATE="env.sh")
     words = step_of(cluster)
     start = words.index("apptainer")
-    assert words[start : start + 3] == ["apptainer", "exec", "--nv"]
-    assert words[start + 3 : start + 8] == ["--bind", f"{ROOT}:{ROOT}", "--pwd", str(ROOT), "image.sif"]
+    container = ["apptainer", "exec", "--nv", "--bind", f"{ROOT}:{ROOT}", "--pwd", str(ROOT), "image.sif"]
     # Inside the container, the environment before Ray.
-    assert words[start + 8 : start + 10] == ["bash", "-c"]
+    assert words[start : start + 10] == [*container, "bash", "-c"]
     assert words.index("env.sh") + 1 == words.index("ray")
 
 
-@pytest.mark.parametrize(
-    ("of_slurm", "left"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1"}, "0,1 unset"),
-        ({"ROCR_VISIBLE_DEVICES": "0,1"}, "unset 0,1"),
-    ],
-)
-def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp_path, of_slurm, left):
+def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp_path):
     """verl 0.9.1 refuses to start with both variables."""
     (tmp_path / "my env.sh").write_text("export ACTIVATED=yes\n")
     submit(cluster, RECIPE, ACTIVATE=str(tmp_path / "my env.sh"))
     step = step_of(cluster)
     before_ray = step[step.index("bash") : step.index("ray")]
     show = 'echo "$ACTIVATED ${CUDA_VISIBLE_DEVICES-unset} ${ROCR_VISIBLE_DEVICES-unset}"'
-    variables = {"PATH": os.environ["PATH"], **of_slurm}
-    done = subprocess.run([*before_ray, "bash", "-c", show], env=variables, capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"yes {left}\n", done.stderr
+    cuda, rocr = ({f"{maker}_VISIBLE_DEVICES": "0,1"} for maker in ("CUDA", "ROCR"))
+    for of_slurm, left in ((cuda | rocr, "0,1 unset"), (rocr, "unset 0,1")):
+        given = {"env": {"PATH": os.environ["PATH"], **of_slurm}, "text": True, "timeout": 60}
+        done = subprocess.run([*before_ray, "bash", "-c", show], capture_output=True, **given)
+        assert done.stdout == f"yes {left}\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,14 +160,9 @@ def test_the_word_that_the_run_has_begun_is_written_before_it_and_removed(cluste
 @pytest.mark.parametrize("requeue_exit", ["0", "1"])
 def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue_exit):
     home = cluster.commands.parent
-    job = subprocess.Popen(
-        ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE],
-        cwd=ROOT,
-        env=cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    given = {"cwd": ROOT, "env": cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit), "text": True}
+    command = ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given)
     deadline = time.monotonic() + 30
     while not (home / "step_started").exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -5,10 +5,11 @@ covered: SSH, Ray on several machines.
 """
 
 import re
+from itertools import pairwise
 
 import pytest
 
-from .shell import RECIPES, ROOT, Machine, overrides_of, stand_in
+from .shell import RECIPES, Machine, checkout, overrides_of, stand_in
 
 SCRIPT = RECIPES / "cluster" / "ssh.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_3b_fsdp.sh"
@@ -22,28 +23,22 @@ PYTHON = stand_in("python")
 @pytest.fixture
 def workdir(tmp_path):
     """The repository on the hosts."""
-    (tmp_path / "workdir").mkdir()
-    for folder in ("recipes", "configs"):
-        (tmp_path / "workdir" / folder).symlink_to(ROOT / folder)
-    return tmp_path / "workdir"
+    return checkout(tmp_path / "workdir")
 
 
 @pytest.fixture
 def hosts(tmp_path):
-    return Machine(
-        tmp_path / "machine", ssh=SSH, ray=RAY, hostname='echo "fe80::1%eth0 10.0.0.1 172.17.0.1"', python3=PYTHON
-    )
+    addresses = 'echo "fe80::1%eth0 10.0.0.1 172.17.0.1"'
+    return Machine(tmp_path / "machine", ssh=SSH, ray=RAY, hostname=addresses, python3=PYTHON)
 
 
 def on_hosts(hosts):
     """Host and command, in order, for each remote command."""
-    calls = hosts.calls
-    return [
-        (call[3], calls[i + 1]) for i, call in enumerate(calls[:-1]) if call[0] == "ssh" and calls[i + 1][0] != "ssh"
-    ]
+    pairs = pairwise(hosts.calls)
+    return [(call[3], command) for call, command in pairs if call[0] == "ssh" and command[0] != "ssh"]
 
 
-def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts, workdir):
+def test_start_makes_a_head_lets_the_others_join_with_a_secret_and_waits_for_them(hosts, workdir):
     done = hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", NGPUS_PER_NODE="8", WORKDIR=str(workdir))
     assert done.returncode == 0, done.stderr
     options = ["--disable-usage-stats", "--num-gpus=8"]
@@ -56,15 +51,11 @@ def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts, workd
     ]
     # Printed by the last: it ran in the repository of that host.
     assert done.stdout.strip() == str(workdir.resolve())
-
-
-def test_the_hosts_share_a_secret_that_others_cannot_read(hosts, workdir):
-    secrets = hosts.commands.parent / "secrets"
-    for _ in range(2):
-        hosts.run(SCRIPT, "start", HOSTS="node1 node2", WORKDIR=str(workdir))
-    first, second, *of_the_next_start = secrets.read_text().splitlines()
-    assert re.fullmatch("token [0-9a-f]{64}", first) and second == first
-    assert len(of_the_next_start) == 2 and first not in of_the_next_start
+    # The hosts share a secret that others cannot read.
+    hosts.run(SCRIPT, "start", HOSTS="node1 node2", WORKDIR=str(workdir))
+    first, *others, again, also = (hosts.commands.parent / "secrets").read_text().splitlines()
+    assert re.fullmatch("token [0-9a-f]{64}", first) and others == [first] * 2
+    assert again == also != first
     assert (workdir / "runs" / ".ray_auth_token").stat().st_mode & 0o077 == 0
     # The run folders' parent stays as open as any folder.
     (workdir / "ordinary").mkdir()
@@ -80,8 +71,7 @@ def test_run_trains_on_the_head_with_all_hosts(hosts, workdir):
     assert remote[:4] == ["ssh", "-o", "BatchMode=yes", "node1"]
     assert "RAY_ADDRESS=10.5.5.5:6379" in remote[4]
     assert f"RAY_AUTH_TOKEN_PATH={workdir}/runs/.ray_auth_token" in remote[4]
-    assert "+recipe=acpo/countdown_3b_dapo_near" in done.stdout
-    assert "trainer.nnodes=2" in done.stdout
+    assert "+recipe=acpo/countdown_3b_dapo_near" in done.stdout and "trainer.nnodes=2" in done.stdout
     # As %q prints it: one word.
     assert r"data.val_files=\[a\ b\,c\]" in done.stdout
 
@@ -114,17 +104,8 @@ def test_hosts_may_come_from_a_host_file(hosts, workdir, separator):
 
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
 def test_words_arrive_whole_whatever_the_login_shell(hosts, workdir, shell):
-    words = [
-        "trainer.x=ü",
-        "trainer.y=a\tb",
-        "trainer.z=it's",
-        "trainer.u=a\\",
-        "trainer.v=$HOME `ls`",
-        "trainer.w=a\nb",
-    ]
-    done = hosts.run(
-        *(SCRIPT, "run", "DRY_RUN=1", RECIPE, *words),
-        HOSTS="node1", HEAD_ADDRESS="10.5.5.5", WORKDIR=str(workdir), LOGIN_SHELL=shell,
-    )  # fmt: skip
+    words = [f"trainer.x={value}" for value in ("ü", "a\tb", "it's", "a\\", "$HOME `ls`", "a\nb")]
+    given = {"HOSTS": "node1", "HEAD_ADDRESS": "10.5.5.5", "WORKDIR": str(workdir), "LOGIN_SHELL": shell}
+    done = hosts.run(SCRIPT, "run", "DRY_RUN=1", RECIPE, *words, **given)
     assert done.returncode == 0, done.stderr
     assert overrides_of(done.stdout)[-len(words) :] == words

@@ -20,13 +20,10 @@ from verl_clipx.seeded.agent_loop import NAME, SeededSingleTurnAgentLoop, sampli
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
 
-def test_the_seed_is_the_first_31_bits_of_a_sha256():
+def test_the_seed_is_the_first_31_bits_of_a_sha256_and_every_argument_counts():
     # Every process and machine has to find this value:
     # printf '%s' '[42, 3, 7, 1, [{"content": "2 3 = 5", "role": "user"}]]' | sha256sum
     assert sampling_seed(42, 3, 7, 1, MESSAGES) == 0x48F4AFD5 >> 1
-
-
-def test_every_argument_counts():
     other = [{"role": "user", "content": "2 3 = 6"}]
     cases = itertools.product(range(3), range(5), range(16), range(8), (MESSAGES, other))
     seeds = [sampling_seed(*case) for case in cases]
@@ -74,13 +71,13 @@ def test_every_request_has_its_own_seed_and_the_shared_parameters_stay(sent):
     assert outputs[0].extra_fields["prompt_index"] == 7 and outputs[0].extra_fields["kept"] == 1
 
 
-@pytest.mark.parametrize("index", [np.int64(7), torch.tensor(7), np.array(7)])
-def test_the_type_that_verl_carries_a_field_in_does_not_matter(sent, index):
-    run({}, index=index, global_steps=np.int32(3))
-    assert sent[0]["seed"] == sampling_seed(42, 3, 7, 1, MESSAGES)
+def test_the_type_that_verl_carries_a_field_in_does_not_matter(sent):
+    for index in (np.int64(7), torch.tensor(7), np.array(7)):
+        run({}, index=index, global_steps=np.int32(3))
+    assert {call["seed"] for call in sent} == {sampling_seed(42, 3, 7, 1, MESSAGES)}
 
 
-def test_the_older_trainer_is_refused(sent):
+def test_the_older_trainer_is_refused():
     loop = object.__new__(SeededSingleTurnAgentLoop)
     with pytest.raises(ValueError, match=r"no global_steps, session_id; .* trainer\.use_v1=True"):
         asyncio.run(loop.run({}, raw_prompt=MESSAGES, index=7))
@@ -92,38 +89,26 @@ def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
     assert _agent_loop_registry[chosen]["_target_"] == f"{sampling_seed.__module__}.SeededSingleTurnAgentLoop"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("+clipx/rollout=seeded", "actor_rollout_ref.rollout.name=vllm"),
         ("+clipx/rollout=seeded", "+clipx=grpo", "actor_rollout_ref.rollout.name=vllm"),
         ("+hardware=cpu", "+clipx/rollout=seeded"),
         ("+clipx/rollout=seeded", "+hardware=cpu"),
     ],
     ids=" ".join,
 )
-def test_the_groups_sampler_is_chosen_in_any_order(composed, overrides):
-    sampler = composed(*overrides).trainer.v1.sampler
+def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(composed, overrides):
+    config, cpu = composed(*overrides), "+hardware=cpu" in overrides
+    sampler = config.trainer.v1.sampler
     assert sampler.custom_sampler == {"path": "pkg://verl_clipx.seeded.sampler", "name": "seeded"}
-    cpu = "+hardware=cpu" in overrides
     assert sampler.sampler_kwargs.get("poll_interval") == (0.2 if cpu else None)
     assert sampler.sampler_kwargs.rollout_name == ("cpu" if cpu else "vllm")
+    assert config.actor_rollout_ref.rollout.dtype == ("float64" if cpu else "bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "dtype"),
-    [
-        (("+hardware=cpu",), "float32"),
-        (("+hardware=cpu", "+clipx/rollout=seeded"), "float64"),
-        (("+clipx/rollout=seeded", "+hardware=cpu"), "float64"),
-        (("+clipx/rollout=seeded", "actor_rollout_ref.rollout.name=vllm"), "bfloat16"),
-    ],
-)
-def test_only_on_a_cpu_it_raises_the_precision(composed, overrides, dtype):
-    assert composed(*overrides).actor_rollout_ref.rollout.dtype == dtype
-
-
-def test_without_the_group_the_hardwares_sampler_stays(composed):
-    sampler = composed("+hardware=cpu").trainer.v1.sampler.custom_sampler
+def test_without_the_group_the_hardwares_sampler_and_precision_stay(composed):
+    config = composed("+hardware=cpu")
+    sampler = config.trainer.v1.sampler.custom_sampler
     assert sampler == {"path": "pkg://verl_clipx.cpu.replay_buffer", "name": "frequent_polling"}
+    assert config.actor_rollout_ref.rollout.dtype == "float32"

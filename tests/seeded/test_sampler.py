@@ -24,26 +24,20 @@ def fields(index, seed):
     return {"prompt_index": index, "sampling_seed": seed}
 
 
-def test_rows_are_ordered_by_index_then_sample_then_output():
-    rows = {
-        "a_10_0": fields(12, 5),
-        "a_2_1": fields(12, 6),
-        "b_0_0": fields(3, 9),
-        "a_2_0": fields(12, 6),
-    }
-    order = row_order(list(rows), list(rows.values()))
-    assert [list(rows)[row] for row in order] == ["b_0_0", "a_2_0", "a_2_1", "a_10_0"]
-
-
-def test_an_index_may_be_a_text():
-    rows = {"a_0_0": fields("x-10", 1), "b_0_0": fields(7, 2), "c_0_0": fields("w", 3)}
-    assert row_order(list(rows), list(rows.values())) == [1, 2, 0]
-
-
-def test_prompts_with_one_index_are_ordered_by_seed_and_not_mixed():
-    rows = {"a_0_0": fields(0, 50), "b_0_0": fields(0, 40), "a_1_0": fields(0, 1), "b_1_0": fields(0, 60)}
-    order = row_order(list(rows), list(rows.values()))
-    assert [list(rows)[row] for row in order] == ["b_0_0", "b_1_0", "a_0_0", "a_1_0"]
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # By index, then sample, then output.
+        ({"a_10_0": (12, 5), "a_2_1": (12, 6), "b_0_0": (3, 9), "a_2_0": (12, 6)}, "b_0_0 a_2_0 a_2_1 a_10_0"),
+        # An index may be a text.
+        ({"a_0_0": ("x-10", 1), "b_0_0": (7, 2), "c_0_0": ("w", 3)}, "b_0_0 c_0_0 a_0_0"),
+        # Prompts with one index are ordered by seed and not mixed.
+        ({"a_0_0": (0, 50), "b_0_0": (0, 40), "a_1_0": (0, 1), "b_1_0": (0, 60)}, "b_0_0 b_1_0 a_0_0 a_1_0"),
+    ],
+)
+def test_rows_are_ordered_by_hand(rows, expected):
+    order = row_order([*rows], [fields(*of_row) for of_row in rows.values()])
+    assert [[*rows][row] for row in order] == expected.split()
 
 
 @settings(deadline=None)
@@ -124,19 +118,15 @@ def built(composed):
 
 
 @pytest.mark.slow
-def test_rollouts_of_earlier_weights_are_refused_by_verls_trainer(built):
+def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights(built):
+    for refill_failed in (False, True):
+        refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
+        ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)
+        assert type(ours).__name__ == "SeededReplayBuffer" and type(theirs) is ReplayBuffer
+        assert vars(ours) == vars(theirs) | {"sampler_kwargs": ours.sampler_kwargs}
     message = r"clipx_rollout\.versions_old=3: must be 0; only training in one process"
     with pytest.raises(ValueError, match=message):
         built("+clipx/rollout=stale", "clipx_rollout.versions_old=3")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("refill_failed", [False, True])
-def test_verl_builds_its_own_buffer_with_ordered_rows(built, refill_failed):
-    refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
-    ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)
-    assert type(ours).__name__ == "SeededReplayBuffer" and type(theirs) is ReplayBuffer
-    assert vars(ours) == vars(theirs) | {"sampler_kwargs": ours.sampler_kwargs}
 
 
 @pytest.mark.parametrize(
@@ -149,12 +139,9 @@ def test_verl_builds_its_own_buffer_with_ordered_rows(built, refill_failed):
     ],
 )
 def test_what_depends_on_time_is_refused(override, message):
-    arguments = {"trainer_mode": "sync", "trainer_config": {}} | override
-    sampler_kwargs = {
-        "rollout_name": arguments.pop("rollout_name", "vllm"),
-        "filter_groups": arguments.pop("filter_groups", None),
-        "train_batch_size": 8,
-        "sync_refill_failed_groups": False,
-    }
+    arguments = {"trainer_mode": "sync", "trainer_config": {}, "max_off_policy_threshold": 8}
+    sampler = {"rollout_name": "vllm", "filter_groups": None, "train_batch_size": 8, "sync_refill_failed_groups": False}
+    for key, value in override.items():
+        (sampler if key in sampler else arguments)[key] = value
     with pytest.raises(ValueError, match=message):
-        seeded(max_off_policy_threshold=8, max_off_policy_strategy="drop", sampler_kwargs=sampler_kwargs, **arguments)
+        seeded(max_off_policy_strategy="drop", sampler_kwargs=sampler, **arguments)

@@ -18,14 +18,14 @@ from verl.trainer.ppo import metric_utils
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tracking import Tracking
 
-from tests.claims.configuration import merged
+from tests.composition import composition
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.resolve import instantiated
 from verl_clipx.runs import keys
 from verl_clipx.trainer import hooks
 from verl_clipx.trainer.health import standard_error
 
-NAN, INF = float("nan"), float("inf")
+NAN, INF, ZEROS = float("nan"), float("inf"), [[0.0, 0.0], [0.0, 0.0]]
 ADVANTAGES, LOG_PROBS = {"not_finite/advantages": 1}, {"not_finite/log_probs": 1}
 # Every module of verl's that imports compute_data_metrics by name.
 TRAINERS = (
@@ -67,15 +67,15 @@ def run_of():
 
     def begin(longest, node):
         config = {"trainer": {}, "data": {"max_response_length": longest}, "clipx": node}
-        return Tracking("project", "run", ["console"], config=config)
+        Tracking("project", "run", ["console"], config=config)
 
     begin(2, {"log": False})
     yield begin
     begin(2, None)
 
 
-def of_prompts(*uid):
-    return {"uid": numpy.array(uid, dtype=object)}
+def of_prompts(uid):
+    return {"uid": numpy.array([*uid], dtype=object)}
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,14 @@ def of_prompts(*uid):
         ([1.0, 1.0, 0.0, 1.0], {}, {"alike_prompts": 0.5}),
         ([1.0, 1.0, 0.0, 0.0], {}, {"alike_prompts": 1}),
         # By uid where the trainer names it; a prompt with one sample says nothing.
-        ([1.0, 1.0, 0.0, 1.0], of_prompts("a", "b", "c", "c"), {"alike_prompts": 0}),
-        ([1.0, 1.0, 1.0, 1.0], of_prompts("a", "b", "c", "d"), {"alike_prompts": None}),
+        ([1.0, 1.0, 0.0, 1.0], of_prompts("abcc"), {"alike_prompts": 0}),
+        ([1.0, 1.0, 1.0, 1.0], of_prompts("abcd"), {"alike_prompts": None}),
         # NaN is like nothing, itself included; an aborted response has no score.
         ([NAN, NAN, 1.0, 1.0], {}, {"alike_prompts": 0.5, "not_finite/rewards": 2}),
         ([1.0, 0.0, 0.0, 1.0], dict(lengths=(2, 0, 2, 2)), {"alike_prompts": 0}),
         # Of the last response the second token is beyond its end.
-        (
-            [0.0] * 4,
-            dict(advantages=[[0.0, 0.0], [NAN, NAN], [0.0, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)),
-            ADVANTAGES,
-        ),
-        ([0.0] * 4, dict(log_probs=[[0.0, 0.0], [0.0, 0.0], [-INF, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)), LOG_PROBS),
+        ([0.0] * 4, dict(advantages=[*ZEROS, [NAN, NAN], [0.0, NAN]], lengths=(2, 2, 2, 1)), ADVANTAGES),
+        ([0.0] * 4, dict(log_probs=[*ZEROS, [-INF, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)), LOG_PROBS),
         ([0.0] * 4, dict(undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object)), {"undecided": 0.25}),
     ],
 )
@@ -109,8 +105,7 @@ def test_a_steps_numbers_by_hand(scores, given, expected):
 @pytest.mark.parametrize(
     ("scores", "prompts", "counted", "expected"),
     [
-        # Equal groups: the prompts' means are 0.5, 1.0, 0.0, with standard deviation 0.5, however they are ordered.
-        ([0.0, 1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2], None, 0.5 / 3**0.5),
+        # Equal groups: the prompts' means are 0.5, 1.0, 0.0, with standard deviation 0.5.
         ([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2], None, 0.5 / 3**0.5),
         # Mean 1/3; totals of what is left: (1 - 1/3), (0 - 2/3): 4/9 + 4/9, times 2, the root over 3 responses.
         ([1.0, 0.0, 0.0], [5, 7, 7], None, (16 / 9) ** 0.5 / 3),
@@ -128,7 +123,7 @@ def test_it_is_over_the_prompts_totals(scores, prompts, counted, expected):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("named", [{}, {"uid": numpy.array(["a", "a", "b", "b"], dtype=object)}], ids=["v1", "uid"])
+@pytest.mark.parametrize("named", [{}, of_prompts("aabb")], ids=["v1", "uid"])
 def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
     compute = importlib.import_module(trainer).compute_data_metrics
     metrics = compute(batch=batch([1.0, 0.0, 0.0, 9.0], lengths=(2, 2, 1, 0), **named), use_critic=False)
@@ -139,9 +134,8 @@ def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
 
 def test_a_run_without_a_node_logs_verls_metrics_alone(run_of):
     run_of(2, None)
-    assert logged([NAN, 1.0, 1.0, 0.0]) == {}
-    metrics = metric_utils.compute_data_metrics(batch([0.0, 1.0, 1.0, 0.0]), use_critic=False)
-    assert metrics == metric_utils.compute_data_metrics.__wrapped__(batch([0.0, 1.0, 1.0, 0.0]), use_critic=False)
+    compute, given = metric_utils.compute_data_metrics, batch([0.0, 1.0, 1.0, 0.0])
+    assert compute(given, use_critic=False) == compute.__wrapped__(given, use_critic=False)
 
 
 def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(run_of):
@@ -168,8 +162,8 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
         return TensorDict({"extra_fields": NonTensorStack(*map(NonTensorData, extras))}, batch_size=[len(extras)])
 
     monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_batch_get=kv_batch_get))
-    trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b", "b"], partition_id="train")
-    step.tags = [{}, {"is_padding": False}, {"is_padding": True}]
+    tags = [{}, {"is_padding": False}, {"is_padding": True}]
+    trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b", "b"], partition_id="train", tags=tags)
 
     def compute(batch, metrics, timing_raw, global_steps, epoch):
         metrics["of verl"] = 1
@@ -212,44 +206,35 @@ def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, 
 
 def test_remarks_are_not_made_while_a_run_trains(tracking, caplog):
     run = tracking(method="bapo")
-    share = {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
+    data = {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
+    data |= {"actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}
     for step in range(1, 9):
-        run.log({**share, "actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}, step)
+        run.log(dict(data), step)
     assert caplog.text == ""
 
 
-def test_with_stop_only_a_fact_ends_the_run_and_the_step_is_in_the_log(tracking, tmp_path):
-    run = tracking(health="stop")
-    for step in range(1, 5):
-        run.log({"health/cut_responses": 1.0, "critic/score/mean": 0.5}, step)
-    with pytest.raises(
-        RuntimeError, match=r"clipx\.health=stop: values that are not finite from step 5 on: .*rewards of 2 responses"
-    ):
-        run.log(dict(NOT_FINITE), 5)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-
-
-def test_a_resumed_run_is_not_stopped_by_what_its_log_holds_and_its_trends_go_on(tracking, tmp_path, caplog):
+def test_with_stop_a_new_fact_alone_ends_a_run_that_goes_on_and_its_step_is_in_the_log(tracking, tmp_path, caplog):
     run = tracking()
     for step in (1, 2):
         run.log({"health/cut_responses": 1.0, **NOT_FINITE}, step)
     (tmp_path / "checkpoints/global_step_2").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("2")
     caplog.clear()
+    # It is not stopped by what its log holds, and its trends go on.
     resumed = tracking(health="stop")
-    resumed.log({"health/cut_responses": 1.0}, 3)
+    for step in (3, 4):
+        resumed.log({"health/cut_responses": 1.0, "critic/score/mean": 0.5}, step)
     assert "responses cut at the limit from step 1 on." in caplog.text
-    with pytest.raises(RuntimeError, match="from step 4 on"):
-        resumed.log(dict(NOT_FINITE), 4)
+    message = r"clipx\.health=stop: values that are not finite from step 5 on: .*rewards of 2 responses"
+    with pytest.raises(RuntimeError, match=message):
+        resumed.log(dict(NOT_FINITE), 5)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=observe"])
 def test_what_happens_then_is_a_key_of_every_run(group):
-    def node(**keys):
-        return merged([group], {f"clipx.{key}": value for key, value in keys.items()}).clipx
-
-    assert instantiated(node(health="stop")).health == "stop"
+    assert instantiated(composition(group, "clipx.health=stop").clipx).health == "stop"
     with pytest.raises(Refusal) as refused:
-        instantiated(node(health="off"))
+        instantiated(composition(group, "clipx.health=off").clipx)
     assert (refused.value.key, refused.value.value) == ("clipx.health", "off")

@@ -9,6 +9,7 @@ test_inert.py), a machine that loses power.
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -105,6 +106,7 @@ OF_A_FOLDER_ABOVE = {"resume_from_path": "/runs/sft_global_step_9/global_step_8/
         (5, {}, 5),
         (7, {}, 7),
         (None, {}, 0),
+        (4, {}, 0),
         (1, {"resume_mode": "disable"}, 0),
         (None, FROM, 2),
         # verl itself reads the number behind the path's last global_step_.
@@ -115,15 +117,10 @@ def test_a_run_keeps_the_steps_that_it_goes_on_from_and_no_others(start, tmp_pat
     start(1, range(1, 8))
     if checkpoint is not None:
         saved(tmp_path, checkpoint)
+        # Of 4 only verl's file is left, which names it.
+        shutil.rmtree(tmp_path / "checkpoints/global_step_4", ignore_errors=True)
     again = [kept + 1, kept + 2]
     assert start(2, again, **trainer) == dict.fromkeys(range(1, kept + 1), 1) | dict.fromkeys(again, 2)
-
-
-def test_without_the_checkpoint_that_verls_file_names_the_run_is_a_fresh_one(start, tmp_path):
-    start(1, [1, 2])
-    saved(tmp_path, 2)
-    (tmp_path / "checkpoints" / "global_step_2").rmdir()
-    assert start(2, [1]) == {1: 2}
 
 
 def test_a_line_that_was_cut_off_is_named_and_a_last_one_without_its_end_keeps_apart(start, tmp_path):

@@ -16,12 +16,12 @@ from verl_clipx.trainer.receipt import ReceiptCheck
 
 OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
 OF_RUN |= {"algorithm.adv_estimator": "grpo"}
+NO_RECEIPT = "has no clipx/receipt"
 
 
 def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
     """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
-    policy_loss = {"clipx": node, "run": {"options": options}}
-    actor = {"actor": {"policy_loss": policy_loss}}
+    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"options": options}}}}
     config = {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}
     tracking, seen = Tracking("p", "e", [], config=config), []
     of_verl = types.SimpleNamespace(log=lambda data, step: seen.append(step))
@@ -56,23 +56,20 @@ def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():
 
 @pytest.mark.parametrize(
     ("receipt", "strategy", "stops"),
-    [
-        *(("auto", "fsdp2", True), ("auto", "fsdp", False), ("auto", "megatron", False)),
-        *(("stop", "megatron", True), ("warn", "fsdp2", False)),
-    ],
+    [("auto", "fsdp2", True), ("auto", "fsdp", False), ("stop", "megatron", True), ("warn", "fsdp2", False)],
 )
 def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strategy, stops):
     options = OF_RUN | {"actor_rollout_ref.actor.strategy": strategy}
-    with pytest.raises(RuntimeError, match="has no clipx/receipt") if stops else nullcontext():
+    with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
         assert logged(metrics=[trained(1)], node=ACPO | {"receipt": receipt}, options=options) == [1]
-    assert stops or "has no clipx/receipt" in caplog.text
+    assert stops or NO_RECEIPT in caplog.text
 
 
 def test_it_reads_the_options_of_the_composed_run():
     given = ("actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=grpo", "+clipx=acpo")
     for strategy, stops in (("fsdp2", True), ("fsdp", False)):
         config = composition(*given, f"actor_rollout_ref.actor.strategy={strategy}")
-        with pytest.raises(RuntimeError, match="has no clipx/receipt") if stops else nullcontext():
+        with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
             ReceiptCheck(OmegaConf.to_container(config, resolve=True)).look(trained(1), 1)
 
 

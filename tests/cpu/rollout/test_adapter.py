@@ -1,6 +1,7 @@
 """The adapter: who sends, that everyone reads all weights, and how messages end. Not covered: Ray."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,20 +10,17 @@ from verl.workers.config import CheckpointEngineConfig, RolloutConfig
 from verl_clipx.cpu.rollout.adapter import CPUServerAdapter
 
 
-class Remote:
-    def __init__(self, log, name):
-        self.log, self.name = log, name
-
-    async def remote(self, *args, **kwargs):
-        self.log.append((self.name, args, kwargs))
-
-
 class Server:
+    """Records what is called by `remote`: name, arguments, named arguments."""
+
     def __init__(self):
         self.log = []
 
     def __getattr__(self, name):
-        return Remote(self.log, name)
+        async def remote(*args, **kwargs):
+            self.log.append((name, args, kwargs))
+
+        return SimpleNamespace(remote=remote)
 
 
 @pytest.fixture
@@ -43,14 +41,11 @@ def weights(read: list[str]):
         yield name, torch.zeros(int(megabytes * (1 << 20)) // 4)
 
 
-def sent(adapter: CPUServerAdapter) -> list[tuple[list[str], bool, int]]:
-    return [(list(args[0]), options["last"], options["global_steps"]) for _, args, options in adapter._handle.log]
-
-
 def test_the_leader_sends_messages_of_bounded_size_and_marks_the_last(adapter):
     leader = adapter(0, checkpoint_engine=CheckpointEngineConfig(update_weights_bucket_megabytes=1))
     asyncio.run(leader.update_weights(weights([]), global_steps=7))
-    assert sent(leader) == [(["a", "b"], False, 7), (["c"], False, 7), (["d"], True, 7)]
+    sent = [(list(message), options["last"], options["global_steps"]) for _, (message,), options in leader._handle.log]
+    assert sent == [(["a", "b"], False, 7), (["c"], False, 7), (["d"], True, 7)]
 
 
 def test_other_ranks_of_a_server_read_every_weight_and_send_nothing(adapter):
@@ -62,17 +57,15 @@ def test_other_ranks_of_a_server_read_every_weight_and_send_nothing(adapter):
     assert (follower.replica_rank, follower.is_leader_rank) == (1, False)
 
 
-@pytest.mark.parametrize(("frees", "calls"), [(True, ["wake_up", "sleep"]), (False, [])])
-def test_sleeping_follows_free_cache_engine(adapter, frees, calls):
-    leader = adapter(0, free_cache_engine=frees)
-    asyncio.run(leader.resume(["kv_cache"]))
-    asyncio.run(leader.release())
-    assert [name for name, *_ in leader._handle.log] == calls
+def test_sleeping_follows_free_cache_engine(adapter):
+    for frees, calls in ((True, ["wake_up", "sleep"]), (False, [])):
+        leader = adapter(0, free_cache_engine=frees)
+        asyncio.run(leader.resume(["kv_cache"]))
+        asyncio.run(leader.release())
+        assert [name for name, *_ in leader._handle.log] == calls
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"wire_format": "delta_flush"}, "delta_flush"), ({"peft_config": {}}, "merge=True")]
-)
-def test_what_it_cannot_send_is_refused(adapter, options, message):
-    with pytest.raises(ValueError, match=message):
-        asyncio.run(adapter(0).update_weights(weights([]), **options))
+def test_what_it_cannot_send_is_refused(adapter):
+    for message, options in (("delta_flush", {"wire_format": "delta_flush"}), ("merge=True", {"peft_config": {}})):
+        with pytest.raises(ValueError, match=message):
+            asyncio.run(adapter(0).update_weights(weights([]), **options))

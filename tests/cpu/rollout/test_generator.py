@@ -1,12 +1,12 @@
-"""The generator against a plain forward pass and transformers' own generate; joining, leaving, aborting, new weights.
+"""The generator against a plain forward pass; joining, leaving, aborting, new weights.
 
-Not covered: the server around it (test_server), models other than Qwen2's architecture.
+Not covered: the server around it, against transformers' own generate (test_server.py); models other than Qwen2's.
 """
 
 import pytest
 import torch
 
-from tests.cpu.policy import END, VOCABULARY_SIZE, random_policy
+from tests.cpu.policy import VOCABULARY_SIZE, random_policy
 from verl_clipx.cpu.rollout import cache as kv
 from verl_clipx.cpu.rollout.generator import Generator, Request
 from verl_clipx.cpu.rollout.parameters import SamplingParameters
@@ -69,41 +69,17 @@ def test_log_probs_equal_a_full_forward_pass(model, temperature):
         assert each.log_probs == pytest.approx(full_forward(model, each), abs=1e-5)
 
 
-def test_greedy_equals_transformers_generate(model):
-    for prompt in PROMPTS:
-        ours = alone(model, prompt, temperature=0.0, max_tokens=20, stop_token_ids=frozenset({END}))
-        theirs = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=20,
-        )
-        assert ours.token_ids == theirs[0, len(prompt) :].tolist()
-
-
 @pytest.mark.parametrize("max_rows", [1, 2, 64])
-def test_a_request_does_not_depend_on_its_neighbours(model, max_rows):
-    lengths = [3, 12, 7, 1, 9]
+def test_in_float64_not_even_rounding_tells_of_a_requests_neighbours(max_rows):
+    model, lengths = random_policy().double(), [3, 12, 7, 1, 20]
     batch = generator(model, max_rows=max_rows)
     requests = [request(p, s, max_tokens=n) for s, (p, n) in enumerate(zip(PROMPTS, lengths, strict=True))]
     for each in requests:
-        batch.submit(each)
-        batch.step()
+        started(batch, [each])
         assert len(batch._running) <= max_rows
     finish(batch)
     for seed, each in enumerate(requests):
         reference = alone(model, each.prompt_ids, seed, max_tokens=lengths[seed])
-        assert each.token_ids == reference.token_ids
-        assert each.log_probs == pytest.approx(reference.log_probs, abs=1e-5)
-
-
-def test_in_float64_not_even_rounding_tells_of_the_neighbours():
-    model = random_policy().double()
-    batch = generator(model)
-    requests = started(batch, [request(prompt, seed, max_tokens=20) for seed, prompt in enumerate(PROMPTS)])
-    finish(batch)
-    for seed, each in enumerate(requests):
-        reference = alone(model, each.prompt_ids, seed, max_tokens=20)
         assert (each.token_ids, each.log_probs) == (reference.token_ids, reference.log_probs)
 
 
@@ -119,6 +95,7 @@ def test_samples_of_one_prompt_share_its_prefill_and_still_differ(model):
     assert sizes == [(1, 3)]
     finish(batch)
     assert len({tuple(each.token_ids) for each in group}) > 1
+    # An equal seed gives an equal sample.
     assert group[2].token_ids == alone(model, PROMPTS[0], 2).token_ids
 
 
@@ -131,11 +108,6 @@ def test_prefill_is_split_by_its_size(model):
         running.append(len(batch._running))
     # Two of three tokens, then the third alone since the next is too long to join it, then the long one.
     assert running == [2, 3, 4]
-
-
-def test_equal_seeds_give_equal_samples_and_other_seeds_others(model):
-    assert alone(model, PROMPTS[0], 3).token_ids == alone(model, PROMPTS[0], 3).token_ids
-    assert len({tuple(alone(model, PROMPTS[0], seed).token_ids) for seed in range(6)}) > 1
 
 
 def test_stop_token_ends_the_response_and_belongs_to_it(model):
@@ -154,25 +126,18 @@ def test_tokens_outside_the_vocabulary_are_never_generated(model):
     assert max(max(alone(model, PROMPTS[0], seed, temperature=5.0).token_ids) for seed in range(5)) >= 10
 
 
-def test_an_aborted_request_continued_as_verl_does_gives_the_same_tokens(model):
+def test_an_abort_takes_waiting_requests_too_and_what_goes_on_as_verl_does_gives_the_same_tokens(model):
     whole = alone(model, PROMPTS[0], 5)
-    batch = generator(model)
-    (first,) = started(batch, [request(PROMPTS[0], 5)], steps=4)
-    assert batch.abort() == [first]
-    assert len(first.token_ids) == 4 and not first.finished
-    rest = request(PROMPTS[0] + first.token_ids, 5, max_tokens=8)
+    batch = generator(model, max_rows=1)
+    requests = started(batch, [request(PROMPTS[0], 5), *map(request, PROMPTS[1:])], steps=0)
+    for _ in range(4):
+        batch.step()
+    assert batch.abort() == requests and batch.pending == 0
+    assert [len(each.token_ids) for each in requests] == [4, 0, 0, 0, 0] and not requests[0].finished
+    rest = request(PROMPTS[0] + requests[0].token_ids, 5, max_tokens=8)
     batch.submit(rest)
     finish(batch)
-    assert first.token_ids + rest.token_ids == whole.token_ids
-
-
-def test_abort_takes_waiting_requests_too(model):
-    batch = generator(model, max_rows=1)
-    requests = started(batch, [request(prompt) for prompt in PROMPTS], steps=0)
-    batch.step()
-    assert batch.abort() == requests
-    assert batch.pending == 0
-    assert [len(each.token_ids) for each in requests] == [1, 0, 0, 0, 0]
+    assert requests[0].token_ids + rest.token_ids == whole.token_ids
 
 
 def test_new_weights_reach_requests_in_flight():
@@ -186,9 +151,8 @@ def test_new_weights_reach_requests_in_flight():
     batch.forget_cache()
     finish(batch)
     for each, first in zip(requests, before, strict=True):
-        assert each.log_probs[:5] == first
         # No state of the old model is left: the rest is what the new one gives for the whole sequence.
-        assert each.log_probs[5:] == pytest.approx(full_forward(new, each)[5:], abs=1e-5)
+        assert each.log_probs == [*first, *(pytest.approx(value, abs=1e-5) for value in full_forward(new, each)[5:])]
 
 
 def test_models_whose_cache_cannot_be_padded_are_refused():

@@ -31,19 +31,17 @@ def kept(logits: list[float], top_k: int, top_p: float) -> set[int]:
     return result
 
 
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "expected"),
-    [
-        (4, 1.0, {0, 1, 2, 3, 4}),  # the fourth and fifth are equally likely
-        (0, 0.6, {0, 1}),
-        (2, 0.6, {0}),  # of the two that top-k leaves, the first already has 2/3
-        (2, 0.7, {0, 1}),
-    ],
-)
-def test_truncation_keeps_by_hand(top_k, top_p, expected):
-    cut = truncate(LOGITS, torch.tensor([top_k]), torch.tensor([top_p]))
-    assert set(cut[0].isfinite().nonzero().flatten().tolist()) == expected
-    assert torch.equal(cut[cut.isfinite()], LOGITS[cut.isfinite()])
+def test_each_row_is_truncated_by_its_own_settings():
+    # The fourth and fifth are equally likely; of the two that top-k leaves, the first already has 2/3.
+    settings, expected = zip(
+        *(((4, 1.0), {0, 1, 2, 3, 4}), ((0, 0.6), {0, 1}), ((2, 0.6), {0}), ((2, 0.7), {0, 1})),
+        *(((1, 1.0), {0}), ((3, 1.0), {0, 1, 2})),
+        strict=True,
+    )
+    rows = LOGITS.expand(len(settings), -1).contiguous()
+    cut = truncate(rows, *map(torch.tensor, zip(*settings, strict=True)))
+    assert [set(row.isfinite().nonzero().flatten().tolist()) for row in cut] == [*expected]
+    assert torch.equal(cut[cut.isfinite()], rows[cut.isfinite()])
 
 
 @given(
@@ -55,12 +53,6 @@ def test_truncation_keeps_by_hand(top_k, top_p, expected):
 def test_truncation_equals_the_definition(logits, top_k, top_p):
     cut = truncate(torch.tensor([logits]), torch.tensor([top_k]), torch.tensor([top_p]))
     assert set(cut[0].isfinite().nonzero().flatten().tolist()) == kept(logits, top_k, top_p)
-
-
-def test_rows_are_truncated_by_their_own_settings():
-    rows = LOGITS.expand(3, -1).contiguous()
-    cut = truncate(rows, torch.tensor([1, 0, 3]), torch.tensor([1.0, 0.6, 1.0]))
-    assert cut.isfinite().sum(-1).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

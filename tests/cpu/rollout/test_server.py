@@ -29,15 +29,8 @@ def model_config(tmp_path_factory):
 @pytest.fixture
 def configured(model_config):
     def build(replica_rank: int = 0, **options) -> CPUServer:
-        defaults = dict(
-            name="cpu",
-            dtype="float32",
-            load_format="auto",
-            prompt_length=16,
-            response_length=8,
-            tensor_model_parallel_size=1,
-            free_cache_engine=True,
-        )
+        defaults = dict(name="cpu", dtype="float32", load_format="auto", tensor_model_parallel_size=1)
+        defaults |= dict(prompt_length=16, response_length=8, free_cache_engine=True)
         return CPUServer(RolloutConfig(**{**defaults, **options}), model_config, replica_rank)
 
     return build
@@ -67,38 +60,26 @@ async def underway(server: CPUServer, request_id: str = "r", **parameters) -> as
 
 
 @in_a_loop
-async def test_an_answer(configured):
+async def test_an_answer_is_as_long_as_the_configuration_leaves(configured):
     server = await started(configured())
     answer, silent = await ask(server), await server.generate(PROMPT, {}, "r")
     assert 1 <= len(answer.token_ids) <= 8 and len(answer.log_probs) == len(answer.token_ids)
-    assert answer.stop_reason == "completed"
-    assert silent.log_probs is None
-
-
-@in_a_loop
-async def test_the_length_limit_defaults_to_what_the_configuration_leaves(configured):
+    assert answer.stop_reason == "completed" and silent.log_probs is None
     server = await started(configured(ignore_eos=True))
-    short, long = [await ask(server, prompt=[5] * length) for length in (3, 20)]
-    assert len(short.token_ids) == 8  # response_length
-    assert len(long.token_ids) == 4  # prompt_length + response_length - 20
-
-
-@pytest.mark.parametrize(
-    ("prompt", "images", "message"),
-    [
-        ([], None, "must be between 1 and 127"),
-        ([5] * 128, None, "must be between 1 and 127"),
-        (PROMPT, ["x"], "only from text"),
-    ],
-)
-@in_a_loop
-async def test_what_it_cannot_continue_is_refused(configured, prompt, images, message):
-    with pytest.raises(ValueError, match=message):
-        await (await started(configured())).generate(prompt, {}, "r", image_data=images)
+    # response_length; and prompt_length + response_length - 20.
+    assert [len((await ask(server, prompt=[5] * length)).token_ids) for length in (3, 20)] == [8, 4]
 
 
 @in_a_loop
-async def test_abort_returns_the_partial_answer_and_parks_new_requests_until_resumed(configured):
+async def test_what_it_cannot_continue_is_refused(configured):
+    server, length = await started(configured()), "must be between 1 and 127"
+    for prompt, images, message in (([], None, length), ([5] * 128, None, length), (PROMPT, ["x"], "only from text")):
+        with pytest.raises(ValueError, match=message):
+            await server.generate(prompt, {}, "r", image_data=images)
+
+
+@in_a_loop
+async def test_abort_returns_the_partial_answer_and_parks_or_rejects_new_requests_until_resumed(configured):
     server = await started(configured())
     running = await underway(server, "running", **ENDLESS)
     assert await server.abort_all_requests() == {"aborted_count": 1, "request_ids": ["running"]}
@@ -110,11 +91,6 @@ async def test_abort_returns_the_partial_answer_and_parks_new_requests_until_res
     assert not parked.done()
     await server.resume_generation()
     assert (await parked).stop_reason == "completed"
-
-
-@in_a_loop
-async def test_late_requests_can_be_rejected_instead(configured):
-    server = await started(configured())
     await server.abort_all_requests(reject_request=True)
     rejected = await ask(server)
     assert (rejected.stop_reason, rejected.token_ids) == ("aborted", [])
@@ -123,33 +99,24 @@ async def test_late_requests_can_be_rejected_instead(configured):
 
 
 @in_a_loop
-async def test_a_request_that_comes_during_sleep_waits_for_the_end_of_it(configured):
-    server = await started(configured())
-    await server.sleep()
-    task = asyncio.create_task(ask(server))
-    await asyncio.sleep(0.05)
-    (request,) = server._answers
-    assert request.token_ids == []
-    await server.wake_up()
-    assert (await task).stop_reason == "completed"
-
-
-@in_a_loop
-async def test_sleep_suspends_and_waking_the_cache_continues(configured):
+async def test_sleep_suspends_old_and_new_requests_until_the_cache_is_woken(configured):
     server = await started(configured())
     undisturbed = await ask(server, seed=1, ignore_eos=True, max_tokens=20)
     task = await underway(server, seed=1, ignore_eos=True, max_tokens=20)
     await server.sleep()
-    await asyncio.sleep(0.05)
+    late = asyncio.create_task(ask(server, "late"))
     await server.wake_up(tags=["weights"])
     await asyncio.sleep(0.05)
-    assert not task.done()
+    assert not task.done() and list(server._answers)[1].token_ids == []
     await server.wake_up(tags=["kv_cache"])
-    assert (await task).token_ids == undisturbed.token_ids
-
-
-@in_a_loop
-async def test_without_free_cache_engine_sleep_changes_nothing(configured):
+    assert (await task).token_ids == undisturbed.token_ids and (await late).stop_reason == "completed"
+    await server.sleep()
+    late = asyncio.create_task(ask(server, "late"))
+    await asyncio.sleep(0.05)
+    assert not late.done()
+    await server.wake_up()
+    assert (await late).stop_reason == "completed"
+    # Whoever keeps the cache does not sleep.
     server = await started(configured(free_cache_engine=False))
     await server.sleep()
     assert (await ask(server)).stop_reason == "completed"
@@ -167,10 +134,8 @@ async def test_a_server_without_weights_says_so_and_learns_them(configured):
         await ask(server)
     await server.load_weights(last, last=True, global_steps=4)
     answer = await ask(server, temperature=0, **ENDLESS)
-    expected = trained.generate(
-        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=100, eos_token_id=None, pad_token_id=0
-    )
-    assert answer.token_ids == expected[0, len(PROMPT) :].tolist()
+    given = dict(do_sample=False, max_new_tokens=100, eos_token_id=None, pad_token_id=0)
+    assert answer.token_ids == trained.generate(torch.tensor([PROMPT]), **given)[0, len(PROMPT) :].tolist()
     assert answer.extra_fields["global_steps"] == 4
 
 
@@ -178,9 +143,9 @@ async def test_a_server_without_weights_says_so_and_learns_them(configured):
 async def test_an_update_that_lacks_a_weight_is_refused(configured):
     server = await started(configured(load_format="dummy"))
     weights = [item for item in random_policy().named_parameters() if item[0] != "model.norm.weight"]
+    (message,) = pack_weights(weights, max_bytes=1 << 30)
     with pytest.raises(RuntimeError, match=r"lacks model\.norm\.weight"):
-        for message in pack_weights(weights, max_bytes=1 << 30):
-            await server.load_weights(message, last=True, global_steps=1)
+        await server.load_weights(message, last=True, global_steps=1)
 
 
 @in_a_loop
@@ -189,14 +154,13 @@ async def test_no_token_is_generated_from_half_an_update(configured):
     task = await underway(server, **ENDLESS)
     request = next(iter(server._answers))
     *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
-    await server.load_weights(first[0], last=False, global_steps=1)
+    for message in first:
+        await server.load_weights(message, last=False, global_steps=1)
     count = len(request.token_ids)
     late = asyncio.create_task(ask(server, "late"))
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(request.token_ids) == count
-    for message in first[1:]:
-        await server.load_weights(message, last=False, global_steps=1)
     await server.load_weights(last, last=True, global_steps=1)
     assert (await late).stop_reason == "completed"
     assert len((await task).token_ids) == 100
@@ -226,35 +190,22 @@ def answers(server: CPUServer, names: list[str], **parameters) -> list[list[int]
     return asyncio.run(scenario())
 
 
-def test_unseeded_requests_are_reproducible_in_their_order_of_arrival(configured):
+def test_a_sample_follows_from_the_order_of_arrival_the_requests_name_or_its_own_seed(configured):
     first = answers(configured(), ["a", "b", "c"])
-    assert answers(configured(), ["x", "y", "z"]) == first
-    assert len(set(map(tuple, first))) > 1
-    assert answers(configured(replica_rank=1), ["a", "b", "c"]) != first
-    assert answers(configured(seed=7), ["a", "b", "c"]) != first
+    assert answers(configured(), ["x", "y", "z"]) == first and len(set(map(tuple, first))) > 1
+    for options in ({"replica_rank": 1}, {"seed": 7}):
+        assert answers(configured(**options), ["a", "b", "c"]) != first
+    named = answers(configured(full_determinism=True), ["a", "b", "c"])
+    assert answers(configured(1, full_determinism=True), ["c", "a", "b"]) == [named[2], named[0], named[1]]
+    own, again = answers(configured(), ["a", "b"], seed=9)
+    assert own == again
+    assert answers(configured(1, seed=8), ["a", "b"], seed=9) == [own, own]
 
 
-def test_full_determinism_goes_by_the_requests_name(configured):
-    first = answers(configured(full_determinism=True), ["a", "b", "c"])
-    assert answers(configured(1, full_determinism=True), ["c", "a", "b"]) == [first[2], first[0], first[1]]
-
-
-def test_a_requests_own_seed_decides(configured):
-    first = answers(configured(), ["a", "b"], seed=9)
-    assert first[0] == first[1]
-    assert answers(configured(1, seed=8), ["a", "b"], seed=9) == first
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtype": "bfloat16"}, r"rollout\.dtype=bfloat16"),
-        ({"logprobs_mode": "raw_logits"}, "logprobs_mode=raw_logits"),
-    ],
-)
-def test_settings_that_are_not_implemented_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        check_rollout_config(RolloutConfig(**{"name": "cpu", "dtype": "float32", **options}))
+@pytest.mark.parametrize(("key", "value"), [("dtype", "bfloat16"), ("logprobs_mode", "raw_logits")])
+def test_settings_that_are_not_implemented_are_refused(key, value):
+    with pytest.raises(ValueError, match=rf"rollout\.{key}={value}"):
+        check_rollout_config(RolloutConfig(**{"name": "cpu", "dtype": "float32", key: value}))
 
 
 def test_end_tokens_come_from_the_tokenizer_and_the_generation_configuration(model_config):
