@@ -302,13 +302,10 @@ def test_a_page_without_mistakes(folder):
     assert mistakes_of(python + shown("1 …", "three 2")) == []
 
 
-@pytest.mark.parametrize(
-    ("span", "mistake"),
-    [("METOD=x bash recipes/acpo/run_qwen2.5_3b_fsdp.sh", "has no METOD"), ("python benchmarks/no.py", "no such file")],
-)
-def test_inline_code_with_a_mistake_is_found(span, mistake):
+def test_inline_code_with_a_mistake_is_found():
+    span = "METOD=x bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"
     assert COMMAND.match(span)
-    with pytest.raises(Wrong, match=mistake):
+    with pytest.raises(Wrong, match="has no METOD"):
         check(command_of(span), complete=False)
 
 

@@ -146,6 +146,9 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
     assert [refusal.key for refusal in refusals_in(raised.value)] == [f"clipx.{name}"]
 
 
+STILL = "Set a smaller step or, if it shall not move,"
+
+
 @pytest.mark.parametrize(
     ("method", "values", "advice"),
     [
@@ -165,12 +168,8 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
         ("bapo", dict(target=40), "Change it, or set clipx.contribution=ratio or net."),
         ("bapo", dict(target=40, contribution="net"), ""),
         ("bapo", dict(upper_step=5), ""),
-        (
-            "bapo",
-            dict(upper_step=0.5, upper_stop=1.5),
-            "Set a smaller step or, if it shall not move, clipx.upper_stop=1.2.",
-        ),
-        ("bapo", dict(lower_step=0.4), "Set a smaller step or, if it shall not move, clipx.lower_stop=0.6."),
+        ("bapo", dict(upper_step=0.5, upper_stop=1.5), f"{STILL} clipx.upper_stop=1.2."),
+        ("bapo", dict(lower_step=0.4), f"{STILL} clipx.lower_stop=0.6."),
         ("dgpo", dict(n=1000), ""),
         ("dro", dict(beta=1000), ""),
         ("sapo", dict(tau_positive=1000), ""),
@@ -203,16 +202,11 @@ def test_all_parameters_at_one_end_or_at_null_together_train(method, end):
         trains(actor(method, values | scope | fact(method, "TOGETHER", {}).get(end, {})))
 
 
-@pytest.mark.parametrize(
-    ("method", "values"),
-    [
-        # 0 * inf must not get anywhere.
-        ("ce_gppo", {"beta_low": 0, "beta_high": 0}),
-        ("custom", {"function": "tests.example_losses:soft"}),
-    ],
-)
-def test_a_loss_without_its_bounds_trains(method, values):
-    trains(actor(method, {**values, "clip_low": None, "clip_high": None}))
+def test_a_loss_without_its_bounds_trains():
+    unbounded = {"clip_low": None, "clip_high": None}
+    # 0 * inf must not get anywhere.
+    trains(actor("ce_gppo", {**unbounded, "beta_low": 0, "beta_high": 0}))
+    trains(actor("custom", {**unbounded, "function": "tests.example_losses:soft"}))
 
 
 def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():

@@ -271,13 +271,11 @@ def test_the_chances_of_showing_a_difference_are_those_of_welchs_test():
     )
 
 
-def test_cpu_small_s_rewards_under_16_updates_are_those_of_the_runs():
+def test_the_numbers_of_cpu_small_and_of_the_quick_start_are_those_of_the_runs():
     stored = pandas.read_csv(ROOT / "docs/results/cpu_small_steps.csv").query("preset == 'countdown_grpo_off'")
     first, last = ([f"{reward:.3f}" for reward in stored[stored.step == step].reward] for step in (1, 20))
     said = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
     assert said in text_of("docs/results/cpu_small.md")
-
-
-def test_the_quick_start_s_intervals_are_student_s():
+    # And the quick start's intervals are Student's.
     held_out = [estimate([1.0] * right + [0.0] * (256 - right)) for right in (20, 37, 32)]
     assert all(f"{of.mean:.3f} [{of.low:.3f}, {of.high:.3f}]" in text_of("docs/dev/launching.md") for of in held_out)
