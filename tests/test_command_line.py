@@ -155,8 +155,8 @@ def without(monkeypatch, *modules: str) -> None:
 
 
 def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
-    without(monkeypatch, "vllm", *FOR_CPU)
     path = save_questions(tmp_path / "data", 1)
+    without(monkeypatch, "vllm", *FOR_CPU)
     done = clipx("eval", "run", "m", "--benchmark", path, "--out", tmp_path / "e", "--max-tokens", 1)
     assert "pip install 'verl-clipx[gpu]'" in done.output
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
