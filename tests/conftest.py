@@ -1,10 +1,5 @@
-"""What every test begins with: the examples of property tests, signals that are not ignored, YAML that is parsed once,
-a garbage collector that leaves modules alone; one thread for torch.
-
-Property tests draw the same examples in every run, unless new ones are asked for:
-
-python -m pytest tests                               the same examples everywhere, so that chance decides nothing
-python -m pytest tests --hypothesis-profile=random   new ones in every run, and the smallest that fails
+"""What every test begins with: property tests draw the same examples in every run, unless --hypothesis-profile=random
+asks for new ones; signals are not ignored, YAML is parsed once, the garbage collector leaves modules alone.
 """
 
 import copy
@@ -19,10 +14,9 @@ from omegaconf import OmegaConf
 
 # Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what
 # it came to ignore.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # How long an example takes says more about what else runs on the machine than about the code.
 # hypothesis itself draws the same examples wherever it finds the environment variable CI.
@@ -67,10 +61,6 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported is not collected any more.
-
-    A million objects of torch, transformers and verl live to the end. The collector would go through them again and
-    again, which takes a sixth to a third of the tests' time.
-    """
+    """What has been imported is not collected any more: going through it again takes a sixth to a third of the time."""
     gc.collect()
     gc.freeze()

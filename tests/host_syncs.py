@@ -8,21 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from unittest import mock
 
 import torch
 
-METHODS = (
-    "item",
-    "tolist",
-    "cpu",
-    "numpy",
-    "nonzero",
-    "masked_select",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-)
+METHODS = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select")
+METHODS += ("__bool__", "__int__", "__float__", "__index__")
 
 
 def caller() -> str:
@@ -37,12 +29,12 @@ def caller() -> str:
     return ""
 
 
+@dataclass
 class Counter:
     """How many host syncs happened, through which methods, and on whose account."""
 
-    def __init__(self):
-        self.calls: list[str] = []
-        self.callers: list[str] = []
+    calls: list[str] = field(default_factory=list)
+    callers: list[str] = field(default_factory=list)
 
     def add(self, name: str) -> None:
         self.calls.append(name)
@@ -56,9 +48,7 @@ class Counter:
 @contextmanager
 def counted_host_syncs() -> Iterator[Counter]:
     """Counts every outermost host sync in the block, of the thread that it is in."""
-    counter = Counter()
-    originals = {name: getattr(torch.Tensor, name) for name in METHODS}
-    getitem = torch.Tensor.__getitem__
+    counter, getitem = Counter(), torch.Tensor.__getitem__
     inside, thread = False, threading.get_ident()
 
     def wrapped(name, original):
@@ -82,12 +72,6 @@ def counted_host_syncs() -> Iterator[Counter]:
             counter.add("boolean index")
         return getitem(self, index)
 
-    try:
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, wrapped(name, original))
-        torch.Tensor.__getitem__ = indexed
+    counting = {name: wrapped(name, getattr(torch.Tensor, name)) for name in METHODS}
+    with mock.patch.multiple(torch.Tensor, __getitem__=indexed, **counting):
         yield counter
-    finally:
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, original)
-        torch.Tensor.__getitem__ = getitem

@@ -13,17 +13,12 @@ def jagged(values):
 
 
 def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None, reference=None):
-    """Some rows of a padded batch as verl's micro-batch and the model's output for it.
+    """Some rows of a padded batch as verl's micro-batch, and the model's output, whose leaf `log_prob` has a gradient.
 
     Args:
         batch: old_log_prob, log_prob, advantages, mask, each (sequences, length), and perhaps sampler_log_prob, without
             which the old policy sampled.
-        rows: which sequences.
         dp_size, total, sequences: ranks, tokens and sequences of the whole mini-batch.
-        entropy, reference: (sequences, length), or None.
-
-    Returns:
-        The micro-batch and the model's output, whose leaf `log_prob` collects the gradient.
     """
     lengths = [max(int(n), 1) for n in batch["mask"][rows].sum(1)]
     prompts = [1 + row % 2 for row in rows]

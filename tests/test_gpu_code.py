@@ -1,7 +1,6 @@
 """The losses' GPU code, compiled without a GPU and never run: launches, thread blocks, buffers, registers.
 
-Covers five graphs for one architecture, every method's for both under --all, and micro-batches of three shapes. Does
-not cover what the code computes, nor how long it takes: both need a GPU (tests/gpu).
+Not covered: what the code computes, nor how long it takes: both need a GPU (tests/gpu).
 """
 
 import json

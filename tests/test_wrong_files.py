@@ -1,30 +1,39 @@
 """Wrong files and words given to the command line: one message, an exit code, no traceback, never a hang.
 
-Covers: for the files of each kind that commands read one with a content that none can be read from, a folder and a pipe
-in its place; words without sense to each command that only reads. Not covered: right types with wrong values, beyond
-what the modules' own tests have, further contents (tests/common/test_files.py); the files of models and checkpoints,
-which verl and transformers read.
+Not covered: further contents (tests/common/test_files.py); files that verl and transformers read.
 """
 
+import csv
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 from typer.main import get_command
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from tests.papers.evaluation.tiny import save_questions, validated_rows, write_rows
+from tests.papers.evaluation.evaluations import evaluation_of, questions_file
+from tests.papers.evaluation.tiny import save_questions
 from tests.papers.tables.tables import small_table
-from tests.runs.example_runs import write_log
+from tests.runs.example_runs import write_log, write_run
 from verl_clipx.cli import app
-from verl_clipx.common.files import hash_of_file
-from verl_clipx.papers.evaluation.folder import EvaluationFolder
-from verl_clipx.papers.evaluation.results import score
 from verl_clipx.papers.tables import collect, definition
 from verl_clipx.runs.sameness import significant_values
+
+
+def clipx(*words: object) -> Result:
+    """Runs a command, which may end with an exit code but not with a traceback."""
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result
+
 
 RUN = "run/metrics.jsonl"
 SMALL = {
@@ -35,6 +44,7 @@ SMALL = {
 
 
 TABLE_RUN = "runs/p-seed1"
+EVALUATE = "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu"
 CUT_OFF, NESTED, BYTES = b"PAR1" * 10, b"[" * 100_000, b"\xff\x00{"
 # What a command reads: the command, the file, and a content that it cannot have. `{}` is the folder of all files.
 DOORS = {
@@ -45,20 +55,12 @@ DOORS = {
     "trace": ("report {}/run --out {}/page", "run/traces/step_00000001_update_0000_rank_00000.parquet", CUT_OFF),
     "bounds": ("table bounds {}/log.jsonl", "log.jsonl", BYTES),
     "collected configuration": ("table collect small --runs {}/runs", f"{TABLE_RUN}/.hydra/config.yaml", NESTED),
-    "collected evaluation": (
-        "table collect small --runs {}/runs",
-        f"{TABLE_RUN}/evaluation/b/results.json",
-        BYTES,
-    ),
+    "collected evaluation": ("table collect small --runs {}/runs", f"{TABLE_RUN}/evaluation/b/results.json", BYTES),
     "results": ("table render small --results {}/found.json", "found.json", NESTED),
     "evaluation": ("eval score {}/evaluation", "evaluation/config.json", NESTED),
-    "completions": ("eval score {}/evaluation", "evaluation/model/b/completions/seed-0/000000/0.jsonl", BYTES),
+    "completions": ("eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", BYTES),
     "scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
-    "last checkpoint": (
-        "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu",
-        "saved/latest_checkpointed_iteration.txt",
-        BYTES,
-    ),
+    "last checkpoint": (EVALUATE, "saved/latest_checkpointed_iteration.txt", BYTES),
     "data set": ("data show {}/rows.parquet", "rows.parquet", CUT_OFF),
     "JSON": ("data build dsr_uniform --out {}/built --from {}/source.json", "source.json", NESTED),
     "lines": ("data build skywork_or1_math --out {}/built --from {}/source.jsonl", "source.jsonl", BYTES),
@@ -77,20 +79,9 @@ def whole(tmp_path_factory):
     OmegaConf.save(OmegaConf.create(SMALL), run / ".hydra" / "config.yaml")
     write_log(run / "metrics.jsonl", [{"x": 1.0}])
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
-    evaluation = EvaluationFolder(folder / "evaluation")
-    questions = save_questions(folder / "data", 2)
-    sampling = {"samples": 1, "seeds": [0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
-    config = {"protocol": "sampled", "sampling": sampling, "versions": {}, "model": "model"}
-    config |= {"reward": "tests.test_wrong_files:nothing"}
-    config["checkpoints"] = {"model": {"source": "model", "step": None, "fingerprint": "f"}}
-    config["benchmarks"] = {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 2}}
-    evaluation.path.mkdir()
-    evaluation.config.write_text(json.dumps(config))
-    write_rows(evaluation.completions("model", "b") / "seed-0" / "000000" / "0.jsonl", validated_rows(range(2), 1))
-    score(evaluation)
-    results = json.loads(evaluation.results.read_text())
-    results["config"]["checkpoints"]["model"]["step"] = 1
-    (run / "evaluation" / "b" / "results.json").write_text(json.dumps(results))
+    save_questions(folder / "data", 2)
+    evaluation = evaluation_of(folder / "evaluation", np.zeros((2, 1)), questions_file(folder, 2))
+    shutil.copy(evaluation / "results.json", run / "evaluation" / "b")
     (folder / "saved" / "global_step_1" / "actor").mkdir(parents=True)
     (folder / "zipped").mkdir()
     sample = {"id": "1", "table_id": "1", "question": "q", "answer": [1], "aggregation": ["none"]}
@@ -98,15 +89,10 @@ def whole(tmp_path_factory):
     return folder
 
 
-def nothing(data_source, solution_str, ground_truth, extra_info=None):
-    """A reward that is always 0."""
-    return 0.0
-
-
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
     table = """
-        evaluation: {protocol: sampled, samples: 1, temperature: 1.0, max_tokens: 4}
+        evaluation: {protocol: sampled, samples: 1, temperature: 1.0, max_tokens: 8}
         benchmarks: {b: {file: b/test.parquet, questions: 2}}
         columns: [{name: B, measure: {benchmark: b, metric: avg@1}}]
         rows: [{name: P, preset: p}]
@@ -124,8 +110,7 @@ def folder(whole, tmp_path, monkeypatch):
 
 def refuses(folder: Path, command: str, path: Path) -> None:
     """Runs a command, which must end with a message that names the file."""
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, command.replace("{}", str(folder)).split())
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    result = clipx(*command.replace("{}", str(folder)).split())
     assert result.exit_code == 1 and path.name in result.output, result.output
 
 
@@ -136,18 +121,137 @@ def test_what_no_command_reads_is_refused_and_named(door, folder):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     refuses(folder, command, path)
+    if door in ("log", "trace", "evaluation", "last checkpoint", "JSON"):
+        # A folder or a pipe in the file's place.
+        path.unlink()
+        path.mkdir()
+        refuses(folder, command, path)
+        path.rmdir()
+        os.mkfifo(path)
+        refuses(folder, command, path)
 
 
-@pytest.mark.parametrize("door", ["log", "trace", "evaluation", "last checkpoint", "JSON"])
-def test_a_folder_or_a_pipe_in_a_files_place_is_refused_and_named(door, folder):
-    command, name, _ = DOORS[door]
-    path = folder / name
-    path.unlink(missing_ok=True)
-    path.mkdir(parents=True)
-    refuses(folder, command, path)
-    path.rmdir()
-    os.mkfifo(path)
-    refuses(folder, command, path)
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A run with traces; drawing takes seconds and is another test's."""
+    for plates in ("log_plates", "trace_plates"):
+        monkeypatch.setattr(f"verl_clipx.report.page.{plates}", lambda *arguments: [])
+    return write_run(tmp_path / "run", "acpo", steps=2)
+
+
+def change_column(run: Path, name: str, change) -> Path:
+    """Gives the last trace, which the page shows, another column, or none, in a column's place."""
+    path = sorted((run / "traces").glob("*.parquet"))[-1]
+    table = pyarrow.parquet.read_table(path)
+    place, field = table.schema.get_field_index(name), table.schema.field(name)
+    changed = change(table.column(name), field)
+    table = table.remove_column(place) if changed is None else table.set_column(place, name, changed)
+    pyarrow.parquet.write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("ratio", lambda column, field: None),
+        ("low", lambda column, field: pyarrow.array([[1.0, 2.0]] * len(column))),
+        ("weight", lambda column, field: pyarrow.nulls(len(column), field.type)),
+    ],
+    ids=["missing", "of another type", "without values"],
+)
+def test_a_wrong_column_of_a_trace_is_one_error_with_file_and_column(run, tmp_path, name, change):
+    path = change_column(run, name, change)
+    result = clipx("report", run, "--out", tmp_path / "page")
+    assert result.exit_code == 1
+    assert path.name in result.output and name in result.output
+
+
+def with_prompts(path: Path, prompts: list) -> Path:
+    """A benchmark of one row with another prompt."""
+    table = pyarrow.parquet.read_table(path).slice(0, 1)
+    kind = None if isinstance(prompts[0], str) else table.schema.field("prompt").type
+    place = table.schema.get_field_index("prompt")
+    pyarrow.parquet.write_table(table.set_column(place, "prompt", pyarrow.array(prompts, kind)), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [["What is 1 + 1?"], [[{"role": "user", "content": None}]]],
+    ids=["a string", "a message without content"],
+)
+def test_prompts_that_are_no_chat_messages_are_named(folder, prompts):
+    (folder / "saved/latest_checkpointed_iteration.txt").write_text("1")
+    path = with_prompts(folder / "data/test.parquet", prompts)
+    shown = clipx("data", "show", path)
+    assert shown.exit_code == 0 and "row 0: prompt" in shown.output
+    result = clipx(*EVALUATE.replace("{}", str(folder)).split())
+    assert result.exit_code != 0 and path.name in result.output and "prompt" in result.output
+
+
+def test_a_number_of_samples_that_no_machine_holds_is_refused(folder):
+    (folder / "saved/latest_checkpointed_iteration.txt").write_text("1")
+    result = clipx(*EVALUATE.replace("{}", str(folder)).split(), "--samples", 100_000_000_000)
+    assert result.exit_code != 0 and "--samples" in result.output and "16384" in result.output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["methods --markdown", "metrics", "data list"])
+def test_a_full_standard_output_is_an_error(words):
+    # So wide that lists are tables.
+    variables = {**os.environ, "COLUMNS": "400"}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "verl_clipx.cli", *words.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables)
+    assert done.returncode == 1
+    assert "its output could not be written" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_of_traces_that_cannot_be_read_is_an_error(run, tmp_path):
+    # Permissions do not keep root out; a file in the folder's place does.
+    (run / "traces").rename(tmp_path / "elsewhere")
+    (run / "traces").write_text("")
+    result = clipx("report", run, "--out", tmp_path / "page")
+    assert result.exit_code == 1 and "traces" in result.output
+
+
+def test_a_log_cut_in_its_last_line_is_read_with_a_warning(run, tmp_path):
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 3, "data": {"half wri')
+    result = clipx("report", run, "--out", tmp_path / "page")
+    assert result.exit_code == 0, result.output
+    assert "metrics.jsonl, line 3: cut off or damaged, and left out" in result.output
+    rows = list(csv.DictReader((tmp_path / "page" / "metrics.csv").open()))
+    assert {row["step"] for row in rows} == {"1", "2"}
+
+
+def test_escape_sequences_from_data_and_names_do_not_reach_the_terminal(run, tmp_path):
+    named = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
+    result = clipx("report", named, "--out", tmp_path / "page")
+    assert result.exit_code == 0 and not set("\x1b\x07\x9b") & set(result.output)
+    prompt = [[{"role": "user", "content": "before \x1b[2J\x1b]0;title\x07\x9b31m after"}]]
+    result = clipx("data", "show", with_prompts(save_questions(tmp_path / "data", 1), prompt))
+    assert "before" in result.output and "after" in result.output
+    assert not set("\x1b\x07\x9b") & set(result.output)
+
+
+FORMULAS = ["=1+1", "+1", "-x", "@SUM(A1)", "\tx", "\rx"]
+
+
+def test_texts_that_are_formulas_are_neutralised_and_numbers_stay(run, tmp_path):
+    def formulas(column, field):
+        return pyarrow.array([FORMULAS[index % len(FORMULAS)] for index in range(len(column))])
+
+    path = change_column(run, "text", formulas)
+    result = clipx("report", run, "--out", tmp_path / "page")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "page" / "tokens.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {"'" + text for text in FORMULAS} <= {row["text"] for row in rows}
+    assert not [row["text"] for row in rows if row["text"].startswith(tuple("=+-@\t\r"))]
+    assert min(pyarrow.parquet.read_table(path).column("advantage").to_pylist()) < 0
+    assert min(float(row["advantage"]) for row in rows) < 0
 
 
 # They run something, for minutes or for ever, or write where no test may.

@@ -26,57 +26,45 @@ from verl_clipx.run.listing import describe_methods
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
-NEVER_RUN = frozenset({"pip", "git", "docker", "sbatch", "sky", "srun", "torchrun"})
-PROGRAMS = frozenset({"clipx", "python", "pytest", "bash", *NEVER_RUN})
+NEVER_RUN = ("pip", "git", "docker", "sbatch", "sky", "srun", "torchrun")
+PROGRAMS = ("clipx", "python", "pytest", "bash", *NEVER_RUN)
+# By tests/claims/test_architecture.py and tests/demo.
+RUN_ELSEWHERE = r"scripts/(draw_architecture|demo)\.py"
 
 _FOLDERS = ("benchmarks", "configs", "docker", "docs", "recipes", "scripts", "tests")
-_OVERRIDE = re.compile(r"\+?[a-z][\w./]*=.*", re.DOTALL)
+_HUB = "|".join(name for name, definition in definitions().items() if definition.hub)
+# By how a command begins, whether its block has to say what it needs, since no test can run it; None where it may.
+_WANTS_MARK = (
+    # It launches verl, which takes a minute even for a small policy on a CPU.
+    (r"clipx eval run ", True),
+    # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
+    (rf"clipx data build ({_HUB}) .*--from ", None),
+    (rf"clipx data build ({_HUB}) ", True),
+    (r"python -m (verl\.trainer\.main_ppo|pytest) ", None),
+    # A policy's warm start takes minutes.
+    (r"python (benchmarks/|(-m )?\S+\.policy )", True),
+    (rf"({'|'.join(NEVER_RUN)}) ", True),
+)
 
 
 def is_override(command: Command) -> bool:
     """Whether a line is a Hydra override to add to verl's command."""
-    return len(command.words) == 1 and bool(_OVERRIDE.fullmatch(command.words[0]))
+    return len(command.words) == 1 and bool(re.fullmatch(r"(?s)\+?[a-z][\w./]*=.*", command.words[0]))
 
 
 def wants_mark(command: Command) -> bool | None:
-    """Whether a command's line has to say what it needs, since no test can run it; None where it may.
-
-    A mark on a command that a test can run would only hide it.
-    """
-    if is_override(command):
-        return False
+    """What _WANTS_MARK says of a command: a mark on one that a test can run would only hide it."""
     program, *rest = command.words
-    if program == "clipx":
-        return _clipx_wants_mark(rest)
     if program == "bash":
         return not (_is_recipe(rest[0]) and command.variables.get("DRY_RUN") == "1")
-    if program == "python" and rest[:2] in (["-m", "verl.trainer.main_ppo"], ["-m", "pytest"]):
-        return None
-    if program == "python":
-        # A policy's warm start takes minutes.
-        return rest[0].startswith("benchmarks/") or any(word.endswith(".policy") for word in rest[:2])
-    return program in NEVER_RUN
-
-
-def _clipx_wants_mark(words: list[str]) -> bool | None:
-    if words[:2] == ["eval", "run"]:
-        # It launches verl, which takes a minute even for a small policy on a CPU.
-        return True
-    if words[:2] == ["data", "build"] and any(definitions()[word].hub for word in words if word in definitions()):
-        # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
-        return None if "--from" in words else True
-    return False
+    line = " ".join([*command.words, ""])
+    return next((wanted for beginning, wanted in _WANTS_MARK if re.match(beginning, line)), False)
 
 
 def check(command: Command, *, complete: bool = True) -> None:
-    """Checks a command without running it.
+    """Raises Wrong for an unknown program, subcommand, option, file, variable, group or key of a command.
 
-    Args:
-        command: its variables replaced.
-        complete: nothing may be missing; otherwise arguments may be, as in a sentence on `clipx eval run`.
-
-    Raises:
-        Wrong: an unknown program, subcommand, option, file, variable, group or key.
+    Its variables are replaced. Where it is not complete, arguments may be missing, as in a sentence on `clipx data`.
     """
     if is_override(command):
         return check_overrides(command.words, command.variables)
@@ -84,31 +72,29 @@ def check(command: Command, *, complete: bool = True) -> None:
     if complete and program == "clipx" and ELLIPSIS in rest:
         raise Wrong("clipx …: print the whole command")
     rest = [word for word in rest if word != ELLIPSIS]
-    _check_files(rest)
+    for path in (word.rpartition("=")[2] for word in rest):
+        # A path of a page may stand for several: docs/a*.md, run_{3b,7b}.sh.
+        several = re.sub(r"\{[^}]*\}", "*", path)
+        if path.split("/")[0] in _FOLDERS and "/" in path and not any(ROOT.glob(several)):
+            raise Wrong(f"{path}: no such file")
     if program == "clipx":
         _check_clipx(rest, complete)
     elif program == "python":
         _check_python(rest, command.variables, complete)
-    elif program == "pytest":
-        _check_pytest(rest)
-    elif program == "bash":
-        _check_script(rest, command.variables, complete)
-    elif program == "sbatch":
-        _check_script([word for word in rest if not word.startswith("--")], command.variables, complete)
+    elif program in ("bash", "sbatch"):
+        _check_script([word for word in rest if program == "bash" or word[:2] != "--"], command.variables, complete)
     elif program == "srun":
-        check(Command(command.text, command.line, tuple(rest), {}), complete=complete)
+        check(Command(tuple(rest), {}), complete=complete)
     elif program == "pip":
-        _check_extras(rest)
+        offered = importlib.metadata.metadata("verl-clipx").get_all("Provides-Extra")
+        if unknown := {*re.findall(r"(?:verl-clipx|\.)\[(\w+)\]", " ".join(rest))} - {*offered}:
+            raise Wrong(f"{unknown}: the extras are {', '.join(offered)}")
     elif program not in PROGRAMS:
         raise Wrong(f"{program}: the tests know no such program")
 
 
 def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Composes overrides on verl's own main configuration and reads the actor's part as verl's driver does.
-
-    Args:
-        overrides: as printed; those whose value is an ellipsis are left out.
-        variables: of the environment.
+    """Composes printed overrides, but for ellipses, on verl's configuration and reads the actor as verl's driver does.
 
     Raises:
         Wrong: what Hydra, verl or the plugin said.
@@ -124,11 +110,7 @@ def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> N
 
 
 def typer_module(words: list[str]) -> typer.Typer:
-    """The command line of `python -m MODULE` or `python FILE`.
-
-    Args:
-        words: what stands after `python`, with the arguments.
-    """
+    """The command line of `python -m MODULE` or `python FILE`, by what stands after `python`."""
     if words[0] == "-m":
         package = importlib.util.find_spec(words[1]).submodule_search_locations
         main = importlib.import_module(f"{words[1]}.__main__" if package else words[1]).main
@@ -183,59 +165,18 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
         raise Wrong(str(error)) from None
 
 
-# By tests/claims/test_architecture.py.
-RUN_ELSEWHERE = (["scripts/draw_architecture.py"], ["scripts/demo.py", "page"], ["scripts/demo.py", "runs"])
-
-
 def _check_python(words: list[str], variables: dict[str, str], complete: bool) -> None:
+    line = " ".join(words)
     if words[:2] == ["-m", "verl.trainer.main_ppo"]:
-        # Hydra's own option, and what it is to show.
-        check_overrides([word for word in words[2:] if word not in ("--cfg", "job")], variables)
-    elif words[:2] == ["-m", "pytest"]:
-        _check_pytest(words[2:])
-    elif words[:2] in RUN_ELSEWHERE or words[:1] in RUN_ELSEWHERE:
-        pass
-    elif words[0] == "-m" and words[1].startswith("verl_clipx"):
-        _parse(typer.main.get_command(typer_module(words)), words[1], words[2:], complete)
-    elif words[0].startswith("benchmarks/"):
+        check_overrides(words[2:], variables)
+    elif re.match(r"benchmarks/|-m verl_clipx", line):
+        program, given = (words[:2], words[2:]) if words[0] == "-m" else ([str(ROOT / words[0])], words[1:])
         with mock.patch.dict(os.environ):
-            benchmark = typer_module([str(ROOT / words[0])])
-        _parse(typer.main.get_command(benchmark), words[0], words[1:], complete)
-    elif words[0] == "-c":
-        try:
-            compile(words[1], "-c", "exec")
-        except SyntaxError as error:
-            raise Wrong(str(error)) from None
-    elif complete or words[:2] not in (["-m", "build"], ["-m", "venv"]):
-        raise Wrong(f"python {' '.join(words)}: the tests know no such command")
-
-
-def _check_pytest(words: list[str]) -> None:
-    """A test's command is checked by its file: the suite itself runs what is in it."""
-    files = [word for word in words if word.startswith("tests/")]
-    if "-k" in words:
-        name = words[words.index("-k") + 1]
-        if not any(f"def {name}" in (ROOT / file).read_text() for file in files):
-            raise Wrong(f"-k {name}: no such test in {', '.join(files)}")
-
-
-def _check_files(words: list[str]) -> None:
-    for word in words:
-        path = word.rpartition("=")[2]
-        if path.split("/")[0] in _FOLDERS and "/" in path and not _exists(path):
-            raise Wrong(f"{path}: no such file")
-
-
-def _exists(path: str) -> bool:
-    # A path of a page may stand for several: docs/a*.md, run_{3b,7b}.sh.
-    return bool(list(ROOT.glob(re.sub(r"\{[^}]*\}", "*", path))))
-
-
-def _check_extras(words: list[str]) -> None:
-    offered = importlib.metadata.metadata("verl-clipx").get_all("Provides-Extra")
-    for extra in re.findall(r"(?:verl-clipx|\.)\[(\w+)\]", " ".join(words)):
-        if extra not in offered:
-            raise Wrong(f"[{extra}]: the extras are {', '.join(offered)}")
+            command = typer.main.get_command(typer_module(program))
+        _parse(command, program[-1], given, complete)
+    # A test's command is checked by its files: the suite itself runs what is in them.
+    elif not re.match(rf"-m pytest |-c |{RUN_ELSEWHERE}", line):
+        raise Wrong(f"python {line}: the tests know no such command")
 
 
 def _is_recipe(path: str) -> bool:
@@ -255,28 +196,14 @@ def _check_script(words: list[str], variables: dict[str, str], complete: bool) -
     if script.startswith("recipes/cluster/"):
         payload = [word for word in rest if word not in ("start", "run", "stop")]
         given = dict(word.split("=", 1) for word in payload if re.match(r"[A-Z_]+=", word))
-        _check_payload([word for word in payload if word.partition("=")[0] not in given], given, complete)
+        if payload[len(given) :]:
+            _check_script(payload[len(given) :], given, complete)
+        elif complete:
+            raise Wrong("no recipe for the cluster")
     elif _is_recipe(script):
-        _dry_run(script, rest, variables)
-    elif script == "scripts/quickstart.sh":
-        _check_quickstart(rest)
-
-
-def _check_payload(words: list[str], variables: dict[str, str], complete: bool) -> None:
-    if words:
-        _check_script(words, variables, complete)
-    elif complete:
-        raise Wrong("no recipe for the cluster")
-
-
-def _dry_run(recipe: str, words: list[str], variables: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        done = Machine(Path(folder)).run(ROOT / recipe, *words, **{**variables, "DRY_RUN": "1"})
-    if done.returncode or "+recipe=" not in done.stdout:
-        raise Wrong(f"{recipe}: {done.stderr.strip().splitlines()[-1]}")
-
-
-def _check_quickstart(words: list[str]) -> None:
-    # A word in capitals stands for any.
-    if words and not words[0].isupper():
-        check_overrides([f"+clipx={words[0]}", *words[1:]], {})
+        with tempfile.TemporaryDirectory() as folder:
+            done = Machine(Path(folder)).run(ROOT / script, *rest, **{**variables, "DRY_RUN": "1"})
+        if done.returncode or "+recipe=" not in done.stdout:
+            raise Wrong(f"{script}: {done.stderr.strip().splitlines()[-1]}")
+    elif script == "scripts/quickstart.sh" and rest:
+        check_overrides([f"+clipx={rest[0]}", *rest[1:]], {})

@@ -18,29 +18,11 @@ from verl.workers.config import ActorConfig
 
 from tests.composition import by_hydra, group_s_own
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
 from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.verl_keys import READ
 
-CONFIGS = configs_folder()
-
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
-
-# Groups with bounds that a run has to measure, and what `clipx table bounds` prints for them, for a run with these
-# epsilons.
-MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
-
-
-def methods_in(folder: Path = CONFIGS) -> list[str]:
-    """The groups of a folder of configurations that choose a method, as overrides."""
-    return sorted(f"+clipx={path.stem}" for path in (folder / "clipx").glob("*.yaml"))
-
-
-def modifiers_in(folder: Path = CONFIGS) -> list[str]:
-    """The groups of a folder of configurations that go on top of a method, as overrides."""
-    return sorted(f"+clipx/{path.parent.name}={path.stem}" for path in (folder / "clipx").glob("*/*.yaml"))
 
 
 def hydra_s(*overrides: str) -> DictConfig:
@@ -70,15 +52,15 @@ def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({
     return config
 
 
+def built(config: DictConfig) -> ActorConfig:
+    """verl's ActorConfig of a whole configuration, as its driver and its workers build it."""
+    return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+
+
 @functools.cache
 def plain_actor() -> ActorConfig:
     """verl's ActorConfig of a run without the plugin."""
     return built(hydra_s())
-
-
-def built(config: DictConfig) -> ActorConfig:
-    """verl's ActorConfig of a whole configuration, as its driver and its workers build it."""
-    return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
 def actor_of(config: DictConfig) -> ActorConfig:

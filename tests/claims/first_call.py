@@ -55,13 +55,7 @@ def moved_batch(log_ratios: tuple[float, ...]) -> dict[str, Tensor]:
 
 
 class FirstCall(NamedTuple):
-    """What came of the steps.
-
-    Args:
-        losses: of every optimizer step, 0-d.
-        gradients: with respect to the log-probabilities, (sequences, length), of every optimizer step.
-        metrics: of every optimizer step, name to number.
-    """
+    """What came of every optimizer step: its loss, the gradient for (sequences, length) log-probabilities, metrics."""
 
     losses: list[Tensor]
     gradients: list[Tensor]
@@ -87,10 +81,7 @@ def first_call(actor: ActorConfig) -> FirstCall:
 
 def first_call_of(actor: DictConfig) -> FirstCall:
     """As `first_call`, from the actor's node; builds the ActorConfig once for each set of what is read of it."""
-    read = {name: actor.get(name) for name in READ}
-    key = repr(
-        {name: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_dict(v) else v for name, v in read.items()}
-    )
+    key = repr([OmegaConf.to_container(OmegaConf.create({name: actor.get(name)}), resolve=True) for name in READ])
     if key not in _FOUND:
         _FOUND[key] = first_call(omega_conf_to_dataclass(actor))
     return _FOUND[key]
@@ -113,13 +104,7 @@ def worker_s_call(
     state: ControllerState | None = None,
     token_pass: TokenPass | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """verl's loss and metrics of one optimizer step on one micro-batch, by the calls of the training worker.
-
-    Args:
-        data, output: the micro-batch and the model's output for it.
-        state: of the bounds.
-        token_pass: Lopti's pass, or None.
-    """
+    """verl's loss and metrics of one optimizer step on one micro-batch, by the calls of the training worker."""
     policy_loss, state = actor.policy_loss, state or ControllerState()
 
     def over_mini_batch(data: Any, step: OptimizerStep, seen: list[Inputs]) -> dict[str, Tensor]:
@@ -136,61 +121,36 @@ def worker_s_call(
 def train(actor: ActorConfig) -> FirstCall:
     """An optimizer step on a rollout batch that is far from the old policy; with Lopti, its two passes.
 
-    Under scope=lagged a rollout batch near the old policy comes before it, from which it has its bounds.
-
-    Args:
-        actor: verl's ActorConfig, with the plugin's policy loss.
+    Under scope=lagged a rollout batch near the old policy comes before it, from which it has its bounds. +clipx=observe
+    stays near it: far away not all of verl's losses are finite.
 
     Raises:
-        AssertionError: the registered loss is not the plugin's; a loss, a gradient or a metric is not finite; or no
-            token of any step got a gradient.
+        AssertionError: another loss is registered, something is not finite, or no token of any step got a gradient.
     """
-    policy_loss = actor.policy_loss
-    if isinstance(policy_loss.clipx, Observe):
-        return train_verl_s_own(actor)
-    assert is_ours(get_policy_loss_fn(policy_loss.loss_mode)), policy_loss.loss_mode
-    settings, state, found = policy_loss.clipx, ControllerState(), FirstCall([], [], [])
-    for log_ratios in (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
+    settings, loss_mode = actor.policy_loss.clipx, actor.policy_loss.loss_mode
+    observed = isinstance(settings, Observe)
+    assert is_ours(get_policy_loss_fn(loss_mode)) != observed, loss_mode
+    if observed:
+        observe_registered(loss_mode)
+    state, found = ControllerState(), FirstCall([], [], [])
+    for log_ratios in (NEAR,) if observed else (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
         batch = moved_batch(log_ratios)
         entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
-        for token_pass in token_passes(settings, micro_batch(batch, ROWS)[0], alone):
+        for token_pass in [None] if observed else token_passes(settings, micro_batch(batch, ROWS)[0], alone):
             log_prob = batch["log_prob"].clone().requires_grad_(True)
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
-            loss, metrics = worker_s_call(actor, data, output, state, token_pass)
+            if observed:
+                loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), settings)(output, data)
+            else:
+                loss, metrics = worker_s_call(actor, data, output, state, token_pass)
             loss.backward()
             found.losses.append(loss.detach())
             found.gradients.append(log_prob.grad)
             found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})
-    require_finite(found)
-    return found
-
-
-def train_verl_s_own(actor: ActorConfig) -> FirstCall:
-    """An optimizer step of +clipx=observe near the old policy: far from it not all of verl's losses are finite.
-
-    Args, Raises: as for `train`.
-    """
-    assert not is_ours(get_policy_loss_fn(actor.policy_loss.loss_mode)), actor.policy_loss.loss_mode
-    observe_registered(actor.policy_loss.loss_mode)
-    batch = moved_batch(NEAR)
-    log_prob = batch["log_prob"].clone().requires_grad_(True)
-    data, output = micro_batch(
-        {**batch, "log_prob": log_prob}, ROWS, entropy=batch["entropy"], reference=batch["log_prob"] - 0.1
-    )
-    loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), actor.policy_loss.clipx)(output, data)
-    loss.backward()
-    numbers = {key: number_of(metric) for key, metric in metrics.items()}
-    assert "clipx/ratio_mean" in numbers
-    found = FirstCall([loss.detach()], [log_prob.grad], [numbers])
-    require_finite(found)
-    return found
-
-
-def require_finite(found: FirstCall) -> None:
-    """Raises AssertionError unless every number is finite and some token got a gradient."""
     for index, (loss, gradient, metrics) in enumerate(zip(*found, strict=True)):
         assert loss.isfinite(), f"step {index}: the loss is {loss}"
         assert gradient.isfinite().all(), f"step {index}: the gradient is {gradient}"
         broken = {key: value for key, value in metrics.items() if not abs(value) < float("inf")}
         assert not broken, f"step {index}: {broken}"
     assert any(gradient.any() for gradient in found.gradients), "no token got a gradient"
+    return found

@@ -5,13 +5,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typer.testing import CliRunner
 from verl.utils.tracking import Tracking
 
 from tests.claims.documents import ROOT
@@ -19,7 +17,6 @@ from tests.papers.evaluation.evaluations import evaluation_of, questions_file
 from tests.papers.evaluation.tiny import save_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from tests.runs.example_runs import write_run
-from verl_clipx.cli import app
 from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.records import read_jsonl
@@ -31,12 +28,6 @@ TASKS = Path(__file__).parents[1] / "papers" / "tasks"
 SMALL = WarmStartConfig(
     steps=3, batch_size=4, model=ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=64)
 )
-
-
-def clipx(*words: str) -> None:
-    """Runs a command that prepares something."""
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == 0, result.output
 
 
 def finished_run(folder: Path) -> None:
@@ -52,15 +43,11 @@ def two_runs(folder: Path) -> None:
 
 def logs_without_the_plugin(folder: Path) -> None:
     """The logs of README.md: a kept run whose learning rate rose, as verl's own loggers and W&B's export have it."""
-    kept = ROOT / "docs/results/runs/faults/fast_learning-seed31.jsonl.gz"
+    kept = RunFolder(ROOT / "docs/results/runs/faults/fast_learning-seed31.jsonl.gz").rows
     of_plugin = ("actor/clipx/", "health/")
-    rows = RunFolder(kept).rows
-    rows = {step: {key: row[key] for key in row if not key.startswith(of_plugin)} for step, row in rows.items()}
-    with (
-        mock.patch.dict(os.environ, {"TENSORBOARD_DIR": str(folder / "tensorboard/grpo")}),
-        (folder / "train.log").open("w") as log,
-        contextlib.redirect_stdout(log),
-    ):
+    rows = {step: {key: row[key] for key in row if not key.startswith(of_plugin)} for step, row in kept.items()}
+    os.environ["TENSORBOARD_DIR"] = str(folder / "tensorboard/grpo")
+    with (folder / "train.log").open("w") as log, contextlib.redirect_stdout(log):
         tracking = Tracking("project", "grpo", ["console", "tensorboard"])
         for step, row in rows.items():
             tracking.log(row, step)
@@ -68,24 +55,16 @@ def logs_without_the_plugin(folder: Path) -> None:
     pandas.DataFrame(rows).T.to_csv(folder / "wandb.csv", index_label="_step")
 
 
-def two_evaluations(folder: Path) -> None:
-    """Evaluations of two checkpoints on the same questions, with outcomes made up, scored by the default reward."""
-    (folder / "prepared").mkdir(exist_ok=True)
-    questions = save_questions(folder / "prepared", 6)
-    for seed, name in enumerate(("grpo", "acpo")):
-        right = np.random.default_rng(seed).random((6, 4)) < 0.5
-        evaluation_of(folder / f"eval/{name}", right, questions, reward=DEFAULT_REWARD)
-
-
-def evaluations_of_seeds(folder: Path) -> None:
-    """Evaluations of three trainings of two methods, with outcomes made up."""
-    generator = np.random.default_rng(0)
-    (folder / "prepared").mkdir(exist_ok=True)
-    questions = questions_file(folder / "prepared", 12)
+def evaluations(folder: Path) -> None:
+    """Evaluations of two checkpoints, scored by the default reward, and of two methods' three trainings; made up."""
+    generator, prepared = np.random.default_rng(0), folder / "prepared"
+    prepared.mkdir()
+    few, more = save_questions(prepared, 6), questions_file(prepared, 12)
     for method in ("grpo", "acpo"):
+        evaluation_of(folder / f"eval/{method}", generator.random((6, 4)) < 0.5, few, reward=DEFAULT_REWARD)
         for seed in (1, 2, 3):
             out = folder / f"runs/{method}-seed{seed}/evaluation/aime24"
-            evaluation_of(out, generator.random((12, 4)) < 0.5, questions)
+            evaluation_of(out, generator.random((12, 4)) < 0.5, more)
 
 
 def puzzle_policy(folder: Path) -> dict[str, str]:
@@ -101,15 +80,15 @@ def hitab_release(folder: Path) -> None:
     shutil.copytree(TASKS / "hitab/fixtures/release", folder / "HiTab")
 
 
-def released_puzzles(folder: Path) -> None:
-    """AR-Lopti's repository, invented puzzles in it."""
-    release(folder / "AR-Lopti/data/kk/instruct/merge_34567ppl", TRAIN, [record(OTHER, (False, True, True))])
-
-
 def deepscaler_file(folder: Path) -> None:
     """Rows in the schema of AR-Lopti's file."""
     rows = list(read_jsonl(TASKS / "math/fixtures/dsr_uniform.jsonl"))
     pq.write_table(pa.Table.from_pylist(rows), folder / "deepscaler_uniform_train.parquet")
+
+
+def released_puzzles(folder: Path) -> None:
+    """AR-Lopti's repository, invented puzzles in it."""
+    release(folder / "AR-Lopti/data/kk/instruct/merge_34567ppl", TRAIN, [record(OTHER, (False, True, True))])
 
 
 def run_script(folder: Path) -> None:
@@ -122,7 +101,7 @@ def run_script(folder: Path) -> None:
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "README.md": [logs_without_the_plugin],
     "docs/launch.md": [finished_run],
-    "docs/evaluation.md": [two_evaluations, evaluations_of_seeds],
+    "docs/evaluation.md": [evaluations],
     "docs/faq.md": [two_runs],
     "docs/reading.md": [two_runs],
     "docs/swap.md": [run_script],

@@ -1,14 +1,8 @@
-"""Every command in a code block of README.md and docs runs as printed, or a mark above the block says what it needs.
+"""README.md and docs: each code block's commands run as printed in one folder, or a mark above it says what they need;
+what is marked, and inline code, has existing subcommands, options, files and variables; links lead somewhere.
 
-Covers: `clipx` commands and `python -m verl_clipx…` run in this process, a page's commands in order in one folder;
-verl's own command and printed overrides are composed and read as verl's driver reads them; recipes make a dry run;
-Python blocks run, each with the names of those before, YAML is parsed; a block under `<!-- prints -->` has what the
-block before prints; marked commands and inline code have existing subcommands, options, files and
-variables; a page that breaks any of these rules fails.
-
-Not covered: what an output says that no page shows, beyond that there is some; what a mark, `<!-- needs: … -->`,
-excuses; the fresh interpreters of `clipx doctor`, for which this process stands in (tests/check/test_doctor.py starts
-them), and its Ray worker; whether a `python -m pytest` command passes, which is its own test's matter.
+Not covered: what a mark, `<!-- needs: … -->`, excuses; what an output says that no page shows; doctor's interpreters
+and Ray worker, for which this process stands in (tests/check/test_doctor.py); other sites.
 """
 
 import contextlib
@@ -17,16 +11,17 @@ import os
 import re
 import runpy
 import sys
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 import yaml
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 from verl.trainer.ppo import core_algos
 
-from tests.claims.checks import PROGRAMS, check, is_override, typer_module, wants_mark
+from tests.claims.checks import PROGRAMS, check, typer_module, wants_mark
 from tests.claims.documents import (
     PAGES,
     ROOT,
@@ -38,6 +33,7 @@ from tests.claims.documents import (
     commands_of,
     inline_code_of,
     is_as_printed,
+    links_of,
 )
 from tests.claims.preparation import PREPARATIONS
 from tests.hydra_main import MAIN_PPO, explained
@@ -52,21 +48,15 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, one_thread):
     """A working folder for one page, with what its commands change in this process put back afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(doctor, "run_python", in_this_process)
-    environment, modules, threads = dict(os.environ), set(sys.modules), torch.get_num_threads()
-    methods, losses = dict(METHODS), dict(core_algos.POLICY_LOSS_REGISTRY)
-    torch.set_num_threads(1)
-    yield tmp_path
-    torch.set_num_threads(threads)
-    os.environ.clear()
-    os.environ.update(environment)
-    for registry, before in ((METHODS, methods), (core_algos.POLICY_LOSS_REGISTRY, losses)):
-        for name in set(registry) - set(before):
-            del registry[name]
+    modules = set(sys.modules)
+    registries = (METHODS, core_algos.POLICY_LOSS_REGISTRY)
+    with mock.patch.dict(os.environ), mock.patch.dict(registries[0]), mock.patch.dict(registries[1]):
+        yield tmp_path
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -85,55 +75,43 @@ def printed_by(code: str) -> str:
 
 
 def mistakes_of(page: str) -> list[str]:
-    """Runs all that a page prints, in the working folder.
-
-    Args:
-        page: its text.
-
-    Returns:
-        What does not run, with the line.
-    """
+    """Runs all that a page's text prints, in the working folder, and returns what does not run, with the line."""
     try:
         blocks = blocks_of(page)
     except Wrong as error:
         return [str(error)]
-    printed, names = "", {}
-    mistakes = []
+    printed, names, mistakes = "", {}, []
     for block in blocks:
-        if block.printed and not is_as_printed(block.text, printed):
-            mistakes.append(f"line {block.line}: the block before prints\n{printed}")
+        if block.language not in RUNNERS:
+            mistakes.append(f"line {block.line}: a block of {block.language!r}; the tests read {[*RUNNERS]}")
         elif not block.printed:
             found, printed = RUNNERS[block.language](block, names)
-            mistakes += found
+            mistakes += [f"line {block.line}: {mistake}" for mistake in found]
+        elif not is_as_printed(block.text, printed):
+            mistakes.append(f"line {block.line}: the block before prints\n{printed}")
     return mistakes
 
 
 def run_bash(block: Block, names: dict) -> tuple[list[str], str]:
-    """Runs or checks the commands of a block.
-
-    Returns:
-        What does not run, and what the commands print, as every runner does.
-    """
+    """Runs or checks the commands of a block; returns what does not run, and what they print, as every runner does."""
     try:
         commands = commands_of(block)
     except Wrong as error:
         return [str(error)], ""
     excuses_nothing = block.needs and all(wants_mark(command) is False for command in commands)
-    mistakes, outputs = [], []
+    mistakes, outputs = ["runs in a test; take the mark away"] if excuses_nothing else [], []
     for command in commands:
         try:
             known = with_variables(command)
             wanted = wants_mark(known)
-            if wanted and not known.needs:
+            if wanted and not block.needs:
                 raise Wrong("no test can run this; put <!-- needs: REASON --> above the block")
             check(known)
-            if excuses_nothing:
-                raise Wrong("runs in a test; take the mark away")
             # The mark is the block's: it excuses those of its commands that no test can run, and hides no other.
-            if wanted is False or not known.needs:
+            if wanted is False or not block.needs:
                 outputs.append(run(known))
         except Wrong as error:
-            mistakes.append(f"line {command.line}: {command.text}: {error}")
+            mistakes.append(f"{' '.join(command.words)}: {error}")
     return mistakes, "\n".join(outputs)
 
 
@@ -146,20 +124,11 @@ def with_variables(command: Command) -> Command:
         return os.environ[match[1]]
 
     words = [os.path.expanduser(re.sub(r"\$\{?(\w+)\}?", value, word)) for word in command.words]
-    return Command(command.text, command.line, tuple(words), command.variables, command.needs, command.stored_in)
+    return Command(tuple(words), command.variables, command.stored_in)
 
 
 def run(command: Command) -> str:
-    """Runs a command that is no launch: those are composed or make a dry run in `check`.
-
-    Returns:
-        What it prints; empty for a command that is left to `check`.
-
-    Raises:
-        Wrong: it fails, or prints nothing.
-    """
-    if is_override(command):
-        return ""
+    """Runs a command that is no launch, which is left to `check`, and returns what it prints; Wrong if it fails."""
     program, *words = command.words
     if program == "clipx" and words[1:5] == ["--", "python3", "-m", MAIN_PPO]:
         # Of a command of verl's in this process, because a new one takes ten seconds to import verl.
@@ -172,7 +141,7 @@ def run(command: Command) -> str:
     elif program == "python" and words[0] == "-c":
         output = printed_by(words[1])
     elif program == "python" and words[0] == "-m" and words[1].startswith("verl_clipx"):
-        output = output_of(typer_module(words), words[2:], command.variables)
+        output = output_of(typer_module(words[:2]), words[2:], command.variables)
     else:
         return ""
     if not output.strip():
@@ -208,7 +177,7 @@ def run_python(block: Block, names: dict) -> tuple[list[str], str]:
                     if name.startswith("test_"):
                         found[name]()
     except Exception as error:
-        return [f"line {block.line}: {error!r}"], ""
+        return [repr(error)], ""
     return [], output.getvalue()
 
 
@@ -217,18 +186,14 @@ def run_yaml(block: Block, names: dict) -> tuple[list[str], str]:
     try:
         list(yaml.safe_load_all(block.text))
     except yaml.YAMLError as error:
-        return [f"line {block.line}: {error}"], ""
+        return [str(error)], ""
     return [], ""
 
 
 def refuse_commands(block: Block, names: dict) -> tuple[list[str], str]:
     """A block without a language shows output or files, no commands."""
-    first_words = [(number, line.split()) for number, line in enumerate(block.text.splitlines(), start=block.line)]
-    return [
-        f"line {number}: a command in a block without a language; make it ```bash"
-        for number, words in first_words
-        if words and words[0].removeprefix("$") in {*PROGRAMS, "python3"}
-    ], ""
+    commands = re.findall(rf"(?m)^ *\$? *(?:{'|'.join(PROGRAMS)}|python3) .*", block.text)
+    return [f"{command}: a command in a block without a language; make it ```bash" for command in commands], ""
 
 
 RUNNERS = {"bash": run_bash, "python": run_python, "yaml": run_yaml, "": refuse_commands}
@@ -248,9 +213,7 @@ def test_inline_code_names_what_there_is(name):
     mistakes = []
     # What is gone may be named where it is said to be gone.
     text = re.sub(r"^### Removed\n.*?(?=^##|\Z)", "", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
-    for span in inline_code_of(text):
-        if not COMMAND.match(span):
-            continue
+    for span in filter(COMMAND.match, inline_code_of(text)):
         try:
             check(command_of(span), complete=False)
         except Wrong as error:
@@ -278,53 +241,38 @@ def shown(*lines: str) -> str:
     [
         # clipx: what the command tree, the product's names and a run say
         (page("clipx recipes list"), "clipx has no recipes"),
-        (page("clipx recipe"), "clipx recipe needs a subcommand"),
-        (page("clipx data list --all"), "No such option: --all"),
         (page("clipx data build countdown"), "Missing option '--out'"),
-        (page("clipx report runs/nowhere --out report"), "exit code 1"),
         (page("clipx methods \\", "    nothing"), "nothing"),
         (page("clipx report …"), "print the whole command"),
         (page("clipx recipe show $PRESET"), "$PRESET is not set by this page"),
         # marks
         (page("clipx eval run m --benchmark b --out o --max-token 9", needs="GPUs"), "No such option: --max-token"),
-        (page("clipx data build orz_75k --out o", needs="the hub"), "data set 'orz_75k' is unknown"),
         (page("clipx table plan acpo_table9"), "acpo_table9"),
-        (page("clipx methods", needs="luck"), "needs: luck; the reasons are"),
-        (page("# needs: GPUs", "clipx methods"), "belongs above the block"),
+        (page("clipx methods", needs="luck"), "luck; the reasons are"),
         ("<!-- needs: GPUs -->\n\n# Made up\n" + page("clipx methods"), "belongs right above a code block"),
-        (page("clipx methods") + "<!-- needs: GPUs -->\n", "belongs right above a code block"),
         (page("clipx methods nothing", "python benchmarks/table_fill.py reversal", needs="hours"), "nothing"),
         (page("clipx methods", needs="GPUs"), "take the mark away"),
-        (page("clipx data build orz_57k --out o"), "no test can run this"),
         (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
         # verl's command
-        (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Did you mean +clipx=acpo?"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2", needs="GPUs"), "does not compose"),
-        (page("reward.custom_reward_functoin.name=compute_score"), "does not compose"),
         # scripts
         (page("bash scripts/test.sh --fats", needs="hours"), "scripts/test.sh has no --fats"),
-        (page("bash scripts/tests.sh", needs="hours"), "scripts/tests.sh: no such file"),
         (page("bash scripts/quickstart.sh acpi", needs="minutes"), "Did you mean +clipx=acpo?"),
         (page("DRY_RUN=1 METHOD=acpi bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "run_qwen2.5_3b_fsdp.sh: "),
         (page("DRY_RUN=1 METOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "fsdp.sh has no METOD"),
-        (page("METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "no test can run this"),
         (page("sbatch recipes/cluster/slurm.sh METHOD=acpo", needs="a cluster"), "no recipe for the cluster"),
         # outputs
         (page("clipx demo --out x") + shown("y/report.html…"), "line 9: the block before prints\nx/report.html: "),
-        (page("print(1)", "print(2)", language="python") + shown("1"), "prints\n1\n2"),
         ("<!-- prints -->\n\n# Made up\n", "a mark belongs right above a code block"),
         # other programs
-        (page("pip install 'verl-clipx[gpus]'", needs="the network"), "[gpus]: the extras are"),
-        (page("docker build --file docker/Dockerfile.tpu .", needs="Docker"), "docker/Dockerfile.tpu: no such file"),
+        (page("pip install 'verl-clipx[gpus]'", needs="the network"), "the extras are"),
         (page("python benchmarks/loss.py --repeat 2", needs="minutes"), "No such option: --repeat"),
-        (page("python -m pytest tests/check/test_doctor.py -k test_nothing"), "-k test_nothing: no such test"),
-        (page("python -c 'print('"), "never closed"),
         (page("make install"), "make: the tests know no such program"),
         # blocks
-        (page("clipx methods | head"), "the tests follow && only"),
-        (page("clipx methods 'acpo"), "quotes that do not close"),
+        (page("clipx methods | head"), "print one command on a line"),
+        (page("clipx methods 'acpo"), "No closing quotation"),
         (page("$ clipx methods", language="console"), "a block of 'console'"),
-        (page("clipx methods", language=""), "a command in a block without a language"),
+        (page("clipx methods acpo", language=""), "a command in a block without a language"),
         (page("def test_it():", "    assert 1 == 2", language="python"), "AssertionError"),
         (page("a: [1", language="yaml"), "line 4: while parsing"),
     ],
@@ -340,7 +288,7 @@ def test_a_page_without_mistakes(folder):
     text = page(
         "# what there is",
         "clipx data build countdown --out data/small \\",
-        "    --option size=3 && clipx data show data/small/test.parquet   # built and shown",
+        "    --option size=3   # built",
         "NAMES=$(python -c 'print(\"acpo\")')",
         'clipx methods "$NAMES"',
         "python benchmarks/table_fill.py reversal  # half an hour",
@@ -354,16 +302,42 @@ def test_a_page_without_mistakes(folder):
     assert mistakes_of(python + shown("1 …", "three 2")) == []
 
 
-@pytest.mark.parametrize(
-    ("span", "mistake"),
-    [
-        ("clipx eval run … --rewards x", "No such option: --rewards"),
-        ("clipx bound FILE", "clipx has no bound"),
-        ("METOD=x bash recipes/acpo/run_qwen2.5_3b_fsdp.sh", "has no METOD"),
-        ("python benchmarks/nothing.py", "no such file"),
-    ],
-)
-def test_inline_code_with_a_mistake_is_found(span, mistake):
+def test_inline_code_with_a_mistake_is_found():
+    span = "METOD=x bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"
     assert COMMAND.match(span)
-    with pytest.raises(Wrong, match=mistake):
+    with pytest.raises(Wrong, match="has no METOD"):
         check(command_of(span), complete=False)
+
+
+def broken_links(page: str, folder: Path) -> list[str]:
+    """The links of a page's text, in its folder, that lead nowhere."""
+
+    def anchors_of(page: str) -> set[str]:
+        """The anchors that a forge gives to a page's headings."""
+        tokens = MarkdownIt().parse(page)
+        headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    broken = []
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = folder / path
+        of_another_site = re.match(r"[a-z]+:", link)
+        is_there = target.exists() and (not anchor or anchor in anchors_of(target.read_text() if path else page))
+        if not of_another_site and not is_there:
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    assert broken_links((ROOT / name).read_text(), (ROOT / name).parent) == []
+
+
+def test_broken_links_are_found():
+    text = """# A heading, with `code`
+
+[here](#a-heading-with-code) [there](docs/dev/testing.md#on-gpus) [away](https://example.org/x) ![a](docs/figures)
+[one](docs/nothing.md) [two](#nothing) | [three](docs/dev/testing.md#nothing)
+"""
+    assert broken_links(text, ROOT) == ["docs/nothing.md", "#nothing", "docs/dev/testing.md#nothing"]

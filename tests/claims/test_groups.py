@@ -1,10 +1,11 @@
-"""Every Hydra group trains, or says in the driver why it does not: found by globbing, so that a new one is among them.
+"""Every Hydra group of configs/clipx, alone, with every modifier and under every scope, trains two optimizer steps
+through the composed configuration and verl's ppo_loss, or says in the driver why it does not; +clipx=observe with
+verl's losses.
 
-Covers: every group of configs/clipx alone, with every modifier's group and under every scope, through the composed
-configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient;
-+clipx=observe with every loss of verl's; and that they fail where a loss is not finite. Not covered: what the
-numbers are (tests/methods, tests/worker), modifiers together, the engine and several ranks (tests/end_to_end).
+Not covered: what the numbers are (tests/methods, tests/worker), the engine and several ranks (tests/end_to_end).
 """
+
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,28 +13,27 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from tests.composition import MICRO_BATCH, by_hydra, composition
 from tests.matrix import MATRIX, product
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
+from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
 from verl_clipx.run.groups import groups_of
 from verl_clipx.worker.registry import is_ours
 
-from .configuration import (
-    ACTOR,
-    MEASURED,
-    actor_of,
-    built,
-    hydra_s,
-    merged,
-    methods_in,
-    modifiers_in,
-    parsed,
-    refusals_in,
-)
+from .configuration import ACTOR, actor_of, built, hydra_s, merged, parsed, refusals_in
 from .first_call import FAR, NEAR, first_call, moved_batch
 
-METHODS = methods_in()
-MODIFIERS = modifiers_in()
+
+def methods_in(folder: Path) -> list[str]:
+    """The groups of a folder of configurations that choose a method, as overrides."""
+    return sorted(f"+clipx={path.stem}" for path in (folder / "clipx").glob("*.yaml"))
+
+
+METHODS = methods_in(configs_folder())
+# Those that go on top of a method.
+MODIFIERS = sorted(f"+clipx/{path.parent.name}={path.stem}" for path in (configs_folder() / "clipx").glob("*/*.yaml"))
 LOSSES_OF_VERL = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
+SCOPES = ["mini_batch", "lagged", "micro_batch"]
 
 
 def keys_refused(config):
@@ -43,15 +43,15 @@ def keys_refused(config):
     return [refusal.key for refusal in refusals_in(raised.value)]
 
 
-SCOPES = ["mini_batch", "lagged", "micro_batch"]
-FUNCTION = "tests.example_losses:soft"
-
-# The keys that the groups which cannot train as they are refuse.
-REFUSED = {
-    "+clipx=base": ["clipx.method"],
-    "+clipx=custom": ["clipx.function"],
-    **{f"+clipx={group}": [one.partition("=")[0] for one in overrides] for group, overrides in MEASURED.items()},
+# The values that groups need which cannot train as they are: a loss of one's own, and bounds that a run has to measure,
+# as `clipx table bounds` prints them for a run with these epsilons.
+MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
+GIVEN = {
+    "+clipx=custom": {"clipx.function": "tests.example_losses:soft"},
+    **{f"+clipx={group}": parsed(*overrides) for group, overrides in MEASURED.items()},
 }
+# The keys that they refuse.
+REFUSED = {"+clipx=base": ["clipx.method"], **{group: [*values] for group, values in GIVEN.items()}}
 # What goes on top of a method with a value that a user has to give.
 THRESHOLD = {
     "+clipx/mask=opsm": {"clipx.mask.delta": 0.5},
@@ -67,14 +67,6 @@ HOLDING = {
     | {"gppo", "ce_gppo", "ce_gppo_reference", "cispo", "cispo_acpo", "cispo_minimax", "dgpo", "dgpo_reference"}
     | {"dppo", "dppo_reference", "ipo", "gspo"},
 }
-# And the values that the last ones of REFUSED ask for.
-GIVEN = {
-    "+clipx=custom": {"clipx.function": FUNCTION},
-    **{
-        f"+clipx={group}": {key: float(value) for key, _, value in (one.partition("=") for one in overrides)}
-        for group, overrides in MEASURED.items()
-    },
-}
 TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
 # The one that trains verl's own loss: nothing that is about the plugin's losses goes with it.
 OBSERVE = "+clipx=observe"
@@ -87,25 +79,18 @@ TWO_STAGES = [
 
 def test_there_are_groups_of_every_kind():
     assert len(METHODS) >= 20 and {*REFUSED} <= {*METHODS}
-    assert {modifier.split("=")[0] for modifier in MODIFIERS} == {
-        f"+clipx/{name}" for name in ("shaping", "mask", "select", "update", "hold", "rollout", "trace")
-    }
+    kinds = {modifier.removeprefix("+clipx/").split("=")[0] for modifier in MODIFIERS}
+    assert kinds == {"shaping", "mask", "select", "update", "hold", "rollout", "trace"}
 
 
-@pytest.mark.parametrize(
-    ("group", "values"), [("+clipx=grpo", {}), ("+clipx=bapo", {}), ("+clipx=acpo", {"clipx.epsilon_max": 0.5})]
-)
 @pytest.mark.parametrize("scope", ["lagged", "micro_batch"])
-def test_the_steps_have_tokens_in_every_region(group, values, scope):
-    steps = first_call(actor_of(merged([group], {**values, "clipx.scope": scope}))).metrics
-    assert len(steps) == (2 if scope == "lagged" else 1)
-    for metrics in steps:
-        assert metrics["clipx/gradient_mass/LP"] > 0 and metrics["clipx/gradient_mass/HN"] > 0
-        assert metrics["clipx/clip_fraction_low"] > 0 and metrics["clipx/clip_fraction_high"] > 0
-        assert metrics["clipx/gradient_mass/M"] > 0
-
-
-def test_the_tokens_reach_beyond_verls_clamp_and_to_a_sequence_that_is_masked():
+def test_the_steps_have_tokens_in_every_region_and_beyond_verls_clamp(scope):
+    for group, values in (("grpo", {}), ("bapo", {}), ("acpo", {"clipx.epsilon_max": 0.5})):
+        steps = first_call(actor_of(merged([f"+clipx={group}"], {**values, "clipx.scope": scope}))).metrics
+        assert len(steps) == (2 if scope == "lagged" else 1)
+        for metrics in steps:
+            assert all(metrics[f"clipx/gradient_mass/{region}"] > 0 for region in ("LP", "HN", "M"))
+            assert metrics["clipx/clip_fraction_low"] > 0 and metrics["clipx/clip_fraction_high"] > 0
     for log_ratios in (NEAR, FAR):
         batch = moved_batch(log_ratios)
         assert not batch["mask"][-1].any() and batch["log_prob"].max() <= 0
@@ -113,14 +98,11 @@ def test_the_tokens_reach_beyond_verls_clamp_and_to_a_sequence_that_is_masked():
     assert log_ratio.max() == pytest.approx(25) and log_ratio.min() == pytest.approx(-25)
 
 
-@pytest.mark.parametrize("group", TRAINABLE)
-def test_a_group_trains(group):
-    first_call(actor_of(merged([group], GIVEN.get(group, {}))))
-
-
-@pytest.mark.parametrize("group", REFUSED)
-def test_a_group_that_cannot_train_says_so_in_the_driver(group):
-    assert keys_refused(merged([group])) == REFUSED[group]
+@pytest.mark.parametrize("group", METHODS)
+def test_a_group_trains_or_says_in_the_driver_what_it_needs(group):
+    assert group not in REFUSED or keys_refused(merged([group])) == REFUSED[group]
+    if group in TRAINABLE:
+        first_call(actor_of(merged([group], GIVEN.get(group, {}))))
 
 
 def has_a_formula_of_its_own(group, modifier):
@@ -135,8 +117,8 @@ def test_a_group_trains_with_a_modifier(group, modifier):
     config = merged([group, modifier], values)
     if modifier in HOLDING and group.partition("=")[2] not in HOLDING[modifier]:
         assert keys_refused(config) in (["clipx.hold"], ["clipx.hold.target"])
-        return
-    first_call(actor_of(config))
+    else:
+        first_call(actor_of(config))
 
 
 @pytest.mark.slow
@@ -147,8 +129,8 @@ def test_a_group_trains_under_a_scope(group, scope):
     config = merged([group], {**GIVEN.get(group, {}), "clipx.scope": scope})
     if scope == "lagged" and group in TWO_STAGES:
         assert keys_refused(config) == ["clipx.scope"]
-        return
-    first_call(actor_of(config))
+    else:
+        first_call(actor_of(config))
 
 
 @pytest.mark.parametrize("loss_mode", LOSSES_OF_VERL)
@@ -161,24 +143,21 @@ def test_every_loss_of_verls_trains_with_observe(loss_mode):
     assert metrics["clipx/gradient_mass/M"] > 0
 
 
-@pytest.mark.parametrize("option", [*MODIFIERS, *(f"clipx.scope={scope}" for scope in SCOPES)])
-def test_observe_refuses_what_is_about_the_plugins_losses(option):
-    key, _, value = option.partition("=")
-    config = merged([OBSERVE, option]) if key.startswith("+") else merged([OBSERVE], {key: value})
-    if option.startswith(("+clipx/rollout", "+clipx/trace")):
-        first_call(actor_of(config))
-        return
-    assert keys_refused(config) == [key.replace("+", "").replace("/", ".")]
-
-
 @pytest.mark.parametrize("modifier", MODIFIERS)
-def test_a_modifier_alone_is_none_of_a_method(modifier):
-    config = merged([modifier])
+def test_a_modifier_goes_neither_alone_nor_with_observe_unless_it_is_about_no_loss(modifier):
+    if modifier.startswith(("+clipx/rollout", "+clipx/trace")):
+        first_call(actor_of(merged([OBSERVE, modifier])))
+    else:
+        key = modifier.partition("=")[0].removeprefix("+").replace("/", ".")
+        assert keys_refused(merged([OBSERVE, modifier])) == [key]
     if modifier.startswith("+clipx/rollout"):
-        # It is about the rollout and leaves verl's own loss alone.
-        assert actor_of(config).policy_loss.loss_mode == "vanilla"
-        return
-    assert keys_refused(config) == ["clipx"]
+        assert actor_of(merged([modifier])).policy_loss.loss_mode == "vanilla"
+    else:
+        assert keys_refused(merged([modifier])) == ["clipx"]
+
+
+def test_observe_has_no_scope():
+    assert all(keys_refused(merged([OBSERVE], {"clipx.scope": scope})) == ["clipx.scope"] for scope in SCOPES)
 
 
 @pytest.mark.slow
@@ -187,10 +166,7 @@ def test_a_modifier_alone_is_none_of_a_method(modifier):
     [
         (["+clipx=acpo", "+clipx/update=lopti"], ["clipx.scope=lagged", "clipx.alpha=1e1"]),
         (["+clipx=cispo_acpo", "+clipx/select=low_entropy"], ["clipx.clip_high=null", "clipx.select.ratio=1e-06"]),
-        (
-            ["+clipx/shaping=advantage_reweighting_literal", "+clipx=bapo"],
-            ["clipx.upper_stop=20", "clipx.first=lower"],
-        ),
+        (["+clipx/shaping=advantage_reweighting_literal", "+clipx=bapo"], ["clipx.upper_stop=20", "clipx.first=lower"]),
         (["+recipe=acpo/countdown_3b_acpo_off", "+hardware=h100x8"], ["clipx.alpha=2"]),
         *(
             pytest.param([group], [f"{key}={value}" for key, value in GIVEN.get(group, {}).items()], marks=MATRIX)
@@ -214,9 +190,8 @@ def test_a_loss_that_is_not_finite_is_found():
 
 def test_a_whole_new_group_is_found_and_trains(tmp_path):
     (tmp_path / "clipx").mkdir()
-    (tmp_path / "clipx" / "mine.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - dapo\n  - _self_\nclipx:\n  clip_high: 1.4\n"
-    )
+    own = "# @package _global_\ndefaults: [dapo, _self_]\nclipx: {clip_high: 1.4}\n"
+    (tmp_path / "clipx" / "mine.yaml").write_text(own)
     assert methods_in(tmp_path) == ["+clipx=mine"]
     actor = actor_of(merged(["+clipx=mine"], {}, tmp_path))
     assert actor.policy_loss.clipx.method.clip_high == 1.4

@@ -1,15 +1,13 @@
-"""docs/swap.md against the code: what verl's keys become, which losses verl has, which of our options it names.
+"""docs/swap.md against the code: its table of verl's keys, its rows of verl's losses, each option of ours that it
+names.
 
-Covers: the table of keys is the one that the driver translates by; every loss of verl's own has a row, and its group
-exists; every option of ours that a fork's option becomes exists. Not covered: what the forks' options are called, and
-that a translation trains the same (tests/golden compares with the released functions).
+Not covered: what the forks' options are called, and that a translation trains the same (tests/golden).
 """
 
 import re
 import runpy
 from dataclasses import fields
 
-import pytest
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from verl_clipx.common.configs_folder import configs_folder
@@ -22,7 +20,6 @@ from verl_clipx.worker.registry import is_ours
 from .documents import ROOT
 
 PAGE = (ROOT / "docs" / "swap.md").read_text(encoding="utf-8")
-FORKS = re.findall(r"(?m)^### .* \([\w-]+/[\w-]+\)$", PAGE)
 
 
 def spans(text: str) -> list[str]:
@@ -45,24 +42,21 @@ def test_every_loss_of_verls_own_has_a_row_and_its_group_exists():
 
 def unknown(option: str, groups: set[str]) -> bool:
     """Whether an option of ours doesn't exist under any of the groups."""
-    key = option.partition("=")[0].removeprefix("+")
     if option.startswith("+"):
         return not (configs_folder() / f"{option.removeprefix('+').replace('=', '/')}.yaml").is_file()
-    node, _, name = key.removeprefix("clipx.").partition(".")
+    node, _, name = option.partition("=")[0].removeprefix("clipx.").partition(".")
     if name:
         return name not in {field.name for kind in MODIFIERS[node] for field in fields(kind)}
     return not any(node in parameters_of(METHODS[group_settings(group)["method"]]) for group in groups)
 
 
-@pytest.mark.parametrize("section", FORKS)
-def test_every_option_that_a_forks_option_becomes_exists(section):
-    text = PAGE.split(f"\n{section}\n")[1].split("\n#")[0]
-    options = [span for span in spans(text) if re.match(r"\+?clipx[./=]", span)]
-    groups = {option.partition("=")[2] for option in options if option.startswith("+clipx=")}
-    assert len(FORKS) == 4 and options and [option for option in options if unknown(option, groups)] == []
-
-
-def test_an_option_that_does_not_exist_is_found():
-    assert unknown("clipx.alhpa=3", {"acpo"}) and unknown("clipx.select.share=1", {"acpo"})
-    assert unknown("+clipx=acpi", set()) and unknown("+clipx/select=none", set())
-    assert not unknown("clipx.alpha=3", {"acpo"}) and not unknown("clipx.update.eta=1", set())
+def test_every_option_that_a_forks_option_becomes_exists():
+    forks = re.findall(r"(?m)^### .* \([\w-]+/[\w-]+\)$", PAGE)
+    assert len(forks) == 4
+    for fork in forks:
+        text = PAGE.split(f"\n{fork}\n")[1].split("\n#")[0]
+        options = [span for span in spans(text) if re.match(r"\+?clipx[./=]", span)]
+        groups = {option.partition("=")[2] for option in options if option.startswith("+clipx=")}
+        assert options and [option for option in options if unknown(option, groups)] == [], fork
+    wrong = ("clipx.alhpa=3", "clipx.select.share=1", "+clipx=acpi", "+clipx/select=none")
+    assert all(unknown(option, {"acpo"}) for option in wrong) and not unknown("clipx.update.eta=1", set())

@@ -1,10 +1,7 @@
-"""Every parameter of every method and modifier at null, at both ends of its range and with each of its words trains,
-or is refused in the driver.
+"""Every parameter of every method and modifier at null, at both ends of its range and with each of its words trains, or
+is refused in the driver, as values beyond the ends are; fields are found by their metadata.
 
-Covers: the fields of the configurations, found by their metadata, through the composed configuration and the worker's
-calls as in test_groups.py; besides, extreme log-ratios in every precision (the contract's check); values beyond the
-ends; all parameters at one end together; that every number has ends or says why not. Not covered: values in between,
-pairs of parameters at different ends, what the numbers are.
+Not covered: values in between, pairs of parameters at different ends, what the numbers are.
 """
 
 import dataclasses
@@ -13,7 +10,6 @@ import math
 import pytest
 import torch
 
-from tests.matrix import MATRIX
 from tests.methods.facts import fact, facts
 from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
 from verl_clipx.base.refusal import Refusal
@@ -46,28 +42,38 @@ NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER", 
 NEVER |= {(method, "lagged_average", 0.999) for method in BUILT_IN if method not in LAGGED}
 # The key that is named instead of a parameter of the same pair.
 PARTNER = facts("PARTNERS")
-OF_ALL = sorted((case for case in (*WITH, *NEVER) if case[1] in AROUND), key=str)
-FIRST_OF_ALL = {name: method for method, name, _ in reversed(OF_ALL)}
 
 
-def numbers_of(fields):
-    return {field.name: field.metadata["allowed"] for field in fields if field.metadata["allowed"].ends is not None}
+def ends_of(fields):
+    """The name of each number with its ends, and with null where it may be that."""
+    allowed = {field.name: field.metadata["allowed"] for field in fields}
+    return [(name, end) for name, of in allowed.items() if of.ends for end in (*of.ends, *([None] if of.null else []))]
 
 
-NUMBERS = {method: numbers_of(parameters_of(METHODS[method]).values()) for method in BUILT_IN}
-CASES = [
-    (method, name, value)
+def words_of(fields):
+    return [(field.name, word) for field in fields for word in field.metadata["allowed"].choices]
+
+
+FIELDS = {method: parameters_of(METHODS[method]).values() for method in BUILT_IN}
+NUMBERS = {
+    method: {field.name: field.metadata["allowed"] for field in fields if field.metadata["allowed"].ends}
+    for method, fields in FIELDS.items()
+}
+CASES = [(method, *end) for method in BUILT_IN for end in ends_of(FIELDS[method])]
+# Those of every method with one of them; test_groups.py has every method under every scope.
+WORDS = [
+    (method, name, word)
     for method in BUILT_IN
-    for name, allowed in NUMBERS[method].items()
-    for value in (*allowed.ends, *([None] if allowed.null else []))
+    for name, word in words_of(FIELDS[method])
+    if method == "acpo" or name not in AROUND
 ]
 MODIFIER_CASES = [
-    (kind, name, value)
+    (kind, *case)
     for kind in MODIFIER_GROUPS
-    for name, allowed in numbers_of(dataclasses.fields(kind)).items()
-    for value in (*allowed.ends, *([None] if allowed.null else []))
+    for fields in [dataclasses.fields(kind)]
+    for case in (*ends_of(fields), *words_of(fields))
     # A mask without its threshold is refused (tests/modifiers/test_masks.py).
-    if (name, value) != ("delta", None)
+    if case != ("delta", None)
 ]
 
 
@@ -82,20 +88,15 @@ def trains(built):
         finite_for_every_finite_input(settings.method)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "name", "value"), [case for case in CASES if case not in NEVER])
-def test_a_parameter_at_an_end_trains(method, name, value):
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [*(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in NEVER), *WORDS],
+)
+def test_a_parameter_at_an_end_or_with_a_word_trains(method, name, value):
     trains(actor(method, {name: value, **WITH.get((method, name, value), {})}))
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "value"),
-    [
-        # Those of every method, of the first that has one.
-        pytest.param(*case, marks=MATRIX if case in OF_ALL and case[0] != FIRST_OF_ALL[case[1]] else ())
-        for case in sorted([*WITH, *NEVER], key=str)
-    ],
-)
+@pytest.mark.parametrize(("method", "name", "value"), sorted([*WITH, *NEVER], key=str))
 def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(method, name, value):
     assert (method, name, value) in CASES
     with pytest.raises(Exception) as raised:
@@ -106,43 +107,10 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
 @pytest.mark.parametrize(("kind", "name", "value"), MODIFIER_CASES)
 # cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
 @pytest.mark.parametrize("method", ["cispo", "acpo"])
-def test_a_modifiers_parameter_at_an_end_trains(method, kind, name, value):
-    overs = ["sequence", "mini_batch"] if kind is EntropySelection else [None]
-    for over in overs:
-        values = {f"{kind.node}.{name}".removeprefix("clipx."): value, **({"select.over": over} if over else {})}
-        trains(actor(method, values, MODIFIER_GROUPS[kind]))
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "word"),
-    [
-        (method, field.name, word)
-        for method in BUILT_IN
-        for field in parameters_of(METHODS[method]).values()
-        for word in field.metadata["allowed"].choices
-        # Those of every method, with one of them; test_groups.py has every method under every scope.
-        if method == "acpo" or field.name not in AROUND
-    ],
-)
-def test_a_parameter_trains_with_each_of_its_words(method, name, word):
-    trains(actor(method, {name: word}))
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "word"),
-    [
-        (kind, field.name, word)
-        for kind in MODIFIER_GROUPS
-        for field in dataclasses.fields(kind)
-        for word in field.metadata["allowed"].choices
-    ],
-)
-def test_a_modifiers_parameter_trains_with_each_of_its_words(kind, name, word):
-    trains(actor("acpo", {f"{kind.node}.{name}".removeprefix("clipx."): word}, MODIFIER_GROUPS[kind]))
-
-
-# Methods share parameters: the first that has one stands for all whose range is the same.
-SAME_RANGE = {(name, allowed): method for method in reversed(BUILT_IN) for name, allowed in NUMBERS[method].items()}
+def test_a_modifiers_parameter_at_an_end_or_with_a_word_trains(method, kind, name, value):
+    key = f"{kind.node}.{name}".removeprefix("clipx.")
+    for over in ["sequence", "mini_batch"] if kind is EntropySelection else [None]:
+        trains(actor(method, {**({"select.over": over} if over else {}), key: value}, MODIFIER_GROUPS[kind]))
 
 
 # Written out, because ends that are read from the class move with it.
@@ -154,26 +122,19 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in REFUSED.items() for name in values])
-def test_what_a_modifier_refuses(kind, name):
-    for value in REFUSED[kind][name]:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_modifier_refuses(kind):
+    for name, value in [(name, value) for name, values in REFUSED[kind].items() for value in values]:
         with pytest.raises(Refusal) as raised:
             kind(**{name: value})
         assert raised.value.key == f"{kind.node}.{name}" and raised.value.value is value
 
 
-def is_first(method, name):
-    return SAME_RANGE[name, NUMBERS[method][name]] == method
+# Methods share parameters: the first that has one stands for all whose range is the same.
+SAME_RANGE = {(name, allowed): method for method in reversed(BUILT_IN) for name, allowed in NUMBERS[method].items()}
 
 
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [
-        pytest.param(method, name, marks=() if is_first(method, name) else MATRIX)
-        for method in BUILT_IN
-        for name in NUMBERS[method]
-    ],
-)
+@pytest.mark.parametrize(("method", "name"), [(method, name) for (name, _), method in SAME_RANGE.items()])
 def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
     ends = NUMBERS[method][name].ends
     for value in (ends[0] - 1e-6, ends[1] * (1 + 1e-6), -math.inf, math.inf, math.nan, 10**400, "1e3x", True, [1]):
@@ -183,6 +144,9 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
     with pytest.raises(Exception) as raised:
         actor(method, {name: 2 * ends[1] + 1})
     assert [refusal.key for refusal in refusals_in(raised.value)] == [f"clipx.{name}"]
+
+
+STILL = "Set a smaller step or, if it shall not move,"
 
 
 @pytest.mark.parametrize(
@@ -204,12 +168,8 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
         ("bapo", dict(target=40), "Change it, or set clipx.contribution=ratio or net."),
         ("bapo", dict(target=40, contribution="net"), ""),
         ("bapo", dict(upper_step=5), ""),
-        (
-            "bapo",
-            dict(upper_step=0.5, upper_stop=1.5),
-            "Set a smaller step or, if it shall not move, clipx.upper_stop=1.2.",
-        ),
-        ("bapo", dict(lower_step=0.4), "Set a smaller step or, if it shall not move, clipx.lower_stop=0.6."),
+        ("bapo", dict(upper_step=0.5, upper_stop=1.5), f"{STILL} clipx.upper_stop=1.2."),
+        ("bapo", dict(lower_step=0.4), f"{STILL} clipx.lower_stop=0.6."),
         ("dgpo", dict(n=1000), ""),
         ("dro", dict(beta=1000), ""),
         ("sapo", dict(tau_positive=1000), ""),
@@ -230,30 +190,23 @@ def test_the_settings_of_every_group_are_usual():
             assert not unusual(field, settings.get(field.name, field.default)), (group, field.name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
-@pytest.mark.parametrize("end", [0, 1])
-def test_all_parameters_at_one_end_together_train(method, end):
-    values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
-    scope = {"scope": "lagged"} if end == 1 and method in LAGGED else {"lagged_average": 0}
-    trains(actor(method, values | scope | fact(method, "TOGETHER", {}).get(end, {})))
+@pytest.mark.parametrize("end", [*(pytest.param(end, marks=pytest.mark.slow) for end in (0, 1)), None])
+def test_all_parameters_at_one_end_or_at_null_together_train(method, end):
+    if end is None:
+        nulls = [name for name, allowed in NUMBERS[method].items() if allowed.null]
+        trains(actor(method, {name: None for name in nulls if (method, name, None) not in NEVER}))
+    else:
+        values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
+        scope = {"scope": "lagged"} if end == 1 and method in LAGGED else {"lagged_average": 0}
+        trains(actor(method, values | scope | fact(method, "TOGETHER", {}).get(end, {})))
 
 
-@pytest.mark.parametrize("method", BUILT_IN)
-def test_all_parameters_at_null_together_train(method):
-    values = {name: None for name, allowed in NUMBERS[method].items() if allowed.null}
-    trains(actor(method, {name: value for name, value in values.items() if (method, name, value) not in NEVER}))
-
-
-def test_a_scaled_bound_that_there_is_not_scales_nothing():
+def test_a_loss_without_its_bounds_trains():
+    unbounded = {"clip_low": None, "clip_high": None}
     # 0 * inf must not get anywhere.
-    trains(actor("ce_gppo", {"clip_low": None, "clip_high": None, "beta_low": 0, "beta_high": 0}))
-
-
-def test_a_users_loss_without_bounds_trains():
-    values = {"function": "tests.example_losses:soft", "clip_low": None, "clip_high": None}
-    built = actor("custom", values)
-    trains(built)
+    trains(actor("ce_gppo", {**unbounded, "beta_low": 0, "beta_high": 0}))
+    trains(actor("custom", {**unbounded, "function": "tests.example_losses:soft"}))
 
 
 def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
@@ -274,16 +227,13 @@ def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
     assert not [name for (module, name), reason in reasons.items() if reason and module.startswith("verl_clipx.")]
 
 
-def test_a_range_without_an_end_needs_a_reason():
+def test_a_range_without_an_end_needs_a_reason_and_an_open_end_is_the_nearest_float32():
     for ends in ({}, {"at_least": 0}, {"at_most": 1}, {"above": 0, "at_least": 0, "at_most": 1}):
         with pytest.raises(TypeError, match="or a reason why one is missing"):
             number(**ends)
     allowed = optional(number(at_least=0, reason="nobody knows"))
     assert allowed.ends == (0, FLOAT32_LARGEST) and allowed.null
     assert allowed.description == "a number (at least 0; nobody knows), or null"
-
-
-def test_the_end_of_an_open_range_is_the_nearest_float32():
     assert next_float32(1.0) == 1 + 2**-23 and next_float32(0.0) == 2.0**-149
     allowed = number(above=1, at_most=2)
     assert allowed.ends == (1 + 2**-23, 2) and allowed.description == "a number (above 1 and at most 2)"

@@ -1,22 +1,24 @@
-"""What stands beside the code for a forge and for readers: workflows, issue forms, the citation, README in Chinese.
+"""What stands beside the code: workflows and forms, the citation, README in two languages, versions, public names.
 
-Covers: each file against the schema of its kind, which check-jsonschema has in its package; that workflows run scripts
-of this repository, on the versions of Python that the project names, with a limit of time; README.zh.md has README's
-commands, links and marks. Not covered: running a workflow, and the translation's words.
+Not covered: running a workflow, the words of pages, what the public functions do (tests/loss).
 """
 
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import check_jsonschema
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 
+import verl_clipx
 from verl_clipx.common.run_files import METRICS, record_path
 
-from .documents import ROOT, blocks_of, commands_of, inline_code_of, links_of
+from .documents import PAGES, ROOT, blocks_of, commands_of, inline_code_of, links_of
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
@@ -27,7 +29,8 @@ SCHEMAS = {
     "vendor.github-issue-config": [FORMS / "config.yml"],
     "vendor.citation-file-format": [ROOT / "CITATION.cff"],
 }
-TRANSLATION = ROOT / "README.zh.md"
+ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
+PROJECT = metadata.metadata("verl-clipx")
 
 
 def validated(schema, *files):
@@ -59,34 +62,92 @@ def test_a_job_runs_what_is_there(job):
     assert all((ROOT / script).is_file() for script in re.findall(r"\S+\.sh\b", runs))
     # Each action in a version; the publisher's own branch is what its page says to name.
     assert all(re.search(r"@(v\d|release/v\d)", step["uses"]) for step in job["steps"] if "uses" in step)
-    classified = metadata.metadata("verl-clipx").get_all("Classifier")
-    known = {line.rpartition(" ")[-1] for line in classified if line.startswith("Programming Language :: Python :: 3.")}
+    classified = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT.get_all("Classifier")))
     versions = job.get("strategy", {}).get("matrix", {}).get("python")
-    assert versions is None or {*versions} == known
+    assert versions is None or {*versions} == {*classified}
 
 
 def test_the_form_asks_for_what_the_project_writes():
-    form = (FORMS / "bug.yml").read_text()
-    named = [words for words in inline_code_of(form) if words.endswith(".json")]
+    named = [words for words in inline_code_of((FORMS / "bug.yml").read_text()) if words.endswith(".json")]
     assert named == [record_path(Path(METRICS)).name]
 
 
 def commands(page):
-    blocks = blocks_of(page)
-    return [(command.words, command.variables, command.needs) for block in blocks for command in commands_of(block)]
+    return [
+        (command.words, command.variables, block.needs) for block in blocks_of(page) for command in commands_of(block)
+    ]
 
 
 def test_the_translation_has_the_same_commands_links_and_code():
-    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", TRANSLATION)]
-    english, chinese = map(commands, pages)
-    assert len(english) > 6 and chinese == english
-    english, chinese = ([link for link in links_of(page) if not link.startswith("README")] for page in pages)
-    assert len(english) > 10 and chinese == english
-    english, chinese = ({*inline_code_of(page)} for page in pages)
-    assert chinese == english
-    assert [link for page in pages for link in links_of(page) if link.startswith("README")] == [
-        "README.zh.md",
-        "README.md",
-    ]
-    numbers = [re.findall(r"\d+(?:\.\d+)?", re.sub(r"```.*?```|\(.*?\)", "", page, flags=re.DOTALL)) for page in pages]
-    assert sorted(numbers[0]) == sorted(numbers[1])
+    assert len(commands(ENGLISH)) > 6 and commands(CHINESE) == commands(ENGLISH)
+    assert {*inline_code_of(CHINESE)} == {*inline_code_of(ENGLISH)}
+    links = [[link for link in links_of(page) if not link.startswith("README")] for page in (ENGLISH, CHINESE)]
+    assert len(links[0]) > 10 and links[1] == links[0]
+    assert "README.zh.md" in links_of(ENGLISH) and "README.md" in links_of(CHINESE)
+    prose = [re.sub(r"```.*?```|\(.*?\)", "", page, flags=re.DOTALL) for page in (ENGLISH, CHINESE)]
+    numbers = [sorted(re.findall(r"\d+(?:\.\d+)?", text)) for text in prose]
+    assert numbers[0] == numbers[1]
+
+
+def test_readme_begins_with_figures_of_two_runs_and_a_response_and_with_the_demo_and_stays_short():
+    screen, _, _ = ENGLISH.partition("\n## ")
+    figures = [link for link in links_of(screen) if link.startswith("docs/figures/")]
+    assert len(figures) == 3 and all((ROOT / figure).is_file() for figure in figures)
+    words = [" ".join(command) for command, _, _ in commands(ENGLISH)]
+    first = ["pip install .[tools]", "clipx demo", "bash scripts/quickstart.sh"]
+    assert words[:3] == first and "bash scripts/test.sh" in words
+    links = [link for link in links_of(ENGLISH) if not link.startswith("docs/figures/")]
+    assert len(links) <= 12 and len(ENGLISH.split()) <= 1500
+
+
+def test_no_page_prints_an_address_that_a_reader_has_to_fill_in():
+    incomplete = re.compile(r"(git\+|https?://|git@)\S*[<…]")
+    assert [page.name for page in PAGES if incomplete.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_every_file_names_the_version_and_the_licence():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["authors"] == [{"name": "The verl-clipx developers"}]
+    assert (citation["version"], citation["license"]) == (PROJECT["Version"], PROJECT["License-Expression"])
+    assert PROJECT["Name"] in citation["title"] and verl_clipx.__version__ == PROJECT["Version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"on the way to (\S+?)\.\s", changelog) == [PROJECT["Version"]]
+
+
+TYPES = {"Bounds", "FixedBounds", "Method", "Tokens"}
+FUNCTIONS = {"register_loss", "check_loss", "evaluate", "parameter", "of_decision", "of_rollout_batch"}
+
+
+def test_the_public_names_are_what_they_are_called_and_documented():
+    page, public = (ROOT / "docs" / "own_loss.md").read_text(), {*verl_clipx.__all__}
+    for name in public:
+        meant = getattr(verl_clipx, name)
+        assert getattr(meant, "__name__", name) == name
+        assert name == "__version__" or re.search(rf"`(@|verl_clipx\.|){name}\b", page), name
+    assert {name for name in public if isinstance(getattr(verl_clipx, name), type)} == TYPES
+    assert public - TYPES - FUNCTIONS == {"__version__", "METHODS"}
+    assert all(callable(getattr(verl_clipx, name)) for name in FUNCTIONS)
+    assert issubclass(verl_clipx.METHODS["acpo"], verl_clipx.Method)
+    names = {}
+    exec("from verl_clipx import *", names)
+    assert names.keys() >= public
+    with pytest.raises(AttributeError, match="'verl_clipx' has no attribute 'losss'"):
+        verl_clipx.losss  # noqa: B018
+
+
+def test_dir_lists_them_before_any_is_used():
+    program = "import verl_clipx; assert {*verl_clipx.__all__} <= {*dir(verl_clipx)}, dir(verl_clipx)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_evaluate_gives_a_loss_per_token_by_hand():
+    result = verl_clipx.evaluate(
+        verl_clipx.METHODS["grpo"](),
+        old_log_prob=torch.zeros(1, 3, dtype=torch.float64),
+        log_prob=torch.tensor([[0.1, 1.0, 0.0]], dtype=torch.float64, requires_grad=True),
+        advantages=torch.ones(1, 3, dtype=torch.float64),
+        mask=torch.ones(1, 3, dtype=torch.bool),
+    )
+    # PPO's clip at 1.2: the second token's ratio, e, is above it.
+    torch.testing.assert_close(result.weight, torch.tensor([[0.1, -torch.inf, 0.0]], dtype=torch.float64).exp())
+    assert result.bounds == verl_clipx.Bounds(0.8, 1.2)

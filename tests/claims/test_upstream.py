@@ -1,9 +1,7 @@
-"""The texts for verl's users in docs/dev/upstream have the form of the other side, and do there what they say.
+"""The texts for verl's users in docs/dev/upstream have the form of the other side, and do there what they say; with
+`-m matrix`, the patch on a copy of verl, with its example in verl's worker and engine.
 
-Covers: the entry and the page against the form of verl's own; the recipe's file of versions; its script, composed and
-explained; with `-m matrix`, the patch, applied to a copy of verl, and its example in verl's worker and engine: one
-process, two updates of four micro-batches, as many passes without it as before. Not covered: other engines, several
-ranks, GPUs.
+Not covered: other engines, several ranks, GPUs.
 """
 
 import re

@@ -1,17 +1,14 @@
-"""verl's own example scripts with +clipx=grpo and +clipx=acpo: each has its outcome written down.
+"""verl's own example scripts, of two revisions, with +clipx=grpo and +clipx=acpo: each has its outcome written down,
+and docs/support.md counts the refusals.
 
-Covers: the command lines of every script that starts verl's main, of two revisions of verl (overrides.json says which):
-the bounds that the driver decides on and the keys that are not used, or the keys that it refuses; the list of refusals
-in docs/support.md. The keys that the plugin reads are put onto verl's configuration; some scripts are composed by Hydra
-as a whole. Not covered: all by Hydra, and which of them verl 0.9.1 composes (tests/end_to_end/test_verl_examples.py);
-training.
+Not covered: all by Hydra, and which of them verl 0.9.1 composes (tests/end_to_end/test_verl_examples.py); training.
 """
 
 import pytest
 
 from .configuration import ACTOR
 from .documents import ROOT
-from .verl_examples.examples import GROUPS, by_hydra, by_merging, examples, outcomes
+from .verl_examples.examples import GROUPS, by_hydra, examples, outcomes
 
 COMPOSING = [example for example in examples() if "alone" not in outcomes()[example.name]]
 # Of each kind of outcome one.
@@ -32,53 +29,39 @@ def test_every_command_line_has_an_outcome_and_at_least_55_of_a_revision_compose
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_its_bounds_or_the_refused_keys_are_as_written_down(group):
-    merged = {example.name: by_merging(example, group) for example in COMPOSING}
-    assert merged == {name: outcomes()[name][group] for name in merged}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("example", BY_HYDRA, ids=lambda example: example.name)
-def test_hydra_gives_what_putting_the_keys_together_gives(example):
+def test_its_bounds_or_the_refused_keys_are_as_written_down(example):
     assert {group: by_hydra(example, group) for group in GROUPS} == outcomes()[example.name]
 
 
-def settings(example):
-    """What a script itself says."""
-    return dict(word.split("=", 1) for word in example.arguments if "=" in word)
+def reason_of(said):
+    """The first key of REASONS for which a script's own settings are refused, or None."""
+    bypass = "algorithm.rollout_correction.bypass_mode" in said
+    return next((key for key in REASONS if key in said and (bypass or not key.endswith("rollout_is"))), None)
 
 
-def test_no_script_keeps_another_loss_or_loses_a_bound():
-    # By what the script says, without the plugin.
+def test_no_script_keeps_another_loss_or_loses_a_bound_and_the_page_counts_every_refusal():
+    counts = dict.fromkeys(REASONS, 0)
     for example in COMPOSING:
-        said = settings(example)
-        reasons = [key.removeprefix(f"{ACTOR}.") for key in REASONS if is_reason(key, said)]
-        wider = said.get(f"{ACTOR}.clip_ratio_high", "0.2")
+        # By what the script says, without the plugin.
+        said = dict(word.split("=", 1) for word in example.arguments if "=" in word)
+        reason, wider = reason_of(said), said.get(f"{ACTOR}.clip_ratio_high", "0.2")
         for group in GROUPS:
             outcome = outcomes()[example.name][group]
-            assert outcome.startswith(f"refused: {reasons[0]}") if reasons else "refused" not in outcome
-            if not reasons and wider != "0.2":
-                assert ("clip_high=1.28" if group == "grpo" else "not used: clip_ratio_high") in outcome
-
-
-def is_reason(key, said):
-    """Whether a script's settings under a key of `REASONS` are why it is refused."""
-    if key.endswith("rollout_is"):
-        return "algorithm.rollout_correction.bypass_mode" in said and key in said
-    return key in said
-
-
-def test_the_page_counts_every_refusal_by_its_reason():
-    refused = [example for example in COMPOSING if outcomes()[example.name]["acpo"].startswith("refused")]
+            if reason:
+                assert outcome.startswith(f"refused: {reason.removeprefix(f'{ACTOR}.')}")
+            else:
+                assert "refused" not in outcome
+                bound = "clip_high=1.28" if group == "grpo" else "not used: clip_ratio_high"
+                assert wider == "0.2" or bound in outcome
+        if reason:
+            counts[reason] += 1
+    refused = sum(counts.values())
     lines = [
-        f"Of the {len(COMPOSING)} that verl 0.9.1 composes, {len(COMPOSING) - len(refused)} run under `+clipx=acpo`. "
-        f"The other {len(refused)}:",
+        f"Of the {len(COMPOSING)} that verl 0.9.1 composes, {len(COMPOSING) - refused} run under `+clipx=acpo`. "
+        f"The other {refused}:",
         "",
+        *(f"- `{key.rpartition('.')[2]}` ({reason}), {counts[key]}" for key, reason in REASONS.items()),
     ]
-    for key, reason in REASONS.items():
-        of_key = [example for example in refused if is_reason(key, settings(example))]
-        lines.append(f"- `{key.rpartition('.')[2]}` ({reason}), {len(of_key)}")
-    text = "\n".join(lines)
     page = (ROOT / "docs" / "support.md").read_text()
-    assert page.split("<!-- verl's examples -->\n")[1].split("\n<!-- end -->")[0] == text, text
+    assert page.split("<!-- verl's examples -->\n")[1].split("\n<!-- end -->")[0] == "\n".join(lines), lines

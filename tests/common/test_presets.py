@@ -1,8 +1,7 @@
-"""The files of presets: how one is read and refused, Hydra's view of it through the plugin, and the whole of the
-committed ones and of the tables (configurations.json, written by `python -m tests.papers.tables.configurations`).
+"""The files of presets: how one is read and refused, Hydra's view of it, and the whole of the committed ones
+(configurations.json, written by `python -m tests.papers.tables.configurations`).
 
-Not covered: what the presets say and where their values come from (tests/papers/tables); an installed wheel
-(tests/end_to_end/test_wheel.py).
+Not covered: what the presets say (tests/papers/tables); an installed wheel (tests/end_to_end/test_wheel.py).
 """
 
 import json
@@ -15,6 +14,7 @@ from hydra import compose, initialize, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import open_dict
 
+from tests.claims.documents import ROOT, blocks_of
 from tests.papers.tables.configurations import FILE, configurations
 from verl_clipx.common import presets
 from verl_clipx.common.configs_folder import configs_folder
@@ -69,19 +69,14 @@ def test_a_table_that_is_none_is_refused(made, text, match):
         made(text)
 
 
-def test_a_part_is_in_one_place(made, tmp_path):
+def test_there_is_nothing_elsewhere_and_a_part_is_in_one_place(made, tmp_path):
+    made(TABLE)
+    elsewhere = ("recipe", "recipe/made", "recipe/made/none", "recipe/none/one", "clipx/made/one", "recipe//one")
+    assert [entry_at(path) for path in elsewhere] == [None] * 6 and entry_at("recipe/made/one") is not None
     (tmp_path / "recipe/made/method").mkdir()
     (tmp_path / "recipe/made/method/few.yaml").touch()
     with pytest.raises(ValueError, match="method/few: is also a file of this folder"):
         made(TABLE)
-
-
-@pytest.mark.parametrize(
-    "path", ["recipe", "recipe/made", "recipe/made/none", "recipe/none/one", "clipx/made/one", "recipe//one"]
-)
-def test_there_is_nothing_elsewhere(made, path):
-    made(TABLE)
-    assert entry_at(path) is None and entry_at("recipe/made/one") is not None
 
 
 def test_every_way_into_hydra_finds_the_presets(tmp_path):
@@ -99,20 +94,16 @@ def test_every_way_into_hydra_finds_the_presets(tmp_path):
 
 def documented(start: str) -> str:
     """The YAML block of docs/dev/tables.md that has this text."""
-    blocks = (Path(__file__).parents[2] / "docs" / "dev" / "tables.md").read_text().split("```")[1::2]
-    (block,) = [block.removeprefix("yaml\n") for block in blocks if block.startswith("yaml\n") and start in block]
-    return block
-
-
-def test_the_documented_preset_is_in_its_file():
-    row = documented("countdown_3b_cispo_off").removeprefix("presets:\n\n")
-    assert row in (configs_folder() / "recipe/acpo/presets.yaml").read_text()
+    blocks = blocks_of((ROOT / "docs" / "dev" / "tables.md").read_text())
+    (text,) = [block.text for block in blocks if block.language == "yaml" and start in block.text]
+    return text
 
 
 def test_a_preset_is_added_as_documented(tmp_path, monkeypatch):
-    table = (configs_folder() / "recipe/acpo/presets.yaml").read_text() + documented("countdown_3b_acpo_alpha_2_off")
+    table = (configs_folder() / "recipe/acpo/presets.yaml").read_text()
+    assert documented("countdown_3b_cispo_off").removeprefix("presets:\n\n") in table
     (tmp_path / "recipe/acpo").mkdir(parents=True)
-    (tmp_path / "recipe/acpo/presets.yaml").write_text(table)
+    (tmp_path / "recipe/acpo/presets.yaml").write_text(table + documented("countdown_3b_acpo_alpha_2_off"))
     monkeypatch.setattr(presets, "configs_folder", lambda: tmp_path)
     with initialize(version_base=None):
         added, paper_s = (compose(None, [f"+recipe=acpo/countdown_3b_acpo{part}_off"]) for part in ("_alpha_2", ""))
@@ -123,13 +114,11 @@ def test_a_preset_is_added_as_documented(tmp_path, monkeypatch):
     assert added == paper_s
 
 
-def test_hydra_names_the_presets_where_one_is_unknown():
+def test_hydra_names_the_preset_where_one_is_unknown():
     with initialize(version_base=None), pytest.raises(HydraException) as error:
         compose(None, ["+recipe=acpo/hitab_3b_cispo_of"])
-    message = str(error.value)
-    assert "Did you mean +recipe=acpo/hitab_3b_cispo_off" in message
     # The nearest, and not every row.
-    assert len(message) < 250
+    assert "Did you mean +recipe=acpo/hitab_3b_cispo_off" in str(error.value) and len(str(error.value)) < 250
 
 
 def test_an_application_without_a_preset_reads_no_file(monkeypatch):
@@ -145,11 +134,8 @@ def test_the_source_needs_little():
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_every_preset_has_a_title_of_its_own():
+def test_values_stay_and_every_preset_has_a_title_of_its_own():
+    assert configurations() == json.loads(FILE.read_text())
     for paper in papers():
         titles = [preset.title for preset in read_presets(paper).presets.values()]
         assert all(titles) and len({*titles}) == len(titles), paper
-
-
-def test_values_stay():
-    assert configurations() == json.loads(FILE.read_text())

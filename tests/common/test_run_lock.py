@@ -1,10 +1,9 @@
 """The lock of a run's log, between real processes.
 
-Covers: a process that lives, one that ends within the wait, one that was killed, children of the holder that outlive
-it; a file system without locks; a folder that is read-only. Not covered: two hosts, whose locks a shared file system
-keeps apart; verl's door is in tests/run/test_start.py.
+Not covered: two hosts, whose locks a shared file system keeps apart; where a run takes it (tests/run/test_start.py).
 """
 
+import contextlib
 import errno
 import fcntl
 import subprocess
@@ -47,7 +46,7 @@ def test_while_another_process_holds_it_a_run_waits_and_then_names_the_switch(lo
     assert is_held(lock)
     with pytest.raises(FolderInUse, match=rf"{lock}: another run .* for 1\.5 s\. .*clipx\.log=false"):
         hold(lock)
-    assert capsys.readouterr().out == (f"clipx: {lock}: another run writes this log; waiting for its end up to 1.5 s\n")
+    assert capsys.readouterr().out == f"clipx: {lock}: another run writes this log; waiting for its end up to 1.5 s\n"
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
@@ -77,10 +76,7 @@ def test_a_file_system_without_locks_is_said_and_another_error_is_one(lock, monk
         raise OSError(number, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    if number == errno.EIO:
-        with pytest.raises(OSError):
-            hold(lock)
-    else:
+    with pytest.raises(OSError) if number == errno.EIO else contextlib.nullcontext():
         assert not hold(lock)
     # Whether a run goes on there cannot be said, so it may.
     assert is_held(lock)

@@ -1,7 +1,4 @@
-"""What long work prints while it goes on.
-
-Covers: lines in a redirected log, and how often they come. Not covered: the bar of a terminal, which is rich's.
-"""
+"""What long work prints in a redirected log. Not covered: the bar of a terminal, which is rich's."""
 
 from verl_clipx.common import terminal
 from verl_clipx.common.terminal import track
@@ -14,8 +11,7 @@ def test_a_redirected_log_gets_a_line_every_ten_seconds(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Warm start: 4 of 20, 12 s"
     assert len(lines) == 4 and lines == sorted(lines, key=lambda line: int(line.split()[2]))
-
-
-def test_short_work_prints_nothing(capsys):
+    # Short work prints nothing.
+    monkeypatch.undo()
     assert list(track(range(20), "Warm start")) == list(range(20))
     assert capsys.readouterr().err == ""

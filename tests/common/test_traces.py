@@ -48,13 +48,12 @@ def test_files_come_in_the_order_of_training_and_no_trace_is_an_empty_one(tmp_pa
     assert len(read_shards(tmp_path, shards_in(tmp_path))) == 8
 
 
-@pytest.mark.parametrize(
-    ("change", "named"), [({"ratio": None}, r"missing: \['ratio'\]"), ({"F": [1, 2]}, r"unknown: \['F'\]")]
-)
-def test_wrong_columns_are_named(tmp_path, change, named):
-    given = {name: values for name, values in {**columns(), **change}.items() if values is not None}
-    with pytest.raises(ValueError, match=named):
+def test_wrong_columns_are_named(tmp_path):
+    given = {name: values for name, values in columns().items() if name != "ratio"} | {"F": [1, 2]}
+    with pytest.raises(ValueError, match=r"missing: \['ratio'\]"):
         write_shard(tmp_path, SHARD, given, FACTS)
+    with pytest.raises(ValueError, match=r"unknown: \['F'\]"):
+        write_shard(tmp_path, SHARD, columns() | {"F": [1, 2]}, FACTS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,13 +68,11 @@ def test_a_file_of_another_version_or_that_is_cut_short_is_named(tmp_path):
         read_shards(tmp_path, [SHARD])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "no JSON", '{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}']
-)
-def test_facts_of_another_form_are_named(tmp_path, text):
+def test_facts_of_another_form_are_named(tmp_path):
     path = write_shard(tmp_path, SHARD, columns(), FACTS)
     table = pyarrow.parquet.read_table(path)
-    changed = {**table.schema.metadata, b"clipx_trace_update": text.encode()}
-    pyarrow.parquet.write_table(table.replace_schema_metadata(changed), path)
-    with pytest.raises(ValueError, match=rf"{path.name}: clipx_trace_update cannot be read: .*Remove it"):
-        read_facts(tmp_path, SHARD)
+    for text in (b"", b"{}", b"[]", b"no JSON", b'{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}'):
+        changed = {**table.schema.metadata, b"clipx_trace_update": text}
+        pyarrow.parquet.write_table(table.replace_schema_metadata(changed), path)
+        with pytest.raises(ValueError, match=rf"{path.name}: clipx_trace_update cannot be read: .*Remove it"):
+            read_facts(tmp_path, SHARD)

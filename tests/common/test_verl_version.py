@@ -1,8 +1,6 @@
 """Which verl the plugin is beside, through verl's own main: in silence until something of the plugin is asked for.
 
-Covers: versions below and above the range, a checkout that wins over what is installed; a group, a preset, a piece of
-hardware; a command without any; a command that is explained; no verl at all. Not covered: such a version's own code,
-since it is 0.9.1's; that of 0.8.0 runs in tests/end_to_end/test_wheel.py.
+Not covered: such a version's own code, since it is 0.9.1's; that of 0.8.0 runs in tests/end_to_end/test_wheel.py.
 """
 
 import importlib.util
@@ -30,41 +28,35 @@ main()
 """
 
 
-@pytest.fixture(params=["0.8.0", "0.10.0.dev0"])
-def checkout(request, tmp_path):
-    """The folder of a verl that says it has another version, and the version."""
-    folder = tmp_path / "verl"
-    folder.mkdir()
-    for path in Path(importlib.util.find_spec("verl").origin).parent.iterdir():
-        if path.name not in ("version", "__pycache__"):
-            (folder / path.name).symlink_to(path)
-    (folder / "version").mkdir()
-    (folder / "version" / "version").write_text(request.param)
-    return tmp_path, request.param
-
-
-def run(checkout, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(checkout[0]), "VERL_LOGGING_LEVEL": "ERROR"}
-    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, cwd=checkout[0])
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(folder), "VERL_LOGGING_LEVEL": "ERROR"}
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, cwd=folder)
 
 
 @pytest.mark.slow
-def test_beside_another_version_it_is_silent_until_it_is_asked_for(checkout):
-    plain = run(checkout, "-c", PLAIN)
+@pytest.mark.parametrize("version", ["0.8.0", "0.10.0.dev0"])
+def test_beside_another_version_it_is_silent_until_it_is_asked_for(version, tmp_path):
+    # A verl that says it has another version.
+    (tmp_path / "verl" / "version").mkdir(parents=True)
+    (tmp_path / "verl" / "version" / "version").write_text(version)
+    for path in Path(importlib.util.find_spec("verl").origin).parent.iterdir():
+        if path.name not in ("version", "__pycache__"):
+            (tmp_path / "verl" / path.name).symlink_to(path)
+    plain = run(tmp_path, "-c", PLAIN)
     assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
     assert plain.stdout.startswith("True ") and "clipx" not in plain.stdout + plain.stderr
-    done = run(checkout, "-m", "verl.trainer.main_ppo", "--cfg", "job", "+clipx=acpo")
-    line = f"clipx/acpo: verl-clipx needs verl<0.10,>=0.9.0, and this is verl {checkout[1]}: pip install"
+    done = run(tmp_path, "-m", "verl.trainer.main_ppo", "--cfg", "job", "+clipx=acpo")
+    line = f"clipx/acpo: verl-clipx needs verl<0.10,>=0.9.0, and this is verl {version}: pip install"
     assert done.returncode == 1 and [line in one for one in done.stderr.splitlines()].count(True) == 1
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx/select=high_entropy", "+hardware=a100x8"])
-def test_each_group_asks(monkeypatch, group):
+def test_each_group_asks(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.8.0")
     by_hydra("ppo_trainer")
-    with pytest.raises(Exception, match=r"verl-clipx needs verl<0\.10,>=0\.9\.0, and this is verl 0\.8\.0"):
-        by_hydra("ppo_trainer", group)
+    for group in ("+clipx=grpo", "+clipx/select=high_entropy", "+hardware=a100x8"):
+        with pytest.raises(Exception, match=r"verl-clipx needs verl<0\.10,>=0\.9\.0, and this is verl 0\.8\.0"):
+            by_hydra("ppo_trainer", group)
 
 
 def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monkeypatch):

@@ -1,5 +1,5 @@
-"""Fixtures shared with the other tests of what speaks to verl."""
+"""A fixture shared with the other tests of what speaks to verl."""
 
-from tests.composition import actor, composed, tensors
+from tests.composition import composed
 
-__all__ = ["actor", "composed", "tensors"]
+__all__ = ["composed"]

@@ -1,10 +1,7 @@
-"""`clipx explain -- COMMAND`: the command itself, its session and its stand-ins.
+"""`clipx explain -- COMMAND`: the command itself, its session and its stand-ins, with verl's own main and with a
+program in verl's place.
 
-Covers, with verl's own main: a script with preparations, a heredoc and Windows line ends; a job of Slurm's with a
-critic and LoRA; a main of the user's own, by Hydra and without a configuration; supervised training. With a program in
-verl's place: what each stand-in follows, records and leaves alone, also behind an activated environment;
-overrides that do not arrive; --run-preparations, --all, --json, exit codes; that a session waits for background
-processes and ends with them; CLIPX_EXPLAIN=1 without the command. Not covered: what an answer says (test_explain.py).
+Not covered: what an answer says (test_explain.py).
 """
 
 import json
@@ -163,6 +160,9 @@ def test_the_session_ends_with_its_background_processes(write, tmp_path):
     # It was sent its signal, and dies when the machine comes to it.
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() - began < 60
+    # What a script leaves in the background is waited for, if it is a run.
+    write("run.sh", f"(sleep 2; {PYTHON} fake.py 1) >log 2>&1 &\n")
+    assert len(clipx("--", "bash", "run.sh")["runs"]) == 1
 
 
 def test_overrides_that_a_script_keeps_to_itself_are_named(write):
@@ -172,11 +172,6 @@ def test_overrides_that_a_script_keeps_to_itself_are_named(write):
         assert why.startswith(f"{lost}: did not reach verl")
     # Neither a variable nor a name of a script's own is an override.
     clipx("--", "env", "FOLDER=a.b", "bash", "run.sh", "METHOD=acpo", "data=x")
-
-
-def test_what_a_script_leaves_in_the_background_is_waited_for(write):
-    write("run.sh", f"(sleep 2; {PYTHON} fake.py 1) >log 2>&1 &\n")
-    assert len(clipx("--", "bash", "run.sh")["runs"]) == 1
 
 
 def test_what_gives_no_answer_says_why(write):

@@ -1,10 +1,7 @@
-"""A run is resolved once, by one resolver, whoever reads its configuration first.
+"""A run is resolved once, by one resolver, whoever reads its configuration first: the driver's hook, a main of the
+user's own, a notebook, verl's Tinker worker. Which facts there are for rollout batches and traces.
 
-Covers: the driver's hook, a main of the user's own under Hydra, a notebook and verl's Tinker worker, with what each can
-know; that verl's own resolution in place keeps the result; that nobody can set the facts; which facts there are for
-rollout batches and traces; misspelt keys of ours. Not covered: what a file of the user's says (test_explain.py), what
-becomes of verl's keys (test_verl_keys.py), the entry modules as a whole (test_start.py), the line
-(test_announcement.py).
+Not covered: files of the user's (test_explain.py), verl's keys (test_verl_keys.py), entry modules (test_start.py).
 """
 
 import inspect
@@ -28,6 +25,7 @@ from verl_clipx.run.verl_keys import FACTS
 
 WIDER, LIKE_VERL = f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.clip_ratio_low=0.2"
 TAKEN = {"clip_high": {"key": "clip_ratio_high", "given": 0.28, "value": 1.28}}
+NEEDED = (f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", "clipx.log=false")
 
 
 def is_resolved(config) -> bool:
@@ -48,9 +46,6 @@ def main(monkeypatch, tmp_path):
 
     yield run
     HydraConfig.instance().cfg = None
-
-
-NEEDED = (f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", "clipx.log=false")
 
 
 def test_the_drivers_hook_forces_it_with_the_command_lines_names(main, monkeypatch):
@@ -106,10 +101,7 @@ def test_verls_tinker_worker_gets_it_by_its_first_read():
     assert policy_loss.clipx.method.clip_high == 1.28
 
 
-@pytest.mark.parametrize(
-    "override",
-    [f"+{FACTS}.group=dapo", f"{FACTS}=null", f"~{FACTS}", f"{FACTS}={{group:x}}"],
-)
+@pytest.mark.parametrize("override", [f"+{FACTS}.group=dapo", f"{FACTS}=null", f"~{FACTS}", f"{FACTS}={{group:x}}"])
 def test_facts_about_the_run_cannot_be_set(override):
     key = override.lstrip("+~").partition("=")[0]
     with pytest.raises(Refusal) as raised:
@@ -121,17 +113,11 @@ def test_facts_about_the_run_cannot_be_set(override):
     assert [refusal.key for refusal in refusals_in(raised.value)] == [FACTS]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "batches"),
-    [
-        ((), 1),
-        (("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=4"), 4),
-        (("async_training.trigger_parameter_sync_step=3",), 3),
-    ],
-)
-def test_rollout_batches_that_verl_logs_as_one_step(overrides, batches):
-    run = decided("+clipx=grpo", *overrides, "trainer.critic_warmup=2")[1].resolved.run
-    assert run.batches_a_step == batches and run.critic_warmup == 2
+def test_rollout_batches_that_verl_logs_as_one_step():
+    of_v1 = "trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=4"
+    for words, batches in (("", 1), (of_v1, 4), ("async_training.trigger_parameter_sync_step=3", 3)):
+        run = decided("+clipx=grpo", *words.split(), "trainer.critic_warmup=2")[1].resolved.run
+        assert run.batches_a_step == batches and run.critic_warmup == 2
 
 
 @pytest.mark.parametrize(
@@ -156,20 +142,20 @@ TRACED = ["+clipx=grpo", "+clipx/trace=prompts"]
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("name", "value", "expected"),
     [
-        ({"VERL_FILE_LOGGER_PATH": "{0}/run/metrics.jsonl"}, "{0}/run/traces"),
-        ({"VERL_FILE_LOGGER_PATH": "run/mine.jsonl"}, "{0}/run/mine.traces"),
-        ({"VERL_FILE_LOGGER_ROOT": "{0}/logs"}, "{0}/logs/P/E.traces"),
-        ({}, "{0}/P/E.traces"),
+        ("PATH", "{0}/run/metrics.jsonl", "{0}/run/traces"),
+        ("PATH", "run/mine.jsonl", "{0}/run/mine.traces"),
+        ("ROOT", "{0}/logs", "{0}/logs/P/E.traces"),
+        ("", "", "{0}/P/E.traces"),
     ],
 )
-def test_traces_go_where_the_report_looks(monkeypatch, tmp_path, variables, expected):
+def test_traces_go_where_the_report_looks(monkeypatch, tmp_path, name, value, expected):
     monkeypatch.chdir(tmp_path)
-    for name in ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value.format(tmp_path))
+    for variable in ("PATH", "ROOT"):
+        monkeypatch.delenv(f"VERL_FILE_LOGGER_{variable}", raising=False)
+    if name:
+        monkeypatch.setenv(f"VERL_FILE_LOGGER_{name}", value.format(tmp_path))
     names = {"trainer.project_name": "P", "trainer.experiment_name": "E"}
     config, _ = decided(*TRACED, *(f"{key}={value}" for key, value in names.items()))
     folders = {config.clipx.trace.folder, actor_of(config).policy_loss.clipx.trace.folder}
@@ -178,16 +164,11 @@ def test_traces_go_where_the_report_looks(monkeypatch, tmp_path, variables, expe
     assert folders == {expected.format(tmp_path)}
 
 
-def test_a_folder_that_is_named_stays_and_the_group_has_the_defaults(tmp_path):
+def test_a_folder_that_is_named_stays_and_a_wrong_value_is_named(tmp_path):
     config, _ = decided(*TRACED, f"clipx.trace.folder={tmp_path}")
     assert actor_of(config).policy_loss.clipx.trace == Trace(folder=str(tmp_path))
-
-
-@pytest.mark.parametrize("value", ["fraction=0", "every=1.5", "seed=-1", "folder=''", "evry=3"])
-def test_a_wrong_value_of_a_trace_is_named(value):
-    (refusal,) = refused(*TRACED, f"clipx.trace.{value}")
-    assert refusal.key == f"clipx.trace.{value.partition('=')[0]}"
-
-
-def test_the_first_rollout_batch_is_traced():
+    for value in ("fraction=0", "every=1.5", "seed=-1", "folder=''", "evry=3"):
+        (refusal,) = refused(*TRACED, f"clipx.trace.{value}")
+        assert refusal.key == f"clipx.trace.{value.partition('=')[0]}"
+    # The first rollout batch is traced.
     assert [step for step in range(1, 8) if Trace(every=3).includes(step)] == [1, 4, 7]

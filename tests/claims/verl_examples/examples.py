@@ -11,14 +11,13 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hydra import compose, initialize_config_module
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from tests.claims.configuration import ACTOR, merged
+from tests.claims.configuration import ACTOR
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.config import completed
 from verl_clipx.run.start import decide
@@ -31,13 +30,7 @@ SHOWN = {"grpo": ("clip_low", "clip_high", "dual_clip"), "acpo": ("alpha", "epsi
 
 
 class Example(NamedTuple):
-    """A start of verl's main by one of its scripts.
-
-    Attributes:
-        script: path in verl's repository.
-        revisions: those that have it with these arguments.
-        arguments: of the entry module.
-    """
+    """A start of verl's main by a script of verl's repository, in the revisions that have it with these arguments."""
 
     script: str
     revisions: tuple[str, ...]
@@ -74,31 +67,6 @@ def composed(overrides: Iterable[str]) -> DictConfig:
         return compose("ppo_trainer", list(overrides))
 
 
-def by_merging(example: Example, group: str) -> str:
-    """The same within milliseconds: the keys that the plugin reads alone, put onto verl's configuration and a group."""
-    return merged_outcome(tuple(word for word in example.arguments if is_read(word)), group)
-
-
-@cache
-def merged_outcome(overrides: tuple[str, ...], group: str) -> str:
-    """What comes of overrides of keys that the plugin reads."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    config = merged([f"+clipx={group}"], {override.key_or_group: override.value() for override in parsed})
-    return outcome(config, overrides, group)
-
-
-@cache
-def keys_that_are_read() -> DictConfig:
-    """verl's configuration, as far as the plugin reads it."""
-    return merged([])
-
-
-def is_read(argument: str) -> bool:
-    """Whether an argument sets a key of what the tests merge of verl's configuration."""
-    known = keys_that_are_read()
-    return OmegaConf.select(known, argument.split("=")[0], default=known) is not known if "=" in argument else False
-
-
 def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
     """The method's bounds and the keys that are not used, or the keys that are refused."""
     try:
@@ -106,14 +74,10 @@ def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
     except Refusal as refusal:
         return f"refused: {', '.join(part.key.removeprefix(f'{ACTOR}.') for part in refusal.all)}"
     node = completed(OmegaConf.to_container(config.clipx))
-    bounds = ", ".join(f"{name}={shown(node[name])}" for name in SHOWN[group])
+    values = {name: "null" if node[name] is None else f"{node[name]:g}" for name in SHOWN[group]}
+    bounds = ", ".join(f"{name}={value}" for name, value in values.items())
     unused = ", ".join(key.removeprefix(f"{ACTOR}.") for key in decision.resolved.run.unused)
     return f"{bounds}{unused and f'; not used: {unused}'}"
-
-
-def shown(value: Any) -> str:
-    """A number as it is written, or null."""
-    return "null" if value is None else f"{value:g}"
 
 
 def why_not_alone(example: Example) -> str | None:
@@ -129,11 +93,8 @@ def main() -> None:
     """Prints outcomes.json."""
     found = {}
     for example in examples():
-        missing = why_not_alone(example)
-        if missing is None:
-            found[example.name] = {group: by_hydra(example, group) for group in GROUPS}
-        else:
-            found[example.name] = {"alone": missing}
+        why = why_not_alone(example)
+        found[example.name] = {"alone": why} if why else {group: by_hydra(example, group) for group in GROUPS}
     lines = (f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items())
     print("{\n" + ",\n".join(lines) + "\n}")
 

@@ -1,8 +1,6 @@
-"""One inference over seeds and questions: values by hand, what is refused, and in made-up evaluations 93 to 97 %
-coverage of the 95 % interval with 3, 5 and 10 seeds. docs/evaluation.md has the whole table.
+"""One inference over seeds and questions: values by hand, what is refused, the coverage of the 95 % interval.
 
-Not covered: reading evaluations (tests/papers/evaluation/test_compare.py), tables
-(tests/papers/tables/test_significance.py).
+Not covered: reading evaluations (tests/papers/evaluation/test_compare.py), tables (tests/papers/tables).
 """
 
 import numpy as np
@@ -65,22 +63,24 @@ def test_two_checkpoints_get_the_paired_interval_over_questions_and_no_word_on_m
     first, second = generator.random((1, 20)), generator.random((1, 20))
     found = compare({"b": first}, {"b": second})
     expected = stats.ttest_rel(second[0], first[0])
-    assert (
-        found.over == QUESTIONS
-        and found.refused == "1 and 1 training seeds; whether a method is better takes 3 of each"
-    )
+    why = "1 and 1 training seeds; whether a method is better takes 3 of each"
+    assert (found.over, found.refused) == (QUESTIONS, why)
     assert found.p_value == pytest.approx(expected.pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
 
 
-@pytest.mark.parametrize("seeds", [(2, 2), (1, 3), (3, 2), (1, 2)])
-def test_too_few_seeds_get_no_interval(seeds):
-    first, second = (np.random.default_rng(count).random((count, 9)) for count in seeds)
-    found = compare({"b": first}, {"b": second})
-    assert found.low is found.high is found.p_value is found.over is found.error is None
-    assert found.refused.startswith(f"{seeds[0]} and {seeds[1]} training seeds")
-    assert found.difference == pytest.approx(second.mean() - first.mean())
-    assert compare_means(first.mean(axis=1), second.mean(axis=1)).low is None
+def test_too_few_seeds_questions_or_clusters_get_no_interval():
+    for seeds in ((2, 2), (1, 3), (3, 2), (1, 2)):
+        first, second = (np.random.default_rng(count).random((count, 9)) for count in seeds)
+        found = compare({"b": first}, {"b": second})
+        assert found.low is found.high is found.p_value is found.over is found.error is None
+        assert found.refused.startswith(f"{seeds[0]} and {seeds[1]} training seeds")
+        assert found.difference == pytest.approx(second.mean() - first.mean())
+        assert compare_means(first.mean(axis=1), second.mean(axis=1)).low is None
+    found = compare({"b": np.array([[0.0]])}, {"b": np.array([[1.0]])})
+    assert found.low is None and "b: 1 question; an interval needs 2" in found.refused
+    found = compare({"b": FIRST}, {"b": SECOND}, {"b": np.array([0, 0, 1])})
+    assert found.low is None and "an interval over clusters needs 5" in found.refused
 
 
 def test_equal_runs_do_not_differ_and_certainty_is_not_made_up():
@@ -89,11 +89,9 @@ def test_equal_runs_do_not_differ_and_certainty_is_not_made_up():
     # The mean of three times 0.1 is not 0.1, so that its variance is 1e-34: rounding leaves no variance.
     first, second = [0.1] * 3, [0.3] * 3
     assert np.var(first) > 0
-    for found in (
-        compare({"b": np.zeros((3, 4))}, {"b": np.ones((3, 4))}),
-        compare({"b": np.array([first] * 3)}, {"b": np.array([second] * 3)}),
-        compare_means(first, second),
-    ):
+    certain = compare({"b": np.zeros((3, 4))}, {"b": np.ones((3, 4))})
+    rounded = compare({"b": np.array([first] * 3)}, {"b": np.array([second] * 3)})
+    for found in (certain, rounded, compare_means(first, second)):
         assert found.low is found.p_value is None and "nothing to take an error from" in found.refused
 
 
@@ -118,13 +116,6 @@ def test_clusters_widen_the_interval():
     assert clustered.error["question"] > 4 * independent.error["question"]
 
 
-def test_one_question_and_few_clusters_get_no_interval():
-    found = compare({"b": np.array([[0.0]])}, {"b": np.array([[1.0]])})
-    assert found.low is None and "b: 1 question; an interval needs 2" in found.refused
-    found = compare({"b": FIRST}, {"b": SECOND}, {"b": np.array([0, 0, 1])})
-    assert found.low is None and "an interval over clusters needs 5" in found.refused
-
-
 def test_numbers_without_questions_get_welchs_interval():
     first, second = [0.50, 0.53, 0.49, 0.55], [0.60, 0.58, 0.66]
     found = compare_means(first, second)
@@ -141,9 +132,8 @@ def test_many_seeds_of_the_steadier_method_get_no_credit():
     steady = compare_means(few / 100, many)
     half = (steady.high - steady.low) / 2 / sum(steady.error.values()) ** 0.5
     assert half == pytest.approx(stats.t.ppf(0.975, 2 * (3 - 1)))
-    assert compare_means(few, many / 100).p_value == pytest.approx(
-        stats.ttest_ind(few, many / 100, equal_var=False).pvalue
-    )
+    welch = stats.ttest_ind(few, many / 100, equal_var=False)
+    assert compare_means(few, many / 100).p_value == pytest.approx(welch.pvalue)
 
 
 def test_shares_are_compared_by_an_exact_test():
@@ -166,13 +156,11 @@ def test_the_verdict_is_of_methods_and_corrected_by_holm():
     assert family[0].p_value == pytest.approx(20 * found.p_value)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [({}, {}), ({"a": FIRST}, {"b": FIRST}), ({"b": FIRST}, {"b": FIRST[:, :2]}), ({"b": FIRST[0]}, {"b": FIRST[0]})],
-)
-def test_methods_on_other_questions_are_refused(first, second):
-    with pytest.raises(ValueError, match="both need"):
-        compare(first, second)
+def test_methods_on_other_questions_are_refused():
+    other_questions, one_seed = ({"b": FIRST}, {"b": FIRST[:, :2]}), ({"b": FIRST[0]}, {"b": FIRST[0]})
+    for first, second in (({}, {}), ({"a": FIRST}, {"b": FIRST}), other_questions, one_seed):
+        with pytest.raises(ValueError, match="both need"):
+            compare(first, second)
 
 
 # Trainings differ by 1.4 or 2.7 points, as those of docs/results/cpu_small.md do; questions as in small and large sets.

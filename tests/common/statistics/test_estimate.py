@@ -3,6 +3,7 @@
 Not covered: clusters (test_variance.py), two methods (test_comparison.py).
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -20,11 +21,14 @@ def test_the_interval_by_hand():
     assert str(found) == "0.600 [-0.080, 1.280]"
 
 
-@pytest.mark.parametrize("values", [[0.25], [0.5, 0.5], [0.1] * 3, [0.0] * 9, [1e6 / 3] * 7])
-def test_values_that_do_not_vary_have_no_interval(values):
-    found = estimate(values)
-    assert found == Estimate(found.mean) and found.mean == pytest.approx(values[0])
+def test_values_that_do_not_vary_have_no_interval_and_none_but_finite_ones_have_a_mean():
+    for values in ([0.25], [0.5, 0.5], [0.1] * 3, [0.0] * 9, [1e6 / 3] * 7):
+        found = estimate(values)
+        assert found == Estimate(found.mean) and found.mean == pytest.approx(values[0])
     assert str(Estimate(0.25)) == "0.250 (no interval)"
+    for values in ([], [[1.0, 0.0]], [float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="finite values in one dimension"):
+            estimate(values)
 
 
 def test_the_interval_holds_the_mean_as_often_as_it_says():
@@ -33,12 +37,6 @@ def test_the_interval_holds_the_mean_as_often_as_it_says():
         found = estimate(generator.beta(2, 3, size=30))
         held += found.low <= 0.4 <= found.high
     assert 0.935 <= held / 2000 <= 0.965
-
-
-@pytest.mark.parametrize("values", [[], [[1.0, 0.0]], [float("nan"), 1.0]])
-def test_no_estimate_without_finite_values_in_one_dimension(values):
-    with pytest.raises(ValueError, match="finite values in one dimension"):
-        estimate(values)
 
 
 def test_over_seeds_it_takes_three():
@@ -53,11 +51,8 @@ def test_the_exact_interval_of_a_share():
     none, every = share(0, 3), share(3, 3)
     assert (none.mean, none.low, none.high) == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 3)))
     assert (every.low, every.high) == pytest.approx((0.025 ** (1 / 3), 1.0))
-
-
-@pytest.mark.parametrize("seeds", [3, 10])
-def test_the_exact_interval_holds_the_share_at_least_as_often_as_it_says(seeds):
-    for truth in (0.01, 0.2, 0.5):
+    # It holds the share at least as often as it says.
+    for seeds, truth in itertools.product((3, 10), (0.01, 0.2, 0.5)):
         chances = stats.binom.pmf(range(seeds + 1), seeds, truth)
         held = [found.low <= truth <= found.high for found in (share(count, seeds) for count in range(seeds + 1))]
         assert chances[held].sum() >= 0.95

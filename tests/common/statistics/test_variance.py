@@ -9,7 +9,7 @@ import pytest
 from verl_clipx.common.statistics.variance import effective_units, squared_error, too_few_units
 
 
-def test_clusters_of_one_size_by_hand():
+def test_clusters_by_hand():
     # Variance 0.3 of 5 values that are no clusters, or each one of its own.
     alone = np.array([0.0, 1.0, 1.0, 0.0, 1.0])
     assert squared_error(alone) == pytest.approx(0.06) == squared_error(alone, np.arange(5))
@@ -23,12 +23,10 @@ def test_clusters_of_one_size_by_hand():
     within = 2 * (deviations[0] * deviations[1] + deviations[2] * deviations[3] + deviations[4] * deviations[5])
     assert squared_error(values, clusters) * 2 / 3 == pytest.approx(values.var() / 6 + within / 36)
 
-
-def test_a_large_cluster_counts_for_little():
-    # 16 / (3^2 + 1^2) clusters of equal size; deviations of the clusters +-0.75 with the mean 0.25.
-    clusters = np.array([0, 0, 0, 1])
+    # A large cluster counts for little: 16 / (3^2 + 1^2) clusters of equal size; deviations of the clusters +-0.75 with
+    # the mean 0.25.
+    values, clusters = np.array([0.0, 0.0, 0.0, 1.0]), np.array([0, 0, 0, 1])
     assert effective_units(4, clusters) == pytest.approx(1.6)
-    values = np.array([0.0, 0.0, 0.0, 1.0])
     assert squared_error(values, clusters) == pytest.approx(1.6 / 0.6 * 2 * 0.75**2 / 16)
 
 
