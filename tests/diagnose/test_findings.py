@@ -3,6 +3,8 @@
 Not covered: real runs.
 """
 
+import itertools
+
 import pandas
 import pytest
 
@@ -28,9 +30,9 @@ def run(columns, configuration=None, held_out=(), name="run"):
     return Run(name, log, configuration or {}, held_out=list(held_out))
 
 
-def of(columns, **clipx):
+def of(columns, label="M", **clipx):
     """A setting of one run."""
-    return Setting("M", [run(columns, {f"clipx.{name}": value for name, value in clipx.items()})])
+    return Setting(label, [run(columns, {f"clipx.{name}": value for name, value in clipx.items()})])
 
 
 def clip(low, high, **more):
@@ -61,9 +63,8 @@ def test_what_clipping_did(columns, head, texts):
     assert found.head == head and all(text in found.text for text in texts)
 
 
-def searched(low, high, before):
-    after = {keys.SHARE_AFTER: before}
-    return {keys.BOUND_LOW: low, keys.BOUND_HIGH: high, keys.SHARE_BEFORE: before, **after}
+def searched(low, high, share):
+    return {keys.BOUND_LOW: low, keys.BOUND_HIGH: high, keys.SHARE_BEFORE: share, keys.SHARE_AFTER: share}
 
 
 def bins(first, last):
@@ -94,13 +95,11 @@ def test_what_bounds_did(columns, what, text):
     assert what_bounds_did(of(clip([0.1], [0.1]))) is None
 
 
-def rewarded(*runs, label="M"):
-    return Setting(label, [run({keys.REWARD: one}, name=f"{label}{index}") for index, one in enumerate(runs)])
-
-
-def test_equal_rewards_are_said_to_be_equal():
-    one, two = rewarded([0.1, 0.3, 0.5], label="A"), rewarded([0.1, 0.3, 0.5], label="B")
-    assert rewards([one, two])[0] == ("The training rewards of A and B are equal.", "All of them are, over 3 steps.")
+def setting(label, *rewards, seeds=()):
+    """A setting of runs with these training rewards, and with seeds in their records where they are given."""
+    of_runs = enumerate(itertools.zip_longest(rewards, seeds))
+    records = ((index, one, {"data.seed": seed} if seed else {}) for index, (one, seed) in of_runs)
+    return Setting(label, [run({keys.REWARD: one}, record, name=f"{label}{index}") for index, one, record in records])
 
 
 def held_out(folder, label, *runs):
@@ -117,7 +116,9 @@ def held_out(folder, label, *runs):
 def test_a_run_alone_is_compared_with_its_start(tmp_path, right, what):
     one = held_out(tmp_path, "A", {0: [(0.0,)] * 9 + [(1.0,)], 5: [(1.0,)] * right + [(0.0,)] * (10 - right)})
     assert rewards([one])[0].head == what
-    assert rewards([rewarded([0.1, 0.2])]) == []
+    assert rewards([setting("M", [0.1, 0.2])]) == []
+    equal = rewards([setting(label, [0.1, 0.3, 0.5]) for label in "AB"])
+    assert equal[0] == ("The training rewards of A and B are equal.", "All of them are, over 3 steps.")
 
 
 def test_held_out_problems_of_two_runs_are_compared_one_by_one(tmp_path):
@@ -154,7 +155,7 @@ FELL, KEPT = [0.4] * 4 + [0.0] * 3, [0.4, 0.41] * 3 + [0.4]
 
 def test_collapsed_seeds_are_counted_with_an_exact_interval():
     # Of 4 and 4 seeds all and none: Boschloo's p is 2 / 256.
-    one, two = rewarded(*[KEPT] * 4, label="A"), rewarded(*[FELL] * 4, label="B")
+    one, two = setting("A", *[KEPT] * 4), setting("B", *[FELL] * 4)
     found = collapses([one, two])
     assert found.head == "4 of 4 seeds of B collapsed."
     assert "A: 0 of 4, exact 95\u202f% interval 0.00\u202f% to 60.2\u202f%." in found.text
@@ -162,28 +163,21 @@ def test_collapsed_seeds_are_counted_with_an_exact_interval():
     # Once, not in each run's diagnosis too.
     assert [one.head for one in findings([one, two]) if "collapse" in one.head] == [found.head]
     assert "B against A: p 0.008." in found.text and "3 seeds holds the true difference in about 64 %" in found.text
+    # A seed of which one run collapsed did.
+    one = setting("A", KEPT, FELL, KEPT, KEPT, seeds=(1, 1, 2, 3))
+    assert collapses([one]).head == "1 of 3 seeds of A collapsed."
 
 
 def test_that_no_seed_collapsed_is_said_where_there_is_a_verdict():
-    one, two = (rewarded(*[KEPT] * 3, label=label) for label in "AB")
+    one, two = (setting(label, *[KEPT] * 3) for label in "AB")
     found = collapses([one, two])
-    assert (
-        found.head == "No seed collapsed." and found.text.count("0 of 3") == 2 and "B against A: p 1.000." in found.text
-    )
-    assert collapses([one]) is None and collapses([one, rewarded(KEPT, label="B")]) is None
-    assert found in findings([one, two])
-
-
-def test_below_three_seeds_only_the_diagnosis_says_that_a_run_collapsed():
-    settings = [rewarded(FELL, KEPT, label="A"), rewarded(KEPT, label="B")]
+    assert found.head == "No seed collapsed." and found in findings([one, two])
+    assert found.text.count("0 of 3") == 2 and "B against A: p 1.000." in found.text
+    assert collapses([one]) is None and collapses([one, setting("B", KEPT)]) is None
+    # Below three seeds only the diagnosis says that a run collapsed.
+    settings = [setting("A", FELL, KEPT), setting("B", KEPT)]
     assert collapses(settings) is None
     assert sum("collapse" in one.head for one in findings(settings)) == 1
-
-
-def test_a_seed_of_which_one_run_collapsed_did():
-    runs = ((KEPT, 1), (FELL, 1), (KEPT, 2), (KEPT, 3))
-    one = Setting("A", [run({keys.REWARD: values}, {"data.seed": seed}) for values, seed in runs])
-    assert collapses([one]).head == "1 of 3 seeds of A collapsed."
 
 
 def test_a_seed_that_did_not_fix_the_samples():

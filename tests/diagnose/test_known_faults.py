@@ -1,6 +1,4 @@
-"""What docs/dev/diagnosis_evidence.md says of logs, base rates included.
-
-Covers: the page's tables and base_rates.json are what the committed logs say; the logs' faults are those that
+"""What docs/dev/diagnosis_evidence.md and base_rates.json say of the committed logs, whose faults are those that
 benchmarks/known_faults.py declares. Not covered: making the runs, which takes half an hour.
 """
 

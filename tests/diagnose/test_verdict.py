@@ -1,7 +1,6 @@
-"""The page's verdict on methods: none from runs of one setting (A/A), from constants or from one seed; its direction.
-
-Covers: the stored logs of the 78 runs of docs/results, seed against seed; both signs of a difference; runs of one seed;
---baseline. Not covered: how often settings without a difference, or with one, get a verdict (tests/common/statistics).
+"""The page's verdict on methods: none from runs of one setting (A/A: the 78 stored runs of docs/results, seed against
+seed), from constants or from one seed; its direction; --baseline. Not covered: how often settings without a difference,
+or with one, get a verdict (tests/common/statistics).
 """
 
 import functools
@@ -13,13 +12,14 @@ import numpy
 import pandas
 import pytest
 
+from tests.diagnose.test_findings import setting
 from tests.runs.commands import clipx, page_of
-from tests.runs.example_runs import write_log, write_validation
+from tests.runs.example_runs import write_log
 from verl_clipx.diagnose.findings import rewards
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.settings import Setting, baseline_of, settings_of
+from verl_clipx.runs.settings import baseline_of, settings_of
 from verl_clipx.trainer.log import write_record
 
 STORED = Path(__file__).parents[2] / "docs" / "results" / "cpu_small_steps.csv"
@@ -49,21 +49,6 @@ def with_record(folder: Path, method: str, seed: int, rewards: list[float]) -> P
     return folder
 
 
-def setting(label: str, *runs: list[float], seeds=()) -> Setting:
-    """A setting of runs with these rewards."""
-    return Setting(
-        label,
-        [
-            Run(
-                f"{label}{index}",
-                pandas.DataFrame({keys.REWARD: rewards}, index=pandas.RangeIndex(1, len(rewards) + 1, name="step")),
-                {"data.seed": seed} if seed else {},
-            )
-            for index, (rewards, seed) in enumerate(itertools.zip_longest(runs, seeds))
-        ],
-    )
-
-
 def test_two_seeds_of_one_setting_give_no_verdict():
     """By their steps, taken as independent, 12 of the 78 pairs differ "significantly"."""
     assert len(PAIRS) == 78
@@ -71,31 +56,6 @@ def test_two_seeds_of_one_setting_give_no_verdict():
         runs = [Run(f"{preset}-seed{seed}", stored()[preset][seed]) for seed in seeds]
         (found,) = rewards(settings_of(runs))
         assert not VERDICT.search(found.head) and NO_VERDICT in found.text, found
-
-
-@pytest.mark.slow
-def test_the_page_of_two_seeds_of_one_setting_gives_no_verdict(tmp_path):
-    """Two that differ most by their steps: +0.119, "0.056 to 0.182"."""
-    folders = [tmp_path / f"gppo-seed{seed}" for seed in (1, 3)]
-    for folder, seed in zip(folders, (1, 3), strict=True):
-        write_log(folder / "metrics.jsonl", stored()["countdown_gppo_off"][seed].to_dict("records"))
-    said = clipx("report", *folders, "--out", tmp_path / "out")
-    page = page_of(tmp_path / "out")
-    for text in (page, said):
-        assert "The training reward was 0.049 in gppo-seed1 and 0.168 in gppo-seed3." in text and NO_VERDICT in text
-        assert "told apart" not in text
-    assert page.count("one seed: no verdict") == 2
-
-
-def test_runs_of_one_setting_are_never_compared_with_each_other(tmp_path):
-    folders = [with_record(tmp_path / f"grpo-{seed}", "grpo", seed, [0.1 * seed] * 5) for seed in (1, 2, 3)]
-    settings = settings_of([read_run(folder) for folder in folders])
-    assert len(settings) == 1 and rewards(settings) == []
-
-
-def test_why_there_is_no_verdict_is_said_once():
-    found = rewards([setting(label, [0.1, 0.2 + 0.1 * place]) for place, label in enumerate("ABC")])
-    assert [NO_VERDICT in one.text for one in found] == [True, False]
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3)])
@@ -106,10 +66,12 @@ def test_fewer_than_three_seeds_give_no_verdict(counts):
     )
     (found,) = rewards([one, two])
     assert not VERDICT.search(found.head) and f"here are {counts[0]} and {counts[1]}" in found.text
+    # Why is said once, and runs of one setting are never compared with each other.
+    found = rewards([setting(label, [0.1, 0.2 + 0.1 * place]) for place, label in enumerate("ABC")])
+    assert [NO_VERDICT in one.text for one in found] == [True, False] and rewards([one]) == []
 
 
 def test_a_table_by_seed_has_the_mean_of_the_runs_of_a_seed():
-    """Seeds are numbers like steps are; and a table's only column is its mean."""
     one = setting("A", [0.0, 0.5], [0.4, 0.1], [1.0, 2.0], seeds=(1, 2, 1))
     table = one.by_seed(one.table(keys.REWARD))
     assert {seed: values.tolist() for seed, values in table.items()} == {1: [0.5, 1.25], 2: [0.4, 0.1]}
@@ -167,19 +129,6 @@ def test_the_sentence_goes_the_way_of_the_number():
     assert words == {"higher", "lower"}
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_sentence_on_held_out_problems_goes_the_way_of_the_number(tmp_path, sign):
-    for method, base in (("grpo", 0.5), ("acpo", 0.5 + 0.2 * sign)):
-        for seed in (1, 2, 3):
-            folder = with_record(tmp_path / f"{method}-seed{seed}", method, seed, [0.5, 0.5])
-            scores = [(base + 0.01 * seed * (problem % 3),) for problem in range(12)]
-            write_validation(folder / "validation", {2: scores})
-    runs = [read_run(tmp_path / f"{method}-seed{seed}") for method in ("grpo", "acpo") for seed in (1, 2, 3)]
-    (found,) = [one for one in rewards(settings_of(runs)) if "held-out" in one.head]
-    assert found.head == f"The held-out reward of ACPO is {'higher' if sign > 0 else 'lower'} than that of GRPO."
-    assert f"ACPO minus GRPO: {'+' if sign > 0 else '−'}0.200" in found.text
-
-
 def test_several_comparisons_are_corrected():
     settings = [
         setting("A", [0.1, 0.1], [0.11, 0.11], [0.12, 0.12]),
@@ -194,36 +143,23 @@ def test_several_comparisons_are_corrected():
     assert all("Holm’s over 2 comparisons" in one.text for one in found)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
+def test_the_baseline_is_grpo_or_what_a_run_or_a_method_names(tmp_path):
     runs = (("mine", "acpo", 1), ("theirs", "grpo", 1), ("again", "grpo", 2), ("third", "bapo", 1))
-    return {
-        name: with_record(folder / name, method, seed, [0.1 + 0.1 * index] * 3)
+    folders = [
+        with_record(tmp_path / name, method, seed, [0.1 + 0.1 * index] * 3)
         for index, (name, method, seed) in enumerate(runs)
-    }
-
-
-def test_a_run_or_a_method_names_the_baseline(folders):
-    settings = settings_of([read_run(folder) for folder in folders.values()])
+    ]
+    settings = settings_of([read_run(folder) for folder in folders])
     names = {None: "GRPO", "ACPO": "ACPO", "again": "GRPO", "third": "BAPO"}
     assert {name: baseline_of(settings, name).label for name in names} == names
 
-
-def test_rewards_are_compared_with_the_baseline(folders, tmp_path):
-    said = clipx("report", *folders.values(), "--out", tmp_path / "out", "--baseline", "third")
+    said = clipx("report", *folders, "--out", tmp_path / "out", "--baseline", "third")
     assert said.count("The training reward was 0.400 in BAPO, seed 1 and") == 2
     assert "Rewards are compared with those of BAPO" in page_of(tmp_path / "out")
-
-
-def test_a_baseline_that_is_not_there_is_refused_with_the_names_there_are(folders, tmp_path):
-    said = clipx("report", *folders.values(), "--out", tmp_path / "out", "--baseline", "dgpo", code=1)
-    assert not (tmp_path / "out").exists() and "--baseline dgpo: no such run or method." in said
+    said = clipx("report", *folders, "--out", tmp_path / "none", "--baseline", "dgpo", code=1)
+    assert not (tmp_path / "none").exists() and "--baseline dgpo: no such run or method." in said
     assert "The runs: mine, theirs, again, third. The methods: acpo, grpo, bapo." in said
-
-
-def test_a_baseline_that_names_two_settings_is_refused(tmp_path):
-    one, two = (with_record(tmp_path / name, "acpo", 1, [0.1, 0.2]) for name in ("one", "two"))
-    write_record(two / "metrics.jsonl", {"clipx": {"method": "acpo", "alpha": 2.0}, "data": {"seed": 1}})
-    said = clipx("report", one, two, "--out", tmp_path / "out", "--baseline", "acpo", code=1)
-    assert "--baseline acpo: 2 settings have that name" in said and "one, two" in said
+    # Two settings of one method.
+    write_record(folders[3] / "metrics.jsonl", {"clipx": {"method": "acpo", "alpha": 2.0}, "data": {"seed": 1}})
+    said = clipx("report", folders[0], folders[3], "--out", tmp_path / "out", "--baseline", "acpo", code=1)
+    assert "--baseline acpo: 2 settings have that name" in said and "mine, third" in said

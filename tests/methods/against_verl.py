@@ -19,10 +19,7 @@ def ragged(
 ) -> dict[str, Tensor]:
     """Sequences of 1 to `length` tokens, the last one empty, with advantages of both signs that differ by token.
 
-    Args:
-        seed: of the generator.
-        spread: standard deviation of the tokens' log-ratios.
-        sequences, length: the shape.
+    Their log-ratios have the standard deviation `spread`.
     """
     generator = torch.Generator().manual_seed(seed)
     old_log_prob = -6 * torch.rand(sequences, length, dtype=torch.float64, generator=generator)
@@ -45,11 +42,11 @@ class AsVerl:
         ours: overrides that choose the method.
         verls: those of verl's keys that choose its loss, below the actor.
         metrics: those that have the same meaning in both, below "actor/".
-        spreads: standard deviations of the tokens' log-ratios.
+        spreads: as of `ragged`.
         modes: of aggregation.
         weighted: whether rollout correction's weights are compared too.
-        sequences: of the batch.
         change: what is done to the batch.
+        rtol: of loss and gradient.
     """
 
     ours: tuple[str, ...]
@@ -60,44 +57,23 @@ class AsVerl:
     weighted: bool = False
     sequences: int = 8
     change: Callable[[dict[str, Tensor]], None] = lambda batch: None
+    rtol: float = 1e-12
 
     def check(self, mode: str, spread: float) -> None:
-        """Compares them on a batch."""
+        """Loss, gradient and the metrics are the same on a batch."""
         batch = ragged(0, spread=spread, sequences=self.sequences)
         self.change(batch)
-        verls, metrics = [f"++{ACTOR}.{key}" for key in self.verls], [f"actor/{name}" for name in self.metrics]
-        assert_same_as_verl(self.ours, verls, batch, mode, metrics)
-        if self.weighted:
-            weights = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(1)).double()
-            assert_same_as_verl(self.ours, verls, batch, mode, metrics, rollout_is_weights=weights)
-
-
-def assert_same_as_verl(
-    ours: tuple[str, ...],
-    verls: tuple[str, ...],
-    batch: dict[str, Tensor],
-    mode: str,
-    metrics: tuple[str, ...],
-    **further: Tensor,
-) -> None:
-    """Loss, gradient and some metrics are those of verl's own loss.
-
-    Args:
-        ours: overrides that choose the method.
-        verls: overrides that choose verl's loss.
-        batch: old_log_prob, log_prob, advantages and response_mask.
-        mode: of aggregation, for both.
-        metrics: those that have the same meaning in both.
-        **further: arguments of both losses.
-    """
-    found = registered_loss(built_once((*ours,)), batch, loss_agg_mode=mode, **further)
-    expected = registered_loss(built_once((*verls,)), batch, loss_agg_mode=mode, **further)
-    assert_close(found[0], expected[0], rtol=1e-12, atol=1e-14)
-    assert_close(found[1], expected[1], rtol=1e-12, atol=1e-14)
-    assert found[1].any()
-    for name in metrics:
-        # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
-        assert_close(found[2][name], expected[2][name], rtol=1e-6, atol=1e-12)
+        weights = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(1)).double()
+        verls = tuple(f"++{ACTOR}.{key}" for key in self.verls)
+        for further in ({}, {"rollout_is_weights": weights})[: 1 + self.weighted]:
+            found, expected = (
+                registered_loss(built_once(words), batch, loss_agg_mode=mode, **further) for words in (self.ours, verls)
+            )
+            assert_close(found[:2], expected[:2], rtol=self.rtol, atol=self.rtol / 100)
+            assert found[1].any()
+            for name in self.metrics:
+                # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
+                assert_close(found[2][f"actor/{name}"], expected[2][f"actor/{name}"], rtol=1e-6, atol=1e-12)
 
 
 def assert_gradient_of(
@@ -110,14 +86,8 @@ def assert_gradient_of(
     """A registered loss is minus an objective's mean over the tokens, and its gradient that of the objective.
 
     Args:
-        group: that chooses the method.
-        batch: old_log_prob, log_prob, advantages and response_mask.
         objective: of each token, from log_prob, by the paper's formula.
-        overrides: of the group's parameters.
-        **further: arguments of the loss.
-
-    Returns:
-        The loss's metrics.
+        **further: arguments of the loss, whose metrics are returned.
     """
     log_prob, mask = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"]
     expected = -torch.where(mask, objective(log_prob), 0.0).sum() / mask.sum()

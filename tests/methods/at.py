@@ -35,15 +35,7 @@ def tokens_at(
     old_log_prob: Tensor | None = None,
     **optional: Tensor,
 ) -> Tokens:
-    """Tokens with exactly these ratios, unlike those from log-probabilities, which round.
-
-    Args:
-        ratio, advantages: (sequences, length), of one dtype.
-        clamp: log_ratio_clamp.
-        mask: bool, (sequences, length); None: all.
-        old_log_prob: (sequences, length); None: zeros, probability 1.
-        **optional: rollout_log_prob, entropy, group.
-    """
+    """Tokens with exactly these ratios, unlike those from log-probabilities, which round: (sequences, length) all."""
     free = ratio.log()
     old = torch.zeros_like(ratio) if old_log_prob is None else old_log_prob
     if clamp is None:
@@ -62,10 +54,15 @@ class Outcome(NamedTuple):
     value: Tensor
 
 
+def decision(method: Method, t: Tokens) -> Tensor:
+    """What a method decides from tokens."""
+    return method.decide(statistics_of(method, t, None))
+
+
 def outcome(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:
     """What a method makes of tokens; bounds: None for its own."""
     if bounds is None:
-        bounds = method.bounds(t, method.decide(statistics_of(method, t, None)))
+        bounds = method.bounds(t, decision(method, t))
     weight = method.gradient_weight(t, bounds)
     return Outcome(bounds, weight, method.loss_value(t, bounds, weight))
 
@@ -80,12 +77,9 @@ class At:
     """A row of a table by hand. Each is a number for all tokens, one sequence, or a tuple of sequences.
 
     Args:
-        method: with its parameters.
-        ratio, advantages: of the tokens.
-        weight: the gradient weight F that they shall have; NaN: any.
-        value: the value of the loss; None: not compared.
+        weight: the gradient weight F; NaN: any.
+        value: of the loss; None: not compared.
         old: probabilities under the old policy.
-        mask: the tokens that count; all without it.
         bounds: in place of the method's own.
     """
 

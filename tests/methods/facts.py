@@ -13,7 +13,6 @@ A test may state, as names of its module:
     NEVER       pairs of a parameter and an end that is refused whatever the others are
     PARTNERS    from a parameter to the one that the refusal of `ENDS` names instead
     TOGETHER    from 0 (the lower ends) or 1 to values with which all parameters at that end train
-    ORDERED     true if a token's weight depends on the order of the tokens
     DRAWS       true if a token's place decides with others whether it has a gradient, even at ratio 1
 """
 

@@ -1,11 +1,7 @@
 """ACPO's bins, standard deviations and bounds by hand; the release's and the paper's are in the golden vectors."""
 
-import math
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.golden.settings import DUAL_CLIP, UNCLAMPED, Key, Setup
@@ -82,16 +78,10 @@ def test_two_bins_by_hand():
     assert named == pytest.approx({f"{key}/bin_{k}": values[k] for key, values in expected.items() for k in (0, 1)})
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "counts"),
-    [
-        # An edge belongs to the upper bin, 1 to the last one; rounding can put a probability above 1.
-        ([0.0, 0.25, 0.5, 0.75, 0.999, 1.0, 1.0 + 1e-6], [1.0, 1.0, 1.0, 4.0]),
-        ([0.1], [1.0, 0.0, 0.0, 0.0]),
-    ],
-)
-def test_bin_edges(probabilities, counts):
-    assert decided(Acpo(bins=4), [1.0] * len(probabilities), probabilities)[1][:4].tolist() == counts
+def test_bin_edges():
+    # An edge belongs to the upper bin, 1 to the last one; rounding can put a probability above 1.
+    probabilities = [0.0, 0.25, 0.5, 0.75, 0.999, 1.0, 1.0 + 1e-6]
+    assert decided(Acpo(bins=4), [1.0] * 7, probabilities)[1][:4].tolist() == [1.0, 1.0, 1.0, 4.0]
 
 
 @pytest.mark.parametrize(("bin_on", "expected"), [("old", [1.0, 0.0]), ("current", [0.0, 1.0])])
@@ -129,12 +119,3 @@ def test_decisions_by_hand(method, ratio, probability, expected):
 def test_equal_ratios_far_from_one_give_zero_and_not_nan(ratio):
     _, _, decision = decided(Acpo(bins=1), [ratio] * 7, [0.5] * 7)
     assert 0 <= decision[0].item() <= 1e-7 * max(1.0, ratio)
-
-
-@given(ratio=st.lists(st.floats(0.01, 10), min_size=1, max_size=20))
-@settings(deadline=None)
-def test_sigma_is_the_population_standard_deviation(ratio):
-    _, _, decision = decided(Acpo(bins=1), ratio, [0.5] * len(ratio))
-    mean = math.fsum(ratio) / len(ratio)
-    variance = math.fsum((value - mean) ** 2 for value in ratio) / len(ratio)
-    assert decision[0].item() ** 2 == pytest.approx(variance, rel=1e-12, abs=1e-13)

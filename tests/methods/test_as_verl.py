@@ -1,6 +1,6 @@
 """Each method that verl has too, beside verl's own loss: loss, gradient and metrics, under every aggregation.
 
-What is the same as what stands in the methods' tests (`VERLS`); GSPO's and GMPO's have their comparisons themselves.
+What is the same as what stands in the methods' tests (`VERLS`).
 Not covered: normalisers of a mini-batch (tests/worker/test_aggregation.py).
 """
 

@@ -1,8 +1,6 @@
-"""BAPO's candidates, sums and search by hand, and its vectorised search against the papers' loops, written plainly.
-
-Two loops: Algorithm 1 of the paper (upper bound first, full steps) and the released code's (lower bound first, last
-step clipped to the stop). Both recompute every contribution token by token at each candidate. Not covered: the golden
-vectors (tests/worker/test_golden.py), contributions so small that BAPO's units round them.
+"""BAPO's candidates, sums and search by hand, and its vectorised search against the papers' loops, written plainly:
+Algorithm 1 (upper bound first, full steps) and the release's (lower bound first, last step clipped to the stop). Not
+covered: the golden vectors (tests/worker/test_golden.py), contributions so small that BAPO's units round them.
 """
 
 import math
@@ -15,9 +13,8 @@ from torch.testing import assert_close
 
 from tests.golden.settings import DUAL_CLIP, UNCLAMPED, Key, Setup
 from verl_clipx.methods.bapo import Bapo
-from verl_clipx.methods.grpo import Grpo
 
-from .at import outcome, row, tokens_at
+from .at import row, tokens_at
 
 PUBLISHED = {
     "bapo": dict(
@@ -98,58 +95,21 @@ def decided(method, ratio, advantages, *, mask=None, dtype=torch.float64, **log_
     return method.decide(method.statistics(t)).tolist()
 
 
-def candidates(start, stop, step, last_step):
-    method = Bapo(upper_start=start, upper_stop=stop, upper_step=step, last_step=last_step, lower_stop=0.6)
-    # Beside those of the upper bound there is one candidate of the lower one.
-    assert method.statistics_size == 2 * (len(method._candidates("upper")) + 1) + 2 * 2
-    return method._candidates("upper").tolist()
-
-
-def test_with_bounds_that_cannot_move_the_loss_is_grpos():
-    bapo = Bapo(lower_start=0.8, lower_stop=0.8, upper_start=1.2, upper_stop=1.2)
-    ratio = row(0.5, 0.79, 0.8, 0.81, 1.0, 1.19, 1.2, 1.21, 3.0, dtype=torch.float32).repeat(2, 1)
-    t = tokens_at(ratio, torch.tensor([[1.5], [-0.5]]).expand_as(ratio))
-    bounds, *found = outcome(bapo, t)
-    assert [float(bounds.low), float(bounds.high)] == pytest.approx([0.8, 1.2])
-    assert all(map(torch.equal, found, outcome(Grpo(clip_low=0.8, clip_high=1.2, dual_clip=None), t)[1:]))
-
-
-def test_a_bound_that_shall_not_move_needs_no_step():
-    assert Bapo(lower_stop=0.6, lower_step=1).lower_stop == 0.6
-    assert Bapo(last_step="clipped", lower_step=0.4).lower_step == 0.4
-
-
-def test_published_ranges_reach_their_ends():
+def test_candidates_by_hand():
     assert Bapo()._candidates("lower").tolist() == [round(0.6 + 0.02 * k, 2) for k in range(16)]
     assert Bapo()._candidates("upper").tolist() == [round(1.2 + 0.05 * k, 2) for k in range(37)]
     # 16 lower and 37 upper candidates make 17 and 38 intervals of two sums each.
     assert Bapo().statistics_size == 2 * (17 + 38)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((1.2, 2.0, 0.3, "full"), [1.2, 1.5, 1.8]),
-        ((1.2, 2.0, 0.3, "clipped"), [1.2, 1.5, 1.8, 2.0]),
-        ((1.2, 1.8, 0.3, "clipped"), [1.2, 1.5, 1.8]),
-        ((1.2, 1.3, 0.3, "clipped"), [1.2, 1.3]),
-        ((1.8, 1.8, 0.1, "clipped"), [1.8]),
-    ],
-)
-def test_candidates_by_hand(arguments, expected):
-    assert candidates(*arguments) == expected
-
-
-@given(
-    start=st.integers(0, 400), steps=st.integers(0, 30), step=st.integers(1, 50), decimals=st.sampled_from([100, 1000])
-)
-@settings(deadline=None)
-def test_whole_numbers_of_decimal_steps_reach_the_stop_whatever_last_step_is(start, steps, step, decimals):
-    start += decimals
-    stop = (start + steps * step) / decimals
-    for last_step in ("full", "clipped"):
-        found = candidates(start / decimals, stop, step / decimals, last_step)
-        assert found == [(start + k * step) / decimals for k in range(steps + 1)]
+    for stop, last_step, expected in (
+        (2.0, "full", [1.2, 1.5, 1.8]),
+        (2.0, "clipped", [1.2, 1.5, 1.8, 2.0]),
+        (1.8, "clipped", [1.2, 1.5, 1.8]),
+        (1.3, "clipped", [1.2, 1.3]),
+    ):
+        # A lower bound that shall not move needs no step.
+        method = Bapo(upper_stop=stop, upper_step=0.3, last_step=last_step, lower_stop=0.6, lower_step=1)
+        assert method._candidates("upper").tolist() == expected
+        assert method.statistics_size == 2 * (len(expected) + 1) + 2 * 2
 
 
 @FLOATS
@@ -201,14 +161,12 @@ def test_tokens_of_one_sign_or_none(contribution, counted, first):
             assert decided(method, [1.0, 2.0], advantages, mask=mask, dtype=dtype) == [0.6, 1.2, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(("contribution", "target", "c_high"), [("ratio", 1.0, 2.0), ("share", 0.5, 1.0)])
-def test_epsilon_is_added_to_the_negatives_of_ratio_only(contribution, target, c_high):
-    # P = min(4, c_high), N = 1: with epsilon = 1, P / 2 reaches 1 at c_high = 2; the shares 1/2, 2/3 reach 0.5 at 1.
-    method = Bapo(contribution=contribution, target=target, epsilon=1.0, **SMALL)
-    assert decided(method, [4.0, 1.0], [1.0, -1.0])[:2] == [0.25, c_high]
-
-
-def test_bounds_and_metrics():
+def test_decision_bounds_and_metrics():
+    # P = min(4, c_high), N = 1. epsilon, 1, is added to the N of ratio only: P / 2 reaches 1 at c_high = 2; the shares
+    # 1/2, 2/3 reach 0.5 at 1.
+    for contribution, target, c_high in (("ratio", 1.0, 2.0), ("share", 0.5, 1.0)):
+        method = Bapo(contribution=contribution, target=target, epsilon=1.0, **SMALL)
+        assert decided(method, [4.0, 1.0], [1.0, -1.0])[:2] == [0.25, c_high]
     method, t = Bapo(**SMALL), tokens_at(row(1.0), row(1.0))
     decision = torch.tensor([0.5, 2.0, 0.25, 0.75], dtype=torch.float64)
     assert method.bounds(t, decision) == (0.5, 2.0)
@@ -251,7 +209,9 @@ def test_a_huge_ratio_leaves_the_sums_of_the_other_sign_as_they_are():
 # A contribution is rounded to 2^-36 of the largest possible one: with these, at most 3e-8 of itself.
 ADVANTAGES = st.just(0.0) | st.floats(0.1, 3.0) | st.floats(-3.0, -0.1)
 ROUNDING = 1e-7
-TOKENS = st.lists(st.tuples(st.floats(0.05, 6.0), ADVANTAGES), min_size=1, max_size=14)
+# Between candidates and on them.
+RATIOS = st.floats(0.05, 6.0) | st.integers(10, 65).map(lambda k: round(0.05 * k, 2))
+TOKENS = st.lists(st.tuples(RATIOS, ADVANTAGES), min_size=1, max_size=14)
 # A share is at most 1.
 CRITERIA = st.tuples(st.just("share"), st.floats(0.02, 1.0)) | st.tuples(
     st.sampled_from(["net", "ratio"]), st.floats(0.02, 3.0)
@@ -283,40 +243,18 @@ def criterion(tokens, c_low, c_high, method):
     return positive / (negative + method.epsilon)
 
 
-def next_bound(bound, start, stop, step, last_step):
-    """The next candidate, or None; counted in whole steps from start, so that 0.6 + 15 * 0.02 is 0.9."""
-    taken = round((bound - start) / step)
-    if abs(start + taken * step - bound) > 1e-9:
-        return None
-    candidate = round(start + (taken + 1) * step, 12)
-    if candidate <= stop:
-        return candidate
-    return stop if last_step == "clipped" and bound < stop else None
-
-
 def loop(tokens, method, target):
     """Move the first bound while the criterion is missed and there is room, then the other."""
     bounds = {"lower": method.lower_start, "upper": method.upper_start}
     for side in ("upper", "lower") if method.first == "upper" else ("lower", "upper"):
         start, stop, step = (getattr(method, f"{side}_{part}") for part in ("start", "stop", "step"))
-        while criterion(tokens, bounds["lower"], bounds["upper"], method) < target:
-            candidate = next_bound(bounds[side], start, stop, step, method.last_step)
-            if candidate is None:
-                break
-            bounds[side] = candidate
+        # In whole steps from start, so that 0.6 + 15 * 0.02 is 0.9.
+        further = [round(start + k * step, 12) for k in range(1, 100) if round(start + k * step, 12) <= stop]
+        if method.last_step == "clipped" and [start, *further][-1] < stop:
+            further.append(stop)
+        while further and criterion(tokens, bounds["lower"], bounds["upper"], method) < target:
+            bounds[side] = further.pop(0)
     return bounds["lower"], bounds["upper"]
-
-
-def assert_same_bounds(tokens, method):
-    # Where the rounding of the sums decides, either answer is right.
-    answers = [loop(tokens, method, method.target * (1 + shift)) for shift in (-ROUNDING, 0.0, ROUNDING)]
-    assume(answers[0] == answers[1] == answers[2])
-    ratio, advantages = zip(*tokens, strict=True)
-    *bounds, before, after = decided(method, ratio, advantages)
-    assert tuple(bounds) == answers[1]
-    for share, at in ((before, (method.lower_start, method.upper_start)), (after, bounds)):
-        positive, negative = contributions(tokens, *at, method)
-        assert share == pytest.approx(positive / (positive + negative) if positive + negative else 0.0, abs=1e-6)
 
 
 @given(
@@ -324,38 +262,21 @@ def assert_same_bounds(tokens, method):
     criteria=CRITERIA,
     counted=COUNTED,
     first=FIRST,
+    last_step=st.sampled_from(["full", "clipped"]),
     epsilon=st.sampled_from([1e-8, 1.0]),
     lower_stop=st.sampled_from([0.6, 0.9]),
+    upper_step=st.sampled_from([0.05, 0.7]),
 )
 @settings(max_examples=400, deadline=None)
-def test_algorithm_1(tokens, criteria, counted, **further):
+def test_the_loops_of_the_paper_and_of_the_release(tokens, criteria, **further):
     contribution, target = criteria
-    method = Bapo(target=target, contribution=contribution, counted=counted, weight="none", **further)
-    assert_same_bounds(tokens, method)
-
-
-@pytest.mark.slow
-@given(tokens=TOKENS, target=st.floats(0.02, 3.0), counted=COUNTED, upper_step=st.sampled_from([0.1, 0.3, 0.7]))
-@settings(max_examples=300, deadline=None)
-def test_the_releases_loops(tokens, target, counted, upper_step):
-    parts = dict(contribution="ratio", weight="none", first="lower", last_step="clipped", upper_stop=2.0)
-    steps = dict(lower_start=0.8, lower_stop=0.95, lower_step=0.04, upper_step=upper_step)
-    assert_same_bounds(tokens, Bapo(target=target, counted=counted, **parts, **steps))
-
-
-@given(
-    picks=st.lists(
-        st.tuples(st.integers(0, 15), st.integers(0, 36), st.floats(0.1, 3.0), st.booleans()), min_size=1, max_size=14
-    ),
-    criteria=CRITERIA,
-    first=FIRST,
-)
-@settings(max_examples=300, deadline=None)
-def test_ratios_exactly_on_candidates(picks, criteria, first):
-    contribution, target = criteria
-    tokens = [
-        (round(1.2 + 0.05 * upper, 2), advantage) if positive else (round(0.6 + 0.02 * lower, 2), -advantage)
-        for lower, upper, advantage, positive in picks
-    ]
-    method = Bapo(target=target, contribution=contribution, counted="gradient", first=first, weight="none")
-    assert_same_bounds(tokens, method)
+    method = Bapo(target=target, contribution=contribution, weight="none", **further)
+    # Where the rounding of the sums decides, either answer is right.
+    answers = [loop(tokens, method, target * (1 + shift)) for shift in (-ROUNDING, 0.0, ROUNDING)]
+    assume(answers[0] == answers[1] == answers[2])
+    ratio, advantages = zip(*tokens, strict=True)
+    *bounds, before, after = decided(method, ratio, advantages)
+    assert tuple(bounds) == answers[1]
+    for share, at in ((before, (method.lower_start, method.upper_start)), (after, bounds)):
+        positive, negative = contributions(tokens, *at, method)
+        assert share == pytest.approx(positive / (positive + negative) if positive + negative else 0.0, abs=1e-6)

@@ -8,11 +8,10 @@ import torch
 from torch.testing import assert_close
 
 from verl_clipx.base.covariance import covariances
-from verl_clipx.loss.loss import statistics_of
 from verl_clipx.methods.clip_cov import ClipCov, uniform
 
 from .against_verl import ACTOR, AsVerl
-from .at import row, tokens_at
+from .at import decision, outcome, row, tokens_at
 
 PUBLISHED = {
     "clip_cov": dict(clip_low=0.8, clip_high=1.2, share=2e-4, covariance_low=1.0, covariance_high=5.0),
@@ -36,10 +35,6 @@ VERLS = {
 }
 
 
-def decision(method, t):
-    return method.decide(statistics_of(method, t, None))
-
-
 def test_by_hand():
     # Means over four tokens: A 0, log p -2. Covariances: 2 * 1.5 = 3; -2 * -1.5 = 3; 1 * 2 = 2; -1 * -2 = 2.
     t = tokens_at(row(1.0, 1.0, 1.3, 0.9), row(2.0, -2.0, 1.0, -1.0), old_log_prob=torch.zeros(1, 4))
@@ -48,30 +43,23 @@ def test_by_hand():
     assert_close(covariances(t, decision(method, t)[:2]), row(3.0, 3.0, 2.0, 2.0))
     # Only the last is eligible: the bounds are excluded, and PPO clips the third (A > 0, r = 1.3).
     assert_close(decision(method, t), torch.tensor([0.0, -2.0, 0.25, 1.0], dtype=torch.float64))
-    bounds = method.bounds(t, decision(method, t))
-    weight = method.gradient_weight(t, bounds)
-    assert_close(weight, row(1.0, 1.0, 0.0, 0.0))
-    assert_close(method.loss_value(t, bounds, weight), row(-2.0, 2.0, -1.2, 0.0))
+    found = outcome(method, t)
+    assert_close(found.weight, row(1.0, 1.0, 0.0, 0.0))
+    assert_close(found.value, row(-2.0, 2.0, -1.2, 0.0))
     wider = ClipCov(covariance_low=1.0, covariance_high=3.1, share=1.0)
-    assert_close(wider.gradient_weight(t, wider.bounds(t, decision(wider, t))), row(0.0, 0.0, 0.0, 0.0))
+    assert_close(outcome(wider, t).weight, row(0.0, 0.0, 0.0, 0.0))
 
 
-def test_the_draw_stays_the_same_from_version_to_version():
+def test_the_draw_is_uniform_and_follows_the_token_from_version_to_version():
     drawn = (uniform(torch.tensor([[-0.5, -0.5, -2.0]]), 0) * 2**24).int()
     assert drawn.tolist() == [[7256401, 7913248, 502032]]
-
-
-def test_the_draw_is_uniform_and_follows_the_token():
     values = -6 * torch.rand(400, 500, generator=torch.Generator().manual_seed(0))
-    numbers = uniform(values, 0)
+    numbers, other = uniform(values, 0), uniform(values, 1)
     counts = torch.histc(numbers, bins=20, min=0, max=1) / numbers.numel()
     assert_close(counts, torch.full((20,), 0.05), atol=0.002, rtol=0)
-    assert torch.equal(numbers[3:5], uniform(values[3:5], 0))
-    assert torch.equal(numbers[:, :9], uniform(values[:, :9], 0))
-    other = uniform(values, 1)
-    correlation = torch.corrcoef(torch.stack([numbers.flatten(), other.flatten()]))[0, 1]
-    assert abs(correlation) < 0.01
-    assert abs(torch.corrcoef(torch.stack([numbers[:, 1:].flatten(), numbers[:, :-1].flatten()]))[0, 1]) < 0.01
+    assert torch.equal(numbers[3:5, :9], uniform(values[3:5, :9], 0))
+    for one, two in ((numbers, other), (numbers[:, 1:], numbers[:, :-1])):
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]) < 0.01
 
 
 def test_the_number_drawn_is_the_share_on_average():

@@ -16,7 +16,6 @@ from .at import At, by_hand, outcome, row, tokens_at
 
 PUBLISHED = {"ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, power=0.5)}
 VARIANTS = ({"width_dual": None, "power": 0.0},)
-ORDERED = True
 GOLDEN = {
     "ctpo": Setup(
         ("+clipx=ctpo",),

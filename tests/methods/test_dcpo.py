@@ -1,4 +1,4 @@
-"""DCPO's bounds and weights by hand, against the inequality that they solve, and against autograd.
+"""DCPO's bounds and weights by hand and against autograd.
 
 Not covered: the paper's advantages and its average over tokens, which are not the plugin's.
 """
@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from verl_clipx.check.contract import example
@@ -56,16 +54,6 @@ def test_bounds_by_hand():
 def test_a_probability_of_zero_has_bounds(dtype, epsilon):
     low, high = bounds_at(Dcpo(epsilon_low=epsilon, epsilon_high=epsilon), 0.0, dtype=dtype)
     assert (low.item(), high.item()) == ((0.5, 10.0) if epsilon else (1.0, 1.0))
-
-
-@given(q=st.floats(1e-3, 1.0), epsilon=st.floats(1e-3, 0.5))
-@settings(deadline=None)
-def test_at_the_bounds_the_change_times_the_new_probability_is_epsilon(q, epsilon):
-    low, high = map(float, bounds_at(Dcpo(epsilon_low=epsilon, epsilon_high=epsilon, largest_ratio=None), q))
-    assert (high - 1) * high * q == pytest.approx(epsilon, rel=1e-9)
-    # Where no ratio changes that much, the one that changes the most.
-    assert (1 - low) * low * q == pytest.approx(min(epsilon, q / 4), rel=1e-9, abs=1e-12)
-    assert 0.5 <= low <= 1 <= high
 
 
 @pytest.mark.parametrize(("group", "epsilon_low", "epsilon_high"), [("dcpo", 0.16, 0.2), ("dcpo_reference", 0.2, 0.28)])

@@ -1,4 +1,4 @@
-"""KL-Cov by hand at each edge, and its choice over any division of the tokens.
+"""KL-Cov by hand at each edge, and its buckets.
 
 What mini_batch decides over micro-batches and ranks is covered by tests/end_to_end/test_invariance.py; the contract of
 all methods by tests/methods.
@@ -9,11 +9,10 @@ import math
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.loss.loss import statistics_of
 from verl_clipx.methods.kl_cov import KlCov, inner_edges
 
-from .against_verl import ACTOR, AsVerl, ragged
-from .at import row, tokens_at
+from .against_verl import ACTOR, AsVerl
+from .at import decision, outcome, row, tokens_at
 
 PUBLISHED = {"kl_cov": dict(share=2e-4, coefficient=1.0)}
 SEEN_AS = {"share": 0.5}
@@ -32,10 +31,6 @@ VERLS = {f"kl_cov of {share}": same((f"clipx.share={share}",), share, 1) for sha
 VERLS["kl_cov by verl's keys"] = same((), 0.05, 0.3)
 
 
-def decision(method, t):
-    return method.decide(statistics_of(method, t, None))
-
-
 def test_by_hand():
     # Means: A 0, log p -2. Covariances 2 * 1 = 2, -2 * -2 = 4, 1 * 2 = 2 and -1 * -1 = 1: half of the tokens is at or
     # above 2, and the bucket of 2 holds two, so three are penalised.
@@ -45,36 +40,14 @@ def test_by_hand():
     mean_advantage, mean_log_prob, bound = decision(method, t).tolist()
     assert (mean_advantage, mean_log_prob) == (0.0, -2.0)
     assert 2 / 1.009 < bound < 2
-    bounds = method.bounds(t, decision(method, t))
-    weight = method.gradient_weight(t, bounds)
+    found = outcome(method, t)
     # r - 0.5 sign(log r) / A: 2 - 0.25, 0.5 - 0.25, 1 (its log-ratio is 0), and the last is not penalised.
-    assert_close(weight, row(1.75, 0.25, 1.0, 2.0))
+    assert_close(found.weight, row(1.75, 0.25, 1.0, 2.0))
     log_2 = math.log(2.0)
-    assert_close(method.loss_value(t, bounds, weight), row(-4 + log_2 / 2, 1 + log_2 / 2, -1.0, 2.0))
-
-
-def test_a_share_of_1_penalises_every_token_with_an_advantage():
+    assert_close(found.value, row(-4 + log_2 / 2, 1 + log_2 / 2, -1.0, 2.0))
+    # A share of 1 penalises every token with an advantage.
     t = tokens_at(row(2.0, 2.0, 2.0), row(1.0, -1.0, 0.0), old_log_prob=torch.zeros(1, 3))
-    method = KlCov(share=1.0)
-    assert_close(method.gradient_weight(t, method.bounds(t, decision(method, t))), row(1.0, 3.0, 2.0))
-
-
-def test_the_choice_does_not_depend_on_the_division():
-    batch = ragged(4, spread=0.3, sequences=16)
-    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
-    t = tokens_at(ratio, batch["advantages"], old_log_prob=batch["old_log_prob"])
-    t = t._replace(mask=batch["response_mask"], log_prob=batch["log_prob"])
-    method = KlCov(share=0.1)
-
-    def parts(tokens):
-        tensors = {name: of for name, of in tokens._asdict().items() if of is not None}
-        return [
-            tokens._replace(**{name: of[rows] for name, of in tensors.items()}) for rows in (slice(5), slice(5, 16))
-        ]
-
-    first = sum(method.statistics(part) for part in parts(t))
-    second = sum(method.second_statistics(part, first) for part in parts(t))
-    assert_close(method.decide(torch.cat([first, second])), decision(method, t), rtol=1e-12, atol=0)
+    assert_close(outcome(KlCov(share=1.0), t).weight, row(1.0, 3.0, 2.0))
 
 
 def test_buckets_are_0_8_percent_wide():

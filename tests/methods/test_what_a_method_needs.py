@@ -1,7 +1,5 @@
-"""What a method needs besides its class, each missing thing by name in one message.
-
-Covers: its group; its test with the published values of each group; numbers that are not ours, which are golden
-vectors, verl's own loss, or a formula by autograd; its places in README and docs. Not covered: what these say.
+"""What a method needs besides its class, each missing thing by name in one message: its group; its test with published
+values and numbers that are not ours; its places in README and docs. Not covered: what these say.
 """
 
 import re
@@ -21,7 +19,7 @@ from .facts import fact, facts
 FOLDER = Path(__file__).parent
 CLIP_KEYS = runpy.run_path(str(ROOT / "scripts" / "key_tables.py"))["clip_key_table"]()
 # Golden vectors, verl's own loss, or a formula by autograd: what a test states or imports for them.
-OTHERS = ("GOLDEN", "VERLS", "assert_same_as_verl", "assert_gradient_of", "registered_loss")
+OTHERS = ("GOLDEN", "VERLS", "assert_gradient_of")
 
 
 def page(name: str) -> str:

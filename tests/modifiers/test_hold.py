@@ -1,9 +1,7 @@
 """Holding a target: widths by hand and against sorted tokens, ends, splits, refusals, and through a configuration.
 
-Covers: every method with a width keeps the contract, one of them compiled (--all: each); the histogram is additive, and
-the width falls with the value of clip_fraction and rises with that of second_moment; the line, what explain says,
-metrics, and the state's description. Not covered: ranks and micro-batches (tests/end_to_end/test_invariance.py), a
-training.
+Covers too: what the line and explain say, metrics, the state's description. Not covered: the contract
+(tests/methods/test_properties.py), ranks and micro-batches (tests/end_to_end/test_invariance.py).
 """
 
 import math
@@ -16,10 +14,8 @@ from hypothesis import strategies as st
 
 from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusals_in
 from tests.claims.first_call import first_call
-from tests.matrix import product
 from tests.methods.at import outcome, row, tokens_at
-from verl_clipx.check import contract
-from verl_clipx.check.contract import check_method
+from verl_clipx.check.contract import compiled_it_is_the_same
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers.hold import HeldBounds
 from verl_clipx.run.answer import bounds_of, settings_of
@@ -153,18 +149,15 @@ def test_tokens_outside_the_mask_do_not_count(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "compiled"), product(WITH_WIDTH, [False, True], keep=lambda m, c: not c or m == "gspo")
-)
-def test_it_keeps_the_contract(monkeypatch, method, compiled):
-    if not compiled:
-        monkeypatch.setattr(contract, "COMPILED_CHECKS", ())
-    assert [(name, failure) for name, failure in check_method(holding(method, value=0.1)) if failure] == []
+def test_compiled_it_is_the_same():
+    compiled_it_is_the_same(holding("gspo", value=0.1))
 
 
-def test_the_methods_with_a_width_are_these():
+def test_the_methods_with_a_width_are_these_and_a_micro_batch_has_too_few_sequences_for_gspo():
     assert {name for name in BUILT_IN if METHODS[name]().bounds_width is not None} == {*WITH_WIDTH}
     assert [name for name in WITH_WIDTH if METHODS[name]().bounds_width.mask] == MASKS
+    with pytest.raises(ValueError, match=r"clipx\.scope=micro_batch"):
+        build("gspo", scope="micro_batch", hold={"value": 0.02})
 
 
 @pytest.mark.parametrize(
@@ -188,11 +181,6 @@ def test_what_cannot_be_held_is_refused(method, values, key, value):
         actor_of(merged([f"+clipx={method}", "+clipx/hold=clip_fraction"], given))
     (refusal,) = refusals_in(raised.value)
     assert refusal.key == key and (value is None or refusal.value == value) and refusal.advice != refusal.reason
-
-
-def test_a_micro_batch_has_too_few_sequences():
-    with pytest.raises(ValueError, match=r"clipx\.scope=micro_batch"):
-        build("gspo", scope="micro_batch", hold={"value": 0.02})
 
 
 @pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])
@@ -224,13 +212,11 @@ def test_the_line_and_explain_say_what_is_held():
         "+clipx=dapo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.3"
     )
     held = "clip_fraction 0.02 (width 0.05 to 1)"
-    expected = f"clipx_grpo (+clipx=dapo), holds {held}, scope mini_batch, every parameter as in its group; "
     # The solved bounds take nothing over from verl, and the group's own have no part in the run.
-    assert f"{expected}verl's clip_ratio_high=0.3 not used" in decision.line
+    assert f"holds {held}" in decision.line and "verl's clip_ratio_high=0.3 not used" in decision.line
     assert decision.resolved.run.taken == {} and "clip_high=" not in decision.line
-    said = f"ratio 1 / (1 + width) to 1 + width, the width that holds {held}; dual_clip 3"
     _, settings, run = decision.resolved
-    assert bounds_of(settings.method) == said
+    assert f"the width that holds {held}" in bounds_of(settings.method)
     assert settings_of(settings, run) == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
 

@@ -1,7 +1,5 @@
-"""`clipx replay` on runs whose every token is traced: methods, words, the search for a parameter, what is refused.
-
-Not covered: traces that the worker wrote (test_workers_traces.py), a part of the tokens (test_estimates.py), a trained
-run (tests/end_to_end/test_quickstart.py).
+"""`clipx replay` on runs whose every token is traced: methods, words, the search for a parameter, what is refused. Not
+covered: traces of the worker (test_workers_traces.py), a part of the tokens (test_estimates.py).
 """
 
 import re
@@ -82,10 +80,11 @@ def test_the_tables_fit_80_columns_and_say_what_is_only_outside_the_bounds(grpo,
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(app, ["replay", str(grpo), "+clipx=acpo", "clipx.alpha=1,2", "+clipx=dgpo"]).output
     tables = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
-    assert max(map(len, tables)) <= 80 and "norm ratio: its length over the run’s" in " ".join(text.split())
+    assert max(map(len, tables)) <= 80
     # Nothing is clipped by DGPO; a ratio has no negative bounds.
     outside = [line.count("outside") for line in tables]
     assert sum(outside) == max(outside) == 2 and "-" not in "".join(tables)
+    assert "norm ratio: its length over the run’s" in " ".join(text.split())
 
 
 def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):
@@ -138,6 +137,7 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("+clipx=grpo", "--step", 5), "--step 5: not traced. Traced are 2, 4, 6"),
         (("+clipx=acpo", "--match", "clip=1"), "--match clip=1: must be clip_fraction=NUMBER"),
         (("+clipx=acpo", "--match", "clip_fraction=0.01"), "give acpo one parameter"),
+        (("+clipx=acpo", "clipx.alpha=2", "--match", "clip_fraction=0.1"), "with the ends of its range"),
         *(
             (("+clipx=acpo", "clipx.alpha=0,4", "--match", f"clip_fraction={one}"), f"clip_fraction={one}: must be")
             for one in ("nan", "-inf", "1e999")
@@ -150,6 +150,5 @@ def test_what_cannot_be_replayed_is_said(grpo, words, message):
 
 def test_without_traces_it_says_how_to_get_them(tmp_path):
     run = write_run(tmp_path / "grpo-seed1", "grpo", traced=False, steps=1)
-    assert "no traces. Train with +clipx/trace=prompts" in clipx("replay", run, "+clipx=acpo", code=1)
-    said = clipx("report", run, "--out", tmp_path / "out", "--replay", "+clipx=acpo", code=1)
-    assert "+clipx/trace=prompts" in said
+    for command in (("replay", run), ("report", run, "--out", tmp_path / "out", "--replay")):
+        assert "+clipx/trace=prompts" in clipx(*command, "+clipx=acpo", code=1)

@@ -1,7 +1,5 @@
-"""`clipx replay` on traces that the worker's own calls wrote: the run's own setting, token by token.
-
-Covers: modifiers, rollout correction, Lopti's passes, micro-batches' own statistics, the sampler's weights, bounds at
-ratio 1, lagged bounds, and the run's own decision where the trace has a part of the tokens. Not covered: verl's engine
+"""`clipx replay` on traces that the worker's own calls wrote: the run's own setting, token by token, under modifiers,
+correction, Lopti's passes, each scope, and where the trace has a part of the tokens. Not covered: verl's engine
 (tests/end_to_end/test_quickstart.py).
 """
 
@@ -30,7 +28,7 @@ from verl_clipx.worker.tracer import ROW, Tracer
 __all__ = ["actor", "composed"]
 
 
-def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None, weights=None, node=None):
+def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None, weights=None):
     """A run whose one update the worker's own calls traced, in these micro-batches."""
     config, batch = actor(*overrides, "+clipx/trace=prompts"), example(torch.float32)
     noise = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(5))
@@ -52,7 +50,7 @@ def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None,
         tracer.end_update(step)
     assert tracer.writer.flush()
     write_log(folder / "metrics.jsonl", [{"actor/pg_clipfrac": 0.0}])
-    write_record(folder / "metrics.jsonl", {"clipx": node or recorded(settings)})
+    write_record(folder / "metrics.jsonl", {"clipx": recorded(settings)})
     return folder
 
 
@@ -153,22 +151,14 @@ def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor)
 
 
 def test_below_fraction_1_the_runs_own_decision_is_kept(tmp_path, actor):
-    run = traced_run(tmp_path, actor, "+clipx=acpo", step=decided_step(actor))
+    # From more tokens than the trace has.
+    statistics = torch.tensor([9.0] * 5 + [0.0] * 5 + [3.0] * 5, dtype=torch.float64)
+    decision = actor("+clipx=acpo").policy_loss.clipx.method.decide(statistics)
+    step = OptimizerStep(statistics=statistics, decision=decision, decided_from=DecidedFrom.MINI_BATCH)
+    run = traced_run(tmp_path, actor, "+clipx=acpo", step=step)
     (shard,) = shards_in(run / "traces")
-    decision = {0: decided_step(actor).decision.tolist()}
-    write_shard(
-        run / "traces",
-        shard,
-        read_columns(run / "traces", shard),
-        UpdateFacts(0.5, 1, DecidedFrom.MINI_BATCH, decision),
-    )
+    facts = UpdateFacts(0.5, 1, DecidedFrom.MINI_BATCH, {0: decision.tolist()})
+    write_shard(run / "traces", shard, read_columns(run / "traces", shard), facts)
     own, other = answer("replay", run, "+clipx=acpo", "clipx.alpha=3.0,3.5")["settings"]
     assert not own["exact"] and own["bounds_against_run"] <= 1e-6
     assert other["bounds"]["high"]["greatest"] != pytest.approx(own["bounds"]["high"]["greatest"])
-
-
-def decided_step(actor) -> OptimizerStep:
-    """A step whose bounds are decided from more tokens than the trace has."""
-    method = actor("+clipx=acpo").policy_loss.clipx.method
-    statistics = torch.tensor([9.0] * 5 + [0.0] * 5 + [3.0] * 5, dtype=torch.float64)
-    return OptimizerStep(statistics=statistics, decision=method.decide(statistics), decided_from=DecidedFrom.MINI_BATCH)

@@ -15,61 +15,51 @@ from verl_clipx.report import follow, page
 from verl_clipx.trainer.log import write_record
 
 
-@pytest.fixture
-def followed(tmp_path, monkeypatch):
-    """Follows a run to which something happens in each wait; returns the output, and steps and reloads of each page."""
-    log, written = tmp_path / "run" / "metrics.jsonl", []
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("record", "happens", "pages"),
+    [
+        # In each wait a step is logged, nothing, or what ends it. The last page reloads no more.
+        (True, ([], [1], [2], [3, release]), [(1, 10), (2, 10), (3, None)]),
+        # Where nothing is new nothing is written.
+        (False, ([], [2], [interrupt]), [(1, 10), (2, 10)]),
+    ],
+    ids=["until it ends", "without a record until it is interrupted"],
+)
+def test_the_page_grows_with_the_run(tmp_path, monkeypatch, record, happens, pages):
+    log, written, coming = tmp_path / "run" / "metrics.jsonl", [], iter(happens)
     log.parent.mkdir()
 
     def write(paths, out, *_, reload_every, **__):
         written.append((len(page.read_run(paths[0]).log), reload_every))
         return []
 
-    def run(*happens):
-        waits = iter(happens)
-        monkeypatch.setattr(page, "write_report", write)
-        # Its own name: other threads sleep too.
-        monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=lambda _: next(waits)()))
-        return clipx("report", log.parent, "--out", tmp_path / "out", "--follow"), written
+    def add(step):
+        with log.open("a") as file:
+            file.write(log_line(step, **{"actor/entropy": 1.0}))
 
-    yield log, run
-    release()
+    def sleep(_):
+        for one in next(coming):
+            one() if callable(one) else add(one)
 
-
-def add(log, step):
-    with log.open("a") as file:
-        file.write(log_line(step, **{"actor/entropy": 1.0}))
-
-
-def test_the_page_grows_with_the_run_and_ends_with_it(followed):
-    log, run = followed
-    write_record(log, {"clipx": {"method": "grpo"}})
-    hold(log.with_suffix(".lock"))
-
-    def last():
-        add(log, 3)
+    monkeypatch.setattr(page, "write_report", write)
+    # Its own name: other threads sleep too.
+    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=sleep))
+    if record:
+        write_record(log, {"clipx": {"method": "grpo"}})
+        hold(log.with_suffix(".lock"))
+    else:
+        add(1)
+    try:
+        said = clipx("report", log.parent, "--out", tmp_path / "out", "--follow")
+    finally:
         release()
-
-    said, written = run(lambda: None, lambda: add(log, 1), lambda: add(log, 2), last)
-    assert said.count("no step yet") == 1 and said.count("written at") == 2
-    # Nothing is left to reload.
-    assert written == [(1, 10), (2, 10), (3, None)]
-
-
-def test_without_a_record_it_goes_on_until_it_is_interrupted(followed):
-    log, run = followed
-    add(log, 1)
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    # Nothing new: nothing is written.
-    said, written = run(lambda: None, lambda: add(log, 2), interrupt)
-    assert said.count("written at") == 2 and written == [(1, 10), (2, 10)]
-
-
-def test_a_run_that_has_ended_is_written_once(followed):
-    log, run = followed
-    write_record(log, {"clipx": {"method": "grpo"}})
-    add(log, 1)
-    assert run()[1] == [(1, None)]
+    assert written == pages and said.count("no step yet") == record
+    assert said.count("written at") == sum(reloads is not None for _, reloads in pages)
+    if record:
+        # A run that has ended is written once.
+        clipx("report", log.parent, "--out", tmp_path / "out", "--follow")
+        assert written[len(pages) :] == [(3, None)]

@@ -1,12 +1,12 @@
 """Logs, traces and outputs that are empty, not finite or closed: a command says what is wrong, and never a traceback.
 
-Covers: diagnose, bounds, replay, report and check-loss at the command line. Not covered: the contents of healthy runs.
+Covers: diagnose, bounds, replay, report and check-loss; skipped updates, counted and by the gradient norm in old logs.
+Not covered: how the worker counts them (tests/worker), the contents of healthy runs.
 """
 
-import csv
-import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -15,37 +15,144 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.runs.commands import clipx
-from tests.runs.example_runs import write_log, write_run
+from tests.runs.commands import clipx, page_of
+from tests.runs.example_runs import WHOLE, read_columns, write_log, write_run
+from verl_clipx.common.traces import Shard, shards_in, write_shard
+from verl_clipx.diagnose.findings import findings
 from verl_clipx.replay.of_run import numbers_of_step
-from verl_clipx.report.page import _write_csv
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
+from verl_clipx.trainer.log import write_record
 
 NAN, INF = float("nan"), float("inf")
+CONFIGURATION = {
+    "clipx": {"method": "acpo"},
+    "data": {"seed": 1, "train_batch_size": 64},
+    "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 8, "ppo_epochs": 1}},
+}
+# A step's metrics while no update is taken: the ratio stays 1.
+STILL = {keys.REWARD: 0.5, keys.ENTROPY: 1.0, keys.KL: 0.0, keys.RATIO: 1.0, keys.GRADIENT_NORM: 0.3}
+STILL |= {keys.CLIPPED_LOW: 0.0, keys.CLIPPED_HIGH: 0.0}
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF, None])
+def write(folder, rows, configuration=CONFIGURATION):
+    """A run of steps that differ from STILL by these metrics."""
+    log = write_log(folder / "metrics.jsonl", [STILL | row for row in rows])
+    if configuration:
+        write_record(log, configuration)
+    return folder
+
+
+def said_of(*folders):
+    return findings(settings_of([read_run(folder) for folder in folders]))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, None])
 def test_a_log_without_a_finite_number_is_not_called_healthy(tmp_path, value):
     row = {keys.ENTROPY: value, keys.REWARD: value, keys.RATIO: value}
     text = clipx("diagnose", write_log(tmp_path / "metrics.jsonl", [row] * 20))
     assert "values that are not finite" in text and "none fired" not in text
     other = write_log(tmp_path / "other.jsonl", [{"actor/lr": value}] * 20)
     assert "no metric in its log has a finite number" in clipx("diagnose", other, "--json", code=1)
-
-
-def test_a_rule_whose_metric_is_never_finite_is_not_among_the_judged(tmp_path):
+    # Nor is a rule whose metric is never finite among the judged.
     finite, mixed = (
         clipx("diagnose", write_log(tmp_path / f"{one}.jsonl", [{keys.ENTROPY: 0.5, keys.REWARD: one}] * 20))
-        for one in (0.5, NAN)
+        for one in (0.5, value)
     )
     assert finite.split(" rules")[0] != mixed.split(" rules")[0]
 
 
-@pytest.mark.parametrize("value", [INF, 1e400, 1e308])
-def test_infinite_counts_of_skipped_updates_are_no_traceback(tmp_path, value):
-    log = write_log(tmp_path / "metrics.jsonl", [{keys.SKIPPED_UPDATES: value, keys.ENTROPY: 0.5}] * 12)
-    assert "skipped updates" in clipx("diagnose", log)
+def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_path):
+    first, *others = said_of(write(tmp_path / "mine", [{keys.SKIPPED_UPDATES: float(n)} for n in (0, 6, 8, 4)]))
+    # Of the three steps since the first that skipped any, 8 updates each.
+    assert first.head == "ACPO, seed 1: skipped updates from step 2 on."
+    assert "18 of 24 updates skipped since." in first.text and "The policy stayed as it was" in first.text
+    assert not any("mini_batch" in one.text for one in (first, *others))
+    healthy = write(tmp_path / "healthy", [{keys.SKIPPED_UPDATES: 0.0}] * 3)
+    assert any("mini_batch" in one.text for one in said_of(healthy))
+    skipped = [{keys.SKIPPED_UPDATES: 1.0}, {keys.SKIPPED_UPDATES: 0.0}]
+    for index, configuration in enumerate(({}, {"clipx": {"method": "acpo"}}, {"data": {"train_batch_size": 0}})):
+        run = write(tmp_path / f"of-{index}-known", skipped, configuration)
+        assert said_of(run)[0].text.startswith("1 update skipped since.")
+    endless = write_log(tmp_path / "endless.jsonl", [{keys.SKIPPED_UPDATES: INF, keys.ENTROPY: 0.5}] * 12)
+    assert "skipped updates" in clipx("diagnose", endless)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, None])
+def test_in_older_logs_the_gradient_norm_is_the_evidence(tmp_path, value):
+    rows = [{}, {keys.GRADIENT_NORM: value}] * 2
+    first, *others = said_of(write(tmp_path / "mine", rows))
+    assert first.head == "ACPO, seed 1: skipped updates from step 2 on."
+    assert first.text.startswith("updates skipped in 2 of 3 steps since")
+    # The skipped updates are these values.
+    assert not any("not finite" in one.head or "mini_batch" in one.text for one in others)
+    zero = [{**one, keys.SKIPPED_UPDATES: 0.0} for one in rows]
+    assert not any("skipped" in one.head for one in said_of(write(tmp_path / "counted", zero)))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, None])
+def test_rewards_that_are_not_finite_are_named_counted_and_left_out(tmp_path, value):
+    rows = [{keys.REWARD: reward, "actor/pg_loss": value} for reward in (0.2, value, 0.4, value)]
+    theirs = write(tmp_path / "theirs", [{}] * 4, {"clipx": {"method": "grpo"}})
+    found = said_of(write(tmp_path / "mine", rows), theirs)
+    assert found[0].head == "ACPO, seed 1: values that are not finite from step 1 on."
+    texts = "\n".join(f"{one.head} {one.text}" for one in found)
+    assert texts.count(f"{keys.REWARD} in 2 steps") == texts.count("actor/pg_loss in 4 steps") == 1
+    (of_rewards,) = [one for one in found if one.head.startswith("The training reward")]
+    assert of_rewards.head == "The training reward was 0.500 in GRPO and 0.300 in ACPO, seed 1."
+    assert "Means over 2 steps" in of_rewards.text
+
+
+def test_the_page_says_so_first_and_its_table_keeps_what_is_finite(tmp_path):
+    rows = [{keys.REWARD: reward, keys.SKIPPED_UPDATES: 2.0} for reward in (0.2, NAN, 0.4, None)]
+    run = write(tmp_path / "mine", rows)
+    (run / "validation").mkdir()
+    scores = {0: [str(i % 2) for i in range(8)], 2: ["null"] + ["NaN"] * 7}
+    for step, of_step in scores.items():
+        lines = [f'{{"input": "{i}", "score": {score}}}\n' for i, score in enumerate(of_step)]
+        (run / "validation" / f"{step}.jsonl").write_text("".join(lines))
+    assert any(f"{keys.HELD_OUT} in 1 step" in one.text for one in said_of(run))
+    clipx("report", run, "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    assert "<summary><b>ACPO, seed 1: skipped updates from step 1 on.</b></summary><p>8 of 32" in page
+    assert "ACPO, seed 1: values that are not finite from step" in page and ">nan<" not in page
+    table = pandas.read_csv(tmp_path / "out" / "metrics.csv")
+    assert table[keys.REWARD].notna().tolist() == [True, False, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["acpo", "bapo", "dgpo"])
+def test_no_series_breaks_sentences_or_figures(tmp_path, method):
+    """Each series in turn, at one step and at all; in figures, which leave a series out, half of them and all."""
+    run = write_run(tmp_path / method, method, traced=False, steps=3)
+    rows = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    names = sorted({name for row in rows for name in row})
+
+    def change(chosen, steps, value):
+        damaged = dict.fromkeys(chosen, value)
+        write_log(run / "metrics.jsonl", [row | (damaged if at in steps else {}) for at, row in enumerate(rows, 1)])
+
+    for steps in ({2}, {1, 2, 3}):
+        for name in names:
+            change([name], steps, NAN if len(name) % 2 else None)
+            assert all("nan" not in f"{one.head} {one.text}".lower() for one in said_of(run)), (name, steps)
+        for chosen in (names[::2], names[1::2], names):
+            change(chosen, steps, NAN)
+            clipx("report", run, "--out", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_traced_tokens_that_are_not_finite_do_not_break_the_page(tmp_path):
+    run = write_run(tmp_path / "run", "acpo", steps=2)
+    last = shards_in(run / "traces")[-1]
+    columns = read_columns(run / "traces", last)
+    for name in ("advantage", "score", "ratio", "weight", "high", "log_prob", "old_log_prob", "entropy"):
+        columns[name][::7] = [NAN] * len(columns[name][::7])
+    write_shard(run / "traces", Shard(last.step, last.update + 1, 0), columns, WHOLE)
+    clipx("report", run, "--out", tmp_path / "out")
+    data = page_of(tmp_path / "out").split('id="data">')[1].split("</script>")[0]
+    assert not re.search(r"\bNaN\b", data) and json.loads(data)
 
 
 @pytest.mark.parametrize(("changed", "value"), [("highest", NAN), ("average", INF), ("count", NAN), ("all", INF)])
@@ -88,9 +195,7 @@ def test_traces_of_hardly_any_rows(tmp_path, rows):
     clipx("report", run, "--out", tmp_path / "page")
 
 
-@pytest.mark.parametrize(
-    ("now", "old"), [(-1e30, -1e30), (1e30, 1e30), (0.0, 800.0), (-3e38, 0.0), (0.0, -3e38), (3e38, -3e38)]
-)
+@pytest.mark.parametrize(("now", "old"), [(-1e30, -1e30), (0.0, 800.0), (0.0, -3e38), (3e38, -3e38)])
 def test_extreme_log_probabilities(tmp_path, now, old):
     def filled(table):
         for name, value in (("log_prob", now), ("old_log_prob", old)):
@@ -108,27 +213,9 @@ def test_a_file_in_place_of_a_module_is_refused(function):
     assert "write it as package.module:name" in clipx("check-loss", function, code=1)
 
 
-def test_no_name_in_a_table_is_a_formula(tmp_path):
-    names = [f"{start}1+1" for start in ("=", "\r=", "\n=", "\t=", "\uff1d", "x\r=", "@", "-")]
-    _write_csv(tmp_path / "table.csv", pandas.DataFrame({"run": names, "=x": [0.5] * len(names)}))
-    text = (tmp_path / "table.csv").read_bytes().decode()
-    rows = list(csv.reader(io.StringIO(text, newline="")))
-    assert rows[0] == ["run", "'=x"] and len(rows) == 1 + len(names)
-    assert [row[0].removeprefix("'") for row in rows[1:]] == names
-    assert all(row[0].startswith(("'", "x")) for row in rows[1:])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "closed"),
-    [
-        ("methods", "never open"),
-        ("methods", "by its reader"),
-        ("metrics --help", "by its reader"),
-        ("table list --json", "never open"),
-        ("check-loss ./a.py:f", "by its reader"),
-    ],
-)
+@pytest.mark.parametrize("closed", ["never open", "by its reader"])
+@pytest.mark.parametrize("words", ["methods", "metrics --help", "table list --json"])
 def test_a_closed_standard_output_is_no_traceback(words, closed):
     command = [sys.executable, "-m", "verl_clipx.cli", *words.split()]
     if closed == "never open":

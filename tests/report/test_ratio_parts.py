@@ -1,15 +1,10 @@
-"""Where the ratio comes from, of the traced tokens, on the page of `clipx report`.
-
-Covers: parts of known size by age, runs without the rollout's log-probabilities, bypass mode, numbers that are not
-finite. Not covered: how the figure looks.
+"""Where the traced tokens' ratio comes from: parts of known size by age, without the rollout's log-probabilities, in
+bypass mode, with numbers that are not finite. Not covered: how the figure looks; its page (test_summary.py).
 """
 
 import pandas
 import pytest
 
-from tests.runs.commands import clipx, page_of
-from tests.runs.example_runs import WHOLE, read_columns, write_run
-from verl_clipx.common.traces import shards_in, write_shard
 from verl_clipx.report.ratio_parts import parts_of
 
 ENGINES, OLDER, UPDATES = 0.01, 0.3, 0.1
@@ -56,16 +51,3 @@ def test_each_part_has_the_size_that_its_tokens_have(rollout, age, sizes):
     assert list(found.index) == list(sizes)
     for part, expected in sizes.items():
         assert expected == 4 or found.loc[part].tolist() == pytest.approx(expected), part
-
-
-@pytest.mark.slow
-def test_the_parts_are_on_the_page(tmp_path):
-    run = write_run(tmp_path / "grpo-seed1", "grpo", steps=2)
-    for shard in shards_in(run / "traces"):
-        columns = read_columns(run / "traces", shard)
-        rollout = [one + ENGINES for one in columns["old_log_prob"]]
-        more = {"rollout_log_prob": rollout, "age": [0] * len(rollout)}
-        write_shard(run / "traces", shard, columns | more, WHOLE)
-    clipx("report", run, "--out", tmp_path / "out")
-    assert "old / rollout, age 0: 0.01, 0.01, 0.01, 0.01; current / old" in page_of(tmp_path / "out")
-    assert (tmp_path / "out" / "figures" / "ratio_parts_0.svg").exists()

@@ -5,7 +5,7 @@ Not covered: how it looks (screenshots are for people); intervals over seeds (te
 
 import pytest
 
-from tests.diagnose.test_findings import held_out, run
+from tests.diagnose.test_findings import held_out, of, run
 from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_run
 from verl_clipx.common.traces import read_shards, shards_in
@@ -20,10 +20,6 @@ from verl_clipx.runs.traced import traced_updates
 def rows(*settings: Setting) -> dict[str, list[tuple[str, str]]]:
     """The table of settings without traces: its rows' cells by name."""
     return {row.name: row.cells for row in summary(describe(list(settings), []))}
-
-
-def of(columns, label="M", **clipx) -> Setting:
-    return Setting(label, [run(columns, {f"clipx.{name}": value for name, value in clipx.items()})])
 
 
 CLIPPED = {keys.CLIPPED_LOW: [0.02, 0.04], keys.CLIPPED_HIGH: [0.0, 0.01]}
@@ -101,6 +97,8 @@ def test_masked_tokens_are_seen_on_the_page(tmp_path):
     assert step == 2 and 0 < tokens.rejected.mean() < 1 and "what clipping did" in page
     assert "Tokens masked" in page and "<h3>masked tokens</h3>" in page and "taken out</li>" in page
     assert '<details class="plate" open><summary><h2>What else was logged' in page
+    # Where the ratio comes from: the masked run has the sampler's log-probabilities.
+    assert "old / rollout" in page and (tmp_path / "out" / "figures" / "ratio_parts_0.svg").exists()
     out = tokens[tokens["update"].eq(3) & tokens.rejected & tokens.advantage.ne(0)]
     assert page.count('class="out g-') == len(out) > 0
     # What clipping took is counted over the tokens that are left.

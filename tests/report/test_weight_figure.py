@@ -6,7 +6,7 @@ Not covered: how the figure looks; the methods' weights (tests/methods).
 import pytest
 
 from tests.runs.commands import clipx
-from verl_clipx.methods import METHODS, method_named
+from verl_clipx.methods import BUILT_IN, METHODS, method_named
 from verl_clipx.report.weight_figure import weights
 
 
@@ -22,12 +22,8 @@ def test_weights_by_hand():
     # Without statistics ACPO's epsilon is epsilon_base.
     acpo = method_named("acpo")(epsilon_base=0.5)
     assert at(acpo, 1.0, 1.45) > 0 and at(acpo, 1.0, 1.55) == 0
-
-
-def test_every_method_has_weights():
-    for name in (name for name, one in METHODS.items() if one.__module__.startswith("verl_clipx.")):
-        for advantage in (1.0, -1.0):
-            assert bool(weights(METHODS[name](), advantage, 0.4)[1].isfinite().all()), name
+    for name in BUILT_IN:
+        assert weights(METHODS[name](), -1.0, 0.4)[1].isfinite().all(), name
 
 
 def test_the_command_draws_a_group_with_parameters(tmp_path):

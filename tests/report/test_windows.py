@@ -1,7 +1,5 @@
-"""Figures of long runs, through `clipx report`: medians and bands over named windows, ticks that never touch.
-
-Covers: a run of 2,000 steps and one of 10 steps in every figure that logs allow, a declared metric's own included; the
-line's numbers, the numbers beside the page, labels of ticks. Not covered: how it looks (screenshots are for people).
+"""Figures of runs of 10 and 2,000 steps: medians and bands over named windows, in every figure that logs allow, and
+ticks that never touch. Not covered: how it looks (screenshots are for people).
 """
 
 import re

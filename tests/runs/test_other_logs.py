@@ -1,9 +1,6 @@
-"""Runs whose log is not verl's file log, and runs without this plugin.
-
-Covers: what verl's own loggers print and write (console, TensorBoard), as they are and among Ray's prefixes and
-colours; exports of W&B, of panels and of a history, laid out as its pages and API do, and as spreadsheets save them;
-runs at W&B, through a stand-in for wandb's Api; the kept runs of this project; what holds no run; a missing
-tensorboard or wandb. Not covered: W&B's servers; other versions of its export; MLflow, SwanLab and others.
+"""Runs whose log is not verl's file log, and runs without this plugin: what verl's own loggers print and write, among
+Ray's prefixes and colours too; exports of W&B and runs there, through a stand-in for its Api; this project's kept runs;
+what holds no run; no tensorboard or wandb. Not covered: W&B's servers, other versions of its export, other trackers.
 """
 
 import contextlib
@@ -18,7 +15,6 @@ import pytest
 
 from tests.runs.commands import clipx
 from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import settings_of
 
 STEPS = [
     {
@@ -154,18 +150,6 @@ def test_a_kept_run_is_read_with_its_header(tmp_path, packed):
     assert min(run.log.index) == 1 and "seconds" not in run.log
     # By the header's configuration.
     assert "truncated sampling from step 1 on" in clipx("diagnose", kept)
-
-
-def test_kept_runs_are_grouped_by_what_their_headers_say():
-    names = (
-        "reversal/ar_4-seed1",
-        "reversal/ar_4-seed2",
-        "faults/healthy_acpo_4-seed32",
-        "faults/healthy_grpo_4-seed31",
-    )
-    settings = settings_of([read_run(KEPT / f"{name}.jsonl.gz") for name in names])
-    assert [[run.seed for run in one.runs] for one in settings] == [[1, 2], [32], [31]]
-    assert settings[0].label == "AR 4"
 
 
 def test_two_runs_of_tensorboard_are_named_and_without_it_its_name_is_said(tmp_path, monkeypatch):

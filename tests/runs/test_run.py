@@ -1,13 +1,11 @@
 """Runs as settings: what groups them, names them and sets them apart. Covers: configurations from a record, from Hydra
-and none; seeds. Not covered: the page."""
+and none; seeds. Not covered: which keys of verl's real configuration count (test_sameness.py), the page."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from omegaconf import OmegaConf
 
-from tests.claims.configuration import hydra_s
-from tests.recipes.shell import RECIPES, Machine
 from tests.runs.example_runs import write_log
 from verl_clipx.diagnose.findings import name_unread_values
 from verl_clipx.report.drawing import style
@@ -46,16 +44,12 @@ def of_method(name, seed=1, lr=1e-6, **clipx):
     }
 
 
-@pytest.mark.parametrize(
-    ("rows", "entropy"),
-    [
-        # In bypass mode the entropy is that of the updates.
-        ([{"actor/entropy_loss": 2.0}, {"actor/entropy_loss": 1.5}], [2.0, 1.5]),
-        ([{"actor/entropy": 3.0, "actor/entropy_loss": 2.0}], [3.0]),
-    ],
-)
-def test_which_entropy_is_read(make, rows, entropy):
-    assert make("run", rows=rows).values(keys.ENTROPY).tolist() == entropy
+def test_which_entropy_is_read(make):
+    # In bypass mode that of the updates.
+    of_updates = make("bypass", rows=[{"actor/entropy_loss": 2.0}, {"actor/entropy_loss": 1.5}])
+    assert of_updates.values(keys.ENTROPY).tolist() == [2.0, 1.5]
+    both = make("both", rows=[{"actor/entropy": 3.0, "actor/entropy_loss": 2.0}])
+    assert both.values(keys.ENTROPY).tolist() == [3.0]
 
 
 def test_seeds_names_and_places_do_not_make_a_setting(make):
@@ -102,50 +96,36 @@ def test_the_model_the_data_and_under_one_scope_the_micro_batches_are_of_the_set
     assert len(settings_of(runs)) == settings
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("other", "settings"), [({}, 1), ({"ACTOR_LR": "1e-4"}, 2), ({"METHOD": "grpo"}, 2)])
-def test_two_seeds_of_the_quickstart_are_one_setting(make, tmp_path, monkeypatch, other, settings):
-    """By the configurations that verl composes of the recipe's own command lines."""
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    runs = []
-    for seed, variables in (("1", {}), ("2", other)):
-        machine = Machine(tmp_path / f"machine{seed}", python3="")
-        names = {"RUN_FOLDER": str(tmp_path / f"run{seed}"), "EXPERIMENT_NAME": f"seed{seed}", "SEED": seed}
-        done = machine.run(RECIPES / "quickstart" / "run_countdown_tiny_cpu.sh", **names, **variables)
-        assert done.returncode == 0, done.stderr
-        ((_, _, _, *overrides),) = machine.calls
-        runs.append(make(f"run{seed}", OmegaConf.to_container(hydra_s(*overrides), resolve=True)))
-    assert [run.seed for run in runs] == [1, 2] and runs[0].updates_a_step == 8
-    assert len(settings_of(runs)) == settings
+def test_credentials_of_an_older_record_are_not_read(make, tmp_path):
+    make("x", {"clipx": {"method": "acpo"}})
+    path = tmp_path / "x" / "metrics.run.json"
+    record = json.loads(path.read_text())
+    record["configuration"]["reward"] = {"api_key": "xyz", "url": "http://me:xyz@host/path"}
+    path.write_text(json.dumps(record))
+    read = read_run(tmp_path / "x").configuration
+    assert "xyz" not in str(read) and read["reward.url"] == "http://[redacted]@host/path"
 
 
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([{"alpha": 3.0}, {"alpha": 2.0}], ["ACPO, alpha 3", "ACPO, alpha 2"]),
-        ([{}, {"lr": 1e-5}], ["ACPO, lr 1e-06", "ACPO, lr 1e-05"]),
-    ],
-)
-def test_settings_of_one_method_are_named_by_what_sets_them_apart(make, values, labels):
-    runs = [make(name, of_method(name, method="acpo", **one)) for name, one in zip("ab", values, strict=True)]
-    assert [one.label for one in settings_of(runs)] == labels
+def test_what_names_a_setting(make, tmp_path):
+    def labels(**values):
+        return [
+            one.label for one in settings_of([make(n, of_method(n, method="acpo", **v)) for n, v in values.items()])
+        ]
 
-
-def test_losses_of_verls_and_of_the_users_own_have_their_names(make):
+    # What sets apart those of one method.
+    assert labels(a={"alpha": 3.0}, b={"alpha": 2.0}) == ["ACPO, alpha 3", "ACPO, alpha 2"]
+    assert labels(c={}, d={"lr": 1e-5}) == ["ACPO, lr 1e-06", "ACPO, lr 1e-05"]
+    # A loss of verl's and losses of the user's own.
     of_verl = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
     assert make("x", {"clipx": {"method": "observe"}, **of_verl}).method == "gspo"
     own = [replace(make(name), configuration={"clipx.function": f"my.losses:{name}"}) for name in ("soft", "hard")]
     assert [setting.label for setting in settings_of(own)] == ["soft", "hard"]
-
-
-def test_hydras_configuration_serves_where_there_is_no_record(make, tmp_path):
-    (tmp_path / "x" / ".hydra").mkdir(parents=True)
-    (tmp_path / "x" / ".hydra" / "config.yaml").write_text("clipx: {method: bapo}\ndata: {seed: 7, x: '${nowhere}'}\n")
-    run = make("x")
+    # Hydra's configuration serves where there is no record.
+    (tmp_path / "y" / ".hydra").mkdir(parents=True)
+    (tmp_path / "y" / ".hydra" / "config.yaml").write_text("clipx: {method: bapo}\ndata: {seed: 7, x: '${nowhere}'}\n")
+    run = make("y")
     assert (run.method, run.seed, run.versions) == ("bapo", 7, {})
-
-
-def test_a_run_without_a_configuration_is_a_setting_of_its_own(make):
+    # A run without any is a setting of its own, with its folder's name.
     runs = [make(name) for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1")]
     assert [run.seed for run in runs] == [1, 12, 1]
     settings = settings_of(runs)

@@ -1,6 +1,5 @@
-"""verl's file log as a table: whole, missing, empty, cut short, damaged and foreign logs, validation's own line.
-
-Covers too: all commands read a damaged one alike.
+"""What verl writes of a run: its file log as a table, whole, missing, empty, cut short, damaged or foreign, which all
+commands read alike; the rewards of its validations, by hand. Not covered: the interval's formula (tests/common).
 """
 
 import json
@@ -8,8 +7,9 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from tests.runs.example_runs import log_line
+from tests.runs.example_runs import log_line, write_validation
 from verl_clipx.runs.folder import RunFolder, read_run
+from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.run_log import read_run_log
 from verl_clipx.trainer.log import kept_lines
 
@@ -69,3 +69,22 @@ def test_a_missing_log_says_how_to_get_one(tmp_path):
     assert RunFolder(tmp_path).metrics == {}
     with pytest.raises(FileNotFoundError, match=r"trainer\.logger"):
         read_run_log(tmp_path / "none.jsonl")
+
+
+def test_the_interval_is_over_problems_not_samples(tmp_path):
+    write_validation(tmp_path, {10: [(1, 1), (1, 0)], 2: [(1, 0), (0, 0)]})
+    before, after = held_out_rewards(tmp_path)
+    assert (before.step, before.reward.mean, before.problems, before.samples) == (2, 0.25, 2, 4)
+    assert (after.step, after.reward.mean) == (10, 0.75)
+    # Two problems with means 0.5 and 0: s/sqrt(2) = 0.25, t(0.975, 1) = 12.7062.
+    assert before.reward.high == pytest.approx(0.25 + 0.25 * 12.7062, abs=1e-4)
+
+
+def test_scores_that_are_not_finite_are_left_out_and_counted(tmp_path):
+    (tmp_path / "3.jsonl").write_text(
+        '{"input": "a", "score": NaN}\n{"input": "a", "score": 1}\n'
+        '{"input": "b", "score": null}\n{"input": "c", "score": 0}\n{"input": "c", "score": -Infinity}\n'
+    )
+    (found,) = held_out_rewards(tmp_path)
+    assert found.by_problem == {"a": 1.0, "c": 0.0} and found.reward.mean == 0.5
+    assert (found.samples, found.not_finite) == (2, 3)

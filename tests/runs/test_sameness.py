@@ -81,24 +81,6 @@ def test_what_changes_the_run_is_named_with_both_values(preset, run, changes, na
     assert named or differences(preset, significant_values(config)) == []
 
 
-def test_numbers_of_the_same_value_are_the_same():
-    one, other = OmegaConf.create({"a": 1, "b": 1e-6}), OmegaConf.create({"a": 1.0, "b": 0.000001})
-    assert hash_of_json(significant_values(one), str) == hash_of_json(significant_values(other), str)
-
-
-def test_what_cannot_be_resolved_here_stays_as_written(monkeypatch):
-    monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
-    written = {"a": "${oc.env:NOT_SET_ANYWHERE}", "b": "${nobody_registered:1}", "c": ["${a}"]}
-    assert significant_values(OmegaConf.create(written)) == {**written, "c": "['${a}']"}
-
-
-def test_values_that_the_preset_leaves_open_are_taken_from_the_run():
-    preset, run = {"clipx.clip_high": "???", "lr": 1, "open": "???"}, {"clipx.clip_high": 1.9, "lr": 2}
-    given = filled_in(preset, run)
-    assert given == {"clipx.clip_high": 1.9}
-    assert differences({**preset, **given}, run) == ["lr: preset 1, run 2", "open: preset '???', run 'nothing'"]
-
-
 LEFT_OUT = (
     *("trainer.nnodes", "data.val_files", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"),
     *("actor_rollout_ref.actor.fsdp_config.seed", "actor_rollout_ref.rollout.name", "ray_kwargs.ray_init.num_cpus"),
@@ -126,9 +108,20 @@ def test_hardware_groups_set_nothing_that_the_losses_or_the_batches_are_made_of(
     assert not [key for key in hardware_keys() if key.startswith(of_losses)]
 
 
-def test_a_default_that_a_log_spells_out_is_no_difference():
+def test_spellings_are_no_difference_and_what_the_preset_leaves_open_is_the_runs(monkeypatch):
+    one, other = OmegaConf.create({"a": 1, "b": 1e-6}), OmegaConf.create({"a": 1.0, "b": 0.000001})
+    assert hash_of_json(significant_values(one), str) == hash_of_json(significant_values(other), str)
+    # What cannot be resolved here stays as written.
+    monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
+    written = {"a": "${oc.env:NOT_SET_ANYWHERE}", "b": "${nobody_registered:1}", "c": ["${a}"]}
+    assert significant_values(OmegaConf.create(written)) == {**written, "c": "['${a}']"}
+    # A default that a log spells out.
     short = OmegaConf.create({"clipx": {"method": "acpo", "alpha": 2.0}})
     long = OmegaConf.create({"clipx": {"method": "acpo", "alpha": 2.0, "bins": 5, "scope": "mini_batch"}})
     assert differences(significant_values(short), significant_values(long)) == []
     long.clipx.bins = 6
     assert differences(significant_values(short), significant_values(long)) == ["clipx.bins: preset 5, run 6"]
+    preset, run = {"clipx.clip_high": "???", "lr": 1, "open": "???"}, {"clipx.clip_high": 1.9, "lr": 2}
+    given = filled_in(preset, run)
+    assert given == {"clipx.clip_high": 1.9}
+    assert differences({**preset, **given}, run) == ["lr: preset 1, run 2", "open: preset '???', run 'nothing'"]
