@@ -19,3 +19,11 @@ def decode_ground_truth(ground_truth: Any) -> Any:
         return json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     except (ValueError, RecursionError):
         return ground_truth
+
+
+def spell_answer(answer: Any) -> str:
+    """Return a right answer as text, 5.0 as 5; "" for what is missing, or neither text nor number."""
+    # Tables spell a missing value as NaN, which is not equal to itself.
+    if not isinstance(answer, str | int | float) or isinstance(answer, bool) or answer != answer:
+        return ""
+    return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer).strip()

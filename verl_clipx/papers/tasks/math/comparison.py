@@ -15,9 +15,10 @@ from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.antlr_parser import PSParser
 from latex2sympy2_extended.math_normalization import normalize_latex
 from math_verify import LatexExtractionConfig, verify
-from sympy import Basic, Equality, Expr, I, Intersection, MatrixBase, Rational, Symbol, UnevaluatedExpr, Union
+from sympy import Basic, Equality, Expr, I, MatrixBase, Rational, Symbol, Tuple, UnevaluatedExpr
 from sympy.core.function import Application
 from sympy.core.relational import Relational
+from sympy.sets import FiniteSet, Intersection, Set, Union
 
 # Inequalities that are joined describe one set of numbers.
 _OR, _AND = r"\lor ", r"\land "
@@ -27,18 +28,19 @@ _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="no
 _LETTER_I = Symbol("i", real=True)
 
 
-def judge(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
+def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
     """Return whether any of some pairs of a right and a given answer is equal; None if one cannot be compared.
 
     Args:
-        both_ways: whether they must be equal also with the roles exchanged, since math-verify is not symmetric.
+        strict: whether they must be equal also with the roles exchanged, since math-verify is not symmetric, and a
+            pair or tuple, whose order counts, equals no list.
     """
     undecided = False
     for gold, answer in pairs:
         try:
-            equal = _compare(gold, answer)
-            if equal and both_ways:
-                equal = _compare(answer, gold)
+            equal = _compare(gold, answer, strict)
+            if equal and strict:
+                equal = _compare(answer, gold, strict)
         except Exception:  # of sympy, which knows no limits, and MemoryError
             equal = None
         if equal:
@@ -47,7 +49,7 @@ def judge(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
     return None if undecided else False
 
 
-def _compare(gold: str, answer: str) -> bool | None:
+def _compare(gold: str, answer: str, strict: bool) -> bool | None:
     right, given = _expression(gold), _expression(answer)
     if right is None or given is None:
         return None
@@ -57,6 +59,9 @@ def _compare(gold: str, answer: str) -> bool | None:
         return False
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
+        return False
+    are_lists = {isinstance(e, FiniteSet) for e in (right, given) if isinstance(e, Set | Tuple)}
+    if strict and len(are_lists) == 2:
         return False
     if all(isinstance(e, Expr) and e.is_number and e.is_rational and not e.is_Atom for e in (right, given)):
         # math-verify rounds, also numbers of thousands of digits.

@@ -10,7 +10,7 @@ from typing import Any
 from verl_clipx.common.files import EMPTY, read_json
 from verl_clipx.papers.responses import find_last_boxed
 from verl_clipx.papers.tasks.definition import Row, RowBuilder
-from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
+from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth, spell_answer
 from verl_clipx.papers.tasks.records import read_records
 from verl_clipx.papers.tasks.templates import template_named
 
@@ -84,7 +84,7 @@ def _problems(
             ) from None
         if several and isinstance(truth, str) and truth.startswith("["):
             truth = decode_ground_truth(truth)
-        answers = list(dict.fromkeys(filter(None, map(_spelling, truth if isinstance(truth, list) else [truth]))))
+        answers = list(dict.fromkeys(filter(None, map(spell_answer, truth if isinstance(truth, list) else [truth]))))
         if text and answers:
             yield text, answers, known
         else:
@@ -118,16 +118,7 @@ def _text_and_truth(record: Any) -> tuple[str, Any]:
     text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
     if not isinstance(text, str):
         raise LookupError("no problem")
-    truth = next((record[name] for name in _ANSWER_FIELDS if _spelling(record.get(name))), None)
+    truth = next((record[name] for name in _ANSWER_FIELDS if spell_answer(record.get(name))), None)
     context = (record.get("context") or "").strip()
     text = f"{context}\n{text}" if context else text
     return text.strip(), find_last_boxed(record.get("solution"), _MAX_BOX) if truth is None else truth
-
-
-def _spelling(answer: Any) -> str:
-    # Tables spell a missing value as NaN, which is not equal to itself.
-    if answer is None or answer != answer:
-        return ""
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    return str(answer).strip()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.papers.tasks.math import processes
 from verl_clipx.papers.tasks.math.guards import is_safe
-from verl_clipx.papers.tasks.math.spelling import ALL_NUMBERS, INEQUALITY, TEXT, canonical, clean, parse_number
+from verl_clipx.papers.tasks.math.spelling import canonical, clean, parse_number
 from verl_clipx.papers.tasks.math.units import split_units
 
 for _module in ("math_verify", "pebble"):
@@ -22,7 +22,7 @@ for _module in ("math_verify", "pebble"):
 
 # An unknown, a value of a function, an angle, a length or a pair of unknowns; not a calculation, which may be false.
 _NAME = re.compile(
-    r"(?:(?!(?:gcd|lcm|max|min|log|ln|exp|sin|cos|tan|sqrt)\()(?:m?\s*\\angle\s*)?"
+    r"\A(?:(?!(?:gcd|lcm|max|min|log|ln|exp|sin|cos|tan|sqrt)\()(?:m?\s*\\angle\s*)?"
     r"(?:[A-Za-z]+|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|rho|sigma|omega)(?![a-zA-Z]))'*"
     r"(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\s*\((?:[^()=]|\([^()=]*\))*\))?"
     r"|\\(?:gcd|max|min)\s*\((?=[^()]*[A-Za-z])[^()]*\)|\\text\{[^{}]*\}|\([A-Za-z](?:,\s*[A-Za-z])+\))"
@@ -30,22 +30,12 @@ _NAME = re.compile(
 )
 # Not two small letters: xy equals yx.
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
-# A text after an answer that adds another one or takes it back. The digit of cm3 or m^2 is part of a unit.
-_SECOND_ANSWER = re.compile(
-    rf".\s*{TEXT}\{{[^{{}}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and|but|not|wrong|incorrect)\b)[^{{}}\\]*\}}\W*$"
-)
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,)(?=\d{3}(?!\d))")
-_COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
-_MAGNITUDE = re.compile(
-    r"(?<![A-Za-z\\])(?:hundred|thousand|million|billion|trillion|dozen)(?=s?(?![A-Za-z]))", re.IGNORECASE
-)
 _APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
 _DECIMAL = re.compile(r"\d\.\d")
 # A number in a base. A letter with an index, such as a_{12}, is not one.
 _INDEXED_NUMBER = re.compile(r"\d\)?_")
 _IN_BASE = re.compile(r"\(?(?P<digits>[\dA-Z]+)\)?(?:_\{?(?P<base>\d+|[A-Z]+)\}?)?\)?", re.ASCII | re.IGNORECASE)
 _BASES = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_BRACKETED = re.compile(r"([(\[])(?:[^()\[\]]|[(\[][^()\[\]]*[)\]])*([)\]])")
 
 _Pair = tuple[str, str]
 """A right answer and a given one, for math-verify to compare."""
@@ -56,9 +46,8 @@ def is_equivalent(answer: str, *golds: str) -> bool | None:
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, 0.333333 equals 1/3 (six decimals), and
     neither units nor the order of a set matter. However, the whole answer must be readable, words must be equal letter
-    by letter, and numbers, however small, differ by at most a thousandth of the larger one. `5\text{ or 6}` and
-    `5\text{ million}` are not 5, `8=7` is not 7, `2516_7` is not `2516_8` (but equals 2516), and `a \approx b` counts
-    as a, unless b contradicts it.
+    by letter, numbers, however small, differ by at most a thousandth of the larger one, and `a \approx b` counts as a,
+    unless b contradicts it.
 
     Args:
         *golds: the right answer, or all answers that are accepted.
@@ -82,7 +71,7 @@ def equal_answers(answer: str, *golds: str) -> bool | None:
 
 
 def _decide(answer: str, golds: tuple[str, ...], strict: bool) -> bool | None:
-    verdicts = [_compare(*_without_name(clean(answer), clean(gold)), strict) for gold in golds]
+    verdicts = [_compare(*_without_names(clean(answer), clean(gold)), strict) for gold in golds]
     if True in verdicts:
         return True
     pairs = [verdict for verdict in verdicts if isinstance(verdict, tuple)]
@@ -106,10 +95,6 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
     if _WORD.fullmatch(given) and _WORD.fullmatch(right):
         # math-verify reads words as products of letters, so that CBA would equal ABC.
         return given.casefold() == right.casefold()
-    if _gives_another(answer, gold) or (strict and _gives_another(gold, answer)):
-        return False
-    if _MAGNITUDE.findall(answer.lower()) != _MAGNITUDE.findall(gold.lower()):
-        return False
     if bool(_APPROXIMATION.search(answer)) != bool(_APPROXIMATION.search(gold)):
         if strict:
             return False
@@ -117,53 +102,41 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
             return _compare_approximation(answer, gold)
     if _INDEXED_NUMBER.search(f"{given} {right}"):
         return _compare_bases(answer, gold, strict)
-    answer, gold, unit, unit_of_gold = split_units(answer, gold)
-    number, right_number = parse_number(answer), parse_number(gold)
-    if strict and unit and unit_of_gold and unit != unit_of_gold:
+    values = split_units(answer, gold, strict)
+    if values is None:
         return False
+    answer, gold = values
+    number, right_number = parse_number(answer), parse_number(gold)
     if number and right_number:
-        if number[0] == right_number[0]:
-            return True
-        if strict:
-            return False
+        if strict or number[0] == right_number[0]:
+            return number[0] == right_number[0]
         if number[1] == right_number[1]:
             return True
         # math-verify rounds to six decimals, so that for it all numbers near zero are equal.
-        if all(map(_differ, number, right_number)) or number[1].denominator == right_number[1].denominator == 1:
+        if all(map(_differ, number, right_number)):
             return False
     elif strict and any(number and _DECIMAL.search(text) for number, text in ((number, answer), (right_number, gold))):
-        return False
-    if strict and (("%" in answer) != ("%" in gold) or _brackets_differ(answer, gold)):
         return False
     return gold, answer
 
 
-def _without_name(answer: str, gold: str) -> tuple[str, str]:
+def _without_names(answer: str, gold: str) -> tuple[str, str]:
     """Return both texts without the name of a value, as in f(2)=5, if only one of them is an equation."""
-    if answer.count("=") + gold.count("=") == 1:
-        return tuple(_without_leading_name(text) if "=" in text else text for text in (answer, gold))
-    return answer, gold
-
-
-def _without_leading_name(cleaned: str) -> str:
-    return cleaned[match.end() :] if (match := _NAME.match(cleaned)) else cleaned
-
-
-def _gives_another(answer: str, gold: str) -> bool:
-    """Return whether an answer names a second one or takes itself back, and the right answer does not."""
-    return bool(_SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold))
+    if (answer + gold).count("=") != 1:
+        return answer, gold
+    return _NAME.sub("", answer), _NAME.sub("", gold)
 
 
 def _compare_approximation(answer: str, gold: str) -> bool | _Pair | None:
-    first, *others = (part.strip() for part in _APPROXIMATION.split(answer))
-    if not first or not all(others):
+    parts = [part.strip() for part in _APPROXIMATION.split(answer)]
+    if not all(parts):
         return None
-    if re.fullmatch("[A-Za-z]", first) and len(others) == 1:
-        return _compare(others[0], gold, strict=False)
-    numbers = [parse_number(part) for part in (first, *others)]
-    if all(numbers) and any(_differ(numbers[0][0], number[0]) for number in numbers[1:]):
+    if re.fullmatch("[A-Za-z]", parts[0]):
+        del parts[0]
+    numbers = [number[0] for number in map(parse_number, parts) if number]
+    if numbers and _differ(min(numbers), max(numbers)):
         return False
-    return _compare(first, gold, strict=False)
+    return _compare(parts[0], gold, strict=False)
 
 
 def _differ(one: Fraction, other: Fraction) -> bool:
@@ -183,7 +156,7 @@ def _compare_bases(answer: str, gold: str, strict: bool) -> bool | None:
 
 def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
     """Return a number's digits and its base, 0 if it has none; None for anything else, such as 9_8 or 5_x."""
-    text = _THOUSANDS.sub("", canonical(_without_leading_name(cleaned)))
+    text = re.sub(r",(?=\d{3})", "", canonical(cleaned))
     match = _IN_BASE.fullmatch(text)
     if match is None or text.count("(") != text.count(")"):
         return None
@@ -192,20 +165,3 @@ def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
         return digits, 0
     base = _BASES.index(name) if name in _BASES else int(name if name.isdigit() else 0)
     return (digits, base) if all(int(digit, 36) < base <= 36 for digit in digits) else None
-
-
-def _brackets_differ(answer: str, gold: str) -> bool:
-    """Return whether an interval, pair or tuple stands against another kind, or against a list, whose order is free.
-
-    x > 3 equals the interval of its solutions, so brackets count only between answers of the same kind.
-    """
-    alike = bool(INEQUALITY.search(answer)) == bool(INEQUALITY.search(gold))
-    return alike and _outer_brackets(answer) != _outer_brackets(gold)
-
-
-def _outer_brackets(cleaned: str) -> str:
-    """Return the brackets around the whole answer, if it is more than one; all numbers are a set too."""
-    text = _without_leading_name(cleaned)
-    match = _BRACKETED.fullmatch(text)
-    several = match and _COMMA.search(text[1:-1]) and canonical(text) != ALL_NUMBERS
-    return match[1] + match[2] if several else ""

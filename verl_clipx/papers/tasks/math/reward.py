@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_clipx.papers.responses import BOX, BOXED, final_part, read_braces
-from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
+from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, spell_answer
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 
 MAX_ALTERNATIVES = 16  # more accepted spellings than any data set has; Minerva has up to 3
@@ -77,14 +77,7 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     if callable(getattr(ground_truth, "tolist", None)):
         ground_truth = ground_truth.tolist()
     alternatives = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
-    numbers_or_texts = [one for one in alternatives[:MAX_ALTERNATIVES] if isinstance(one, str | int | float)]
-    return [text for text in map(_as_text, numbers_or_texts) if text]
-
-
-def _as_text(value: str | float) -> str:
-    if isinstance(value, bool):
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+    return [text for text in map(spell_answer, alternatives[:MAX_ALTERNATIVES]) if text]
 
 
 def extract_answers(response: Any) -> tuple[list[str | None], bool]:

@@ -29,11 +29,6 @@ _REALS = (
     rf"\\mathbb\{{R\}}(?!\s*[\^_])|{UPRIGHT}\{{\s*(?:all )?real(?:s| numbers)\s*\}}"
     r"|-\\infty\s*<\s*[a-z]\s*<\s*\+?\\infty"
 )
-# Words that no product of variables spells are units.
-_UNIT_WORD = (
-    r"(?:square |cubic )?(?:degree|dollar|cent|inche|feet|foot|inch|yard|mile|second|minute|hour|day|week|month|year"
-    r"|unit|gram|kilogram|lit(?:er|re)|(?:centi|milli|kilo)?met(?:er|re))s?"
-)
 
 
 def _repeating(decimal: re.Match[str]) -> str:
@@ -65,7 +60,6 @@ _REWRITTEN = tuple(
         (r"\\(?:mathbb|Bbb)\s*([A-Za-z])(?![a-zA-Z])", r"\\mathbb{\1}"),
         (_REALS, lambda _: ALL_NUMBERS),
         (r"(?<=[,<])\s*\+\s*\\infty", r"\\infty"),
-        (rf"(?<=[\d}}])\s*({_UNIT_WORD})\s*\.?\s*$", r"\\text{ \1}"),
     )
 )
 # What joins two inequalities or intervals, which are then one set of numbers.
@@ -91,8 +85,6 @@ def clean(text: str) -> str:
     Every run of white space becomes one blank, a repeating decimal a fraction, and "or" between inequalities a sign.
     All numbers and no number have one spelling each.
     """
-    if text.isascii() and text.isdigit():  # most answers
-        return text
     text = text.translate(_TRANSLATION)
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)

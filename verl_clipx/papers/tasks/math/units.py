@@ -6,60 +6,70 @@ from verl_clipx.papers.tasks.math.spelling import TEXT
 
 _UNIT_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
-_FACTORS = rf"\s*(?:{_UNIT_TEXT}(?:{_POWER})?)+\s*"
+_FACTORS = rf"\s*((?:{_UNIT_TEXT}(?:{_POWER})?\s*)+)"
+_QUOTIENT = re.compile(rf"\\frac\s*\{{{_FACTORS}\}}\s*\{{{_FACTORS}\}}")
 _DOLLAR = re.compile(r"(-?)\s*(?:\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
-# Texts, their powers, and what joins them; degrees.
+_NAMES = """
+dollar=$ USD=$ degree=deg inch=in inche=in foot=ft feet=ft yard=yd mile=mi second=s sec=s minute=min hour=h hr=h
+gram=g kilogram=kg meter=m metre=m centimeter=cm centimetre=cm millimeter=mm millimetre=mm kilometer=km kilometre=km
+liter=l litre=l L=l kph=km/h kmh=km/h mph=mi/h per=/ sq=square cu=cubic cent=cent day=day week=week month=month
+year=year unit=unit
+"""
+_SHORT_NAMES = dict(pair.split("=") for pair in _NAMES.split())
+# In plain letters, words that no product of variables spells.
+_WORDS = rf"(?:(?:square|cubic) )?(?:{'|'.join(name for name in _SHORT_NAMES if len(name) > 3)})s?"
+# What no unit contains: another number, words that add an answer or take it back, a multiple.
+_NO_UNIT = re.compile(
+    r"(?<![a-z])\d|\b(?:or|and|but|not|wrong|incorrect|hundred|thousand|million|billion|trillion|dozen)s?\b"
+)
+# Texts, their powers, and what joins them; degrees; words.
 _UNIT = re.compile(
-    rf"(?<=\S)\s*((?:\^\{{?\\circ\}}?\s*(?:[CF]\b)?|\\frac\s*\{{{_FACTORS}\}}\s*\{{{_FACTORS}\}}|{_UNIT_TEXT})"
-    rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*)$|(?<=\d)\s*\\\$$"
+    rf"(?<=\S)\s*(?:\^\{{?\\circ\}}?\s*(?:[CF]\b)?|{_UNIT_TEXT})"
+    rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*\\\$$|(?<=[\d}}])\s*{_WORDS}$"
 )
 _LETTERS = r"[A-Za-z]+(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
-_GROUP = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _TOKEN = re.compile(r"[A-Za-z]+|\$|/|-?\d")
-_NAMES = """
-dollar=$ USD=$ degree=deg inch=in inche=in foot=ft feet=ft yard=yd mile=mi second=s sec=s minute=min hour=h hr=h gram=g
-kilogram=kg meter=m metre=m centimeter=cm centimetre=cm millimeter=mm millimetre=mm kilometer=km kilometre=km liter=l
-litre=l L=l kph=km/h kmh=km/h mph=mi/h per=/ sq=square cu=cubic
-"""
-_SHORT_NAMES = dict(pair.split("=") for pair in _NAMES.split())
 _POWERS = {"square": 2, "cubic": 3}
 
-Unit = tuple[tuple[str, int], ...]
-"""The short name of each factor and its power: m/s^2 is (("m", 1), ("s", -2))."""
+_Unit = tuple[tuple[str, int], ...]
+"""The short name of each factor and its power: m/s^2 is (("m", 1), ("s", -2)); empty if there is no unit."""
 
 
-def split_units(answer: str, gold: str) -> tuple[str, str, Unit, Unit]:
-    """Return two cleaned answers without their units, and their units, which are empty where there is none.
+def split_units(answer: str, gold: str, strict: bool) -> tuple[str, str] | None:
+    """Return two cleaned answers without their units.
 
-    A unit in plain letters is one only if the other answer has it; otherwise they are variables.
+    A unit in plain letters is one only if the other answer has it; otherwise they are variables. None is returned if
+    what follows one answer is more than a unit, such as a second answer, and differs from what follows the other; if
+    `strict`, also if both have a unit, but not the same.
     """
-    (answer, unit), (gold, unit_of_gold) = _split(answer), _split(gold)
-    if unit_of_gold and not unit:
-        answer = _without_letters(answer, unit_of_gold)
-    elif unit and not unit_of_gold:
-        gold = _without_letters(gold, unit)
-    return answer, gold, unit, unit_of_gold
+    (answer, end), (gold, end_of_gold) = _split(answer), _split(gold)
+    others = [_NO_UNIT.findall(re.sub(_POWER, "", text.lower())) for text in (end, end_of_gold)]
+    if others[0] != others[1]:
+        return None
+    unit, unit_of_gold = _standard(end), _standard(end_of_gold)
+    if strict and unit and unit_of_gold and unit != unit_of_gold:
+        return None
+    return _without_letters(answer, unit_of_gold), _without_letters(gold, unit)
 
 
-def _split(cleaned: str) -> tuple[str, Unit]:
-    if match := _DOLLAR.match(cleaned):
-        return match[1] + cleaned[match.end() :], (("$", 1),)
-    match = _UNIT.search(cleaned)
-    # After a word, a text is not a unit: northeast is not north.
-    if match is None or re.fullmatch(rf"{TEXT}\{{[^{{}}\\]*\}}", cleaned[: match.start()]):
-        return cleaned, ()
-    return cleaned[: match.start()], _standard(match[0])
+def _split(cleaned: str) -> tuple[str, str]:
+    value = _QUOTIENT.sub(r"\1/\2", cleaned)
+    dollar = _DOLLAR.match(value)
+    value = dollar[1] + value[dollar.end() :] if dollar else value
+    match = _UNIT.search(value)
+    # After a word, a text is not a unit: north east is not north.
+    end = len(value) if match is None or re.match(TEXT, value) else match.start()
+    return value[:end], "$" * bool(dollar) + value[end:]
 
 
-def _without_letters(cleaned: str, unit: Unit) -> str:
+def _without_letters(cleaned: str, unit: _Unit) -> str:
     match = _BARE_UNIT.search(cleaned)
-    return cleaned[: match.start()] if match and _standard(match[0]) == unit else cleaned
+    return cleaned[: match.start()] if match and unit and _standard(match[0]) == unit else cleaned
 
 
-def _standard(unit: str) -> Unit:
-    unit = re.sub(rf"\\frac{_GROUP}{_GROUP}", r"\1/\2", unit)
-    unit = re.sub(r"\\[a-z]+", " ", re.sub(r"\^\{?\\circ\}?", "degree ", unit))
+def _standard(unit: str) -> _Unit:
+    unit = re.sub(r"\\[a-z]+", " ", unit)
     factors: list[tuple[str, int]] = []
     sign = power = 1
     for token in _TOKEN.findall(" ".join(map(_short_name, _TOKEN.findall(unit)))):
