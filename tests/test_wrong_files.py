@@ -11,18 +11,16 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tests.papers.evaluation.tiny import save_questions, validated_rows, write_rows
+from tests.papers.evaluation.tiny import evaluation_of, save_questions
 from tests.papers.tables.tables import small_table
 from tests.runs.example_runs import write_log
 from verl_clipx.cli import app
-from verl_clipx.common.files import hash_of_file
-from verl_clipx.papers.evaluation.folder import EvaluationFolder
-from verl_clipx.papers.evaluation.results import score
 from verl_clipx.papers.tables import collect, definition
 from verl_clipx.runs.sameness import significant_values
 
@@ -52,7 +50,7 @@ DOORS = {
     ),
     "results": ("table render small --results {}/found.json", "found.json", NESTED),
     "evaluation": ("eval score {}/evaluation", "evaluation/config.json", NESTED),
-    "completions": ("eval score {}/evaluation", "evaluation/model/b/completions/seed-0/000000/0.jsonl", BYTES),
+    "completions": ("eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", BYTES),
     "scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
     "last checkpoint": (
         "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu",
@@ -77,20 +75,8 @@ def whole(tmp_path_factory):
     OmegaConf.save(OmegaConf.create(SMALL), run / ".hydra" / "config.yaml")
     write_log(run / "metrics.jsonl", [{"x": 1.0}])
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
-    evaluation = EvaluationFolder(folder / "evaluation")
-    questions = save_questions(folder / "data", 2)
-    sampling = {"samples": 1, "seeds": [0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
-    config = {"protocol": "sampled", "sampling": sampling, "versions": {}, "model": "model"}
-    config |= {"reward": "tests.test_wrong_files:nothing"}
-    config["checkpoints"] = {"model": {"source": "model", "step": None, "fingerprint": "f"}}
-    config["benchmarks"] = {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 2}}
-    evaluation.path.mkdir()
-    evaluation.config.write_text(json.dumps(config))
-    write_rows(evaluation.completions("model", "b") / "seed-0" / "000000" / "0.jsonl", validated_rows(range(2), 1))
-    score(evaluation)
-    results = json.loads(evaluation.results.read_text())
-    results["config"]["checkpoints"]["model"]["step"] = 1
-    (run / "evaluation" / "b" / "results.json").write_text(json.dumps(results))
+    evaluation_of(folder / "evaluation", np.ones((2, 1), dtype=bool), save_questions(folder / "data", 2))
+    shutil.copy(folder / "evaluation" / "results.json", run / "evaluation" / "b")
     (folder / "saved" / "global_step_1" / "actor").mkdir(parents=True)
     (folder / "zipped").mkdir()
     sample = {"id": "1", "table_id": "1", "question": "q", "answer": [1], "aggregation": ["none"]}
@@ -98,15 +84,10 @@ def whole(tmp_path_factory):
     return folder
 
 
-def nothing(data_source, solution_str, ground_truth, extra_info=None):
-    """A reward that is always 0."""
-    return 0.0
-
-
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
     table = """
-        evaluation: {protocol: sampled, samples: 1, temperature: 1.0, max_tokens: 4}
+        evaluation: {protocol: sampled, samples: 1, temperature: 1.0, max_tokens: 8}
         benchmarks: {b: {file: b/test.parquet, questions: 2}}
         columns: [{name: B, measure: {benchmark: b, metric: avg@1}}]
         rows: [{name: P, preset: p}]

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.papers.evaluation.completions import read_completions
+from verl_clipx.papers.evaluation.folder import read_completions
 
 from .conftest import Task
 from .runs import Run

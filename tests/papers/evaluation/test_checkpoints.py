@@ -45,14 +45,9 @@ def save_sharded(actor: Path, model: Path) -> Path:
     return actor
 
 
-@pytest.fixture(scope="module")
-def of_two_ranks(inputs, tmp_path_factory):
-    return save_sharded(tmp_path_factory.mktemp("run") / "global_step_20" / "actor", inputs[0])
-
-
 @pytest.fixture
-def actor(of_two_ranks, tmp_path):
-    return shutil.copytree(of_two_ranks, tmp_path / "global_step_20" / "actor")
+def actor(inputs, tmp_path):
+    return save_sharded(tmp_path / "global_step_20" / "actor", inputs[0])
 
 
 def make_steps(folder: Path, *numbers: int) -> Path:
@@ -87,7 +82,7 @@ def test_one_checkpoint_a_model_by_folder_or_id_and_nothing(inputs, actor, tmp_p
             find_checkpoints(str(nothing))
 
 
-def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(actor, monkeypatch):
+def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(inputs, actor, monkeypatch):
     monkeypatch.setattr(checkpoints, "merge", lambda folder, fingerprint: f"{folder}/merged")
     fingerprint = fingerprint_of_folder(actor)
     loaded = find_weights(of_actor(actor), RANKS, "/base")
@@ -95,6 +90,9 @@ def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(actor, monkeypa
     # Other ranks or no base model: the same weights, merged.
     for ranks, base in ((RANKS + 1, "/base"), (RANKS, None)):
         assert find_weights(of_actor(actor), ranks, base) == Weights(*[f"{actor}/merged"] * 2, None, fingerprint)
+    # Weights that verl saved in Hugging Face's format are used as they are.
+    shutil.copy(inputs[0] / "model.safetensors", actor / "huggingface")
+    assert find_weights(of_actor(actor), RANKS, None).model == str(actor / "huggingface")
 
 
 @pytest.mark.slow
@@ -114,11 +112,6 @@ def test_shards_are_merged_once_and_again_when_they_change(inputs, actor, monkey
     with pytest.raises(RuntimeError, match="verl's merger failed on"):
         find_weights(of_actor(actor), 1, None)
     assert not merged.exists() and not list(actor.glob(f".{MERGED_FOLDER}*"))
-
-
-def test_weights_that_verl_saved_in_hugging_face_format_are_used_as_they_are(inputs, actor):
-    shutil.copy(inputs[0] / "model.safetensors", actor / "huggingface")
-    assert find_weights(of_actor(actor), RANKS, None).model == str(actor / "huggingface")
 
 
 @pytest.mark.parametrize(
