@@ -123,9 +123,7 @@ def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, r
     check_evaluation(given, run, name, step, folders[1])
     questions = len(pandas.read_parquet(given.test))
     texts = [
-        read_completions(out / f"global_step_{step}/test/completions", questions=questions, samples=SAMPLES, seeds=[0])[
-            "text"
-        ]
+        read_completions([out / f"global_step_{step}/test/completions/seed-0"], questions, SAMPLES)["text"]
         for out in folders
     ]
     assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > questions

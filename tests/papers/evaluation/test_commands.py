@@ -65,8 +65,7 @@ def results_of(out) -> dict:
 
 
 def completions_of(out, questions: int = 6, seeds=(0,), names=("model", "test")):
-    completions = EvaluationFolder(out).completions(*names)
-    return read_completions(completions, questions=questions, samples=4, seeds=seeds)
+    return read_completions([EvaluationFolder(out).completions(*names, seed) for seed in seeds], questions, 4)
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def test_the_agent_loop_records_what_verls_files_lack(monkeypatch, tokens, trunc
 
 
 def test_a_folder_appears_when_its_responses_are_complete(a_run, tmp_path, monkeypatch):
-    folder = tmp_path / "seed-5" / "000001"
+    folder = tmp_path / "seed" / "000001"
 
     def answer_some(unfinished, platform):
         answer_as_verl(unfinished, platform)
@@ -178,12 +178,12 @@ def test_a_folder_appears_when_its_responses_are_complete(a_run, tmp_path, monke
 
     monkeypatch.setattr(validation_run, "_launch", answer_some)
     with pytest.raises(ValueError, match="5 responses, not exactly 3 to each of 2 questions"):
-        a_run().run(tmp_path, 5, [1, 3])
+        a_run().run(folder.parent, 5, [1, 3])
     assert not folder.exists()
     # What a killed run left does not count.
     write_rows(folder.with_name("unfinished") / "7.jsonl", [])
     monkeypatch.setattr(validation_run, "_launch", answer_as_verl)
-    a_run().run(tmp_path, 5, [1, 3])
+    a_run().run(folder.parent, 5, [1, 3])
     assert sorted(path.name for path in folder.glob("*.jsonl")) == ["0.jsonl"]
     assert [path.name for path in folder.parent.iterdir()] == ["000001"]
 
@@ -194,8 +194,8 @@ def test_a_run_that_fails_shows_the_end_of_its_log(a_run, tmp_path, monkeypatch)
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(RuntimeError) as failed:
-        a_run().run(tmp_path, 5, [1, 3])
-    unfinished = tmp_path / "seed-5" / "unfinished"
+        a_run().run(tmp_path / "seed", 5, [1, 3])
+    unfinished = tmp_path / "seed" / "unfinished"
     command = f"cpu -m verl.trainer.main_ppo --config-path {unfinished} --config-name run"
     for text in ("exit code 3", str(unfinished / "run.log"), command, "out of memory"):
         assert text in str(failed.value)

@@ -31,6 +31,9 @@ RESULTS = {"config": CONFIG, "benchmarks": {str: {"result": {str: NUMBER}, "valu
 ROW = {"index": int, "sample": int, "seed": int, "output": str, "length": int, "truncated": bool}
 RENAMED = {"index": "question", "output": "text"}
 
+UNFINISHED = "unfinished"
+"""In a seed's folder, where verl writes the responses of a chunk until they are complete; the next chunk clears it."""
+
 
 @dataclass(frozen=True)
 class EvaluationFolder:
@@ -48,9 +51,9 @@ class EvaluationFolder:
         """The estimates, as JSON."""
         return self.path / "results.json"
 
-    def completions(self, checkpoint: str, benchmark: str) -> Path:
-        """What verl wrote of a checkpoint's completions on a benchmark, a folder for each seed."""
-        return self.path / checkpoint / benchmark / "completions"
+    def completions(self, checkpoint: str, benchmark: str, seed: int) -> Path:
+        """A checkpoint's completions on a benchmark, a folder for each chunk that is called by its first question."""
+        return self.path / checkpoint / benchmark / "completions" / f"seed-{seed}"
 
     def scores(self, checkpoint: str, benchmark: str) -> Path:
         """Scores of these completions."""
@@ -137,50 +140,45 @@ def read_dump(folder: Path, samples: int, asked: Collection[int] | None = None) 
     return table
 
 
-def unfinished_folder(folder: Path, seed: int) -> Path:
-    """Return where verl writes the responses of a chunk until they are complete; the seed's next chunk clears it."""
-    return folder / f"seed-{seed}" / "unfinished"
+def chunk_folder(folder: Path, questions: Sequence[int]) -> Path:
+    """Return the folder of a seed's chunk. No two chunks of a seed share one."""
+    return folder / f"{questions[0]:06d}"
 
 
-def chunk_folder(folder: Path, seed: int, questions: Sequence[int]) -> Path:
-    """Return the folder of a chunk, named after its first question. No two chunks of a seed share one."""
-    return folder / f"seed-{seed}" / f"{questions[0]:06d}"
+def read_chunks(folder: Path, samples: int) -> list[pandas.DataFrame]:
+    """Read the responses of a seed's finished chunks; see `read_dump`."""
+    return [read_dump(chunk, samples) for chunk in sorted(folder.glob("[0-9]*"))]
 
 
-def chunks_in(folder: Path, seed: int) -> list[Path]:
-    """Return the folders of a seed's finished chunks."""
-    return sorted(folder.glob(f"seed-{seed}/[0-9]*"))
-
-
-def pending_chunks(folder: Path, seed: int, questions: int, samples: int, size: int) -> list[list[int]]:
+def pending_chunks(folder: Path, questions: int, samples: int, size: int) -> list[list[int]]:
     """Return the questions that a seed has not answered yet, in chunks of at most `size` responses."""
-    answered = {question for chunk in chunks_in(folder, seed) for question in read_dump(chunk, samples)["question"]}
+    answered = {question for table in read_chunks(folder, samples) for question in table["question"]}
     left = [question for question in range(questions) if question not in answered]
     size = max(1, size // samples)
     return [left[start : start + size] for start in range(0, len(left), size)]
 
 
-def read_completions(folder: Path, *, questions: int, samples: int, seeds: Sequence[int]) -> pandas.DataFrame:
+def read_completions(folders: Sequence[Path], questions: int, samples: int) -> pandas.DataFrame:
     """Read all responses to a benchmark, ordered by question and sample.
 
     Args:
-        folder: of a checkpoint and a benchmark.
+        folders: one for each seed. The samples of the first seed come first.
         questions: number of questions.
-        samples: samples per question and seed. Those of the first seed come first.
+        samples: samples per question and seed.
 
     Returns:
-        ``questions * samples * len(seeds)`` rows; see `read_dump`.
+        ``questions * samples * len(folders)`` rows; see `read_dump`.
 
     Raises:
         ValueError: a response is missing or occurs twice.
     """
     tables = []
-    for place, seed in enumerate(seeds):
-        of_seed = [read_dump(chunk, samples) for chunk in chunks_in(folder, seed)]
+    for place, folder in enumerate(folders):
+        of_seed = read_chunks(folder, samples)
         answered = sorted(question for table in of_seed for question in table["question"])
         if answered != [question for question in range(questions) for _ in range(samples)]:
             raise ValueError(
-                f"{folder}: {len(answered)} of {questions * samples} responses with seed {seed} exist. "
+                f"{folder}: {len(answered)} of {questions * samples} responses exist. "
                 "Repeat the same `clipx eval run` command to finish them"
             )
         tables += [table.assign(sample=table["sample"] + place * samples) for table in of_seed]

@@ -7,7 +7,7 @@ from typing import Any
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Checkpoint, find_weights
-from verl_clipx.papers.evaluation.folder import EvaluationFolder, pending_chunks, unfinished_folder
+from verl_clipx.papers.evaluation.folder import UNFINISHED, EvaluationFolder, pending_chunks
 from verl_clipx.papers.evaluation.prompts import load_template, read_prompt_format
 from verl_clipx.papers.evaluation.settings import SamplingSettings
 from verl_clipx.papers.evaluation.validation_run import LOG, ValidationRun, compose_base, ranks_of
@@ -67,12 +67,12 @@ def sample(
     }
     folder.claim(config)
     for (label, name), run in runs.items():
-        completions, questions = folder.completions(label, name), len(run.benchmark.questions)
+        questions = len(run.benchmark.questions)
         for seed in sampling.seeds:
-            for chunk in pending_chunks(completions, seed, questions, sampling.samples, chunk_size):
-                log = unfinished_folder(completions, seed) / LOG
+            completions = folder.completions(label, name, seed)
+            for chunk in pending_chunks(completions, questions, sampling.samples, chunk_size):
                 say(
                     f"{label} on {name}, seed {seed}: {len(chunk)} of {questions} questions, from number {chunk[0]} "
-                    f"on; verl's log is {log}"
+                    f"on; verl's log is {completions / UNFINISHED / LOG}"
                 )
                 run.run(completions, seed, chunk)

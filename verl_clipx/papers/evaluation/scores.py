@@ -93,10 +93,8 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
         config["benchmarks"][name]["clusters"] = None if clusters is None else clusters.tolist()
         values: dict[str, QuestionValues] = {}
         for label in config["checkpoints"]:
-            samples = config["sampling"]["samples"] // len(seeds)
-            completions = read_completions(
-                folder.completions(label, name), questions=questions, samples=samples, seeds=seeds
-            )
+            of_seeds = [folder.completions(label, name, seed) for seed in seeds]
+            completions = read_completions(of_seeds, questions, config["sampling"]["samples"] // len(seeds))
             scores = score_samples(completions, benchmark, function)
             with replacing(folder.scores(label, name)) as partial:
                 scores.to_parquet(partial, index=False)

@@ -19,7 +19,7 @@ from verl_clipx.common.files import replacing, write_json, write_text
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Weights
-from verl_clipx.papers.evaluation.folder import chunk_folder, read_dump, unfinished_folder
+from verl_clipx.papers.evaluation.folder import UNFINISHED, chunk_folder, read_dump
 from verl_clipx.papers.evaluation.prompts import PromptFormat
 from verl_clipx.papers.evaluation.settings import SamplingSettings
 
@@ -90,21 +90,20 @@ class ValidationRun:
         """Sample a chunk, whose folder appears once its responses are complete.
 
         Args:
-            completions: folder of the checkpoint and benchmark.
-            seed: of the samples.
+            completions: folder of the seed.
             questions: rows of the benchmark.
 
         Raises:
             RuntimeError: verl failed; the message names its log and shows the end of it.
             ValueError: verl did not write exactly the responses that it was asked for.
         """
-        unfinished = unfinished_folder(completions, seed)
+        unfinished = completions / UNFINISHED
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self.write(unfinished, seed, questions)
         _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
         read_dump(unfinished, self.sampling.samples, questions)
-        unfinished.replace(chunk_folder(completions, seed, questions))
+        unfinished.replace(chunk_folder(completions, questions))
 
     def write(self, folder: Path, seed: int, questions: list[int]) -> None:
         """Write what verl reads: questions, agent loop and configuration."""
