@@ -1,6 +1,6 @@
 """`clipx eval compare` from the command line, and clustered intervals, on evaluations of chosen outcomes.
 
-Not covered: the formulas (tests/statistics), evaluations that a model made (test_run.py).
+Not covered: the formulas (tests/common/statistics), evaluations that a model made (test_commands.py).
 """
 
 import json
@@ -65,6 +65,23 @@ def test_too_few_trainings_get_no_verdict_on_the_methods(methods, tmp_path, firs
     else:
         assert found["low"] is found["p_value"] is None
         assert "[" not in text.partition("avg")[2].partition("pass@")[0]
+
+
+def test_two_checkpoints_with_different_samples_and_those_that_cannot_be_compared(methods, tmp_path):
+    folder, questions, right = methods
+    first, out = folder / "a-seed1", tmp_path / "out.json"
+    second = evaluation_of(tmp_path / "second", right["b"][0][:, :2], questions)
+    text = clipx("eval", "compare", first, second, "--out", out)
+    assert "second minus first" in text and "reward/score" not in text
+    assert "reward/score" in clipx("eval", "compare", first, second, "--all")
+    found = json.loads(out.read_text())["benchmarks"]["b"]
+    assert found["avg"]["first"] == pytest.approx(right["a"][0].mean())
+    assert found["avg"]["second"] == pytest.approx(right["b"][0][:, :2].mean())
+    assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
+    other = evaluation_of(tmp_path / "other", right["b"][0][:8], questions_file(tmp_path, 8))
+    assert "benchmark b: the evaluations were made on different" in clipx("eval", "compare", first, other, code=1)
+    (other / "results.json").unlink()
+    assert "not scored yet" in clipx("eval", "compare", first, other, code=1)
 
 
 def test_one_training_twice_is_not_two(methods, tmp_path):

@@ -5,7 +5,6 @@ What every preset sets is read without Hydra; that Hydra takes the same is teste
 others in the matrix.
 """
 
-import functools
 from importlib import import_module
 from pathlib import Path
 
@@ -33,11 +32,6 @@ BY_HAND = yaml.safe_load(Path(__file__).with_name("by_hand.yaml").read_text())
 EVERY = preset_names()
 NAMES = [name for name in EVERY if name.split("/")[0] in PAPERS]
 SMALL = [name for name in EVERY if name not in NAMES]
-OF_VERL = (
-    "algorithm.use_kl_in_reward",
-    "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.model.custom_chat_template",
-)
 
 
 def kind_of(name: str) -> tuple:
@@ -51,16 +45,6 @@ def one_of_each_kind(names, *marks) -> list:
     kinds = {kind_of(name): name for name in reversed(names)}
     matrix = [pytest.mark.slow, pytest.mark.matrix]
     return [pytest.param(name, marks=[*marks] if name in kinds.values() else matrix) for name in names]
-
-
-@functools.cache
-def settings(name: str):
-    """What a preset sets, and verl's own values of some keys that not every preset has."""
-    config = values(name)
-    for key in OF_VERL:
-        if OmegaConf.select(config, key) is None:
-            OmegaConf.update(config, key, OmegaConf.select(verl_s_own(HARDWARE), key), force_add=True)
-    return config
 
 
 def leaves(node, prefix=""):
@@ -114,7 +98,7 @@ def test_origins_are_those_of_the_values_that_hydra_takes(name):
 
 @pytest.mark.parametrize(("name", "expected"), BY_HAND["batches"].items())
 def test_batches_updates_and_learning_rates_by_hand(name, expected):
-    config = settings(name)
+    config = values(name)
     actor = config.actor_rollout_ref.actor
     batches = [config.data.train_batch_size, actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n]
     assert [*batches, updates_per_rollout(config), actor.optim.lr] == expected
@@ -122,29 +106,21 @@ def test_batches_updates_and_learning_rates_by_hand(name, expected):
 
 @pytest.mark.parametrize(("name", "expected"), BY_HAND["parameters"].items())
 def test_the_methods_parameters_by_hand(name, expected):
-    clipx = OmegaConf.create(completed(OmegaConf.to_container(settings(name).clipx, resolve=True)))
+    clipx = OmegaConf.create(completed(OmegaConf.to_container(values(name).clipx, resolve=True)))
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
 
 
-def test_files_templates_rewards_and_names_are_this_projects_and_the_divergence_is_the_papers(monkeypatch):
+def test_files_templates_rewards_and_names_are_this_projects(monkeypatch):
     monkeypatch.setenv("CLIPX_DATA", "/data")
     for name in NAMES:
-        config = settings(name)
-        assert config.trainer.experiment_name == name.split("/")[1]
-        assert name.removesuffix("_script") in NAMES
-        in_reward = "reinforce" in name and not name.endswith("_script")
-        assert config.algorithm.use_kl_in_reward == in_reward, name
-        assert config.actor_rollout_ref.actor.use_kl_loss == (name.startswith("ar_lopti/") and not in_reward), name
+        config = values(name)
+        assert config.trainer.experiment_name == name.split("/")[1] and name.removesuffix("_script") in NAMES
         validation = config.data.val_files
         for file in [config.data.train_files, *([validation] if isinstance(validation, str) else validation)]:
             _, folder, dataset, split = file.split("/")
             assert folder == "data" and split.removesuffix(".parquet") in definition_named(dataset).splits
-        template = config.actor_rollout_ref.model.custom_chat_template
+        template = OmegaConf.select(config, "actor_rollout_ref.model.custom_chat_template")
         assert template in (None, PLAIN_TEXT_CHAT_TEMPLATE, QWEN_CHAT_TEMPLATE_WITH_THINK)
-        assert (template == QWEN_CHAT_TEMPLATE_WITH_THINK) == name.startswith("ar_lopti/kk_")
-        # ACPO's release and AR-Lopti's mathematics (Appendix C.1.2) put no chat template around the prompt.
-        without = ("acpo/", "ar_lopti/dsr_", "ar_lopti/orz_", "bapo/octothinker_")
-        assert (template == PLAIN_TEXT_CHAT_TEMPLATE) == name.startswith(without)
         function = config.reward.custom_reward_function
         assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
 
