@@ -19,8 +19,7 @@ from omegaconf import OmegaConf
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from tests.papers.evaluation.evaluations import evaluation_of, questions_file
-from tests.papers.evaluation.tiny import save_questions
+from tests.papers.evaluation.tiny import evaluation_of, save_questions
 from tests.papers.tables.tables import small_table
 from tests.runs.example_runs import write_log, write_run
 from verl_clipx.cli import app
@@ -79,9 +78,8 @@ def whole(tmp_path_factory):
     OmegaConf.save(OmegaConf.create(SMALL), run / ".hydra" / "config.yaml")
     write_log(run / "metrics.jsonl", [{"x": 1.0}])
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
-    save_questions(folder / "data", 2)
-    evaluation = evaluation_of(folder / "evaluation", np.zeros((2, 1)), questions_file(folder, 2))
-    shutil.copy(evaluation / "results.json", run / "evaluation" / "b")
+    evaluation_of(folder / "evaluation", np.ones((2, 1), dtype=bool), save_questions(folder / "data", 2))
+    shutil.copy(folder / "evaluation" / "results.json", run / "evaluation" / "b")
     (folder / "saved" / "global_step_1" / "actor").mkdir(parents=True)
     (folder / "zipped").mkdir()
     sample = {"id": "1", "table_id": "1", "question": "q", "answer": [1], "aggregation": ["none"]}

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from verl.utils.tracking import Tracking
 
 from tests.claims.documents import ROOT
-from tests.papers.evaluation.evaluations import evaluation_of, questions_file
-from tests.papers.evaluation.tiny import save_questions
+from tests.papers.evaluation.tiny import evaluation_of, questions_file, save_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from tests.runs.example_runs import write_run
 from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD

@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from tests.papers.command import clipx
-from verl_clipx.papers.evaluation.completions import read_completions
+from verl_clipx.papers.evaluation.folder import read_completions
 
 from .conftest import Task
 from .runs import Run
@@ -93,11 +93,13 @@ def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, r
     folders = folder / "shards", folder / "merged"
     # A merged checkpoint stays merged.
     shutil.rmtree(run.folder / f"checkpoints/global_step_{step}/actor/merged_huggingface", ignore_errors=True)
-    texts, questions = [], len(pandas.read_parquet(given.test))
-    for out, overrides in zip(folders, (base, ()), strict=True):
-        check_evaluation(given, run, name, step, out, *overrides)
-        completions = out / f"global_step_{step}/test/completions"
-        texts.append(read_completions(completions, questions=questions, samples=SAMPLES, seeds=[0])["text"])
+    check_evaluation(given, run, name, step, folders[0], *base)
+    check_evaluation(given, run, name, step, folders[1])
+    questions = len(pandas.read_parquet(given.test))
+    texts = [
+        read_completions([out / f"global_step_{step}/test/completions/seed-0"], questions, SAMPLES)["text"]
+        for out in folders
+    ]
     assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > questions
     assert "test: second minus first" in clipx("eval", "compare", *reversed(folders))
     return folders[0]

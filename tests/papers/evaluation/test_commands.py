@@ -1,6 +1,6 @@
 """`clipx eval run` and `score` from the command line, with a stand-in for verl: run, go on, add samples, score again.
 
-Not covered: verl itself (tests/end_to_end/evaluation_round.py), `compare` on more than two runs (test_comparison.py).
+Not covered: verl itself (tests/end_to_end/evaluation_round.py), what `compare` says (test_comparison.py).
 """
 
 import functools
@@ -11,20 +11,24 @@ from importlib.metadata import version
 import pytest
 
 from tests.papers.command import clipx
-from tests.papers.evaluation.tiny import REWARD, answer_as_verl, save_model, save_questions
-from verl_clipx.papers.evaluation import validation_run
+from tests.papers.evaluation.tiny import answer_as_verl, save_model, save_questions
+from verl_clipx.papers.evaluation import sampling, validation_run
 from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
-from verl_clipx.papers.evaluation.completions import read_completions
-from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
 from verl_clipx.papers.evaluation.settings import PROTOCOLS
 from verl_clipx.papers.evaluation.validation_run import compose_base
 
 CHUNKS = "model/test/completions/seed-*/*/0.jsonl"
+COUNTDOWN = "verl_clipx.papers.tasks.countdown.reward:compute_score"
 
 
 def is_even(data_source, solution_str, ground_truth, extra_info):
     """A reward that a stand-in sometimes gets: an even number of characters."""
     return {"score": 1.0 if len(solution_str) % 2 == 0 else -1.0, "format": float(bool(solution_str))}
+
+
+def fail_on_text(data_source, solution_str, ground_truth, extra_info):
+    return 1 / (len(solution_str) == 0)
 
 
 EASY = f"{__name__}:is_even"
@@ -41,7 +45,7 @@ def verl():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation_run, "_launch", answer)
-        patch.setattr(validation_run, "compose_base", lambda overrides: compose(*overrides))
+        patch.setattr(sampling, "compose_base", lambda overrides: compose(*overrides))
         yield launched
 
 
@@ -60,9 +64,8 @@ def results_of(out) -> dict:
     return json.loads((out / "results.json").read_text())
 
 
-def completions_of(out, questions: int = 6, samples: int = 4, seeds=(0,), names=("model", "test")):
-    completions = EvaluationFolder(out).completions(*names)
-    return read_completions(completions, questions=questions, samples=samples, seeds=seeds)
+def completions_of(out, questions: int = 6, seeds=(0,), names=("model", "test")):
+    return read_completions([EvaluationFolder(out).completions(*names, seed) for seed in seeds], questions, 4)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def copy(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "out")
 
 
-def test_a_run_reports_what_its_completions_say(inputs, whole):
+def test_a_run_reports_what_its_completions_say_and_the_same_command_samples_nothing(inputs, run, whole, verl):
     results = results_of(whole)
     found = results["benchmarks"]["test"]
     samples = completions_of(whole)
@@ -96,13 +99,10 @@ def test_a_run_reports_what_its_completions_say(inputs, whole):
     assert config["versions"]["torch"] == version("torch")
     assert config["benchmarks"]["test"]["path"] == str(inputs[1])
     assert [path.parent.name for path in sorted(whole.glob(CHUNKS))] == ["000000", "000002", "000004"]
-
-
-def test_the_same_command_again_samples_nothing_and_shows_five_rows(run, whole, verl):
-    before = results_of(whole)["benchmarks"], len(verl)
+    before = len(verl)
     # Also on another number of GPUs.
     shown, all_of_it = run(whole), run(whole, "trainer.nnodes=2", "--all")
-    assert (results_of(whole)["benchmarks"], len(verl)) == before
+    assert (results_of(whole)["benchmarks"], len(verl)) == (results["benchmarks"], before)
     for metric in ("avg@4", "pass@4", "maj@4", "length", "truncated"):
         assert metric in shown and metric in all_of_it
     for metric in ("pass@2", "best@4", "format", "reward/score"):
@@ -149,17 +149,15 @@ def test_another_seed_adds_samples_to_those_there(run, whole, copy, verl):
         (["--template", "plain"], "template was 'chat' and is now 'plain'"),
         (["--samples", "5"], "samples was 4 and is now 5"),
         (["actor_rollout_ref.rollout.dtype=float32"], "overrides was"),
-        ([], "model was"),
-        ([], "benchmark was"),
+        (["model"], "model was"),
+        (["questions"], "benchmark was"),
     ],
 )
 def test_other_settings_do_not_mix_with_what_is_there(run, whole, tmp_path, change, named):
     before = (whole / "results.json").read_bytes()
-    others = {
-        "model was": lambda: {"model": save_model(tmp_path / "model", seed=1)},
-        "benchmark was": lambda: {"questions": save_questions(tmp_path, 6, seed=1)},
-    }
-    message = run(whole, code=1, **others[named]()) if named in others else run(whole, *change, code=1)
+    others = {"model": lambda: save_model(tmp_path / "model", seed=1), "questions": lambda: save_questions(tmp_path, 5)}
+    (first, *_), more = change, {key: other() for key, other in others.items() if key in change}
+    message = run(whole, *([] if first in others else change), code=1, **more)
     assert named in message and "Set another --out" in message
     assert (whole / "results.json").read_bytes() == before
 
@@ -170,33 +168,19 @@ def test_a_run_that_stored_nothing_binds_nobody(run, copy):
     assert results_of(copy)["config"]["sampling"]["temperature"] == 0.5
 
 
-def test_scoring_again_with_another_reward_samples_nothing(whole, copy, verl):
+def test_scoring_again_with_another_reward_samples_nothing_and_one_that_fails_loses_no_completion(whole, copy, verl):
     before = len(verl)
-    clipx("eval", "score", copy, "--reward", REWARD)
+    message = clipx("eval", "score", copy, "--reward", f"{__name__}:fail_on_text", code=1)
+    assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
+    assert not (copy / "results.json").exists()
+    clipx("eval", "score", copy, "--reward", COUNTDOWN)
     results = results_of(copy)
-    assert results["config"]["reward"] == REWARD
+    assert results["config"]["reward"] == COUNTDOWN
     assert results["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 0.0
     message = clipx("eval", "compare", whole, copy, code=1)
-    assert f"reward is {EASY!r} in" in message and f"and {REWARD!r} in" in message and "clipx eval score" in message
+    assert f"reward is {EASY!r} in" in message and f"and {COUNTDOWN!r} in" in message and "clipx eval score" in message
     clipx("eval", "score", copy, "--reward", EASY)
     assert results_of(copy)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
-
-
-def test_comparing_two_runs(run, whole, tmp_path):
-    other, fewer, out = (tmp_path / name for name in ("other", "fewer", "comparison.json"))
-    run(other, samples=2, model=save_model(tmp_path / "another", seed=1))
-    text = clipx("eval", "compare", whole, other, "--out", out)
-    assert "second minus first" in text and "reward/score" not in text
-    assert "reward/score" in clipx("eval", "compare", whole, other, "--all")
-    found = json.loads(out.read_text())["benchmarks"]["test"]
-    ours, theirs = (results_of(one)["benchmarks"]["test"]["result"] for one in (whole, other))
-    assert (found["avg"]["first"], found["avg"]["second"]) == (ours["avg@4"]["mean"], theirs["avg@2"]["mean"])
-    assert found["avg"]["difference"] == pytest.approx(theirs["avg@2"]["mean"] - ours["avg@4"]["mean"])
-    assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
-    run(fewer, "--limit", 5)
-    assert "made on different questions" in clipx("eval", "compare", whole, fewer, code=1)
-    (fewer / "results.json").unlink()
-    assert "not scored yet" in clipx("eval", "compare", whole, fewer, code=1)
 
 
 def test_the_protocols_of_a_whole_run(run, tmp_path):
@@ -224,15 +208,3 @@ def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, t
         assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
     shutil.copy(save_questions(tmp_path / "other", 3, seed=2), tmp_path / "data" / "test.parquet")
     assert "has changed since benchmark second was evaluated" in clipx("eval", "score", tmp_path, code=1)
-
-
-def test_a_reward_that_fails_loses_no_completion(run, tmp_path, verl):
-    message = run(tmp_path, "--reward", f"{__name__}:fail_on_text", code=1)
-    assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
-    before = len(verl)
-    clipx("eval", "score", tmp_path, "--reward", EASY)
-    assert "avg@4" in results_of(tmp_path)["benchmarks"]["test"]["result"] and len(verl) == before
-
-
-def fail_on_text(data_source, solution_str, ground_truth, extra_info):
-    return 1 / (len(solution_str) == 0)

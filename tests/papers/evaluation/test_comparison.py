@@ -1,6 +1,6 @@
 """`clipx eval compare` from the command line, and clustered intervals, on evaluations of chosen outcomes.
 
-Not covered: the formulas (tests/statistics), evaluations that a model made (test_run.py).
+Not covered: the formulas (tests/common/statistics), evaluations that a model made (test_commands.py).
 """
 
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.papers.command import clipx
-from tests.papers.evaluation.evaluations import evaluation_of, questions_file
+from tests.papers.evaluation.tiny import evaluation_of, questions_file
 from verl_clipx.common.statistics.comparison import compare
 from verl_clipx.common.statistics.variance import squared_error
 
@@ -67,6 +67,23 @@ def test_too_few_trainings_get_no_verdict_on_the_methods(methods, tmp_path, firs
         assert "[" not in text.partition("avg")[2].partition("pass@")[0]
 
 
+def test_two_checkpoints_with_different_samples_and_those_that_cannot_be_compared(methods, tmp_path):
+    folder, questions, right = methods
+    first, out = folder / "a-seed1", tmp_path / "out.json"
+    second = evaluation_of(tmp_path / "second", right["b"][0][:, :2], questions)
+    text = clipx("eval", "compare", first, second, "--out", out)
+    assert "second minus first" in text and "reward/score" not in text
+    assert "reward/score" in clipx("eval", "compare", first, second, "--all")
+    found = json.loads(out.read_text())["benchmarks"]["b"]
+    assert found["avg"]["first"] == pytest.approx(right["a"][0].mean())
+    assert found["avg"]["second"] == pytest.approx(right["b"][0][:, :2].mean())
+    assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
+    other = evaluation_of(tmp_path / "other", right["b"][0][:8], questions_file(tmp_path, 8))
+    assert "benchmark b: the evaluations were made on different" in clipx("eval", "compare", first, other, code=1)
+    (other / "results.json").unlink()
+    assert "not scored yet" in clipx("eval", "compare", first, other, code=1)
+
+
 def test_one_training_twice_is_not_two(methods, tmp_path):
     folder, questions, right = methods
     config = json.loads((folder / "a-seed1" / "config.json").read_text())
@@ -93,6 +110,10 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
     half = 2.093024054 * squared_error(right["a"][0].mean(axis=1), families) ** 0.5
     assert accuracy["high"] - accuracy["mean"] == pytest.approx(half)
     assert accuracy["mean"] == before["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]["mean"]
+    # A field that questions lack is refused, and nothing changes.
+    text = clipx("eval", "score", first, "--cluster", "year", code=1)
+    assert "--cluster year: not in extra_info of" in text and "row 0; there are family, index" in text
+    assert json.loads((first / "results.json").read_text()) == after
     # One rule for both.
     text = clipx("eval", "compare", first, second, code=1)
     assert "cluster is 'family' in" in text and "clipx eval score" in text
@@ -101,14 +122,6 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
     found = json.loads((tmp_path / "out.json").read_text())["benchmarks"]["b"]["avg"]
     expected = compare(*({"b": right[name][:1].mean(axis=2)} for name in "ab"), {"b": families})
     assert (found["low"], found["p_value"]) == pytest.approx((expected.low, expected.p_value))
-
-
-def test_a_field_that_questions_lack_is_refused_and_nothing_changes(methods):
-    folder, *_ = methods
-    before = (folder / "a-seed1" / "config.json").read_bytes(), (folder / "a-seed1" / "results.json").read_bytes()
-    text = clipx("eval", "score", folder / "a-seed1", "--cluster", "year", code=1)
-    assert "--cluster year: not in extra_info of" in text and "row 0; there are family, index" in text
-    assert before == tuple((folder / "a-seed1" / name).read_bytes() for name in ("config.json", "results.json"))
 
 
 def test_too_few_clusters_leave_an_evaluation_without_intervals(tmp_path):

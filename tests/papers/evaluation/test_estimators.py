@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.papers.evaluation.estimators import best_at_k, majority_at_k, pass_at_k, question_values
-from verl_clipx.papers.evaluation.results import combine
+from verl_clipx.papers.evaluation.estimators import best_at_k, combine, majority_at_k, pass_at_k, question_values
 
 TABLES = st.integers(1, 7).flatmap(
     lambda samples: st.lists(st.lists(st.booleans(), min_size=samples, max_size=samples), min_size=1, max_size=4)

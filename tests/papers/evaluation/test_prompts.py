@@ -8,8 +8,8 @@ import shutil
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from verl_clipx.papers.evaluation.benchmark import Benchmark, Question
-from verl_clipx.papers.evaluation.prompts import TEMPLATES, read_prompt_format
+from verl_clipx.papers.evaluation.benchmark import Benchmark
+from verl_clipx.papers.evaluation.prompts import TEMPLATES, load_template, read_prompt_format
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 
 NAMED = "verl_clipx.papers.tasks.knights_and_knaves.prompt:QWEN_CHAT_TEMPLATE_WITH_THINK"
@@ -20,8 +20,9 @@ def read(inputs):
     """A function from prompts to their format."""
 
     def read(*contents: str, template: str = "chat", max_tokens: int = 4, model=inputs[0]):
-        questions = [Question("s", [{"role": "user", "content": content}], "", {}) for content in contents]
-        return read_prompt_format(str(model), Benchmark("b", None, "", questions), template, max_tokens)
+        questions = [{"prompt": [{"role": "user", "content": content}]} for content in contents]
+        benchmark = Benchmark("b", None, "", questions)
+        return read_prompt_format(str(model), benchmark, load_template(template), max_tokens)
 
     return read
 

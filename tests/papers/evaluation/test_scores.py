@@ -1,20 +1,24 @@
-r"""Scores of completions; the answer that votes, from tags and from `\boxed{}`, hostile text included.
+r"""Scores of completions; the answer that votes, from tags and from `\boxed{}`.
 
-Not covered: rewards read answers in their own ways; this one only groups responses for maj@k.
+Not covered: rewards read answers in their own ways; this one only groups responses for maj@k. Megabytes of hostile text
+(tests/papers/tasks/test_rewards.py, by the same functions).
 """
 
-import time
 from pathlib import Path
 
 import pandas
 import pytest
 import yaml
 
-from verl_clipx.papers.evaluation.benchmark import Benchmark, Question
+from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.scores import MAX_ANSWER_LENGTH, extract_answer, load_member, score_samples
 
 TEXTS = [["<answer>4</answer>", "what?"], ["", "<answer> 7</answer>"]]
-BENCHMARK = Benchmark("sums", None, "", [Question("s", [], truth, {"index": i}) for i, truth in enumerate("47")])
+QUESTIONS = [
+    {"data_source": "s", "reward_model": {"ground_truth": truth}, "extra_info": {"index": index}}
+    for index, truth in enumerate("47")
+]
+BENCHMARK = Benchmark("sums", None, "", QUESTIONS)
 SAMPLES = pandas.DataFrame(
     [
         {"question": q, "sample": s, "text": text, "length": 10 * q + s, "truncated": text == "", "seed": 7}
@@ -25,7 +29,7 @@ SAMPLES = pandas.DataFrame(
 
 
 def reward(data_source, solution_str, ground_truth, extra_info):
-    assert data_source == "s" and BENCHMARK.questions[extra_info["index"]].ground_truth == ground_truth
+    assert data_source == "s" and ground_truth == "47"[extra_info["index"]]
     right = ground_truth in solution_str
     uneven = {} if solution_str else {"empty": 1.0}
     return {"score": 3.0 if right else -3.0, "correct": right, "comment": "not a number", **uneven}
@@ -33,10 +37,9 @@ def reward(data_source, solution_str, ground_truth, extra_info):
 
 def test_scores_keep_every_numeric_part_that_all_have_and_the_answer():
     scores = score_samples(SAMPLES, BENCHMARK, reward)
-    assert list(scores) == [
-        *("question", "sample", "seed", "length", "truncated", "answer"),
-        *("reward/score", "reward/correct"),
-    ]
+    kept = {"question", "sample", "seed", "length", "truncated"}
+    assert {*scores} == kept | {"answer", "reward/score", "reward/correct"}
+    assert scores[[*kept]].equals(SAMPLES[[*kept]])
     assert [None if pandas.isna(answer) else answer for answer in scores["answer"]] == ["4", None, None, "7"]
     assert scores["reward/score"].tolist() == [3.0, -3.0, -3.0, 3.0]
     assert scores["reward/correct"].tolist() == [1.0, 0.0, 0.0, 1.0]
@@ -69,11 +72,3 @@ LAST_ANSWERS["<answer>" + "1" * (MAX_ANSWER_LENGTH + 1) + "</answer>"] = None
 @pytest.mark.parametrize(("text", "answer"), LAST_ANSWERS.items())
 def test_the_last_answer(text, answer):
     assert extract_answer(text) == answer
-
-
-@pytest.mark.parametrize("piece", ["<think>", r"\boxed{", "<answer>", "{", "</answer>", "<answer></answer>"])
-def test_megabytes_take_no_time(piece):
-    start = time.process_time()
-    extract_answer(piece * (3_000_000 // len(piece)))
-    # Ample for one pass on a busy machine; comparing each piece with each other would take hours.
-    assert time.process_time() - start < 20

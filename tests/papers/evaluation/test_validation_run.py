@@ -47,12 +47,12 @@ def base():
 
 @pytest.fixture
 def a_run(base, inputs):
-    """A function from changed arguments to a run on questions 1 and 3."""
+    """A function from changed arguments to a run."""
     benchmark = read_benchmark(inputs[1], "sums")
 
     def build(**changes) -> ValidationRun:
         arguments = {
-            **{"base": base, "weights": MODEL, "benchmark": benchmark, "questions": [1, 3], "seed": 5},
+            **{"base": base, "weights": MODEL, "benchmark": benchmark},
             "prompts": PromptFormat(None, 11, [7, 256]),
             "sampling": SamplingSettings(samples=3, max_tokens=20, temperature=0.6, top_p=0.9),
         }
@@ -61,10 +61,10 @@ def a_run(base, inputs):
     return build
 
 
-def read_config(run: ValidationRun, folder):
+def read_config(run: ValidationRun, folder, questions=(1, 3)):
     """The configuration that the launched process composes."""
     folder.mkdir(exist_ok=True)
-    run.write(folder)
+    run.write(folder, 5, [*questions])
     with initialize_config_dir(str(folder), version_base=None):
         return compose("run")
 
@@ -92,7 +92,7 @@ def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
     (file,) = config.data.val_files
     rows = pandas.read_parquet(file)
     assert [extra["index"] for extra in rows["extra_info"]] == [1, 3] and set(rows["data_source"]) == {"sums"}
-    assert [list(prompt) for prompt in rows["prompt"]] == [a_run().benchmark.questions[row].prompt for row in (1, 3)]
+    assert [list(prompt) for prompt in rows["prompt"]] == [a_run().benchmark.questions[row]["prompt"] for row in (1, 3)]
 
 
 def test_shards_greedy_samples_a_template_and_odd_folders_reach_verl_as_they_are(a_run, tmp_path):
@@ -117,27 +117,24 @@ def test_verl_accepts_the_configuration(a_run, tmp_path, monkeypatch):
 
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     # Two ranks, and one question a chunk: verl checks that a training's batches could be divided among them.
-    config = read_config(a_run(questions=[1]), tmp_path / "chunk")
+    config = read_config(a_run(), tmp_path / "chunk", [1])
     validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ranks"),
+    ("overrides", "ranks", "engine"),
     [
-        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], 8),
-        (["+hardware=h100x8"], 8),
-        ([], 1),
-        (["+hardware=cpu", "actor_rollout_ref.rollout.name=vllm"], 1),
+        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], 8, "vllm"),
+        (["+hardware=h100x8"], 8, "vllm"),
+        ([], 1, "vllm"),
+        (["+hardware=cpu", "actor_rollout_ref.rollout.name=vllm"], 1, "vllm"),
+        (["+hardware=cpu"], 1, "cpu"),
     ],
 )
-def test_ranks_follow_from_the_overrides_and_vllm_is_the_engine(overrides, ranks, monkeypatch):
+def test_ranks_and_engine_follow_from_the_overrides(overrides, ranks, engine, monkeypatch):
     monkeypatch.setattr(validation_run, "find_spec", lambda name: name)
     base = compose_base(overrides)
-    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (ranks, "vllm")
-
-
-def test_the_cpus_engine_and_ranks(base):
-    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (2, "cpu")
+    assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (ranks, engine)
 
 
 def test_vllm_where_it_is_not_installed_is_named(monkeypatch):
@@ -161,32 +158,32 @@ def test_the_agent_loop_records_what_verls_files_lack(monkeypatch, tokens, trunc
     loop = object.__new__(EvaluationAgentLoop)
     loop._stop_token_ids, loop.response_length = frozenset({9}), 3
     loop.rollout_config = SimpleNamespace(seed=42)
-    fields = {"global_steps": 20, "index": np.int64(7), "session_id": 1, "raw_prompt": MESSAGES, "data_source": "sums"}
+    fields = {"global_steps": 20, "index": np.int64(7), "session_id": 1, "raw_prompt": MESSAGES}
     output = asyncio.run(loop.run({"temperature": 1.0}, **fields))
     # The same for every checkpoint.
     seed = sampling_seed(42, 0, 7, 1, MESSAGES)
     assert sent == [{"temperature": 1.0, "seed": seed}] and output.reward_score == 0.0
-    origin = {"index": 7, "data_source": "sums", "sample": 1, "seed": seed}
+    origin = {"index": 7, "sample": 1, "seed": seed}
     recorded = output.extra_fields["reward_extra_info"]
     assert recorded == {**origin, "length": len(tokens), "truncated": truncated}
 
 
 def test_a_folder_appears_when_its_responses_are_complete(a_run, tmp_path, monkeypatch):
-    folder = tmp_path / "seed-0" / "000001"
+    folder = tmp_path / "seed" / "000001"
 
-    def answer_one(unfinished, platform):
+    def answer_some(unfinished, platform):
         answer_as_verl(unfinished, platform)
         lines = (unfinished / "0.jsonl").read_text().splitlines(keepends=True)
         (unfinished / "0.jsonl").write_text("".join(lines[:-1]))
 
-    monkeypatch.setattr(validation_run, "_launch", answer_one)
+    monkeypatch.setattr(validation_run, "_launch", answer_some)
     with pytest.raises(ValueError, match="5 responses, not exactly 3 to each of 2 questions"):
-        a_run().run(folder)
+        a_run().run(folder.parent, 5, [1, 3])
     assert not folder.exists()
     # What a killed run left does not count.
     write_rows(folder.with_name("unfinished") / "7.jsonl", [])
     monkeypatch.setattr(validation_run, "_launch", answer_as_verl)
-    a_run().run(folder)
+    a_run().run(folder.parent, 5, [1, 3])
     assert sorted(path.name for path in folder.glob("*.jsonl")) == ["0.jsonl"]
     assert [path.name for path in folder.parent.iterdir()] == ["000001"]
 
@@ -197,8 +194,8 @@ def test_a_run_that_fails_shows_the_end_of_its_log(a_run, tmp_path, monkeypatch)
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(RuntimeError) as failed:
-        a_run().run(tmp_path / "chunk")
-    unfinished = tmp_path / "unfinished"
+        a_run().run(tmp_path / "seed", 5, [1, 3])
+    unfinished = tmp_path / "seed" / "unfinished"
     command = f"cpu -m verl.trainer.main_ppo --config-path {unfinished} --config-name run"
     for text in ("exit code 3", str(unfinished / "run.log"), command, "out of memory"):
         assert text in str(failed.value)

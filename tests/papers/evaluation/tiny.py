@@ -1,17 +1,22 @@
-"""A random policy and Countdown questions small enough for tests, and a stand-in for verl that answers them."""
+"""A random policy, Countdown questions, a stand-in for verl that answers them, and evaluations of chosen outcomes."""
 
+import hashlib
 import json
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from tests.countdown_files import write_countdown
 from tests.cpu.policy import random_policy
+from verl_clipx.common.files import hash_of_file
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.scores import score
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
-
-REWARD = "verl_clipx.papers.tasks.countdown.reward:compute_score"
 
 
 def save_model(folder: Path, seed: int = 0) -> Path:
@@ -62,3 +67,50 @@ def answer_as_verl(folder: Path, platform: str) -> None:
         return "x" * (1 + zlib.crc32(f"{seed} {question} {sample} {len(model)}".encode()) % 7)
 
     write_rows(folder / "0.jsonl", validated_rows(questions, rollout["val_kwargs"]["n"], seed, text))
+
+
+def is_right(data_source, solution_str, ground_truth, extra_info):
+    """A reward that reads the outcome off the completion."""
+    return {"score": float(solution_str == "right"), "length": float(len(solution_str))}
+
+
+def questions_file(folder: Path, count: int) -> Path:
+    """Questions, of which two in turn have one `family`."""
+    path = folder / f"b{count}.parquet"
+    rows = [
+        {
+            "data_source": "d",
+            "prompt": [{"role": "user", "content": str(row)}],
+            "reward_model": {"ground_truth": "1"},
+            "extra_info": {"index": row, "family": f"f{row // 2}"},
+        }
+        for row in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def evaluation_of(folder: Path, right: np.ndarray, questions: Path, **changes) -> Path:
+    """Write an evaluation, whose completions `is_right` judges, and score it.
+
+    Args:
+        folder: its folder.
+        right: ``[questions, samples]`` whether each sample is right.
+        questions: from `questions_file`.
+        changes: to its configuration, which has one checkpoint.
+    """
+    count, samples = right.shape
+    fingerprint = hashlib.sha256(str(folder).encode()).hexdigest()
+    config = {
+        **{"model": "m", "protocol": "sampled", "reward": f"{__name__}:is_right", "versions": {}},
+        "checkpoints": {"last": {"source": "m", "step": 1, "fingerprint": fingerprint}},
+        "sampling": {"samples": samples, "seeds": [0], "max_tokens": 8, "temperature": 1.0, "top_p": 1.0},
+        "benchmarks": {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": count}},
+        **changes,
+    }
+    evaluation = EvaluationFolder(folder)
+    rows = validated_rows(range(count), samples, text=lambda q, s: "right" if right[q, s] else "wrong")
+    write_rows(evaluation.completions("last", "b", 0) / "000000" / "1.jsonl", rows)
+    evaluation.write_config(config)
+    score(evaluation)
+    return folder

@@ -197,6 +197,7 @@ def test_the_share_of_collapsed_seeds_has_an_exact_interval(tmp_path):
     assert found["p_value"] == pytest.approx(2 / 64) and found["difference"] == 100.0
     text = render(table, results, "markdown")
     assert "95 % intervals of 2 cells: Clopper and Pearson's, exact, of the share of 3 seeds that collapsed." in text
+    assert "| ACPO | **+100.0, p 0.031** |" in text and "Shares of collapsed trainings: Boschloo's exact test." in text
 
 
 def test_best_validation_of_a_log_whose_last_line_was_cut_off_on_the_tables_questions(tmp_path):

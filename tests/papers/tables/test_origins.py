@@ -89,22 +89,6 @@ def test_every_parameter_of_a_group_has_an_origin():
     assert len(leaves) > 100 and not without
 
 
-def test_every_part_is_used():
-    folder = Path(origins.configs_folder()) / "recipe"
-    files = {path.relative_to(folder.parent).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
-    of_presets = {f"recipe/{paper}/presets" for paper in presets.papers()}
-    parts = {f"recipe/{paper}/{part}" for paper in presets.papers() for part in presets.read_presets(paper).parts}
-    used = {f"recipe/{name}" for name in NAMES}
-    pending = list(used)
-    while pending:
-        path = pending.pop()
-        for entry in origins._read(path)[0].defaults:
-            if entry != "_self_" and (child := origins._path_of(entry, path)) not in used:
-                used.add(child)
-                pending.append(child)
-    assert len(parts) > 30 and (files - of_presets) | parts <= used
-
-
 @pytest.mark.parametrize("name", [name for name in table_names() if name not in ("cpu_small", "reversal")])
 def test_a_tables_footnotes_name_every_choice_of_its_trainings(name):
     """But those that all papers share, which are verl's defaults, and what cannot change a number."""

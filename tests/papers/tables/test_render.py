@@ -9,8 +9,8 @@ import pytest
 from tests.papers.command import clipx
 from tests.papers.tables.tables import made_table
 from verl_clipx.papers.tables.collect import hash_of_definition
-from verl_clipx.papers.tables.definition import Footnote, load_table, table_names
-from verl_clipx.papers.tables.render import marks, render
+from verl_clipx.papers.tables.definition import Footnote, load_table
+from verl_clipx.papers.tables.render import render
 
 TABLE = made_table("render")
 
@@ -35,17 +35,6 @@ def test_each_mark_has_its_footnote_and_those_about_the_whole_table_have_none():
     text = render(replace(TABLE, footnotes=tuple(notes)), None, "markdown")
     assert "| x<sup>a</sup>" in text and "<sup>z</sup> Note 25." in text and "<sup>aa</sup> Note 26." in text
     assert "\nThe whole.\n" in text
-
-
-@pytest.mark.parametrize("name", table_names())
-def test_every_footnote_of_every_table_is_marked_where_it_belongs(name):
-    table = load_table(name)
-    text = render(table, None, "markdown")
-    marked = [note for note in table.footnotes if note.rows or note.columns]
-    assert all(note.text in text for note in table.footnotes)
-    for mark, note in zip(marks(), marked, strict=False):
-        assert f"\n<sup>{mark}</sup> {note.text}" in text
-        assert text.count(f"<sup>{mark}</sup>") - 1 == len(note.rows) + len(note.columns)
 
 
 OVER_QUESTIONS = {"low": 6.0, "high": 8.0, "interval": "questions"}

@@ -93,15 +93,6 @@ def test_one_seed_of_each_gets_the_difference_without_a_verdict():
     assert "**" not in text and "p <" not in text.replace("p < 0.05", "") and "1 and 1 training seeds" in text
 
 
-def test_shares_of_collapses_are_compared_exactly():
-    found = compare_with_base("fell", *({seed: Value(fell) for seed in range(4)} for fell in (0.0, 100.0)))
-    assert (found["first"], found["second"], found["difference"]) == (0.0, 100.0, 100.0) and found["over"] == "seeds"
-    # Twice the chance of 4 of 4 and 0 of 4 where it is largest, at a half: 2 / 256.
-    assert found["p_value"] == pytest.approx(2 / 256) and found["low"] is None
-    text = differences([found])
-    assert "| x | **+100.0, p 0.008** |" in text and "Shares of collapsed trainings: Boschloo's exact test." in text
-
-
 def test_a_mean_of_columns_counts_a_question_once():
     one = Value(2.0, by_question={"b": np.array([1.0, 3.0])})
     other = Value(5.0, by_question={"b": np.array([4.0, 6.0]), "c": np.array([0.0])})

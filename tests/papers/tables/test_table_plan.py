@@ -82,13 +82,13 @@ def test_evaluations_have_the_tables_settings(places):
         *("clipx", "eval", "run", str(run / "checkpoints")),
         *("--benchmark", f"c={places.data}/c/test.parquet", "--out", str(run / "evaluation" / "c")),
         *("--protocol", "mean-of-last-three", "--samples", "16", "--temperature", "1.0", "--max-tokens", "16"),
-        *("--backend", "cpu"),
+        "+hardware=cpu",
     ]
     # A model that is not trained has one checkpoint.
     base = jobs["policy on b"]
     assert base[3] == str(places.data / "policy")
     assert [jobs[f"policy on {name}"][base.index("--protocol") + 1] for name in "bc"] == ["greedy", "sampled"]
-    assert base[-4:] == ["--backend", "cpu", "--template", "plain"]
+    assert base[-3:] == ["+hardware=cpu", "--template", "plain"]
 
 
 @pytest.mark.parametrize(

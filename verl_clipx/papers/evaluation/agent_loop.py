@@ -33,7 +33,6 @@ class EvaluationAgentLoop(SeededSingleTurnAgentLoop):
         output.reward_score = 0.0
         output.extra_fields["reward_extra_info"] = {
             "index": plain(kwargs["index"]),
-            "data_source": str(kwargs["data_source"]),
             "sample": plain(kwargs["session_id"]),
             "seed": output.extra_fields["sampling_seed"],
             "length": len(tokens),

@@ -11,11 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_clipx.common.command_line import failing
-from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
-    from verl_clipx.papers.evaluation.comparison import Compared
+    from verl_clipx.common.statistics.comparison import Comparison
     from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
 Cluster = Annotated[
@@ -70,7 +69,6 @@ def run(
     template: Annotated[
         str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
     ] = "chat",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of each benchmark.")] = None,
     reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
     cluster: Cluster = None,
     chunk_size: Annotated[
@@ -80,40 +78,35 @@ def run(
 ) -> None:
     """Let verl sample, then score and report. After an interruption, the same command continues where it stopped."""
     with failing(RuntimeError):
-        from verl_clipx.papers.evaluation.benchmark import read_benchmark
+        from verl_clipx.papers.evaluation.benchmark import read_benchmarks
         from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
-        from verl_clipx.papers.evaluation.results import check_scoring
-        from verl_clipx.papers.evaluation.sampling import Plan, sample_plan
-        from verl_clipx.papers.evaluation.settings import PROTOCOLS, SamplingSettings
+        from verl_clipx.papers.evaluation.sampling import sample
+        from verl_clipx.papers.evaluation.scores import load_reward
+        from verl_clipx.papers.evaluation.settings import GREEDY, PROTOCOLS, SamplingSettings
 
         if protocol not in PROTOCOLS:
-            raise ValueError(
-                f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}.{did_you_mean(protocol, PROTOCOLS)}"
-            )
+            raise ValueError(f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}")
         chosen = PROTOCOLS[protocol]
-        named = [entry.rpartition("=") for entry in benchmark]
-        plan = Plan(
-            model=model,
-            checkpoints=chosen.choose(find_checkpoints(model)),
-            protocol=chosen,
-            benchmarks=[read_benchmark(Path(path), name or None, limit=limit) for name, _, path in named],
-            sampling=SamplingSettings(
-                samples=chosen.samples if samples is None else samples,
-                max_tokens=max_tokens,
-                temperature=chosen.temperature if temperature is None else temperature,
-                top_p=top_p,
-                seeds=tuple(seed or (0,)),
-                template=template,
-            ),
-            overrides=overrides or [],
-            reward=reward,
-            cluster=cluster,
+        if chosen is GREEDY and temperature:
+            raise ValueError(
+                f"--protocol greedy --temperature {temperature}: greedy always takes the most likely token. "
+                "Use --protocol sampled"
+            )
+        sampling = SamplingSettings(
+            samples=chosen.samples if samples is None else samples,
+            max_tokens=max_tokens,
+            temperature=chosen.temperature if temperature is None else temperature,
+            top_p=top_p,
+            seeds=tuple(seed or (0,)),
+            template=template,
         )
-        check_scoring(plan.benchmarks, reward, cluster)
+        checkpoints, benchmarks = chosen.choose(find_checkpoints(model)), read_benchmarks(benchmark)
+        load_reward(reward, benchmarks, cluster)
         # The processes of the run may have other working folders.
         folder = EvaluationFolder(out.resolve())
-        sample_plan(folder, plan, chunk_size, messages.print_line)
+        recorded = {"model": model, "protocol": protocol, "reward": reward, "cluster": cluster}
+        sample(folder, checkpoints, benchmarks, sampling, overrides or [], recorded, chunk_size, messages.print_line)
         _score_and_print(folder, all_metrics)
 
 
@@ -126,27 +119,18 @@ def score(
 ) -> None:
     """Score the stored completions again, for instance after the reward was fixed."""
     with failing(RuntimeError):
-        from verl_clipx.common.files import write_json
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
-        from verl_clipx.papers.evaluation.results import benchmarks_of, check_scoring
 
-        evaluation = EvaluationFolder(folder)
-        config = evaluation.read_config()
-        config |= {"reward": reward or config["reward"], "cluster": cluster or config.get("cluster")}
-        check_scoring(benchmarks_of(config), config["reward"], config["cluster"])
-        # Scores of the old rules must not be mistaken for those of the new ones.
-        evaluation.results.unlink(missing_ok=True)
-        write_json(evaluation.config, config)
-        _score_and_print(evaluation, all_metrics)
+        _score_and_print(EvaluationFolder(folder), all_metrics, reward, cluster)
 
 
-def _score_and_print(folder: "EvaluationFolder", all_metrics: bool) -> None:
+def _score_and_print(folder: "EvaluationFolder", all_metrics: bool, *rules: str | None) -> None:
     from verl_clipx.common.statistics.estimate import Estimate
-    from verl_clipx.papers.evaluation.results import score as score_all
+    from verl_clipx.papers.evaluation.scores import score as score_all
     from verl_clipx.papers.evaluation.settings import BEST_VALIDATION
 
     with messages.status("scoring"):
-        results = score_all(folder)
+        results = score_all(folder, *rules)
     protocol = results["config"]["protocol"]
     for name, reported in results["benchmarks"].items():
         table = Table(title=escape(f"{name}: {reported['questions']} questions, {protocol}"))
@@ -188,28 +172,28 @@ def compare(
     """
     with failing(RuntimeError):
         from verl_clipx.common.files import write_json
-        from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations
+        from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations, verdicts
 
         folders = {"first": find_evaluations(first), "second": find_evaluations(second)}
         compared = compare_evaluations(*folders.values())
-        for benchmark, one in compared.items():
-            _print_compared(benchmark, one, all_metrics)
+        for benchmark, metrics in compared.items():
+            _print_compared(benchmark, metrics, all_metrics)
         for line in verdicts(compared):
             console.print_line(line)
         if out is not None:
             written: dict[str, Any] = {side: list(map(str, paths)) for side, paths in folders.items()}
             written["benchmarks"] = {
-                name: {metric: asdict(value) for metric, value in one.metrics.items()} for name, one in compared.items()
+                name: {metric: asdict(one) for metric, one in metrics.items()} for name, metrics in compared.items()
             }
             write_json(out, written)
 
 
-def _print_compared(benchmark: str, compared: "Compared", all_metrics: bool) -> None:
+def _print_compared(benchmark: str, metrics: dict[str, "Comparison"], all_metrics: bool) -> None:
     table = Table(title=escape(f"{benchmark}: second minus first"), box=SIMPLE, pad_edge=False)
     for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
         table.add_column(heading, no_wrap=True)
-    for metric in shown_metrics(compared.metrics, all_metrics):
-        one = compared.metrics[metric]
+    for metric in shown_metrics(metrics, all_metrics):
+        one = metrics[metric]
         interval = "" if one.low is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
         p_value = "" if one.p_value is None else f"{one.p_value:.4f}"
         counts = f"{one.wins}/{one.losses}/{one.ties}"
@@ -217,24 +201,3 @@ def _print_compared(benchmark: str, compared: "Compared", all_metrics: bool) -> 
         table.add_row(escape(metric), *means, f"{one.difference:+.3f}{interval}", p_value, counts)
     console.print(table)
     console.print_line("+/-/=: questions on which the second is higher, lower, equal.")
-
-
-def verdicts(compared: dict[str, "Compared"]) -> list[str]:
-    """Say what the accuracies on each benchmark mean, with Holm's p-values where there are several benchmarks."""
-    from verl_clipx.common.statistics.collapse import caution
-    from verl_clipx.common.statistics.comparison import correct_family
-    from verl_clipx.common.statistics.verdict import judge
-    from verl_clipx.papers.evaluation.comparison import ACCURACY
-
-    sides = ("the first", "the second")
-    accuracies = correct_family([one.metrics[ACCURACY] for one in compared.values()])
-    lines = []
-    for (benchmark, one), accuracy in zip(compared.items(), accuracies, strict=True):
-        basis = f"over {one.questions} questions"
-        said = judge(accuracy, "accuracy", basis, sides, sides, family=len(compared))
-        lines.append(f"{benchmark}: {said.head} {said.text} {said.caveat}".strip())
-        if accuracy.error:
-            parts = " and ".join(f"{share**0.5:.3f} from {part}s" for part, share in accuracy.error.items())
-            lines.append(f"Standard error of this difference: {parts}.")
-    doubts = dict.fromkeys(caution(min(one.seeds)) for one in accuracies if one.verdict)
-    return [*lines, *(f"{doubt}." for doubt in doubts if doubt)]

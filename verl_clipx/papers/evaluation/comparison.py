@@ -2,13 +2,14 @@
 
 import glob
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from verl_clipx.common.statistics.comparison import Comparison, compare
+from verl_clipx.common.statistics.collapse import caution
+from verl_clipx.common.statistics.comparison import Comparison, compare, correct_family
+from verl_clipx.common.statistics.verdict import judge
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
 RULES = ("reward", "cluster")
@@ -17,16 +18,8 @@ RULES = ("reward", "cluster")
 ACCURACY = "avg"
 """avg@k estimates the same quantity for every k, so that runs with different k can be compared; maj@k does not."""
 
-Results = dict[Path, dict[str, Any]]
-"""The content of results.json, by the folder of the evaluation."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The comparison on one benchmark: by metric, second minus first, over so many questions."""
-
-    metrics: dict[str, Comparison]
-    questions: int
+Compared = dict[str, dict[str, Comparison]]
+"""Comparisons over questions, second minus first, by benchmark and metric."""
 
 
 def find_evaluations(pattern: str) -> list[Path]:
@@ -37,7 +30,7 @@ def find_evaluations(pattern: str) -> list[Path]:
     return [Path(path) for path in paths]
 
 
-def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> dict[str, Compared]:
+def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> Compared:
     """Compare two methods, or two checkpoints, on the benchmarks that all their evaluations share.
 
     Each evaluation enters as its protocol reports it. Note that a run under "best-validation" has an advantage over any
@@ -47,33 +40,31 @@ def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> dict[s
         first, second: the folder of one scored evaluation per training.
 
     Returns:
-        The comparison by benchmark. Metrics that some evaluations lack (pass@8 with 4 samples) are left out.
+        The comparisons. Metrics that some evaluations lack (pass@8 with 4 samples) are left out.
 
     Raises:
         FileNotFoundError: an evaluation has no results.
         ValueError: the evaluations share no benchmark, benchmarks of the same name have different questions, they were
             scored by different rules, or a method has the same checkpoint twice.
     """
-    sides: list[Results] = [{path: EvaluationFolder(path).read_results() for path in side} for side in (first, second)]
+    sides = [{path: EvaluationFolder(path).read_results() for path in side} for side in (first, second)]
     configs = {path: results["config"] for side in sides for path, results in side.items()}
     _check_rules(configs)
     for side in sides:
         _check_trainings({path: configs[path] for path in side})
     compared = {}
-    for benchmark in _shared_benchmarks(configs):
-        values = [_stacked(side, benchmark) for side in sides]
-        shared = next(iter(configs.values()))["benchmarks"][benchmark]
+    for benchmark, shared in _shared_benchmarks(configs).items():
+        values = [_stacked([results["benchmarks"][benchmark]["values"] for results in side.values()]) for side in sides]
         clusters = {benchmark: np.asarray(shared["clusters"])} if shared.get("clusters") else None
-        metrics = {
+        compared[benchmark] = {
             metric: compare({benchmark: values[0][metric]}, {benchmark: values[1][metric]}, clusters)
             for metric in values[0]
             if metric in values[1]
         }
-        compared[benchmark] = Compared(metrics, shared["questions"])
     return compared
 
 
-def _check_rules(configs: Results) -> None:
+def _check_rules(configs: dict[Path, dict[str, Any]]) -> None:
     (first, one), *others = configs.items()
     for second, other in others:
         for key in RULES:
@@ -84,7 +75,7 @@ def _check_rules(configs: Results) -> None:
                 )
 
 
-def _check_trainings(configs: Results) -> None:
+def _check_trainings(configs: dict[Path, dict[str, Any]]) -> None:
     seen: dict[str, Path] = {}
     for path, config in configs.items():
         for checkpoint in config["checkpoints"].values():
@@ -96,23 +87,40 @@ def _check_trainings(configs: Results) -> None:
                 )
 
 
-def _shared_benchmarks(configs: Results) -> list[str]:
+def _shared_benchmarks(configs: dict[Path, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the benchmarks that all configurations have, as the first one has them."""
     first, *others = (config["benchmarks"] for config in configs.values())
-    shared = [name for name in first if all(name in benchmarks for benchmarks in others)]
+    shared = {name: entry for name, entry in first.items() if all(name in benchmarks for benchmarks in others)}
     if not shared:
         named = "; ".join(f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items())
         raise ValueError(f"the evaluations have no common benchmark: {named}")
-    for name in shared:
-        if len({(one[name]["sha256"], one[name]["questions"]) for one in (first, *others)}) > 1:
+    for name, entry in shared.items():
+        if any(benchmarks[name]["sha256"] != entry["sha256"] for benchmarks in others):
             raise ValueError(f"benchmark {name}: the evaluations were made on different questions")
     return shared
 
 
-def _stacked(side: Results, benchmark: str) -> dict[str, np.ndarray]:
+def _stacked(trainings: list[dict[str, list[float]]]) -> dict[str, np.ndarray]:
     """Return arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out."""
-    reported = [
-        {ACCURACY if name.startswith("avg@") else name: column for name, column in one["values"].items()}
-        for one in (results["benchmarks"][benchmark] for results in side.values())
+    named = [
+        {ACCURACY if metric.startswith("avg@") else metric: column for metric, column in values.items()}
+        for values in trainings
     ]
-    everywhere = [metric for metric in reported[0] if all(metric in values for values in reported)]
-    return {metric: np.array([values[metric] for values in reported], dtype=np.float64) for metric in everywhere}
+    everywhere = [metric for metric in named[0] if all(metric in values for values in named)]
+    return {metric: np.array([values[metric] for values in named], dtype=np.float64) for metric in everywhere}
+
+
+def verdicts(compared: Compared) -> list[str]:
+    """Say what the accuracies on each benchmark mean, with Holm's p-values where there are several benchmarks."""
+    sides = ("the first", "the second")
+    accuracies = correct_family([metrics[ACCURACY] for metrics in compared.values()])
+    lines = []
+    for benchmark, accuracy in zip(compared, accuracies, strict=True):
+        basis = f"over {accuracy.wins + accuracy.losses + accuracy.ties} questions"
+        said = judge(accuracy, "accuracy", basis, sides, sides, family=len(compared))
+        lines.append(f"{benchmark}: {said.head} {said.text} {said.caveat}".strip())
+        if accuracy.error:
+            parts = " and ".join(f"{share**0.5:.3f} from {part}s" for part, share in accuracy.error.items())
+            lines.append(f"Standard error of this difference: {parts}.")
+    doubts = dict.fromkeys(caution(min(one.seeds)) for one in accuracies if one.verdict)
+    return [*lines, *(f"{doubt}." for doubt in doubts if doubt)]

@@ -1,11 +1,17 @@
-"""The files of an evaluation, and the check that one that is resumed samples the same thing."""
+"""The files of an evaluation: configuration, results, and the responses that verl's validation wrote.
 
+These are in one folder for each seed and chunk of questions: `<checkpoint>/<benchmark>/completions/seed-0/000000`.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.common.files import read_json_object, write_json
-from verl_clipx.papers.evaluation.completions import is_chunk
+import pandas
+
+from verl_clipx.common.files import check_shape, parse_json, read_json_object, read_lines, write_json
 from verl_clipx.papers.versions import PACKAGES
 
 # The parts of a configuration and of results that are read again.
@@ -20,6 +26,13 @@ CONFIG = {
 }
 NUMBER = {"mean": int | float, "low": int | float | None, "high": int | float | None}
 RESULTS = {"config": CONFIG, "benchmarks": {str: {"result": {str: NUMBER}, "values": {str: [int | float]}}}}
+
+# What a line of verl's file must hold: the agent loop's record, and the response without special tokens.
+ROW = {"index": int, "sample": int, "seed": int, "output": str, "length": int, "truncated": bool}
+RENAMED = {"index": "question", "output": "text"}
+
+UNFINISHED = "unfinished"
+"""In a seed's folder, where verl writes the responses of a chunk until they are complete; the next chunk clears it."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +51,21 @@ class EvaluationFolder:
         """The estimates, as JSON."""
         return self.path / "results.json"
 
-    def completions(self, checkpoint: str, benchmark: str) -> Path:
-        """What verl wrote of a checkpoint's completions on a benchmark: `seed-<N>/<first question>` below it."""
-        return self.path / checkpoint / benchmark / "completions"
+    def completions(self, checkpoint: str, benchmark: str, seed: int) -> Path:
+        """A checkpoint's completions on a benchmark, a folder for each chunk that is called by its first question."""
+        return self.path / checkpoint / benchmark / "completions" / f"seed-{seed}"
 
     def scores(self, checkpoint: str, benchmark: str) -> Path:
         """Scores of these completions."""
         return self.path / checkpoint / benchmark / "scores.parquet"
 
     def claim(self, config: dict[str, Any]) -> None:
-        """Record a configuration; results of an earlier one do not belong to it, and go.
+        """Record the configuration of completions that will be sampled.
 
         Raises:
             ValueError: there are completions that depend on something else; the message names each difference.
         """
-        if any(map(is_chunk, self.path.glob("*/*/completions/seed-*/*"))):
+        if any(self.path.glob("*/*/completions/seed-*/[0-9]*")):
             was, now = _origin(self.read_config()), _origin(config)
             different = [f"{key} was {was[key]!r} and is now {now[key]!r}" for key in now if was[key] != now[key]]
             if different:
@@ -60,6 +73,10 @@ class EvaluationFolder:
                     f"{self.path} contains completions of another evaluation ({'; '.join(different)}). "
                     "Set another --out"
                 )
+        self.write_config(config)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Record a configuration; results of an earlier one must not be mistaken for its own, and go."""
         self.results.unlink(missing_ok=True)
         write_json(self.config, config)
 
@@ -91,3 +108,78 @@ def _origin(config: dict[str, Any]) -> dict[str, Any]:
         "overrides": [override for override in config.get("overrides", []) if not override.startswith("trainer.")],
         "versions": {package: config["versions"].get(package) for package in PACKAGES},
     }
+
+
+def read_dump(folder: Path, samples: int, asked: Collection[int] | None = None) -> pandas.DataFrame:
+    """Read the responses of one run.
+
+    Args:
+        samples: samples of each question.
+        asked: rows of the benchmark that were asked; None for those that the file has.
+
+    Returns:
+        Columns question, sample, seed, text, length, truncated.
+
+    Raises:
+        ValueError: a line cannot be read, or there are not exactly `samples` responses to each question.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    if len(paths) != 1:
+        raise ValueError(f"{folder}: contains {len(paths)} files of verl's validation, not one; remove the folder")
+    rows = [parse_json(line, f"{paths[0]}, line {number}") for number, line in enumerate(read_lines(paths[0]), 1)]
+    for row in rows:
+        check_shape(paths[0], row, ROW)
+    table = pandas.DataFrame(rows, columns=list(ROW)).rename(columns=RENAMED)
+    questions = sorted(set(table["question"]) if asked is None else asked)
+    pairs = sorted(zip(table["question"], table["sample"], strict=True))
+    if pairs != list(product(questions, range(samples))):
+        raise ValueError(
+            f"{paths[0]}: {len(pairs)} responses, not exactly {samples} to each of {len(questions)} questions. "
+            "Remove its folder, and the same `clipx eval run` samples them again"
+        )
+    return table
+
+
+def chunk_folder(folder: Path, questions: Sequence[int]) -> Path:
+    """Return the folder of a seed's chunk. No two chunks of a seed share one."""
+    return folder / f"{questions[0]:06d}"
+
+
+def read_chunks(folder: Path, samples: int) -> list[pandas.DataFrame]:
+    """Read the responses of a seed's finished chunks; see `read_dump`."""
+    return [read_dump(chunk, samples) for chunk in sorted(folder.glob("[0-9]*"))]
+
+
+def pending_chunks(folder: Path, questions: int, samples: int, size: int) -> list[list[int]]:
+    """Return the questions that a seed has not answered yet, in chunks of at most `size` responses."""
+    answered = {question for table in read_chunks(folder, samples) for question in table["question"]}
+    left = [question for question in range(questions) if question not in answered]
+    size = max(1, size // samples)
+    return [left[start : start + size] for start in range(0, len(left), size)]
+
+
+def read_completions(folders: Sequence[Path], questions: int, samples: int) -> pandas.DataFrame:
+    """Read all responses to a benchmark, ordered by question and sample.
+
+    Args:
+        folders: one for each seed. The samples of the first seed come first.
+        questions: number of questions.
+        samples: samples per question and seed.
+
+    Returns:
+        ``questions * samples * len(folders)`` rows; see `read_dump`.
+
+    Raises:
+        ValueError: a response is missing or occurs twice.
+    """
+    tables = []
+    for place, folder in enumerate(folders):
+        of_seed = read_chunks(folder, samples)
+        answered = sorted(question for table in of_seed for question in table["question"])
+        if answered != [question for question in range(questions) for _ in range(samples)]:
+            raise ValueError(
+                f"{folder}: {len(answered)} of {questions * samples} responses exist. "
+                "Repeat the same `clipx eval run` command to finish them"
+            )
+        tables += [table.assign(sample=table["sample"] + place * samples) for table in of_seed]
+    return pandas.concat(tables).sort_values(["question", "sample"], ignore_index=True)

@@ -26,12 +26,17 @@ class PromptFormat:
     stop_token_ids: list[int]
 
 
-def read_prompt_format(folder: str, benchmark: Benchmark, template: str, max_tokens: int) -> PromptFormat:
+def load_template(name: str) -> str | None:
+    """Return the chat template that --template names; see `SamplingSettings` and `PromptFormat`."""
+    return TEMPLATES[name] if name in TEMPLATES else load_member(name, "--template", str)
+
+
+def read_prompt_format(folder: str, benchmark: Benchmark, template: str | None, max_tokens: int) -> PromptFormat:
     """Encode a benchmark's prompts as verl will.
 
     Args:
         folder: the model's tokenizer and configuration.
-        template: see `SamplingSettings`.
+        template: from `load_template`.
         max_tokens: longest response.
 
     Raises:
@@ -43,8 +48,7 @@ def read_prompt_format(folder: str, benchmark: Benchmark, template: str, max_tok
     from jinja2 import TemplateError
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    jinja = load_member(template, "--template", str) if ":" in template else TEMPLATES[template]
-    if jinja is None and not tokenizer.chat_template:
+    if template is None and not tokenizer.chat_template:
         raise ValueError(
             "--template chat: the model's tokenizer has no chat template; use --template plain for a base model"
         )
@@ -53,7 +57,7 @@ def read_prompt_format(folder: str, benchmark: Benchmark, template: str, max_tok
         where = f"benchmark {benchmark.name}, question {row}"
         try:
             encoded = tokenizer.apply_chat_template(
-                question.prompt, chat_template=jinja, add_generation_prompt=True, return_dict=False
+                question["prompt"], chat_template=template, add_generation_prompt=True, return_dict=False
             )
         except TemplateError as error:
             raise ValueError(f"{where}: the chat template refuses its prompt ({error})") from None
@@ -67,7 +71,7 @@ def read_prompt_format(folder: str, benchmark: Benchmark, template: str, max_tok
             f"context holds {context}; set --max-tokens to at most {context - longest}, or "
             "raise max_position_embeddings in the model's config.json if its position encoding allows"
         )
-    return PromptFormat(jinja, longest, _stop_token_ids(folder, tokenizer.eos_token_id))
+    return PromptFormat(template, longest, _stop_token_ids(folder, tokenizer.eos_token_id))
 
 
 def _stop_token_ids(folder: str, end_of_sequence: int | None) -> list[int]:

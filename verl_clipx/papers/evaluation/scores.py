@@ -1,23 +1,25 @@
-"""Scores stored completions with a reward function. Scores are stored separately so that they can be recomputed."""
+"""Scores stored completions with a reward function, and writes an evaluation's results."""
 
-import importlib
 import math
+import pkgutil
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 
-from verl_clipx.papers.evaluation.benchmark import Benchmark
+from verl_clipx.common.files import replacing, write_json
+from verl_clipx.common.statistics.estimate import estimate
+from verl_clipx.common.statistics.variance import too_few_units
+from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
+from verl_clipx.papers.evaluation.estimators import PART, QuestionValues, combine, question_values
+from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
 from verl_clipx.papers.responses import final_part, find_last_boxed, tagged_answer
-
-PART = "reward/"
-"""Prefix of the columns that hold the reward function's output."""
-
-COPIED = ("question", "sample", "seed", "length", "truncated")
-"""Columns of the completions that the scores repeat, so that nothing else has to read the texts again."""
 
 MAX_ANSWER_LENGTH = 2000
 
@@ -32,32 +34,141 @@ def load_member(name: str, option: str, kind: Any) -> Any:
     Raises:
         ValueError: the name is malformed, or there is no such module or member of this type.
     """
-    module_name, _, member = name.partition(":")
-    if not (module_name and member):
-        raise ValueError(f"{option} {name}: write package.module:name")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module_name), member)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{option} {name}: cannot import it ({error})") from error
-    if not isinstance(found, kind):
-        raise ValueError(f"{option} {name}: is of the type {type(found).__name__}, not {kind.__name__}")
-    return found
+        member = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{option} {name}: cannot import it as package.module:name ({error})") from error
+    if not isinstance(member, kind):
+        raise ValueError(f"{option} {name}: is of the type {type(member).__name__}, not {kind.__name__}")
+    return member
 
 
-def check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> None:
-    """Refuse a benchmark with a ground truth that the reward cannot use, if its module has `check_ground_truth`.
+def load_reward(name: str, benchmarks: list[Benchmark], cluster: str | None) -> Callable[..., Any]:
+    """Load a reward function, and raise errors that would otherwise surface only after all completions were sampled.
 
     Args:
-        reward: the function; `check_ground_truth(data_source, ground_truth)` in the same module raises ValueError.
+        name: of the function. If its module has `check_ground_truth(data_source, ground_truth)`, this raises ValueError
+            for a ground truth that the reward cannot use.
+        cluster: the key of extra_info that each question must have, or None.
     """
+    reward = load_member(name, "--reward", Callable)
     check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
-    for row, question in enumerate(benchmark.questions if check else []):
+    for benchmark in benchmarks:
+        if cluster:
+            sources_of(benchmark, cluster)
+        for row, question in enumerate(benchmark.questions if check else []):
+            try:
+                check(question["data_source"], question["reward_model"]["ground_truth"])
+            except ValueError as error:
+                raise ValueError(f"--benchmark {benchmark.path}, row {row}: {error}") from None
+    return reward
+
+
+def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | None = None) -> dict[str, Any]:
+    """Score all completions and write the results.
+
+    Args:
+        reward, cluster: in place of the configured ones.
+
+    Returns:
+        The configuration and, per benchmark, the estimates of every checkpoint and of the protocol.
+
+    Raises:
+        ValueError: a benchmark's file has changed, a completion is missing, or the reward cannot score the questions.
+        RuntimeError: see `score_samples`.
+    """
+    config = folder.read_config()
+    config |= {"reward": reward or config["reward"], "cluster": cluster or config.get("cluster")}
+    benchmarks = [_read_again(name, **entry) for name, entry in config["benchmarks"].items()]
+    function = load_reward(config["reward"], benchmarks, config["cluster"])
+    folder.write_config(config)
+    seeds, field = config["sampling"]["seeds"], config["cluster"]
+    over = f"clusters of questions by {field}" if field else "questions"
+    results: dict[str, Any] = {"config": config, "interval": f"95 %, Student's t over {over}", "benchmarks": {}}
+    for benchmark in benchmarks:
+        name, questions = benchmark.name, len(benchmark.questions)
+        clusters = np.asarray(sources_of(benchmark, field)) if field else None
+        config["benchmarks"][name]["clusters"] = None if clusters is None else clusters.tolist()
+        values: dict[str, QuestionValues] = {}
+        for label in config["checkpoints"]:
+            of_seeds = [folder.completions(label, name, seed) for seed in seeds]
+            completions = read_completions(of_seeds, questions, config["sampling"]["samples"] // len(seeds))
+            scores = score_samples(completions, benchmark, function)
+            with replacing(folder.scores(label, name)) as partial:
+                scores.to_parquet(partial, index=False)
+            values[label] = question_values(scores)
+        combined, used = combine(config["protocol"], values)
+        results["benchmarks"][name] = {
+            "questions": questions,
+            "no_interval": too_few_units(questions, clusters),
+            "result": _estimates(combined, clusters),
+            "values": {metric: column.tolist() for metric, column in combined.items()},
+            "from_checkpoints": used,
+            "checkpoints": {label: _estimates(one, clusters) for label, one in values.items()},
+        }
+    write_json(folder.results, results)
+    return results
+
+
+def _read_again(name: str, path: str, sha256: str, **_: Any) -> Benchmark:
+    benchmark = read_benchmark(Path(path), name)
+    if benchmark.sha256 != sha256:
+        raise ValueError(
+            f"{path}: has changed since benchmark {name} was evaluated; put the file back, or evaluate anew with "
+            "another --out"
+        )
+    return benchmark
+
+
+def _estimates(values: QuestionValues, clusters: np.ndarray | None) -> dict[str, dict[str, float | None]]:
+    return {metric: asdict(estimate(column, clusters)) for metric, column in values.items()}
+
+
+def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Callable[..., Any]) -> pandas.DataFrame:
+    """Score every completion as verl's reward manager would.
+
+    Args:
+        samples: from `read_completions`.
+        reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
+            "score". Numbers in a dict are kept; keys that some completions lack are left out. If the dict has "pred",
+            this is the answer that votes, as in verl's validation.
+
+    Returns:
+        The samples with the column `answer` in place of `text`, and a float column `reward/<part>` for every part.
+
+    Raises:
+        RuntimeError: the reward raised, or did not return a finite number; the message names the completion.
+    """
+    answers, numbers = [], []
+    for sample in samples.itertuples():
+        question = benchmark.questions[sample.question]
         try:
-            check(question.data_source, question.ground_truth)
-        except ValueError as error:
-            raise ValueError(f"--benchmark {benchmark.path}, row {row}: {error}") from None
+            returned = reward(
+                data_source=question["data_source"],
+                solution_str=sample.text,
+                ground_truth=question["reward_model"]["ground_truth"],
+                extra_info=dict(question["extra_info"]),
+            )
+            parts = returned if isinstance(returned, dict) else {"score": returned}
+            answers.append(parts["pred"] if "pred" in parts else extract_answer(sample.text))
+            numbers.append(_numbers(parts))
+        except Exception as error:
+            raise RuntimeError(
+                f"the reward failed on benchmark {benchmark.name}, question {sample.question}, sample {sample.sample} "
+                f"({type(error).__name__}: {error}). All completions are kept. Fix it and run `clipx eval score`."
+            ) from error
+    # All numbers are finite, so that NaN stands only where a key is lacking.
+    of_all = pandas.DataFrame(numbers).dropna(axis="columns").add_prefix(PART)
+    return samples.drop(columns="text").assign(answer=answers).join(of_all)
+
+
+def _numbers(parts: dict[str, Any]) -> dict[str, float]:
+    numbers = {key: float(value) for key, value in parts.items() if isinstance(value, Real)}
+    if "score" not in numbers or not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"returned {parts!r}, which is not a finite number `score` with other finite numbers")
+    return numbers
 
 
 def extract_answer(text: str) -> str | None:
@@ -73,49 +184,3 @@ def extract_answer(text: str) -> str | None:
     tagged = tagged_answer(text, MAX_ANSWER_LENGTH)
     boxed = find_last_boxed(final_part(text) if tagged is None else tagged, MAX_ANSWER_LENGTH)
     return re.sub(r"\s+", "", (tagged if boxed is None else boxed) or "") or None
-
-
-def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Callable[..., Any]) -> pandas.DataFrame:
-    """Score every completion as verl's reward manager would.
-
-    Args:
-        samples: from `read_completions`.
-        reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
-            "score". Numbers in a dict are kept; keys that some completions lack are left out. If the dict has "pred",
-            this is the answer that votes, as in verl's validation.
-
-    Returns:
-        One row per completion: question, sample, seed, length, truncated, answer, and a float column `reward/<part>`
-        for every part.
-
-    Raises:
-        RuntimeError: the reward raised, or did not return a finite number; the message names the completion.
-    """
-    rows = []
-    for sample in samples.itertuples():
-        question = benchmark.questions[sample.question]
-        try:
-            returned = reward(
-                data_source=question.data_source,
-                solution_str=sample.text,
-                ground_truth=question.ground_truth,
-                extra_info=dict(question.extra_info),
-            )
-            parts = returned if isinstance(returned, dict) else {"score": returned}
-            row = {column: getattr(sample, column) for column in COPIED}
-            row |= {"answer": parts["pred"] if "pred" in parts else extract_answer(sample.text), **_numbers(parts)}
-        except Exception as error:
-            raise RuntimeError(
-                f"the reward failed on benchmark {benchmark.name}, question {sample.question}, sample {sample.sample} "
-                f"({type(error).__name__}: {error}). All completions are kept. Fix it and run `clipx eval score`."
-            ) from error
-        rows.append(row)
-    everywhere = [key for key in rows[0] if all(key in row for row in rows)]
-    return pandas.DataFrame({key: [row[key] for row in rows] for key in everywhere})
-
-
-def _numbers(parts: dict[str, Any]) -> dict[str, float]:
-    numbers = {PART + key: float(value) for key, value in parts.items() if isinstance(value, Real)}
-    if PART + "score" not in numbers or not all(map(math.isfinite, numbers.values())):
-        raise ValueError(f"returned {parts!r}, which is not a finite number `score` with other finite numbers")
-    return numbers

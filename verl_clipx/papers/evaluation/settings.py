@@ -53,7 +53,7 @@ class SamplingSettings:
             `package.module:NAME`: the Jinja chat template of that name, as in a run's `custom_chat_template`.
 
     Raises:
-        ValueError: samples would be equal, or the template is none; the message names the option.
+        ValueError: samples would be equal; the message names the options.
     """
 
     samples: int
@@ -66,8 +66,6 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"--seed {self.seeds}: must differ from each other")
-        if self.template not in ("chat", "plain") and ":" not in self.template:
-            raise ValueError(f"--template {self.template}: must be chat, plain or package.module:NAME")
         if self.temperature == 0 and self.samples_per_question > 1:
             raise ValueError(
                 f"--samples {self.samples} --temperature 0: greedy samples of a question are all the same; "

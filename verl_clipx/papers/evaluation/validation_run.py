@@ -19,7 +19,7 @@ from verl_clipx.common.files import replacing, write_json, write_text
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Weights
-from verl_clipx.papers.evaluation.completions import read_dump
+from verl_clipx.papers.evaluation.folder import UNFINISHED, chunk_folder, read_dump
 from verl_clipx.papers.evaluation.prompts import PromptFormat
 from verl_clipx.papers.evaluation.settings import SamplingSettings
 
@@ -72,59 +72,47 @@ def ranks_of(base: DictConfig) -> int:
     return int(base.trainer.nnodes) * int(base.trainer.n_gpus_per_node)
 
 
-def base_model(base: DictConfig, overrides: Sequence[str]) -> str | None:
-    """Return the model that the user names, on which verl loads a checkpoint's shards; None without one."""
-    named = any(override.startswith("actor_rollout_ref.model.path=") for override in overrides)
-    return base.actor_rollout_ref.model.path if named else None
-
-
 @dataclass(frozen=True)
 class ValidationRun:
-    """A run of verl that samples responses to some questions of a benchmark and stops.
+    """Runs of verl that sample responses of a model to questions of a benchmark and stop.
 
     Args:
         base: verl's configuration with the user's overrides.
-        questions: rows of the benchmark.
-        seed: seed of the samples.
     """
 
     base: DictConfig
     weights: Weights
     benchmark: Benchmark
-    questions: list[int]
     prompts: PromptFormat
     sampling: SamplingSettings
-    seed: int
 
-    @staticmethod
-    def unfinished(folder: Path) -> Path:
-        """Where a run writes until its responses are complete; the next run of the same seed clears it."""
-        return folder.with_name("unfinished")
+    def run(self, completions: Path, seed: int, questions: list[int]) -> None:
+        """Sample a chunk, whose folder appears once its responses are complete.
 
-    def run(self, folder: Path) -> None:
-        """Sample into a folder, which appears once its responses are complete.
+        Args:
+            completions: folder of the seed.
+            questions: rows of the benchmark.
 
         Raises:
             RuntimeError: verl failed; the message names its log and shows the end of it.
             ValueError: verl did not write exactly the responses that it was asked for.
         """
-        unfinished = self.unfinished(folder)
+        unfinished = completions / UNFINISHED
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        self.write(unfinished)
+        self.write(unfinished, seed, questions)
         _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
-        read_dump(unfinished, self.sampling.samples, self.questions)
-        unfinished.replace(folder)
+        read_dump(unfinished, self.sampling.samples, questions)
+        unfinished.replace(chunk_folder(completions, questions))
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, seed: int, questions: list[int]) -> None:
         """Write what verl reads: questions, agent loop and configuration."""
-        rows = [self.benchmark.questions[index] for index in self.questions]
         table = {
-            "data_source": [self.benchmark.name] * len(rows),
-            "prompt": [row.prompt for row in rows],
+            "data_source": [self.benchmark.name] * len(questions),
+            "prompt": [self.benchmark.questions[index]["prompt"] for index in questions],
             # The answers stay here: responses are scored from verl's files.
-            "reward_model": [{"ground_truth": ""}] * len(rows),
-            "extra_info": [{"index": index} for index in self.questions],
+            "reward_model": [{"ground_truth": ""}] * len(questions),
+            "extra_info": [{"index": index} for index in questions],
         }
         with replacing(folder / QUESTIONS) as partial:
             pq.write_table(pa.table(table), partial)
@@ -132,11 +120,11 @@ class ValidationRun:
         loop = {"name": AGENT_LOOP, "_target_": AGENT_LOOP_CLASS, "stop_token_ids": self.prompts.stop_token_ids}
         write_json(folder / AGENT_LOOPS, [loop])
         config = self.base.copy()
-        for key, value in self._settings(folder).items():
+        for key, value in self._settings(folder, seed).items():
             OmegaConf.update(config, key, _as_it_is(value), force_add=True)
         write_text(folder / CONFIG, OmegaConf.to_yaml(config))
 
-    def _settings(self, folder: Path) -> dict[str, Any]:
+    def _settings(self, folder: Path, seed: int) -> dict[str, Any]:
         questions = [str(folder / QUESTIONS)]
         sampling, weights = self.sampling, self.weights
         rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -149,9 +137,7 @@ class ValidationRun:
             "trainer.use_v1": True,
             "trainer.v1.trainer_mode": "sync",
             "trainer.validation_data_dir": str(folder),
-            "trainer.rollout_data_dir": None,
             "trainer.default_local_dir": str(folder / "checkpoints"),
-            "trainer.log_val_generations": 0,
             "trainer.logger": ["console"],
             "trainer.resume_mode": "resume_path" if weights.resume_from else "disable",
             "trainer.resume_from_path": weights.resume_from,
@@ -167,7 +153,7 @@ class ValidationRun:
             "data.filter_overlong_prompts": False,
             "data.max_prompt_length": self.prompts.longest,
             "data.max_response_length": sampling.max_tokens,
-            f"{rollout}.seed": self.seed,
+            f"{rollout}.seed": seed,
             f"{rollout}.val_kwargs.n": sampling.samples,
             f"{rollout}.val_kwargs.do_sample": sampling.temperature > 0,
             f"{rollout}.val_kwargs.temperature": sampling.temperature,

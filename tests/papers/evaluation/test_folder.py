@@ -1,47 +1,51 @@
 """What verl wrote, read again: exactly n responses to a prompt, chunks that are left, seeds that add samples.
 
-Not covered: that verl writes such files (test_validation_run.py, tests/end_to_end/evaluation_round.py).
+Not covered: that verl writes such files (test_validation_run.py, tests/end_to_end/evaluation_round.py); the check of an
+evaluation that goes on (test_commands.py).
 """
 
 import pytest
 
 from tests.papers.evaluation.tiny import validated_rows, write_rows
-from verl_clipx.papers.evaluation.completions import chunk_folder, pending_chunks, read_completions, read_dump
+from verl_clipx.papers.evaluation.folder import chunk_folder, pending_chunks, read_completions, read_dump
 
 
-def write_chunk(folder, questions, samples=2, seed=0):
-    rows = validated_rows(questions, samples, seed, lambda question, sample: f"{seed}:{question}.{sample}")
-    return write_rows(chunk_folder(folder, seed, questions) / "20.jsonl", rows)
+def write_chunk(folder, questions, seed=0):
+    rows = validated_rows(questions, 2, seed, lambda question, sample: f"{seed}:{question}.{sample}")
+    return write_rows(chunk_folder(folder, questions) / "20.jsonl", rows)
 
 
 def test_responses_in_order_of_question_and_sample_and_each_seed_adds_some(tmp_path):
     for questions, seed in (([3, 4], 0), ([0, 1, 2], 0), ([0, 1, 2, 3, 4], 5)):
-        write_chunk(tmp_path, questions, seed=seed)
-    table = read_completions(tmp_path, questions=5, samples=2, seeds=[0])
+        write_chunk(tmp_path / str(seed), questions, seed)
+    table = read_completions([tmp_path / "0"], 5, 2)
     assert table["question"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and table["sample"].tolist() == [0, 1] * 5
     assert table["text"].tolist() == [f"0:{question}.{sample}" for question in range(5) for sample in (0, 1)]
     assert table["seed"].tolist()[:3] == [0, 1, 10] and table["length"].tolist() == [6] * 10
-    assert read_completions(tmp_path, questions=4, samples=2, seeds=[0]).equals(table[:8])
-    both = read_completions(tmp_path, questions=5, samples=2, seeds=[5, 0])
+    both = read_completions([tmp_path / "5", tmp_path / "0"], 5, 2)
     assert both["sample"].tolist() == [0, 1, 2, 3] * 5
     assert both["text"].tolist()[:4] == ["5:0.0", "5:0.1", "0:0.0", "0:0.1"]
 
 
 def test_what_is_left_is_cut_into_chunks_that_share_no_folder(tmp_path):
-    assert pending_chunks(tmp_path, 0, 5, 2, 2) == [[0, 1], [2, 3], [4]]
+    assert pending_chunks(tmp_path, 5, 2, 5) == [[0, 1], [2, 3], [4]]
+    assert pending_chunks(tmp_path, 2, 2, 1) == [[0], [1]]
     write_chunk(tmp_path, [1, 2])
-    (tmp_path / "seed-0" / "unfinished").mkdir()
-    assert pending_chunks(tmp_path, 0, 5, 2, 3) == [[0, 3, 4]]
-    assert pending_chunks(tmp_path, 1, 5, 2, 9) == [[0, 1, 2, 3, 4]]
-    with pytest.raises(ValueError, match=r"4 of 10 responses exist. Repeat the same `clipx eval run`"):
-        read_completions(tmp_path, questions=5, samples=2, seeds=[0])
+    (tmp_path / "unfinished").mkdir()
+    assert pending_chunks(tmp_path, 5, 2, 6) == [[0, 3, 4]]
+    with pytest.raises(ValueError, match=r"4 of 10 responses exist\. Repeat the same `clipx eval run`"):
+        read_completions([tmp_path], 5, 2)
+    # Two commands at once can leave a question twice.
+    for questions in ([0, 1], [3]):
+        write_chunk(tmp_path, questions)
+    with pytest.raises(ValueError, match="10 of 10 responses"):
+        read_completions([tmp_path], 5, 2)
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda rows: rows[:-1], "7 responses, not exactly 2 to each of 4 questions"),
-        (lambda rows: [*rows, rows[0]], "9 responses, not exactly 2 to each of 4 questions"),
         (lambda rows: [*rows[:-1], rows[0]], "8 responses, not exactly 2"),
         (lambda rows: [{**rows[0], "index": 9}, *rows[1:]], "8 responses, not exactly 2"),
         (lambda rows: [{**rows[0], "sample": 2}, *rows[1:]], "8 responses, not exactly 2"),
@@ -64,7 +68,7 @@ def test_no_file_two_files_and_one_that_was_cut_off_are_errors(tmp_path):
     path = write_chunk(tmp_path, [0, 1])
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"20\.jsonl, line 4"):
-        read_completions(tmp_path, questions=2, samples=2, seeds=[0])
+        read_completions([tmp_path], 2, 2)
     write_rows(path.with_name("1.jsonl"), [])
     for folder, files in ((path.parent, 2), (tmp_path, 0)):
         with pytest.raises(ValueError, match=f"contains {files} files"):
