@@ -53,7 +53,7 @@ def test_the_quantile_is_the_smallest_edge_that_reaches_the_portion(layout, port
     assert 0 < eta <= 1
     if not low.any():
         # Without tokens it is the first edge.
-        assert not layout.mask.any() and eta == pytest.approx(1e-6, rel=1e-9)
+        assert not layout.mask.any() and eta.item() == pytest.approx(1e-6, rel=1e-9)
         return
     # Without the tokens of the last bucket, within 1.4 % of the largest low probability's log-odds, it is not reached.
     probability = layout.values.clamp(max=0.0).exp()

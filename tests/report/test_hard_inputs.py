@@ -106,7 +106,7 @@ def test_rewards_that_are_not_finite_are_named_counted_and_left_out(tmp_path, va
 
 def test_the_page_says_so_first_and_its_table_keeps_what_is_finite(tmp_path):
     rows = [{keys.REWARD: reward, keys.SKIPPED_UPDATES: 2.0} for reward in (0.2, NAN, 0.4, None)]
-    run = write(tmp_path / "mine", rows)
+    run = write(tmp_path / "=mine", rows)
     (run / "validation").mkdir()
     scores = {0: [str(i % 2) for i in range(8)], 2: ["null"] + ["NaN"] * 7}
     for step, of_step in scores.items():
@@ -119,6 +119,8 @@ def test_the_page_says_so_first_and_its_table_keeps_what_is_finite(tmp_path):
     assert "ACPO, seed 1: values that are not finite from step" in page and ">nan<" not in page
     table = pandas.read_csv(tmp_path / "out" / "metrics.csv")
     assert table[keys.REWARD].notna().tolist() == [True, False, True, False]
+    # No name is a formula.
+    assert set(table["run"]) == {"'=mine"}
 
 
 @pytest.mark.slow
@@ -129,16 +131,16 @@ def test_no_series_breaks_sentences_or_figures(tmp_path, method):
     rows = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = sorted({name for row in rows for name in row})
 
-    def change(chosen, steps, value):
+    def damage(chosen, steps, value):
         damaged = dict.fromkeys(chosen, value)
         write_log(run / "metrics.jsonl", [row | (damaged if at in steps else {}) for at, row in enumerate(rows, 1)])
 
     for steps in ({2}, {1, 2, 3}):
         for name in names:
-            change([name], steps, NAN if len(name) % 2 else None)
+            damage([name], steps, NAN if len(name) % 2 else None)
             assert all("nan" not in f"{one.head} {one.text}".lower() for one in said_of(run)), (name, steps)
         for chosen in (names[::2], names[1::2], names):
-            change(chosen, steps, NAN)
+            damage(chosen, steps, NAN)
             clipx("report", run, "--out", tmp_path / "out")
 
 
