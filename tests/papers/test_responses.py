@@ -1,42 +1,24 @@
-"""The final part of a response, by hand, and that the rewards which read an answer read it there.
+"""That the rewards which read an answer read it in the final part of a response, after the thinking.
 
 Not covered: knights and knaves, whose form holds each tag once (its own tests).
 """
 
 import pytest
 
-from verl_clipx.papers.responses import final_part
 from verl_clipx.papers.tasks.reward import compute_score
 
 
 @pytest.mark.parametrize(
-    ("response", "final"),
+    ("data_source", "answer", "truth"),
     [
-        ("", ""),
-        ("so 5", "so 5"),
-        ("thinking</think> so 5", " so 5"),
-        ("<think>a</think>b", "b"),
-        ("<think>a</think>b<think>c</think>d", "d"),
-        ("<think>a", None),
-        ("a</think>b<think>c", None),
-        ("<think>a</think>", ""),
+        ("countdown", "<answer>(3+5)*2</answer>", {"numbers": [3, 5, 2], "target": 16}),
+        ("countdown_boxed", r"\boxed{(3+5)*2}", {"numbers": [3, 5, 2], "target": 16}),
+        ("hitab", r"\boxed{7}", {"answers": ["7"], "ratio": False, "rounding": False}),
+        ("math", r"\boxed{7}", "7"),
     ],
 )
-def test_by_hand(response, final):
-    assert final_part(response) == final
-
-
-ANSWERS = [
-    ("countdown", "<answer>(3+5)*2</answer>", {"numbers": [3, 5, 2], "target": 16}),
-    ("countdown_boxed", r"\boxed{(3+5)*2}", {"numbers": [3, 5, 2], "target": 16}),
-    ("hitab", r"\boxed{7}", {"answers": ["7"], "ratio": False, "rounding": False}),
-    ("math", r"\boxed{7}", "7"),
-]
-
-
-@pytest.mark.parametrize(("data_source", "answer", "truth"), ANSWERS)
 def test_an_answer_after_the_thinking_counts_and_one_in_it_does_not(data_source, answer, truth):
-    outside = ("{}", "so {}", "so</think>{}", "<think>so</think> {}.")
+    outside = ("{}", "so {}", "so</think>{}", "<think>so</think> {}.", "<think>a</think>b<think>c</think>{}")
     inside = ("<think>{}", "<think>{}</think>", "perhaps {}</think> no", "a</think> b <think>{}")
     for text in outside + inside:
         score = float(text in outside)

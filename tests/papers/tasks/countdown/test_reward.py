@@ -62,15 +62,12 @@ def test_exact_arithmetic_within_the_tolerance(numbers, target, answer, expected
     assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == expected
 
 
-@pytest.mark.parametrize("numbers", [np.array([3, 5, 2]), (3, 5, 2), [np.int64(5), 3.0, 2]])
-@pytest.mark.parametrize("target", [16, 16.0, np.int64(16), np.float64(16)])
-def test_containers_that_parquet_readers_give(numbers, target):
-    assert score("<answer>(3+5)*2</answer>", {"numbers": numbers, "target": target}) == RIGHT
-
-
-def test_json_is_read_like_the_fields():
-    for target, expected in ((16, RIGHT), (17, WRONG)):
-        assert score("<answer>(3+5)*2</answer>", f'{{"numbers": [3, 5, 2], "target": {target}}}') == expected
+def test_what_parquet_readers_give_and_json_are_truths():
+    truths = [{"numbers": [3, 5, 2], "target": target} for target in (16.0, np.int64(16), np.float64(16))]
+    truths += [{"numbers": kind, "target": 16} for kind in (np.array([3, 5, 2]), (3, 5, 2), [np.int64(5), 3.0, 2])]
+    for truth in [*truths, '{"numbers": [3, 5, 2], "target": 16}']:
+        assert score("<answer>(3+5)*2</answer>", truth) == RIGHT
+        assert score("<answer>3*5+2</answer>", truth) == WRONG
 
 
 def test_garbage_collection_between_threads_does_not_raise():

@@ -22,12 +22,10 @@ ANSWERS = ["ostholm", "2400"]
 TRUTH = {"answers": ANSWERS, "ratio": False, "rounding": False}
 
 
-@pytest.mark.parametrize(
-    "truth", [json.dumps(TRUTH), *(TRUTH | {"answers": kind(ANSWERS)} for kind in (tuple, np.array))]
-)
-def test_truths_in_other_containers(truth):
-    for text in (r"\boxed{2400 | Ostholm}", r"\boxed{ostholm}"):
-        assert compute_score("hitab", text, truth) == compute_score("hitab", text, TRUTH)
+def test_truths_in_other_containers():
+    for truth in (json.dumps(TRUTH), *(TRUTH | {"answers": kind(ANSWERS)} for kind in (tuple, np.array))):
+        for text in (r"\boxed{2400 | Ostholm}", r"\boxed{ostholm}"):
+            assert compute_score("hitab", text, truth) == compute_score("hitab", text, TRUTH)
 
 
 def pairs():
@@ -51,15 +49,10 @@ def test_pairs_by_hand(answer, expected, kinds, equal):
     [
         ("9" * 70, ["9" * 70 + ".0"], False),  # too long for a number, and for an answer
         ("1" + "0" * MAX_ANSWER_LENGTH, ["1" + "0" * MAX_ANSWER_LENGTH], False),
-        ("1234.6", ["1234.56"], True),
-        ("1235", ["1234.56"], False),  # a rounded number keeps a decimal
         # 1.25 is within rounding of both 1.249 and 1.2504, 1.250 only of 1.2504: greed would fail.
         ("1.25 | 1.250", ["1.2504", "1.249"], True),
         ("1.250 | 1.250", ["1.2504", "1.249"], False),
         ("", [], False),
-        (r" $\textbf{1{,}234.5}\,\%$ ", ["1234.5"], True),
-        (r"\(-\$1,234.50\text{ dollars}\)", ["-1234.5 dollars"], True),
-        ("$5", ["5"], True),
     ],
 )
 def test_computed_answers_by_hand(answer, expected, equal):

@@ -14,7 +14,7 @@ from verl_clipx.papers.tasks.knights_and_knaves import words
 from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 TRUTH = "(1) Zoey is a knight\n(2) Liam is a knave\n(3) Ava is a knight"
-ANSWER = TRUTH
+OTHER_NAMES = "(1) Łukasz is a knight\n(2) Zoë is a knave"
 PROMPT = "<|im_start|>system\nUse <think> </think> and<answer> </answer>.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
 
 RIGHT = {"score": 3.0, "acc": 1.0, "format": 1.0, "parsed": 1.0}
@@ -27,7 +27,7 @@ def score(text, truth=TRUTH, **kwargs):
     return compute_score("knights_and_knaves", text, truth, extra_info={"index": 0}, more=1, **kwargs)
 
 
-def respond(answer=ANSWER, reasoning="Zoey cannot lie."):
+def respond(answer=TRUTH, reasoning="Zoey cannot lie."):
     return f"{reasoning}</think><answer>{answer}</answer>"
 
 
@@ -38,8 +38,8 @@ LISTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encodi
 def filled(text):
     """A text of answers.yaml."""
     if change := re.fullmatch("{answer with (.*) for (.*)}", text):
-        return ANSWER.replace(change[2], change[1])
-    return text.replace("{answer}", ANSWER).replace("{response}", respond())
+        return TRUTH.replace(change[2], change[1])
+    return text.replace("{answer}", TRUTH).replace("{response}", respond())
 
 
 @pytest.mark.parametrize(("outcome", "text"), [(key, text) for key in OUTCOMES for text in LISTS["answers"][key]])
@@ -51,16 +51,6 @@ def test_answers_by_hand(outcome, text):
 @pytest.mark.parametrize("text", LISTS["wrong_forms"])
 def test_wrong_form_scores_the_least_though_the_answer_is_right(text):
     assert score(filled(text)) == NO_FORMAT
-
-
-def test_names_of_any_letters():
-    truth = "(1) Łukasz is a knight\n(2) Zoë is a knave"
-    assert score(respond("Zoë is a knave, Łukasz is a knight"), truth) == RIGHT
-    assert score(respond("Zoe is a knave, Łukasz is a knight"), truth) == UNPARSED
-
-
-def test_text_around_the_tags_is_allowed():
-    assert score(f"Well. <think>{respond()} Done. Zoey is a knave.") == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -77,10 +67,7 @@ def test_who_opens_the_reasoning(think_in_prompt, with_think, without_think):
     ("text", "expected"),
     [
         (f"{PROMPT}<|im_start|>assistant\n<think>{respond()}", RIGHT),
-        (
-            f"{PROMPT}<|im_start|>assistant\n<think>{respond(ANSWER.replace('Zoey is a knight', 'Zoey is a knave'))}",
-            WRONG,
-        ),
+        (f"{PROMPT}<|im_start|>assistant\n<think>{respond(TRUTH.replace('knave', 'knight'))}", WRONG),
         (f"{PROMPT}<|im_start|>assistant\n{respond()}", NO_FORMAT),
         (f"{PROMPT}<|im_start|>assistant\n<think><think>{respond()}", NO_FORMAT),
         (f"The user asks a question. <answer>x</answer>\nUser:Who?\nAssistant: <think>{respond()}", RIGHT),
@@ -92,30 +79,25 @@ def test_prompt_and_response_together_as_the_release_reads_them(text, expected, 
     assert score(text, think_in_prompt=think_in_prompt) == expected
 
 
-def test_a_marker_inside_a_response_cuts_nothing_off():
-    assert score(f"</think> oh no. Assistant: <think>{respond()}") == NO_FORMAT
-    assert score(f"</think><|im_start|>assistant<think>{respond()}") == NO_FORMAT
-    assert score(respond(reasoning="The Assistant: me. ")) == RIGHT
-
-
-def test_ground_truth_of_the_released_files():
-    assert score(respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}) == RIGHT
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "truth", "expected"),
     [
-        ("Analyze it. We considered, looked at and CHECKED it; examine", {"analysis": 5}),
-        ("Reconsider, checking, analyzes, look up", {}),
-        ("Zoey's statement and Liam\u2019s statements, James' statement, but this statement", {"statement": 3}),
-        ("Since A, because B, due to C, given that D", {"causal_indicator": 4}),
-        ("So. Thus; hence, as a result: consequently, therefore", {"conclusion_indicator": 6}),
-        ("Also, soon", {}),
-        ("Assume A. I assumed B. If C is a knave, then D is. If E\nthen F. If G. Then H", {"assumption": 3}),
-        ("He must be one, a definite one, definitely", {"assertion": 2}),
-        ("if " * 10_000 + "a's " * 10_000, {}),  # and no time
+        # The tags need not be alone, and a marker of a prompt inside a response cuts nothing off.
+        (f"Well. <think>{respond()} Done. Zoey is a knave.", TRUTH, RIGHT),
+        (f"</think> oh no. Assistant: <think>{respond()}", TRUTH, NO_FORMAT),
+        (f"</think><|im_start|>assistant<think>{respond()}", TRUTH, NO_FORMAT),
+        (respond(reasoning="The Assistant: me. "), TRUTH, RIGHT),
+        # Names of any letters; the truth of the released files.
+        (respond("Zoë is a knave, Łukasz is a knight"), OTHER_NAMES, RIGHT),
+        (respond("Zoe is a knave, Łukasz is a knight"), OTHER_NAMES, UNPARSED),
+        (respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}, RIGHT),
     ],
 )
+def test_other_texts_and_truths(text, truth, expected):
+    assert score(text, truth) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [*LISTS["words"].items(), ("if " * 10_000 + "a's " * 10_000, {})])
 def test_inference_related_words_by_hand(text, expected):
     """Table 5 of AR-Lopti. Whether the paper counts the same way is not known: it says frequency."""
     started = time.process_time()

@@ -35,8 +35,8 @@ def test_a_sum_is_in_one_split_whatever_the_order_and_the_seed():
                 assert seen.setdefault(pair, split) == split
 
 
-@pytest.mark.parametrize("truth", [42, None, "", "-1", "forty", {"answer": "42"}])
-def test_a_truth_that_no_answer_matches_is_refused(truth):
-    with pytest.raises(ValueError, match="sums need"):
-        check_ground_truth("sums", truth)
+def test_a_truth_that_no_answer_matches_is_refused():
     check_ground_truth("sums", "42")
+    for truth in (42, None, "", "-1", "forty", {"answer": "42"}):
+        with pytest.raises(ValueError, match="sums need"):
+            check_ground_truth("sums", truth)

@@ -95,6 +95,10 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
     if _WORD.fullmatch(given) and _WORD.fullmatch(right):
         # math-verify reads words as products of letters, so that CBA would equal ABC.
         return given.casefold() == right.casefold()
+    values = split_units(answer, gold, strict)
+    if values is None:
+        return False
+    answer, gold = values
     if bool(_APPROXIMATION.search(answer)) != bool(_APPROXIMATION.search(gold)):
         if strict:
             return False
@@ -102,10 +106,6 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
             return _compare_approximation(answer, gold)
     if _INDEXED_NUMBER.search(f"{given} {right}"):
         return _compare_bases(answer, gold, strict)
-    values = split_units(answer, gold, strict)
-    if values is None:
-        return False
-    answer, gold = values
     number, right_number = parse_number(answer), parse_number(gold)
     if number and right_number:
         if strict or number[0] == right_number[0]:
@@ -156,7 +156,7 @@ def _compare_bases(answer: str, gold: str, strict: bool) -> bool | None:
 
 def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
     """Return a number's digits and its base, 0 if it has none; None for anything else, such as 9_8 or 5_x."""
-    text = re.sub(r",(?=\d{3})", "", canonical(cleaned))
+    text = re.sub(r",(?=\d{3})", "", canonical(_NAME.sub("", cleaned)))
     match = _IN_BASE.fullmatch(text)
     if match is None or text.count("(") != text.count(")"):
         return None

@@ -69,7 +69,7 @@ def _without_letters(cleaned: str, unit: _Unit) -> str:
 
 
 def _standard(unit: str) -> _Unit:
-    unit = re.sub(r"\\[a-z]+", " ", unit)
+    unit = re.sub(r"\\[a-z]+", " ", re.sub(r"\^\{?\\circ\}?", "degree ", unit))
     factors: list[tuple[str, int]] = []
     sign = power = 1
     for token in _TOKEN.findall(" ".join(map(_short_name, _TOKEN.findall(unit)))):
