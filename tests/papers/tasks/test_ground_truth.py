@@ -5,18 +5,17 @@ reward; verl's reward manager on a task's own. Not covered: a training run on su
 """
 
 import asyncio
-from importlib import import_module
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 import torch
 from omegaconf import OmegaConf
 
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
-from verl_clipx.papers.tasks.reward import compute_score, reward_of
+from verl_clipx.papers.tasks.knights_and_knaves import reward
+from verl_clipx.papers.tasks.reward import compute_score
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
 TASKS = Path(__file__).parent
@@ -55,16 +54,9 @@ def test_verl_loads_the_files_of_all_tasks_together(tmp_path):
         copy = None if source is None else TASKS / source
         rows += build_split(definition_named(name), tmp_path / name, split=split, source=copy, options=options).rows
         files.append(str(tmp_path / name / f"{split}.parquet"))
-    config = OmegaConf.create(
-        {
-            "cache_dir": str(tmp_path / "cache"),
-            "prompt_key": "prompt",
-            "max_prompt_length": 100_000,
-            "filter_overlong_prompts": True,
-            "filter_overlong_prompts_workers": None,
-        }
-    )
-    dataset = RLHFDataset(files, build_tokenizer(), config)
+    config = {"cache_dir": str(tmp_path / "cache"), "prompt_key": "prompt", "max_prompt_length": 100_000}
+    config |= {"filter_overlong_prompts": True, "filter_overlong_prompts_workers": None}
+    dataset = RLHFDataset(files, build_tokenizer(), OmegaConf.create(config))
     assert len(dataset) == rows
     stored = [row for file in files for row in pq.read_table(file).to_pylist()]
     assert [dataset[index]["raw_prompt"] for index in range(rows)] == [row["prompt"] for row in stored]
@@ -77,31 +69,17 @@ def test_verl_loads_the_files_of_all_tasks_together(tmp_path):
     assert found == {"countdown", *(name for name, *_ in SETS if not name.endswith(("_3to4", "_tiny")))}
 
 
-@pytest.mark.parametrize(
-    ("name", "answer", "best", "arguments"),
-    [
-        ("countdown", "<answer>{}</answer>", {"score": 1.0}, {}),
-        (
-            "knights_and_knaves_tiny",
-            "</think><answer>{}</answer>",
-            {"score": 3.0, "parsed": 1.0},
-            {"think_in_prompt": True},
-        ),
-    ],
-)
-def test_verls_reward_manager_takes_the_dictionary_of_a_reward_loaded_by_path(name, answer, best, arguments, tmp_path):
+def test_verls_reward_manager_takes_the_dictionary_of_a_reward_loaded_by_path(tmp_path):
     from verl import DataProto
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    build_split(definition_named(name), tmp_path, split="test", options={"size": 3} if name == "countdown" else {})
-    (row, *_) = pq.read_table(tmp_path / "test.parquet").to_pylist()
-    function = {"path": import_module(reward_of(name).__module__).__file__, "name": "compute_score"}
-    function["reward_kwargs"] = arguments
+    build_split(definition_named("knights_and_knaves_tiny"), tmp_path, split="test", limit=1)
+    (row,) = pq.read_table(tmp_path / "test.parquet").to_pylist()
+    function = {"path": reward.__file__, "name": "compute_score", "reward_kwargs": {"think_in_prompt": True}}
     score = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": function}}))
-    right = row["extra_info"].get("solution") or row["reward_model"]["ground_truth"]
-    tokenizer = build_tokenizer()
-    response = tokenizer(answer.format(right) + tokenizer.eos_token)["input_ids"]
+    tokenizer, truth = build_tokenizer(), row["reward_model"]["ground_truth"]
+    response = tokenizer(f"</think><answer>{truth}</answer>{tokenizer.eos_token}")["input_ids"]
     ids = torch.tensor([response + [tokenizer.pad_token_id] * 4])
     data = DataProto.from_dict(
         tensors={"responses": ids, "attention_mask": (ids != tokenizer.pad_token_id).long()},
@@ -111,5 +89,5 @@ def test_verls_reward_manager_takes_the_dictionary_of_a_reward_loaded_by_path(na
     async def run():
         return await NaiveRewardManager(OmegaConf.create({}), tokenizer, score).run_single(data)
 
-    parts = {"acc": 1.0, "format": 1.0} | best
-    assert asyncio.run(run()) == {"reward_score": best["score"], "reward_extra_info": parts}
+    parts = {"score": 3.0, "acc": 1.0, "format": 1.0, "parsed": 1.0}
+    assert asyncio.run(run()) == {"reward_score": 3.0, "reward_extra_info": parts}

@@ -36,26 +36,22 @@ def test_a_folder_is_read_in_the_order_of_names_and_jsonl_takes_any_unicode_line
     assert list(local_records(folder)) == [*ROWS, *ROWS, *ROWS, {"a": "x\u2028y"}]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "record", "truth", "asked"),
-    [
-        (
-            *("countdown_3to4", {"train_size": 1}, {"target": 3, "nums": [3]}, '{"numbers": [3], "target": 3}'),
-            (("Jiayi-Pan/Countdown-Tasks-3to4", None), {"split": "train"}),
-        ),
-        ("math500", {}, {"problem": "?", "answer": 1}, "1", (("HuggingFaceH4/MATH-500", None), {"split": "test"})),
-        (
-            *("olympiadbench", {}, {"problem": "?", "answer": 1}, "1"),
-            (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), {"split": "train"}),
-        ),
-    ],
-)
-def test_the_hub_is_asked_only_without_a_local_copy(folder, monkeypatch, name, options, record, truth, asked):
+NUMBERS, PROBLEM = {"target": 3, "nums": [3]}, {"problem": "?", "answer": 1}
+ASKED = {
+    "countdown_3to4": (NUMBERS, '{"numbers": [3], "target": 3}', "Jiayi-Pan/Countdown-Tasks-3to4", None, "train"),
+    "math500": (PROBLEM, "1", "HuggingFaceH4/MATH-500", None, "test"),
+    "olympiadbench": (PROBLEM, "1", "Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_hub_is_asked_only_without_a_local_copy(folder, monkeypatch, name):
     import datasets
 
-    calls = []
+    calls, (record, truth, hub, config, hub_split) = [], ASKED[name]
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or [record])
     assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS and calls == []
     definition = definition_named(name)
+    options = {"train_size": 1} if name == "countdown_3to4" else {}
     (row,) = definition.rows(None, split=definition.splits[0], prompt=definition.prompts[-1], **options)
-    assert calls == [asked] and row["reward_model"]["ground_truth"] == truth
+    assert calls == [((hub, config), {"split": hub_split})] and row["reward_model"]["ground_truth"] == truth

@@ -35,13 +35,10 @@ def test_rows_of_a_seed(tmp_path):
             answer = f"<answer>{row['extra_info']['solution']}</answer>"
             assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])["score"] == 1.0
     assert not asked["train"] & asked["test"]
-    assert build_prompt([13, 2, 5], 21) == [{"role": "user", "content": "13 2 5 = 21"}]
-
-
-def test_options_reach_the_generator():
     rows = generated_rows(None, split="train", prompt=PROMPTS[0], size=20, max_value=9, max_numbers=4)
     assert {max(truth_of(row)["numbers"]) <= 9 for row in rows} == {True}
     assert len(list(generated_rows(None, split="test", prompt=PROMPTS[0]))) == 256
+    assert build_prompt([13, 2, 5], 21) == [{"role": "user", "content": "13 2 5 = 21"}]
 
 
 def test_the_public_splits_take_the_first_and_the_next_problems():

@@ -28,7 +28,7 @@ def released(source, split, **options):
 
 def test_rows_by_hand():
     first, second, *_ = rows = list(release_rows(RELEASE, split="train", prompt="boxed_step_by_step"))
-    assert len(rows) == 4
+    assert [row["extra_info"]["index"] for row in rows] == [0, 1, 2, 3]
     content = first["prompt"][0]["content"]
     assert "\n\nships and cargo handled in two invented harbours, by year\n\n| harbour | 2019 > ships |" in content
     assert "\n\nQuestion: how many ships did grimmel handle in 2019?\n" in content
@@ -51,7 +51,6 @@ def test_rows_by_hand():
 
 def test_a_seeded_order_draws_from_the_whole_split_and_keeps_the_numbers():
     orders = [[row["extra_info"]["index"] for row in released(RELEASE, "train", order=order)] for order in range(8)]
-    assert [row["extra_info"]["index"] for row in released(RELEASE, "train")] == [0, 1, 2, 3]
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders) and {order[0] for order in orders} > {0}
 
 

@@ -24,20 +24,13 @@ from verl_clipx.papers.tasks.knights_and_knaves.wording import NAMES, SAYINGS, w
 from verl_clipx.papers.tasks.templates import template_named
 
 
-@pytest.fixture(scope="module", params=["knights_and_knaves", "knights_and_knaves_tiny"])
-def made(request):
-    definition = definition_named(request.param)
-    prompt = definition.prompts[0]
-    return request.param, {
-        split: list(definition.rows(None, split=split, prompt=prompt)) for split in definition.splits
-    }
-
-
 @pytest.mark.slow
-def test_rows(made):
-    name, splits = made
-    tiny = name.endswith("tiny")
-    for split, made_rows in splits.items():
+@pytest.mark.parametrize(("name", "tiny"), [("knights_and_knaves", False), ("knights_and_knaves_tiny", True)])
+def test_rows(name, tiny):
+    definition, asked = definition_named(name), []
+    for split in definition.splits:
+        made_rows = list(definition.rows(None, split=split, prompt=definition.prompts[0]))
+        asked += [row["extra_info"]["statements"] for row in made_rows]
         counts = Counter(row["extra_info"]["people"] for row in made_rows)
         papers = dict.fromkeys((3, 4, 5, 6, 7), 900 if split == "train" else 100)
         assert counts == (papers if not tiny else {2: 20, 3: 1000} if split == "train" else {2: 5, 3: 123})
@@ -56,7 +49,6 @@ def test_rows(made):
                 problem = row["prompt"][1]["content"].strip()
                 assert row["prompt"] == template_named("kk_chat").render(problem=problem)
                 assert f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}. " in problem
-    asked = [row["extra_info"]["statements"] for made_rows in splits.values() for row in made_rows]
     assert len(set(asked)) == len(asked)
 
 

@@ -22,17 +22,18 @@ BY_NAME = {name: definition for name, definition in definitions().items() if def
 CASES = [tuple(case.values()) for case in yaml.safe_load((FIXTURES / "expected.yaml").read_text())]
 
 
-def rows_of(name, source, prompt="r1_base"):
-    return list(BY_NAME[name].rows(source, split=BY_NAME[name].splits[0], prompt=prompt))
+def rows_of(name, source):
+    return list(BY_NAME[name].rows(source, split=BY_NAME[name].splits[0], prompt="r1_base"))
 
 
 @pytest.mark.parametrize(("name", "fixture", "expected"), CASES)
 def test_rows_and_their_right_answers(name, fixture, expected, tmp_path):
     definition = BY_NAME[name]
-    (split,) = definition.splits
-    build_split(definition, tmp_path, split=split, source=FIXTURES / fixture)
+    (split,), prompt = definition.splits, definition.prompts[-1]
+    record = build_split(definition, tmp_path, split=split, source=FIXTURES / fixture, prompt=prompt)
+    assert (record.duplicates, record.conflicts) == (2 if name == "dapo_17k" else 0, 0)
     rows = pq.read_table(tmp_path / f"{split}.parquet").to_pylist()
-    template = template_named(definition.prompts[0])
+    template = template_named(prompt)
     assert [(row["prompt"], row["reward_model"]["ground_truth"]) for row in rows] == [
         (template.render(problem=problem), truth) for problem, truth in expected
     ]
@@ -47,11 +48,6 @@ def test_every_definition_is_tested():
     assert {name for name, _, _ in CASES} == set(BY_NAME)
 
 
-def test_the_public_repeats_of_dapo_are_dropped_and_counted(tmp_path):
-    record = build_split(BY_NAME["dapo_17k"], tmp_path, split="train", source=FIXTURES / "dapo.jsonl")
-    assert (record.rows, record.duplicates, record.conflicts) == (2, 2, 0)
-
-
 def test_what_the_sources_say_is_kept():
     first, _ = rows_of("dsr_uniform", FIXTURES / "dsr_uniform.jsonl")
     assert first["extra_info"] == {"index": 0, "split": "train", "difficulty": 12.5, "source_index": 7}
@@ -61,40 +57,18 @@ def test_what_the_sources_say_is_kept():
     assert first["extra_info"]["model_difficulty"] == {"DeepSeek-R1-Distill-Qwen-7B": 3}
 
 
-def test_the_prompt_is_chosen_by_name():
-    for prompt, end in (("r1_base", "coordinates.\nAssistant: <think>"), ("boxed_step_by_step", "within \\boxed{}.")):
-        (row,) = rows_of("math500", FIXTURES / "math500.jsonl", prompt)
-        assert row["prompt"][0]["content"].endswith(end)
-
-
-@pytest.mark.parametrize(
-    ("second", "ends"),
-    [
-        ({"answer": None}, "jsonl"),
-        ({}, "jsonl"),
-        ({"answer": float("nan")}, "parquet"),
-        ({"answer": " "}, "jsonl"),
-        ({"solution": "It is 3, without a box."}, "jsonl"),
-        ({"solution": None, "final_answer": None}, "jsonl"),
-        ({"prompt": [{"role": "user", "content": "?"}], "reward_model": {"style": "rule"}}, "jsonl"),
-        ({"prompt": [{"role": "user", "content": "?"}], "reward_model": None}, "jsonl"),
-    ],
-)
-def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, ends, tmp_path):
-    path = tmp_path / f"copy.{ends}"
-    rows = [{"problem": "What is $1+1$?", "answer": 2.0}, {"problem": "And $1+2$?", **second}]
-    if ends == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", path)
-    assert "1 problems without an answer were left out (rows 2)" in said
-    (row,) = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
-    assert row["reward_model"]["ground_truth"] == "2"
-
-
-def test_a_boxed_solution_stands_in_for_a_missing_answer(tmp_path):
-    path = tmp_path / "copy.jsonl"
-    path.write_text(json.dumps({"problem": "?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}))
-    (row,) = rows_of("math500", path)
-    assert row["reward_model"]["ground_truth"] == "3"
+def test_problems_without_an_answer_are_left_out_and_their_rows_are_named(tmp_path):
+    """A boxed solution stands in for a missing answer; tables spell one as NaN."""
+    without = [
+        *({"answer": None}, {}, {"answer": " "}, {"solution": "It is 3, without a box."}),
+        *({"solution": None, "final_answer": None}, {"reward_model": {"style": "rule"}}, {"reward_model": None}),
+    ]
+    rows = [{"problem": "What is $1+1$?", "answer": 2.0}]
+    rows += [{"problem": f"And {row}?", "prompt": [{"role": "user", "content": "?"}], **row} for row in without]
+    rows += [{"problem": "$1+2$?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist([{"problem": "And NaN?", "answer": float("nan")}]), tmp_path / "1.parquet")
+    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path)
+    assert "8 problems without an answer were left out (rows 2, 3, 4, 5, 6, 7, 8, 10)" in said
+    rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["2", "3"]

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -18,15 +19,16 @@ import pytest
 from verl_clipx.papers.tasks.math import processes
 from verl_clipx.papers.tasks.math.processes import MEMORY_BYTES, compare
 
-# Passes the guards, and an unknown function leaves no value to refute it by: sympy simplifies it for minutes.
-ENDLESS = (("f(x)+1", "f(x)+(x+1)^{999}-(x+2)^{998}"),)
+# They pass the guards, and an unknown function leaves no value to refute them by: sympy simplifies each for minutes.
+# A question is one, however many right answers it has.
+ENDLESS = tuple((f"f(x)+{number}", "f(x)+(x+1)^{999}-(x+2)^{998}") for number in range(1, 17))
 EQUAL = ((r"\sqrt{4}", "2"),)
 LIMIT = 2
 
 
-def workers(parent=None):
+def workers():
     """The processes that compare."""
-    alive = [child for child in psutil.Process(parent).children() if child.status() != psutil.STATUS_ZOMBIE]
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in alive if "spawn_main" in str(child.cmdline())]
 
 
@@ -39,8 +41,6 @@ def wait_until_gone(found, seconds=60.0):
 
 
 def test_math_verify_decides():
-    assert compare(((r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),), False) is True
-    assert compare(((r"\sqrt{2}", r"\sqrt{3}"),), False) is False
     assert compare((("6", "2x=6"),), False) is True
     assert compare((("6", "2x=6"),), True) is False  # math-verify is not symmetric
     assert compare((("not math {{{", "\\"),), False) is None
@@ -60,13 +60,12 @@ def short_limit(monkeypatch):
 def test_an_endless_comparison_ends_alone(short_limit):
     """Its process is killed; others go on meanwhile, and what they wait is not counted against them."""
     assert compare(EQUAL, False) is True
-    before, verdicts = workers(), []
-    started = time.monotonic()
-    endless = threading.Thread(target=lambda: verdicts.append(compare(ENDLESS, False)))
-    endless.start()
-    assert [compare(((f"x+{index}", f"{index}+x"),), False) for index in range(20)] == [True] * 20
-    endless.join()
-    assert verdicts == [None] and LIMIT < time.monotonic() - started < LIMIT + 3
+    before, started = workers(), time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        endless = threads.submit(compare, ENDLESS, False)
+        others = [threads.submit(compare, ((f"x+{index}", f"{index}+x"),), False) for index in range(20)]
+        assert [other.result() for other in others] == [True] * 20
+        assert endless.result() is None and LIMIT < time.monotonic() - started < LIMIT + 3
     assert compare(EQUAL, False) is True
     assert set(workers()) != set(before)
 

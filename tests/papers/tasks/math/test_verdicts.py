@@ -3,18 +3,28 @@ r"""What each box earns: verdicts.txt and the table of docs/tasks/math.md, throu
 A block of verdicts.txt begins with `# training evaluation`, each 1, 0 or none (no verdict, which earns what a wrong
 answer earns). A line is `right answer @ box @ box …`.
 
+spelling.yaml has plain numbers, and texts that the guards let pass or refuse.
+
 Not covered: how a box is found in a response (test_reward.py).
 """
 
 import itertools
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from latex2sympy2_extended.antlr_parser import PSParser
 
 from verl_clipx.papers.tasks.math import equality
+from verl_clipx.papers.tasks.math.comparison import _parse_fast_mode_first
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
+from verl_clipx.papers.tasks.math.guards import MAX_DEPTH, MAX_LENGTH, is_safe
 from verl_clipx.papers.tasks.math.reward import compute_score, compute_score_for_evaluation, compute_score_strict
+from verl_clipx.papers.tasks.math.spelling import MAX_NUMBER_LENGTH, canonical, clean, parse_number
 
 PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "math.md"
 COLUMNS = ["right answer", "box", "training", "evaluation", "why"]
@@ -62,11 +72,7 @@ def test_a_box_earns_what_is_stated(gold, box, training, evaluation):
     assert outcome(compute_score) == (score, undecided)
     assert outcome(compute_score_strict) == (1.0 if score else -1.0, undecided)
     assert outcome(compute_score_for_evaluation) == OUTCOMES[evaluation]
-
-
-def test_evaluation_is_symmetric():
-    unequal = [(gold, box) for gold, box, _, verdict in STORED if equal_answers(gold, box) is not VERDICTS[verdict]]
-    assert unequal == []
+    assert equal_answers(gold, box) is VERDICTS[evaluation]  # it is symmetric
 
 
 UNITS = "c d g h l m o s t ab bc cm ft st th mm km kg lb pm am cc mt lt sq gm hr yr"
@@ -105,3 +111,38 @@ def test_a_pair_is_compared_once_and_numbers_need_no_process(monkeypatch):
         assert len(asked) == 1
     finally:
         equality._ask.cache_clear()
+
+
+LISTS = yaml.safe_load(Path(__file__).with_name("spelling.yaml").read_text(encoding="utf-8"))
+BOUNDS = [
+    ("x" * MAX_LENGTH, "x" * (MAX_LENGTH + 1)),
+    ("2^{9999}", "2^{10000}"),
+    ("9999^2", "9999!"),
+    *(("(" * (MAX_DEPTH - 1) + bracket, "(" * MAX_DEPTH + bracket) for bracket in "([{"),
+]
+
+
+def test_numbers():
+    assert {text: str(parse_number(text)[0]) for text in LISTS["numbers"]} == LISTS["numbers"]
+    assert [text for text in [*LISTS["no_numbers"], "1" * (MAX_NUMBER_LENGTH + 1)] if parse_number(text)] == []
+    assert parse_number(r"50\%") == (Fraction(1, 2), 50)
+
+
+@given(st.text(alphabet=r"\left({[$.,1e5 −π^}fracd]~:;", max_size=30))
+def test_cleaning_is_total(text):
+    cleaned = clean(text)
+    assert cleaned == cleaned.strip()
+    assert isinstance(canonical(cleaned), str)
+    parse_number(cleaned)
+    is_safe(cleaned)
+
+
+def test_the_parser_tries_its_fast_mode_first():
+    assert PSParser.math is _parse_fast_mode_first
+
+
+def test_ordinary_answers_may_be_compared_and_bombs_may_not():
+    # The first is Cyrillic.
+    bombs = [*LISTS["bombs"], "\u0430", "1\u200b2", "1\n2", "1\x002", "(" * 1000 + "1" + ")" * 1000]
+    assert [text for text in [*LISTS["safe"], *(most for most, _ in BOUNDS)] if not is_safe(text)] == []
+    assert [text for text in [*bombs, *(too_much for _, too_much in BOUNDS)] if is_safe(text)] == []

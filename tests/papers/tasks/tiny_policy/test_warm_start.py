@@ -1,6 +1,7 @@
 """The tiny policy's model, its supervised fit, its cache, and sampling. Not covered: the reward after a full fit."""
 
-import dataclasses
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -78,9 +79,9 @@ def test_a_policy_is_saved_with_its_tokenizer_found_again_and_the_same_on_one_th
     for examples, changes in (
         (EXAMPLES[:-1], {}),
         (EXAMPLES, {"seed": 1}),
-        (EXAMPLES, {"model": dataclasses.replace(SMALL, num_layers=2)}),
+        (EXAMPLES, {"model": replace(SMALL, num_layers=2)}),
     ):
-        other = warm_start([(examples, dataclasses.replace(CONFIG, **changes))], tmp_path, threads + 1)
+        other = warm_start([(examples, replace(CONFIG, **changes))], tmp_path, threads + 1)
         assert other != folder and torch.get_num_threads() == threads
     monkeypatch.setattr(module, "fit", None)  # a call would raise
     assert warm_start([(EXAMPLES, CONFIG)], tmp_path, 2) == folder
@@ -92,11 +93,7 @@ def test_a_fit_reads_the_prompt_and_a_second_one_goes_on_from_it(tmp_path):
     other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
     learned = [(EXAMPLES, LEARNED)]
     answers = []
-    for more in (
-        [],
-        [(other, dataclasses.replace(CONFIG, steps=1))],
-        [(other, dataclasses.replace(LEARNED, steps=60))],
-    ):
+    for more in ([], [(other, replace(CONFIG, steps=1))], [(other, replace(LEARNED, steps=60))]):
         model, tokenizer = load(warm_start(learned + more, tmp_path, 1))
         answers.append(sample_responses(model, tokenizer, PROMPTS, 0, temperature=0.01))
     assert answers[0] == answers[1] == [example.response for example in EXAMPLES]
@@ -104,18 +101,10 @@ def test_a_fit_reads_the_prompt_and_a_second_one_goes_on_from_it(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("broken", ["fit", "save"])
-def test_interrupted_fit_leaves_nothing_behind(tmp_path, monkeypatch, broken):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        if broken == "fit":
-            patch.setattr(module, "fit", interrupt)
-        else:
-            patch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
+@pytest.mark.parametrize("broken", [f"{module.__name__}.fit", "transformers.PreTrainedTokenizerBase.save_pretrained"])
+def test_interrupted_fit_leaves_nothing_behind(tmp_path, broken):
+    with patch(broken, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
     assert warm_start([(EXAMPLES, CONFIG)], tmp_path, 1).is_dir()
 
