@@ -118,7 +118,8 @@ def _text_and_truth(record: Any) -> tuple[str, Any]:
     text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
     if not isinstance(text, str):
         raise LookupError("no problem")
-    truth = next((record[name] for name in _ANSWER_FIELDS if spell_answer(record.get(name))), None)
+    values = [record.get(name) for name in _ANSWER_FIELDS]
+    truth = next((value for value in values if isinstance(value, list) or spell_answer(value)), None)
     context = (record.get("context") or "").strip()
     text = f"{context}\n{text}" if context else text
     return text.strip(), find_last_boxed(record.get("solution"), _MAX_BOX) if truth is None else truth
