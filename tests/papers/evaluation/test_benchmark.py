@@ -1,6 +1,6 @@
 """Questions from Parquet.
 
-Not covered: the data sets themselves (tests/papers/tasks); prompts that are no messages (test_terminal_and_files.py);
+Not covered: the data sets themselves (tests/papers/tasks); prompts that are no messages (tests/test_wrong_files.py);
 a file that is not there, two benchmarks of one name (test_mistakes.py).
 """
 
