@@ -160,7 +160,8 @@ def numbers_of(results: dict[str, Any]) -> str:
     """The part of the page that this writes."""
     made, missing, described = results["made"], results["missing"], results["described"]
     to_make = f"of at least {missing[TUNING] + made[TUNING]}" if missing[TUNING] else "and thus all"
-    lines = [f"So far {made[TUNING]} {to_make} tuning runs are made, and {made[COUNTED]} of those that count."]
+    of = f"of {made[COUNTED] + missing[COUNTED]} " if not missing[TUNING] else ""
+    lines = [f"{made[TUNING]} {to_make} tuning runs are made, and {made[COUNTED]} {of}of those that count."]
     if described:
         lines += ["", "![reward against width and against KL](../figures/evidence.png)", ""]
         lines += ["Mean reward of fresh samples over all batches, with its 95 % interval over the seeds:", ""]
@@ -177,8 +178,8 @@ def numbers_of(results: dict[str, Any]) -> str:
         claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
         lines += ["", f"Claimed: {claimed}. Best fixed widths, controls:", ""]
         lines += [
-            f"- {COLUMNS[column]['title']}: {ROWS[best]['title']}; width 0.02 lower than 0.8 to 1.2 with p = "
-            f"{tests['controls'][column]['narrow']:.2g}, A/A p = {tests['controls'][column]['again']:.2g}"
+            f"- {COLUMNS[column]['title']}: {ROWS[best]['title']}; width 0.02 lower than 0.8 to 1.2 with a p of at most "
+            f"{max(tests['controls'][column]['narrow'], 1e-4):.2g}, A/A p = {tests['controls'][column]['again']:.2g}"
             for column, best in tests["best_fixed"].items()
         ]
     if looked := results[SECOND_LOOK].get("sums"):
