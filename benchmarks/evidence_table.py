@@ -178,7 +178,7 @@ def numbers_of(results: dict[str, Any]) -> str:
         claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
         lines += ["", f"Claimed: {claimed}. Best fixed widths, controls:", ""]
         lines += [
-            f"- {COLUMNS[column]['title']}: {ROWS[best]['title']}; width 0.02 lower than 0.8 to 1.2 with a p of at most "
+            f"- {COLUMNS[column]['title']}: {ROWS[best]['title']}; width 0.02 is lower than 0.8 to 1.2 with p <= "
             f"{max(tests['controls'][column]['narrow'], 1e-4):.2g}, A/A p = {tests['controls'][column]['again']:.2g}"
             for column, best in tests["best_fixed"].items()
         ]

@@ -7,10 +7,13 @@ from collections import Counter
 
 import evidence
 import evidence_table
+import numpy as np
 import pytest
 from evidence import COLUMNS, COUNTED, ROWS, TABLE, TUNING, Wanted, deviation_of, power, queue
 
 from verl_clipx.common.files import read_json, read_text
+
+ROOT = evidence.ROOT
 
 TUNED = [name for name, row in ROWS.items() if "like" not in row]
 
@@ -35,6 +38,51 @@ def test_the_table_and_the_page_are_what_the_committed_logs_give():
     assert {run.path(evidence.RUNS).name for run in evidence.outcomes_in(evidence.RUNS)} == {
         path.name for path in evidence.RUNS.glob("*/*/*.gz")
     }
+
+
+def test_each_number_of_the_pages_is_the_table_s():
+    results = read_json(evidence_table.RESULTS)
+    tests, counted = results["tests"], results[COUNTED]
+
+    def means(column, row):
+        return sorted(round(run["mean"], 1) for run in counted[column][row])
+
+    def below(row):
+        differences = [-of["difference"] for of in tests["no_worse"][row].values()]
+        return f"{min(differences):.1f} to {max(differences):.1f}"
+
+    def chosen(*deviations):
+        return f"{', '.join(f'{one:.1f}' for one in deviations[:-1])} and {deviations[-1]:.1f}"
+
+    failed, *others = means("old", "grpo_w2")
+    common = [
+        f"{min(tests['in_every_column'].values()):.3f}",
+        below("grpo"),
+        below("grpo_w1"),
+        f"{failed}, the others",
+        f"{others[0]} to {others[-1]}",
+        f"{means('fresh_64', 'acpo')[0]} with 64 updates",
+    ]
+    page, readme = (" ".join(read_text(path).split()) for path in (evidence_table.PAGE, ROOT / "README.md"))
+    assert [text for text in [*common, str(results["made"][COUNTED])] if text not in readme] == []
+    outcomes = evidence.outcomes_in(evidence.RUNS)
+    spread = [np.sqrt(np.mean([np.var(means_of, ddof=1) for means_of in exact(rows)])) for rows in counted.values()]
+    lowest = [means("old", row)[0] for row in ("grpo_w5", "hold_share_3", "grpo_w1", "acpo", "dgpo")]
+    seeds = [mean for column in COLUMNS for mean in means(column, "dgpo")]
+    own = [
+        "Width 5 falls to {} there, and holding 3 % clipped to {}.".format(*lowest[:2]),
+        "of width 1 is at {} there, of ACPO at {}, of DGPO at {};".format(*lowest[2:]),
+        f"lowest of all {len(seeds)} seeds is {min(seeds)}",
+        f"stay {below('bapo')} and {below('m2po')} points",
+        chosen(*(deviation_of(column, outcomes) for column in COLUMNS)),
+        chosen(*(spread[list(counted).index(column)] for column in COLUMNS)),
+    ]
+    assert [text for text in common + own if text not in page] == []
+
+
+def exact(rows):
+    """The outcomes of a column's counted runs, row by row."""
+    return [[run["mean"] for run in runs] for runs in rows.values()]
 
 
 def test_fixed_and_adaptive_rows_have_as_many_tuning_runs():
