@@ -81,7 +81,11 @@ def first_call(actor: ActorConfig) -> FirstCall:
 
 def first_call_of(actor: DictConfig) -> FirstCall:
     """As `first_call`, from the actor's node; builds the ActorConfig once for each set of what is read of it."""
-    key = repr([OmegaConf.to_container(OmegaConf.create({name: actor.get(name)}), resolve=True) for name in READ])
+    # Resolved where they stand: their references lead out of the actor's node.
+    read = {name: actor.get(name) for name in READ}
+    key = repr(
+        {name: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_dict(v) else v for name, v in read.items()}
+    )
     if key not in _FOUND:
         _FOUND[key] = first_call(omega_conf_to_dataclass(actor))
     return _FOUND[key]
