@@ -1,9 +1,10 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
 Covers, on 2 ranks: a user's own controller on fresh samples under the engine's options; Lopti on BAPO with stale ones;
-the traces of both. With `-m matrix`: the second's checkpoint evaluated, modifiers together, compiled, and every method
-under every pair of settings. Not covered: one rank, and the report of a run's traces (test_quickstart.py), several
-nodes (test_two_nodes.py), equal bounds over ranks (test_invariance.py), learning (docs/dev/launching.md), GPUs.
+the traces of both; the second's checkpoint merged and evaluated. With `-m matrix`: the same by its shards, modifiers
+together, compiled, and every method under every pair of settings. Not covered: one rank, and the report of a run's
+traces (test_quickstart.py), several nodes (test_two_nodes.py), equal bounds over ranks (test_invariance.py), learning
+(docs/dev/launching.md), GPUs.
 """
 
 import itertools
@@ -14,7 +15,7 @@ import pytest
 
 from verl_clipx.common.traces import read_shards, shards_in
 
-from .evaluation_round import VALIDATION, check_both_ways
+from .evaluation_round import VALIDATION, check_both_ways, check_evaluation
 from .method_checks import FRACTIONS, SETTINGS, check_method
 from .runs import Run, check_receipt, finding, train, write_documented_method
 from .test_options import SHOWN, TOGETHER, check_together
@@ -190,6 +191,10 @@ def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
         assert lopti.log[f"actor/clipx/{group}/c_high"].notna().all()
     # The first pass has moved the policy before the second one starts.
     assert (lopti.log["actor/clipx/high/ratio_mean"] - 1).abs().max() > 1e-4
+
+
+def test_the_checkpoint_of_two_ranks_is_evaluated_as_verl_validated_it(task, lopti, tmp_path):
+    check_evaluation(task, lopti, "countdown", STEPS, tmp_path)
 
 
 @pytest.mark.matrix
