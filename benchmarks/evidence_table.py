@@ -159,9 +159,13 @@ def rows_of_page(described: dict[str, Any], shown: Callable[[dict[str, Any]], st
 def numbers_of(results: dict[str, Any]) -> str:
     """The part of the page that this writes."""
     made, missing, described = results["made"], results["missing"], results["described"]
-    to_make = f"of at least {missing[TUNING] + made[TUNING]}" if missing[TUNING] else "and thus all"
-    of = f"of {made[COUNTED] + missing[COUNTED]} " if not missing[TUNING] else ""
-    lines = [f"{made[TUNING]} {to_make} tuning runs are made, and {made[COUNTED]} {of}of those that count."]
+    if not any(missing.values()):
+        lines = [f"All {made[TUNING]} tuning runs and all {made[COUNTED]} runs that count are made."]
+    else:
+        at_least = "at least " if missing[TUNING] else ""
+        wanted = {part: made[part] + missing[part] for part in made}
+        lines = [f"{made[TUNING]} of {at_least}{wanted[TUNING]} tuning runs are made, and of those that count "]
+        lines[0] += f"{made[COUNTED]} of {at_least}{wanted[COUNTED]}."
     if described:
         lines += ["", "![reward against width and against KL](../figures/evidence.png)", ""]
         lines += ["Mean reward of fresh samples over all batches, with its 95 % interval over the seeds:", ""]
