@@ -70,6 +70,6 @@ def test_updates_that_a_nan_reward_spoils_are_counted_and_named(task, tmp_path):
     assert run.output.count("clipx.health: this run: values that are not finite from step 1 on.") == 1
     assert "rm_scores (rewards) in " in run.output and "advantages (advantages) in " in run.output
     said = clipx("report", run.folder, "--out", tmp_path / "page")
-    assert "run: skipped updates from step 1 on." in said
+    assert ": skipped updates from step 1 on." in said
     assert f"{sum(skipped):.0f} of 6 updates skipped since" in said
     assert "mini_batch" not in said
