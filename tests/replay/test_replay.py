@@ -36,6 +36,9 @@ def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, me
     logged = read_run_log(run / "metrics.jsonl").loc[6]
     for name in ("clip_fraction_low", "clip_fraction_high", "gradient_mass/M", "effective_sample_size"):
         assert value(found, f"clipx/{name}") == pytest.approx(logged[f"actor/clipx/{name}"], rel=1e-5)
+        if "clip" in name:
+            of_run = found["of_run"]["numbers"][f"clipx/{name}"]["value"]
+            assert of_run == pytest.approx(logged[f"actor/clipx/{name}"], rel=1e-5)
 
 
 def test_another_method_does_what_its_formula_says(grpo):

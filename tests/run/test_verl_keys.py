@@ -119,6 +119,7 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
         ("cispo", of_verl(clip_ratio_low=10), "clip_ratio_low", "clip_low=-9"),
         ("sapo", of_verl(tau_neg="null"), "tau_neg", "tau_negative=null"),
         ("dapo", of_verl(clip_ratio_high=28), "clip_ratio_high", "write 0.28"),
+        ("grpo", of_verl(clip_ratio_low=1.5), "clip_ratio_low", "write 0.015"),
         ("gspo", of_verl(clip_ratio_high=0.28), "clip_ratio_high", "clip_high=1.28"),
         # Two keys of verl's for one parameter.
         ("sapo", of_verl(**{"tau_pos": 2, "policy_loss.tau_pos": 3}), "policy_loss.tau_pos", f"{ACTOR}.tau_pos=2"),

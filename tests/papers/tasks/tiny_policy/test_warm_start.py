@@ -56,6 +56,19 @@ def test_seeds_decide_weights_and_samples_and_nothing_else_changes(tokenizer):
     assert torch.equal(torch.get_rng_state(), before) and first.training
 
 
+def test_the_learning_rate_rises_over_a_tenth_of_the_steps_and_falls_to_almost_zero(tokenizer):
+    rates, step = [], torch.optim.AdamW.step
+
+    def recorded(optimizer, closure=None):
+        rates.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, closure)
+
+    with patch.object(torch.optim.AdamW, "step", recorded):
+        config = replace(CONFIG, steps=20, learning_rate=0.018)
+        module.fit(build_model(SMALL, tokenizer, 0), tokenizer, EXAMPLES, config)
+    assert rates == pytest.approx([0.009, 0.018, *(k / 1000 for k in range(18, 0, -1))])
+
+
 def test_labels_cover_the_response_and_its_end_only(tokenizer):
     input_ids, labels = encode(tokenizer, [EXAMPLES[0], Example(ask("10 20 30 40"), "<answer>10</answer>")], 32)
     assert tokenizer.decode(input_ids[0]) == "<|user|>1 2<|end|><|assistant|><answer>1+2</answer><|end|><|pad|><|pad|>"
