@@ -153,7 +153,11 @@ def faults_table(trials: list[Trial]) -> str:
     ]
     rest = {trial.name for trial in late}
     clear = dict.fromkeys(trial.name for trial in trials if trial.onsets and trial.name not in rest)
-    others = "; ".join(map(_said_of, late))
+    seeds: dict[str, dict[str, list[str]]] = {}
+    for trial in late:
+        seeds.setdefault(_said_of(trial), {}).setdefault(trial.name, []).append(str(trial.seed))
+    of_runs = (", ".join(f"`{name}` {' and '.join(of[name])}" for name in of) for of in seeds.values())
+    others = "; ".join(f"{runs}: {said}" for runs, said in zip(of_runs, seeds, strict=True))
     return (
         f"In every run with one of these faults the expected finding began within {IN_TIME} steps of it, and there was "
         f"no other: {', '.join(clear)}.\n\nThe others (fault since → found since): {others}.\n"
@@ -163,7 +167,7 @@ def faults_table(trials: list[Trial]) -> str:
 def _said_of(trial: Trial) -> str:
     parts = [f"{rule} {trial.since} → {'**missed**' if at is None else at}" for rule, at in trial.onsets.items()]
     parts += [f"{'besides ' * bool(parts)}{rule} ({at})" for rule, at in trial.false.items()]
-    return f"`{trial.name}` {trial.seed}: {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def beginnings_of(run: Run) -> list[Run]:

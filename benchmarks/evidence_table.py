@@ -4,7 +4,6 @@ Run: python benchmarks/evidence_table.py
 """
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,11 @@ PAGE, PROTOCOL = DOCS / "results" / "evidence.md", DOCS / "results" / "protocol.
 AMENDMENTS = "\n## Amendments\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
 
+# Above the page's table.
+CAPTION = (
+    "Mean reward of fresh samples over all batches, with its 95 % interval over the seeds; below it the difference from"
+    " the\nbest fixed width, with the lower end of its one-sided 95 % interval:"
+)
 # The outcomes that are described.
 DESCRIBED = ("mean", "end", "kl", "entropy")
 
@@ -146,14 +150,27 @@ def interval(values: list[float]) -> list[float]:
     return [round(value, 4) for value in (found.mean, found.low, found.high) if value is not None]
 
 
-def rows_of_page(described: dict[str, Any], shown: Callable[[dict[str, Any]], str]) -> list[str]:
-    """A table of the page: a line for each row of the table, a cell for each column."""
-    lines = [f"| | {' | '.join(column['title'] for column in COLUMNS.values())} |", "|---" * (1 + len(COLUMNS)) + "|"]
+def rows_of_page(described: dict[str, Any], tests: dict[str, Any] | None) -> list[str]:
+    """The page's table: a line for each row, a cell for each column, and the p-values, once there are tests."""
+    p_values = {"no worse in every column, p": tests["in_every_column"], "Holm's p": tests["holm"]} if tests else {}
+    titles = [*(column["title"] for column in COLUMNS.values()), *p_values]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for name, row in ROWS.items():
-        cells = [described.get(column, {}).get(name) for column in COLUMNS]
+        compared = tests["no_worse"].get(name, {}) if tests else {}
+        cells = [
+            cell(described[column][name], compared.get(column)) if name in described.get(column, {}) else ""
+            for column in COLUMNS
+        ]
         if any(cells):
-            lines.append(f"| {row['title']} | {' | '.join(shown(cell) if cell else '' for cell in cells)} |")
+            cells += [f"{values[name]:.3g}" if name in values else "" for values in p_values.values()]
+            lines.append(f"| {' | '.join([row['title'], *cells])} |")
     return lines
+
+
+def cell(of: dict[str, Any], compared: dict[str, float] | None) -> str:
+    """A mean with its interval and, below it, the difference from the best fixed width with its lower end."""
+    mean = show("{:.1f}", of["mean"])
+    return f"{mean}<br>{compared['difference']:+.1f} [{compared['low']:+.1f}]" if compared else mean
 
 
 def numbers_of(results: dict[str, Any]) -> str:
@@ -167,23 +184,15 @@ def numbers_of(results: dict[str, Any]) -> str:
         lines = [f"{made[TUNING]} of {at_least}{wanted[TUNING]} tuning runs are made, and of those that count "]
         lines[0] += f"{made[COUNTED]} of {at_least}{wanted[COUNTED]}."
     if described:
-        lines += ["", "![reward against width and against KL](../figures/evidence.png)", ""]
-        lines += ["Mean reward of fresh samples over all batches, with its 95 % interval over the seeds:", ""]
-        lines += rows_of_page(described, lambda cell: show("{:.1f}", cell["mean"]))
+        lines += ["", "![reward against width and against KL](../figures/evidence.png)", "", CAPTION, ""]
+        lines += rows_of_page(described, results["tests"])
     if tests := results["tests"]:
-        lines += ["", "Difference from the best fixed width, and the lower end of its one-sided 95 % interval:", ""]
-        compared = {
-            column: {name: of[column] for name, of in tests["no_worse"].items() if column in of} for column in COLUMNS
-        }
-        lines += rows_of_page(compared, lambda cell: f"{cell['difference']:+.1f} [{cell['low']:+.1f}]")
-        lines += ["", "| no worse than the best fixed width in every column | p | Holm's p |", "|---|---|---|"]
-        joint = tests["in_every_column"]
-        lines += [f"| {ROWS[name]['title']} | {joint[name]:.3g} | {tests['holm'][name]:.3g} |" for name in joint]
         claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
-        lines += ["", f"Claimed: {claimed}. Best fixed widths, controls:", ""]
+        lines += ["", f"Claimed: {claimed}. Controls:", ""]
+        lines += ["| | best fixed width | p, width 0.02 lower than 0.8 to 1.2 | A/A p |", "|---|---|---|---|"]
         lines += [
-            f"- {COLUMNS[column]['title']}: {ROWS[best]['title']}; width 0.02 is lower than 0.8 to 1.2 with p <= "
-            f"{max(tests['controls'][column]['narrow'], 1e-4):.2g}, A/A p = {tests['controls'][column]['again']:.2g}"
+            f"| {COLUMNS[column]['title']} | {ROWS[best]['title']} | <= "
+            f"{max(tests['controls'][column]['narrow'], 1e-4):.2g} | {tests['controls'][column]['again']:.2g} |"
             for column, best in tests["best_fixed"].items()
         ]
     if looked := results[SECOND_LOOK].get("sums"):
