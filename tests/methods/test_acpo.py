@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.golden.settings import DUAL_CLIP, UNCLAMPED, Key, Setup
+from tests.golden.settings import UNCLAMPED, Setup
 from verl_clipx.base.method import declared
 from verl_clipx.methods.acpo import Acpo
 
@@ -22,25 +22,15 @@ PUBLISHED = {
 }
 GOLDEN = {
     "acpo": Setup(
-        ("+clipx=acpo_reference",),
-        (
-            Key("variance_alpha", "alpha", 3.0),
-            Key("variance_base_clip", "epsilon_base", 0.2),
-            Key("variance_clip_min", "epsilon_min", 0.0),
-            Key("variance_clip_max", "epsilon_max", 3.0),
-            Key("variance_num_bins", "bins", 5),
-            DUAL_CLIP,
-        ),
+        "acpo_reference",
+        {
+            **dict(alpha="variance_alpha", epsilon_base="variance_base_clip", epsilon_min="variance_clip_min"),
+            **dict(epsilon_max="variance_clip_max", bins="variance_num_bins", dual_clip="clip_ratio_c"),
+        },
     ),
     "paper_acpo": Setup(
-        ("+clipx=acpo",),
-        (
-            Key("alpha", "alpha", 3.0),
-            Key("eps_b", "epsilon_base", 0.2),
-            Key("bins", "bins", 5),
-            Key("bin_on", "bin_on", "old"),
-            Key("dual_clip", "dual_clip", None),
-        ),
+        "acpo",
+        dict(alpha="alpha", epsilon_base="eps_b", bins="bins", bin_on="bin_on", dual_clip="dual_clip"),
         UNCLAMPED,
     ),
 }

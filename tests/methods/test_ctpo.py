@@ -9,7 +9,7 @@ import math
 import torch
 from torch.testing import assert_close
 
-from tests.golden.settings import Key, Setup
+from tests.golden.settings import Setup
 from verl_clipx.methods.ctpo import Ctpo
 
 from .at import At, by_hand, outcome, row, tokens_at
@@ -18,13 +18,8 @@ PUBLISHED = {"ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, pow
 VARIANTS = ({"width_dual": None, "power": 0.0},)
 GOLDEN = {
     "ctpo": Setup(
-        ("+clipx=ctpo",),
-        (
-            Key("la_clip_low", "width_low", 0.025),
-            Key("la_clip_high", "width_high", 0.05),
-            Key("la_clip_c", "width_dual", 0.05),
-            Key("clip_ratio_la_power", "power", 0.5),
-        ),
+        "ctpo",
+        dict(width_low="la_clip_low", width_high="la_clip_high", width_dual="la_clip_c", power="clip_ratio_la_power"),
     )
 }
 

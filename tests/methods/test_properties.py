@@ -157,6 +157,20 @@ def on_policy_the_gradient_is_the_plain_policy_gradient(name):
     assert_close(found, expected, rtol=1e-12, atol=0)
 
 
+def metrics_and_losses_do_not_depend_on_the_order_of_sequences_or_tokens(name):
+    batch, method = ragged(6), METHODS[name]
+    # Padding stays behind the response.
+    place = torch.rand(8, 12, generator=torch.Generator().manual_seed(0)).where(batch["response_mask"], 2.0).argsort(1)
+    orders = [lambda of: of.flip(0)]
+    if not (method.by_sequence or fact(method.name, "DRAWS", False)):
+        orders.append(lambda of: of.gather(1, place))
+    loss, gradient, metrics = called(name, batch)
+    for order in orders:
+        other = called(name, {key: order(of) for key, of in batch.items()})
+        assert_close(other[:2], (loss, order(gradient)), rtol=1e-9, atol=1e-15)
+        assert other[2] == pytest.approx(metrics, rel=1e-9, abs=1e-15)
+
+
 PROPERTIES = (
     finite_for_any_log_ratio,
     nothing_outside_the_mask_is_read,
@@ -164,6 +178,7 @@ PROPERTIES = (
     no_tokens_at_all_give_finite_metrics,
     float32_agrees_with_float64,
     on_policy_the_gradient_is_the_plain_policy_gradient,
+    metrics_and_losses_do_not_depend_on_the_order_of_sequences_or_tokens,
 )
 
 
