@@ -220,15 +220,6 @@ def test_numbers_that_are_not_finite_pass_through(of_verl, observed, loss_mode):
         assert not plain[0].isfinite() and not math.isfinite(sum(masses))
 
 
-def test_values_outside_the_mask_change_nothing(observed):
-    batch = example()
-    other = {name: value.clone() for name, value in batch.items()}
-    for name in ("log_prob", "old_log_prob", "advantages"):
-        other[name][~batch["mask"]] = 5.0
-    function = observed("vanilla")
-    assert called(function, batch)[3] == called(function, other)[3]
-
-
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo"])
 def test_one_host_sync_more_than_verls(of_verl, observed, loss_mode):
     batch, counts = example(torch.float32), []

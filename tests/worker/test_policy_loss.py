@@ -143,14 +143,3 @@ def test_whatever_is_not_finite_makes_verl_skip_the_step_under_modifiers_too(act
                 given["log_prob"] = given["log_prob"].to(dtype)
                 loss, gradient, _ = call(f"clipx_{method}", config, given)
                 assert not loss.isfinite() and not gradient[place].isfinite(), (name, value, place, dtype)
-
-
-@pytest.mark.parametrize("method", ["acpo", "bapo"])
-def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tensors, method):
-    config, mask = actor(f"+clipx={method}"), tensors["response_mask"]
-    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) * 2
-    weights[~mask] = torch.nan
-    _, expected, plain = call(f"clipx_{method}", config, tensors)
-    _, actual, weighted = call(f"clipx_{method}", config, tensors, weights=weights)
-    torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
-    assert weighted == plain
