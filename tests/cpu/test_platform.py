@@ -30,16 +30,12 @@ def test_every_device_function_that_verl_calls_exists():
     assert [name for name in sorted(called - CUDA_ONLY) if not hasattr(device, name)] == []
 
 
-def test_memory_is_the_processs_own():
+def test_memory_is_the_processs_own_random_state_can_be_restored_and_worker_slots_are_rays_gpu_resource():
     block = torch.ones(8 << 20)
     assert block.nbytes < device.memory_allocated() <= device.max_memory_allocated() * 1.01
     available, total = device.mem_get_info()
     assert 0 < available < total
-
-
-def test_random_state_can_be_restored_and_worker_slots_are_rays_gpu_resource():
-    state = device.get_rng_state()
-    first = torch.rand(3)
+    state, first = device.get_rng_state(), torch.rand(3)
     device.set_rng_state(state)
     assert torch.equal(torch.rand(3), first)
     assert platform.PlatformCPU().ray_resource_options(0.5) == {"num_gpus": 0.5}

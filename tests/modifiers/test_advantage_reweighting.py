@@ -10,7 +10,6 @@ import torch
 from torch.testing import assert_close
 
 from tests.methods.at import tokens_at
-from verl_clipx.base.tokens import Inputs, tokens_of
 from verl_clipx.modifiers import AdvantageReweighting
 
 ADVANTAGES = [[2.0, -2.0, 2.0]]
@@ -35,9 +34,3 @@ def test_by_hand(parameters, expected, dtype):
     )
     actual = AdvantageReweighting(**parameters).advantages(t)
     assert_close(actual, torch.tensor(expected, dtype=dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
-
-
-def test_no_gradient_through_the_probability():
-    log_prob, ones = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1)
-    t = tokens_of(Inputs(log_prob, log_prob, ones, ones.bool()), None)
-    assert not AdvantageReweighting().advantages(t).requires_grad

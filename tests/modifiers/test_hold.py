@@ -141,13 +141,6 @@ def test_it_is_monotone_additive_and_within_a_bucket_of_sorting(method, target, 
         assert math.fsum(kept) <= max(values) * max(len(kept), 1) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
-def test_tokens_outside_the_mask_do_not_count(target):
-    held, A = holding(value=0.3, target=target), row(1.0, 1.0, 1.0, 1.0)
-    t = tokens_at(row(0.2, 0.3, 0.6, math.nan).exp(), A, mask=row(True, True, False, False, dtype=None))
-    assert torch.equal(held.statistics(t), held.statistics(tokens_at(row(0.2, 0.3).exp(), A[:, :2])))
-
-
 @pytest.mark.slow
 def test_compiled_it_is_the_same():
     compiled_it_is_the_same(holding("gspo", value=0.1))

@@ -15,6 +15,7 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
+from tests.composition import composition
 from verl_clipx.seeded.agent_loop import NAME, SeededSingleTurnAgentLoop, sampling_seed
 
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
@@ -83,8 +84,8 @@ def test_the_older_trainer_is_refused():
         asyncio.run(loop.run({}, raw_prompt=MESSAGES, index=7))
 
 
-def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
-    chosen = composed("+clipx/rollout=seeded").actor_rollout_ref.rollout.agent.default_agent_loop
+def test_it_is_registered_under_the_name_that_the_group_chooses():
+    chosen = composition("+clipx/rollout=seeded").actor_rollout_ref.rollout.agent.default_agent_loop
     assert chosen == NAME
     assert _agent_loop_registry[chosen]["_target_"] == f"{sampling_seed.__module__}.SeededSingleTurnAgentLoop"
 
@@ -98,8 +99,8 @@ def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
     ],
     ids=" ".join,
 )
-def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(composed, overrides):
-    config, cpu = composed(*overrides), "+hardware=cpu" in overrides
+def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(overrides):
+    config, cpu = composition(*overrides), "+hardware=cpu" in overrides
     sampler = config.trainer.v1.sampler
     assert sampler.custom_sampler == {"path": "pkg://verl_clipx.seeded.sampler", "name": "seeded"}
     assert sampler.sampler_kwargs.get("poll_interval") == (0.2 if cpu else None)
@@ -107,8 +108,8 @@ def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_pr
     assert config.actor_rollout_ref.rollout.dtype == ("float64" if cpu else "bfloat16")
 
 
-def test_without_the_group_the_hardwares_sampler_and_precision_stay(composed):
-    config = composed("+hardware=cpu")
+def test_without_the_group_the_hardwares_sampler_and_precision_stay():
+    config = composition("+hardware=cpu")
     sampler = config.trainer.v1.sampler.custom_sampler
     assert sampler == {"path": "pkg://verl_clipx.cpu.replay_buffer", "name": "frequent_polling"}
     assert config.actor_rollout_ref.rollout.dtype == "float32"

@@ -16,6 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from tests.composition import composition
 from verl_clipx.seeded import sampler as seeded_sampler
 from verl_clipx.seeded.sampler import SeededReplayBuffer, row_order, seeded
 
@@ -104,11 +105,11 @@ def test_a_batch_in_which_every_sample_failed_passes(waiting):
 
 
 @pytest.fixture
-def built(composed):
+def built():
     """The buffer that verl's trainer builds of a configuration."""
 
     def build(*overrides):
-        config = composed("actor_rollout_ref.rollout.name=vllm", *overrides)
+        config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
         OmegaConf.resolve(config.trainer.v1.sampler)
         trainer = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=print)
         trainer._resolve_filter_groups_metric = lambda: None

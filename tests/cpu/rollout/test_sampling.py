@@ -63,18 +63,6 @@ def test_inversion_draws_by_hand_and_never_the_impossible(uniform, token):
     assert invert_distribution(log_probs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 
 
-def test_frequencies_follow_the_tempered_distribution():
-    count, temperature = 20_000, 0.5
-    uniforms = torch.tensor(uniform_stream(7, 0, count))
-    rows = LOGITS.expand(count, -1)
-    settings = (torch.full((count,), temperature), torch.zeros(count, dtype=torch.int64), torch.ones(count))
-    tokens, _ = sample(rows, *settings, uniforms)
-    squared = LOGITS.exp()[0] ** 2
-    frequencies = torch.bincount(tokens, minlength=5) / count
-    # Four standard errors of a frequency are at most 0.0142.
-    assert torch.allclose(frequencies, squared / squared.sum(), atol=0.0142)
-
-
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "uniform", "mode", "token", "probability"),
     [
