@@ -1,4 +1,4 @@
-"""Lopti's split by hand, and its quantile. Not covered: the release's vectors (tests/worker/test_golden_tokens.py), the
+"""Lopti's split by hand, and its quantile. Not covered: the release's vectors (tests/worker/test_golden.py), the
 passes' gradients (tests/worker/test_layout.py), the worker's optimizer steps, the histogram (test_buckets.py).
 """
 

@@ -1,6 +1,6 @@
 """What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss.
 
-Not covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden_tokens.py), the numbers that
+Not covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden.py), the numbers that
 a method makes of what it asks for (tests/methods), real rollouts and runs (tests/end_to_end).
 """
 
@@ -110,16 +110,6 @@ def test_age_is_counted_in_weight_versions():
     assert ages({}, 5) is ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 
-def test_the_rollouts_log_probs_are_padded():
-    batch = example()
-    data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
-    padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
-    torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
-    assert padded.shape == (2, 9) and not padded[1, 3:].any()
-    del data["rollout_log_probs"]
-    assert micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob is None
-
-
 def test_a_method_gets_what_it_asks_for():
     batch = example()
     data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
@@ -137,6 +127,11 @@ def test_a_method_gets_what_it_asks_for():
         return torch.zeros(()), {}
 
     with_micro_batch(loss, SETTINGS)(output, data)
+    del output["entropy"]
+    padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
+    assert torch.equal(padded, torch.where(mask, batch["old_log_prob"][ROWS], 0.0))
+    without = data.exclude("rollout_log_probs")
+    assert micro_batch_of(SETTINGS, OptimizerStep(), without).rollout_log_prob is None
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
         policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))

@@ -1,15 +1,20 @@
-"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
+"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs, peak memory.
 
-Not covered: the weights and agreement with verl's own losses (tests/methods), the worker (test_training_worker.py).
+Not covered: the weights and agreement with verl's own losses (tests/methods), the worker (test_training_worker.py),
+memory of compiled losses (docs/dev/measurements.md).
 """
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.utils.losses import ppo_loss
 
+from tests.composition import built_once
+from tests.golden.runs import registered_loss
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
@@ -143,3 +148,40 @@ def test_whatever_is_not_finite_makes_verl_skip_the_step_under_modifiers_too(act
                 given["log_prob"] = given["log_prob"].to(dtype)
                 loss, gradient, _ = call(f"clipx_{method}", config, given)
                 assert not loss.isfinite() and not gradient[place].isfinite(), (name, value, place, dtype)
+
+
+# Wide enough that what is kept of a sequence weighs nothing.
+SIZE = 16, 2048
+
+
+@cache
+def peak(*overrides: str) -> int:
+    """Most bytes that a loss and its backward pass hold at a time, by torch's own record."""
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand(SIZE, generator=generator) * 4
+    inputs = {
+        "old_log_prob": old,
+        "log_prob": old + 0.3 * torch.randn(SIZE, generator=generator),
+        "advantages": torch.randn(SIZE[0], 1, generator=generator).expand(SIZE).contiguous(),
+    }
+    lengths = torch.randint(SIZE[1] // 4, SIZE[1] + 1, (SIZE[0], 1), generator=generator)
+    inputs["response_mask"] = torch.arange(SIZE[1]) < lengths
+    config = built_once(overrides)
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded,
+        in_micro_batch(MicroBatch(rollout_log_prob=old)),
+    ):
+        registered_loss(config, inputs)
+    held = most = 0
+    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_no_loss_takes_more_memory_than_vanilla(method):
+    vanilla = peak()
+    # BAPO keeps the place of each token among its candidates, CTPO each token's own bounds.
+    most = {"bapo": 1.05, "ctpo": 1.2}.get(method, 1) * vanilla
+    assert 0.5 * vanilla < peak(f"+clipx={method}", CALCULATED, "clipx.compile=false") <= most
