@@ -1,6 +1,5 @@
-"""Names of metrics: what may not stand beside what.
-
-Not covered: the refusal through configuration and check-loss (tests/worker/test_logged_metrics.py).
+"""Names of metrics: what may not stand beside what. Not covered: the refusal through configuration and check-loss
+(tests/worker/test_logged_metrics.py).
 """
 
 import pytest

@@ -1,6 +1,5 @@
-"""The contract's power: each check finds a method that breaks it, and sound losses of a user keep it.
-
-Not covered: the built-in methods, which keep it with every group's settings (tests/methods/test_properties.py).
+"""The contract's power: each check finds a method that breaks it, and sound losses of a user keep it. Not covered: the
+built-in methods, which keep it with every group's settings (tests/methods/test_properties.py).
 """
 
 import dataclasses

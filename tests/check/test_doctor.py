@@ -1,6 +1,5 @@
-"""The doctor's findings: versions, registration, resources, what is printed and how it ends.
-
-Not covered: GPUs, the check inside a Ray worker (it runs the code of the one in a fresh interpreter).
+"""The doctor's findings: versions, registration, resources, what is printed and how it ends. Not covered: GPUs, the
+check inside a Ray worker (it runs the code of the one in a fresh interpreter).
 """
 
 import importlib.util

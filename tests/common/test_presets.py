@@ -1,7 +1,6 @@
 """The files of presets: how one is read and refused, Hydra's view of it, and the whole of the committed ones
-(configurations.json, written by `python -m tests.papers.tables.configurations`).
-
-Not covered: what the presets say (tests/papers/tables); an installed wheel (tests/end_to_end/test_wheel.py).
+(configurations.json, written by `python -m tests.papers.tables.configurations`). Not covered: what the presets say
+(tests/papers/tables); an installed wheel (tests/end_to_end/test_wheel.py).
 """
 
 import json

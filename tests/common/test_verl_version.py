@@ -1,6 +1,5 @@
-"""Which verl the plugin is beside, through verl's own main: in silence until something of the plugin is asked for.
-
-Not covered: such a version's own code, since it is 0.9.1's; that of 0.8.0 runs in tests/end_to_end/test_wheel.py.
+"""Which verl the plugin is beside, through verl's own main: in silence until something of the plugin is asked for. Not
+covered: such a version's own code, since it is 0.9.1's; that of 0.8.0 runs in tests/end_to_end/test_wheel.py.
 """
 
 import importlib.util

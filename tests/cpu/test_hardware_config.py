@@ -1,6 +1,5 @@
-"""The hardware groups' keys are verl's, and cpu.yaml composed onto verl's own main configuration.
-
-Not covered: a run with them; what the GPU groups mean for memory.
+"""The hardware groups' keys are verl's, and cpu.yaml composed onto verl's own main configuration. Not covered: a run
+with them; what the GPU groups mean for memory.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
 """The platform and its device module, what `register` does to verl and must not cost, the check behind hardware=cpu.
-
 Not covered: Ray's placement of workers (end-to-end runs); the worker class, which the plugin sets.
 """
 

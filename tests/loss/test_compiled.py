@@ -1,7 +1,6 @@
-"""What torch.compile makes of the formulas: how many graphs, of which operations, with which results.
-
-Graphs are counted with a backend that only records; the results are the real compiler's. Not covered: accelerators;
-times (benchmarks/loss.py); a training under compile=true (tests/end_to_end/test_training.py).
+"""What torch.compile makes of the formulas: how many graphs, of which operations, with which results. Graphs are
+counted with a backend that only records; the results are the real compiler's. Not covered: accelerators; times
+(benchmarks/loss.py); a training under compile=true (tests/end_to_end/test_training.py).
 """
 
 import logging

@@ -1,7 +1,5 @@
-"""Metrics by hand: of a micro-batch's tokens and of a rollout batch, and every list of them.
-
-Not covered: how a worker adds them up (tests/worker/test_logged_metrics.py), ages (tests/worker/test_layout.py), real
-stale samples (tests/end_to_end/test_training.py).
+"""Metrics by hand: of a micro-batch's tokens and of a rollout batch, and every list of them. Not covered: how a worker
+adds them up (tests/worker/test_logged_metrics.py), ages (tests/worker/test_layout.py), real stale samples.
 """
 
 import math

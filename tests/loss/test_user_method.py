@@ -1,6 +1,5 @@
-"""A user's own loss, class or decorated function: configuration, parameters, metrics, command line, mistakes.
-
-Not covered: the contract (tests/check/test_contract.py), a training run (tests/end_to_end).
+"""A user's own loss, class or decorated function: configuration, parameters, metrics, command line, mistakes. Not
+covered: the contract (tests/check/test_contract.py), a training run (tests/end_to_end).
 """
 
 import importlib

@@ -1,7 +1,6 @@
-"""CTPO's prefix ratio and widening bounds by hand; tests/worker/test_golden.py has the release's own numbers.
-
-Not covered: the release's other ratio, the geometric mean of the prefix; its limit of 10 on the prefix's log-ratio,
-which its dual clip and bounds never reach for responses of under 40,000 tokens.
+"""CTPO's prefix ratio and widening bounds by hand; tests/worker/test_golden.py has the release's own numbers. Not
+covered: the geometric mean of the prefix; the release's limit of 10 on its log-ratio, far beyond the dual clip and the
+bounds.
 """
 
 import math

@@ -1,6 +1,5 @@
-"""DCPO's bounds and weights by hand and against autograd.
-
-Not covered: the paper's advantages and its average over tokens, which are not the plugin's.
+"""DCPO's bounds and weights by hand and against autograd. Not covered: the paper's advantages and its average over
+tokens, which are not the plugin's.
 """
 
 import math

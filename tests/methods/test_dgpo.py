@@ -1,6 +1,5 @@
-"""DGPO's weight by hand, with ratios beyond the clamp and GPPO's constant at m = 1.
-
-Not covered: the ends of n and m (tests/claims/test_parameters.py).
+"""DGPO's weight by hand, with ratios beyond the clamp and GPPO's constant at m = 1. Not covered: the ends of n and m
+(tests/claims/test_parameters.py).
 """
 
 import math

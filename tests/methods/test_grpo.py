@@ -1,5 +1,4 @@
 """GRPO's weight and surrogate by hand: at the bounds, the dual clip and the clamp, and with bounds of each token.
-
 verl's numbers are in the golden vectors; ACPO and BAPO share the surrogate.
 """
 

@@ -1,10 +1,8 @@
-"""What every method keeps: one table of group x property.
-
-Covers, of every group, of settings that only a method's test has and of methods that hold a target: the contract that
-users run on a loss of their own, values that are not finite, the working precision; of each formula once, through
-verl's registry, the table PROPERTIES. Not covered: the worker's calls (tests/claims/test_groups.py), compiled losses
-(tests/loss/test_compiled.py), the contract's own power (tests/check/test_contract.py), micro-batches and memory
-(tests/worker), engines and ranks (tests/end_to_end/test_invariance.py).
+"""What every method keeps: the contract that users run on a loss of their own, values that are not finite and the
+working precision, of every group, of settings that only a method's test has and of methods that hold a target; of each
+formula once, through verl's registry, the table PROPERTIES. Not covered: the worker's calls
+(tests/claims/test_groups.py), compiled losses (tests/loss/test_compiled.py), micro-batches (tests/worker), ranks
+(tests/end_to_end).
 """
 
 import math

@@ -1,7 +1,5 @@
-"""TOPR's sequence ratio, limits and weights by hand, at both levels, and what the metrics count as clipped.
-
-Not covered: the paper's rewards, which stand where verl's
-advantages do.
+"""TOPR's sequence ratio, limits and weights by hand, at both levels, and what the metrics count as clipped. Not
+covered: the paper's rewards, which stand where verl's advantages do.
 """
 
 import math

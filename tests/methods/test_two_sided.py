@@ -1,7 +1,5 @@
-"""Double-sided importance sampling by hand: inside, at and outside the bounds, for both signs and for A = 0.
-
-Covers each bound alone; tests/worker/test_golden.py has SkyRL's own numbers. Not covered: which policy the ratio is
-measured from.
+"""Double-sided importance sampling by hand: inside, at and outside each bound, for both signs and for A = 0;
+tests/worker/test_golden.py has SkyRL's own numbers. Not covered: which policy the ratio is measured from.
 """
 
 import math

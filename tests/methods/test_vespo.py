@@ -1,6 +1,5 @@
-"""VESPO's weight of a sequence's ratio by hand, and its range; tests/worker/test_golden.py has TRL's numbers.
-
-Not covered: TRL's truncated correction inside the sequence's ratio, which this plugin leaves to verl's correction.
+"""VESPO's weight of a sequence's ratio by hand, and its range; tests/worker/test_golden.py has TRL's numbers. Not
+covered: TRL's truncated correction inside the sequence's ratio, which this plugin leaves to verl's correction.
 """
 
 import math

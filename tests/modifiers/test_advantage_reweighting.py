@@ -1,6 +1,5 @@
-"""Advantage Reweighting by hand, with either policy's probability, and its identity at alpha 0.
-
-Does not cover the released code's vectors (tests/worker/test_golden.py) or which tensors a worker passes.
+"""Advantage Reweighting by hand, with either policy's probability, and its identity at alpha 0. Does not cover the
+released code's vectors (tests/worker/test_golden.py) or which tensors a worker passes.
 """
 
 import math

@@ -1,7 +1,5 @@
-"""The histograms from which entropy selection and Lopti take a quantile of the mini-batch: one table of both.
-
-Covers additivity, padding, order, what lies outside the mask, the width of the buckets, and that nothing is fetched to
-the host. Not covered: how a worker sums them.
+"""The histograms from which entropy selection and Lopti take a quantile of the mini-batch: one table of what both keep.
+Not covered: how a worker sums them.
 """
 
 import math

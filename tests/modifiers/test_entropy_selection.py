@@ -1,7 +1,5 @@
-"""Entropy selection by hand and against a plain Python selection, per sequence and over a mini-batch.
-
-Not covered: ACPO's released selections (tests/worker/test_golden.py), the loss of the selected tokens, the
-histogram (test_buckets.py).
+"""Entropy selection by hand and against a plain Python selection, per sequence and over a mini-batch. Not covered:
+ACPO's releases (tests/worker/test_golden.py), the loss of the selected tokens, the histogram (test_buckets.py).
 """
 
 import math

@@ -1,5 +1,4 @@
 """FIPO's weights: by hand, as ms-swift's, with equal weights for any division into sequences; no gradient through them.
-
 golden/fipo.npz has the numbers of ms-swift 4.6's own function on these tensors, made once. Does not cover a training
 (tests/end_to_end) or which methods take it (tests/methods).
 """

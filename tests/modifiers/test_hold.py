@@ -1,5 +1,4 @@
 """Holding a target: widths by hand and against sorted tokens, ends, splits, refusals, and through a configuration.
-
 Covers too: what the line and explain say, metrics, the state's description. Not covered: the contract
 (tests/methods/test_properties.py), ranks and micro-batches (tests/end_to_end/test_invariance.py).
 """

@@ -1,5 +1,4 @@
 """Masks: which tokens they take out, by hand and as peers' functions; junk outside the mask; values that aren't finite.
-
 golden/masks.npz has what the functions of TRL 1.16 (OPSM), SkyRL 0.3 (outliers, tokens) and open-instruct (VACO) leave
 of these tokens. Not covered: the loss (tests/worker/test_rejection.py), a training (tests/end_to_end).
 """

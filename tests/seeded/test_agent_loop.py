@@ -1,8 +1,6 @@
-"""Seeds of single samples, the agent loop that sets them, and the Hydra group that chooses it.
-
-Covers: the seed's value, range and arguments; what the agent loop sends and returns, with verl's own loop replaced by a
-recorder; the group on top of verl's configuration, with and without hardware=cpu. Not covered: that Ray workers know
-the agent loop, and that whole runs repeat (tests/end_to_end/test_resume.py).
+"""Seeds of single samples, the agent loop that sets them, with verl's own loop replaced by a recorder, and the Hydra
+group that chooses it. Not covered: that Ray workers know it, and that whole runs repeat
+(tests/end_to_end/test_resume.py).
 """
 
 import asyncio

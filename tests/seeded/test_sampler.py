@@ -1,8 +1,5 @@
-"""The order of rows, and the settings under which it makes a run repeatable.
-
-Covers: the order of any batch in any order of arrival; verl's replay buffer built from the configuration; refused
-settings. TransferQueue and verl's waiting for samples are replaced. Not covered: a run
-(tests/end_to_end/test_resume.py).
+"""The order of rows whatever the order of arrival, verl's replay buffer built from the configuration, and the settings
+that are refused. TransferQueue and verl's waiting are replaced. Not covered: a run (tests/end_to_end/test_resume.py).
 """
 
 import random

@@ -1,8 +1,5 @@
-"""A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains.
-
-Covers: verl's compute_data_metrics in both of its layouts and in every trainer, its v1 trainers' own metrics, its
-Tracking; the standard error of the score; clipx.health from the command line; the page's first sentences. The worker's
-part is in test_training_worker.py; not covered: a run (tests/end_to_end).
+"""A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains. Not
+covered: the worker's part (tests/worker/test_training_worker.py), a run (tests/end_to_end).
 """
 
 import importlib

@@ -1,8 +1,6 @@
-"""What stays of a log when verl opens it again, and what is written beside it.
-
-Covers verl's own `Tracking` in a process with the plugin: runs that go on, afresh in the same folder, or without a node
-or a log of the plugin's; a full disk and a kill; the record; TensorBoard's layout. Not covered: a run of verl's trainer
-(tests/end_to_end/test_resume.py, test_inert.py), a machine that loses power.
+"""What stays of a log when verl's own `Tracking` opens it again, also after a full disk or a kill, and what is written
+beside it: the record, TensorBoard's layout. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py,
+test_inert.py), a machine that loses power.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""The loss and its gradient are those of verl's agg_loss, in every mode, and what verl alone knows is left to it.
-
-Not covered: the padded length as normaliser, which policy_loss refuses.
+"""The loss and its gradient are those of verl's agg_loss, in every mode, and what verl alone knows is left to it. Not
+covered: the padded length as normaliser, which policy_loss refuses.
 """
 
 import inspect

@@ -1,8 +1,6 @@
-"""Five hundred drawn configurations of verl's keys: each is announced and true, or refused with the keys named.
-
-What is announced trains as announced by verl's own loss, with the receipt, and where verl has the same loss, its
-gradient under the same keys is ours; what is refused is one of the keys that the table calls so, named with a second
-one. Not covered: engines, ranks, Lopti's passes.
+"""Five hundred drawn configurations of verl's keys. Each trains as announced, with the receipt, and with the gradient
+of verl's own loss where verl has the same one; or it is refused with the keys named. Not covered: engines, ranks,
+Lopti.
 """
 
 import copy

@@ -1,7 +1,6 @@
-"""What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss.
-
-Not covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden.py), the numbers that
-a method makes of what it asks for (tests/methods), real rollouts and runs (tests/end_to_end).
+"""What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss. Not
+covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden.py), real rollouts
+(tests/end_to_end).
 """
 
 import dataclasses

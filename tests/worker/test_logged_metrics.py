@@ -1,5 +1,4 @@
 """Which metrics are logged: those of `clipx metrics` and docs/metrics.md and no others, each once, exact over splits.
-
 Covers every method with its defaults and verl's own losses under +clipx=observe. Not covered: what a rollout batch adds
 (tests/loss/test_metrics.py), what is logged ELSEWHERE, the engine (tests/end_to_end).
 """

@@ -1,7 +1,5 @@
-"""+clipx=observe: verl's own losses unchanged to the last bit, and the metrics of what they do.
-
-Not covered: splits of the mini-batch (test_logged_metrics.py), the engine (tests/end_to_end/test_engine.py), what is
-refused (tests/run/test_groups.py).
+"""+clipx=observe: verl's own losses unchanged to the last bit, and the metrics of what they do. Not covered: splits of
+the mini-batch (test_logged_metrics.py), the engine (tests/end_to_end), what is refused (tests/run/test_groups.py).
 """
 
 import math

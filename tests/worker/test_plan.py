@@ -1,6 +1,5 @@
-"""Which statistics each scope decides from, what it costs and what it remembers, over hand-made rollout batches.
-
-Not covered: real passes and ranks (tests/end_to_end/test_invariance.py).
+"""Which statistics each scope decides from, what it costs and what it remembers, over hand-made rollout batches. Not
+covered: real passes and ranks (tests/end_to_end/test_invariance.py).
 """
 
 import math

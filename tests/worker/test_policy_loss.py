@@ -1,7 +1,6 @@
-"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs, peak memory.
-
-Not covered: the weights and agreement with verl's own losses (tests/methods), the worker (test_training_worker.py),
-memory of compiled losses (docs/dev/measurements.md).
+"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs, peak memory. Not
+covered: the weights and agreement with verl's own losses (tests/methods), the worker (test_training_worker.py), memory
+of compiled losses (docs/dev/measurements.md).
 """
 
 import itertools

@@ -1,8 +1,6 @@
-"""Registration with verl: in a fresh interpreter, beside another plugin, when a name is taken, when the plugin fails.
-
-The other plugin replaces verl's TrainingWorker, as several public ones do, or registers a loss under a name of ours; it
-is loaded before this one or after it. Not covered: seconds (docs/dev/measurements.md), Ray workers (`clipx doctor` and
-tests/end_to_end look there).
+"""Registration with verl: in a fresh interpreter, beside another plugin that is loaded before this one or after it,
+when a name is taken, when the plugin fails. Not covered: seconds (docs/dev/measurements.md), Ray workers (`clipx
+doctor`).
 """
 
 import types

@@ -1,5 +1,4 @@
 """What a loss makes of the tokens that rejection or a mask leaves, however the mini-batch is cut, by verl's ppo_loss.
-
 Not covered: the criteria (tests/modifiers/test_rejection.py, tests/modifiers/test_masks.py), real engines and ranks
 (tests/end_to_end), verl's rejection beside a mask.
 """

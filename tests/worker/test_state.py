@@ -1,6 +1,5 @@
-"""The state's file: exact, atomic, and clear about every way in which it can be unusable, also through the worker.
-
-Not covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and test_resume.py).
+"""The state's file: exact, atomic, and clear about every way in which it can be unusable, also through the worker. Not
+covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and test_resume.py).
 """
 
 import json

@@ -1,6 +1,5 @@
-"""What is traced of a rollout batch, from the worker's calls to the files.
-
-Not covered: verl's engine and ranks (tests/end_to_end/test_training.py), copies from an accelerator.
+"""What is traced of a rollout batch, from the worker's calls to the files. Not covered: verl's engine and ranks
+(tests/end_to_end/test_training.py), copies from an accelerator.
 """
 
 import logging

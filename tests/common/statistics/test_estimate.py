@@ -1,6 +1,5 @@
-"""Means and shares with their intervals: by hand, and where there is none.
-
-Not covered: clusters (test_variance.py), two methods (test_comparison.py).
+"""Means and shares with their intervals: by hand, and where there is none. Not covered: clusters (test_variance.py),
+two methods (test_comparison.py).
 """
 
 import math

@@ -1,6 +1,5 @@
-"""False claims without a difference (A/A), counted: settings of three to ten seeds, logs of 8 to 2,000 steps.
-
-Not covered: how often a difference is found. benchmarks/no_difference.py counts more, for docs/dev.
+"""False claims without a difference (A/A), counted: settings of three to ten seeds, logs of 8 to 2,000 steps. Not
+covered: how often a difference is found. benchmarks/no_difference.py counts more, for docs/dev.
 """
 
 from itertools import combinations

@@ -1,6 +1,5 @@
-"""Squared errors of means, clustered or not: values by hand.
-
-Not covered: intervals (test_comparison.py, tests/papers/evaluation/test_estimators.py).
+"""Squared errors of means, clustered or not: values by hand. Not covered: intervals (test_comparison.py,
+tests/papers/evaluation/test_estimators.py).
 """
 
 import numpy as np

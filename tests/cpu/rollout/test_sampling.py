@@ -1,6 +1,5 @@
-"""Sampling mathematics: truncation, inversion, log-probabilities, random streams.
-
-Not covered: the model and batching (test_generator).
+"""Sampling mathematics: truncation, inversion, log-probabilities, random streams. Not covered: the model and batching
+(test_generator).
 """
 
 import math

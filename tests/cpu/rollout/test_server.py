@@ -1,6 +1,5 @@
-"""The server without Ray: requests, pausing, aborting, sleeping, weights, failures, reproducibility.
-
-Not covered: Ray's transport and verl's calls in their real order (end-to-end runs).
+"""The server without Ray: requests, pausing, aborting, sleeping, weights, failures, reproducibility. Not covered: Ray's
+transport and verl's calls in their real order (end-to-end runs).
 """
 
 import asyncio
