@@ -50,13 +50,9 @@ def test_memory_is_the_processs_own_random_state_can_be_restored_and_worker_slot
     assert platform.PlatformCPU().ray_resource_options(0.5) == {"num_gpus": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def registered():
-    cpu.register()
-    cpu.register()
-
-
 def test_verl_finds_the_rollout_under_its_name():
+    cpu.register()
+    cpu.register()
     assert (get_rollout_class("cpu", "async"), get_rollout_replica_class("cpu")) == (CPUServerAdapter, CPUReplica)
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.composition import composition
+from tests.cpu.test_replay_buffer import replay_buffer
 from verl_clipx.seeded import sampler as seeded_sampler
 from verl_clipx.seeded.sampler import SeededReplayBuffer, row_order, seeded
 
@@ -98,22 +98,14 @@ def test_tags_follow_their_rows_and_metrics_stay(waiting):
     assert waiting({}).sample(global_steps=1, partition_id="val", batch_size=2)[0].keys == []
 
 
-@pytest.fixture
-def built():
-    """The buffer that verl's trainer builds of a configuration."""
-
-    def build(*overrides):
-        config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
-        OmegaConf.resolve(config.trainer.v1.sampler)
-        trainer = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=print)
-        trainer._resolve_filter_groups_metric = lambda: None
-        return PPOTrainer._build_replay_buffer(trainer)
-
-    return build
+def built(*overrides):
+    config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
+    OmegaConf.resolve(config.trainer.v1.sampler)
+    return replay_buffer(config)
 
 
 @pytest.mark.slow
-def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights(built):
+def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights():
     for refill_failed in (False, True):
         refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
         ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)

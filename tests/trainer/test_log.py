@@ -90,10 +90,7 @@ OF_A_FOLDER_ABOVE = {"resume_from_path": "/runs/sft_global_step_9/global_step_8/
 @pytest.mark.parametrize(
     ("checkpoint", "trainer", "kept"),
     [
-        (5, {}, 5),
-        (7, {}, 7),
-        (None, {}, 0),
-        (4, {}, 0),
+        *((5, {}, 5), (7, {}, 7), (None, {}, 0), (4, {}, 0)),
         (1, {"resume_mode": "disable"}, 0),
         (None, FROM, 2),
         # verl itself reads the number behind the path's last global_step_.

@@ -146,10 +146,6 @@ class Drawn(NamedTuple):
     modifiers: tuple[str, ...]
     values: dict[str, Any]
 
-    def __str__(self) -> str:
-        values = (f"{key}={value}" for key, value in self.values.items())
-        return " ".join((f"+clipx={self.group}", *(f"+clipx/{one}" for one in self.modifiers), *values))
-
 
 def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
     """verl's whole configuration, whose rollout returns its log-probabilities, with groups and then values."""

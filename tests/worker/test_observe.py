@@ -14,7 +14,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
-from tests.worker.updates import VerlsWorker
+from tests.worker.test_training_worker import Worker
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
 from verl_clipx.loss.compiled import observed_functions
@@ -22,7 +22,6 @@ from verl_clipx.run.config import Observe
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.registry import is_ours
-from verl_clipx.worker.training_worker import ClipxTraining
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -172,10 +171,6 @@ def test_metrics_by_hand(observed, loss_mode):
     batch, overrides, expected = BY_HAND[loss_mode]
     found = metrics_of(observed(loss_mode, *overrides), batch)
     assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-6)
-
-
-class Worker(ClipxTraining, VerlsWorker):
-    """Ours on top of verl's."""
 
 
 def test_rejected_tokens_are_not_counted_by_hand(of_verl, monkeypatch):

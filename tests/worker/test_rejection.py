@@ -21,11 +21,10 @@ from verl_clipx.check.contract import example
 from verl_clipx.loss.loss import apply, token_statistics
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.modifiers.masks import remaining
-from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.plan import passes_for_selection
-from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
+from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
 
@@ -106,13 +105,6 @@ def logged_of_each_split(config, batch, mask):
             torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
         assert_close(found.gradient, gradient)
         yield found.metrics
-
-
-def test_nothing_is_rejected_in_decoupled_mode_or_without_criteria(actor, bypass):
-    assert rejection_of(bypass(options={"bypass_mode": False}).policy_loss) == NOTHING_REJECTED
-    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
-    assert rejection_of(actor().policy_loss) == NOTHING_REJECTED
-    assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parse_criteria("seq_mean_k3", "0.1")
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])

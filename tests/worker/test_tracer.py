@@ -286,21 +286,20 @@ def test_every_so_many_steps_and_parts_of_a_step_go_on_counting_updates(tmp_path
     assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
 
 
-def test_a_resumed_run_keeps_what_came_before_and_writes_the_rest_anew(tmp_path):
-    shards_after(tracer_to(tmp_path), 4)
-    kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
-    assert shards_after(tracer_to(tmp_path), 1, updates=1, before=2) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
-    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
-
-
-def test_another_run_in_the_folder_starts_anew(tmp_path):
+def test_a_resumed_run_keeps_what_came_before_and_another_run_in_the_folder_starts_anew(tmp_path):
     (tmp_path / "step_notes.parquet").write_text("nobody's trace")
     for rank in range(3):
-        shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 2)
+        shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 4)
+    kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
+    shards_after(tracer_to(tmp_path, rank=0, ranks=3), 1, updates=1, before=2)
+    of_rank = [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == 0]
+    assert of_rank == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
     shards_after(tracer_to(tmp_path, rank=0, ranks=2), 1, updates=1)
-    # Its own files and those of the rank that there is no more; the other one takes care of its own.
-    found = [(shard.step, shard.update, shard.rank) for shard in shards_in(tmp_path)]
-    assert found == [(1, 0, 0), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]
+    # Its own files and those of the rank that there is no more went; the other one takes care of its own.
+    found = [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == 1]
+    assert found == [(step, update) for step in (1, 2, 3, 4) for update in (0, 1)]
+    assert [shard for shard in shards_in(tmp_path) if shard.rank != 1] == [Shard(1, 0, 0)]
     assert (tmp_path / "step_notes.parquet").exists()
 
 
@@ -330,27 +329,17 @@ def test_a_token_takes_few_bytes(tmp_path):
     assert size / int(batch["mask"][:400].sum()) < 60
 
 
-@pytest.mark.parametrize(
-    ("bounded", "low", "high", "advantage", "region"),
-    [
-        (0.7, 0.8, 1.2, -1, "LN"),
-        (1.3, 0.8, 1.2, 1, "HP"),
-        (0.7, 0.8, 1.2, 1, "LP"),
-        (1.3, 0.8, 1.2, -1, "HN"),
-        (1.0, 0.8, 1.2, 1, "M"),
-        # Equality, and no advantage.
-        (1.2, 0.8, 1.2, 1, "M"),
-        (0.8, 0.8, 1.2, -1, "M"),
-        (1.3, 0.8, 1.2, 0, "M"),
+def test_a_tokens_region():
+    *columns, expected = zip(
+        *((0.7, 0.8, 1.2, -1, "LN"), (1.3, 0.8, 1.2, 1, "HP"), (0.7, 0.8, 1.2, 1, "LP"), (1.3, 0.8, 1.2, -1, "HN")),
+        # Inside, equality, no advantage, no bound.
+        *((1.0, 0.8, 1.2, 1, "M"), (1.2, 0.8, 1.2, 1, "M"), (0.8, 0.8, 1.2, -1, "M"), (1.3, 0.8, 1.2, 0, "M")),
         (1e9, 0.0, numpy.inf, 1, "M"),
         # Bounds that cross: above wins, as in the metrics.
-        (1.0, 1.1, 0.9, 1, "HP"),
-        (1.0, 1.1, 0.9, -1, "HN"),
-    ],
-)
-def test_a_tokens_region(bounded, low, high, advantage, region):
-    columns = (numpy.array([value], dtype=numpy.float32) for value in (bounded, low, high, advantage))
-    assert regions(*columns).tolist() == [region]
+        *((1.0, 1.1, 0.9, 1, "HP"), (1.0, 1.1, 0.9, -1, "HN")),
+        strict=True,
+    )
+    assert regions(*(numpy.array(column, dtype=numpy.float32) for column in columns)).tolist() == [*expected]
 
 
 # The thread that writes: order, too little room, a disk that fails or hangs. A process's end is not covered.

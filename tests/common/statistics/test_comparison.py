@@ -47,25 +47,20 @@ def test_three_seeds_by_hand():
     assert (found.over, found.seeds, found.refused) == (SEEDS_AND_QUESTIONS, (3, 3), None)
 
 
-def test_where_seeds_say_less_than_noise_the_questions_stand_alone():
-    # Seed means 0.5, 0.51, 0.5: far less between them than the residuals make.
-    first = np.array([[0.0, 1.0, 0.5, 0.5], [1.0, 0.0, 0.5, 0.54], [0.5, 0.5, 0.0, 1.0]])
-    found = compare({"b": first}, {"b": first / 2 + 0.5})
-    assert found.error["seed"] == 0.0
-    paired = stats.ttest_rel((first / 2 + 0.5).mean(axis=0), first.mean(axis=0))
-    assert found.p_value == pytest.approx(paired.pvalue)
-    assert found.low == pytest.approx(paired.confidence_interval().low)
-
-
-def test_two_checkpoints_get_the_paired_interval_over_questions_and_no_word_on_methods():
+def test_two_checkpoints_or_seeds_that_say_less_than_noise_get_the_paired_interval_over_questions():
     generator = np.random.default_rng(0)
     first, second = generator.random((1, 20)), generator.random((1, 20))
-    found = compare({"b": first}, {"b": second})
-    expected = stats.ttest_rel(second[0], first[0])
+    checkpoints = compare({"b": first}, {"b": second})
     why = "1 and 1 training seeds; whether a method is better takes 3 of each"
-    assert (found.over, found.refused) == (QUESTIONS, why)
-    assert found.p_value == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    assert (checkpoints.over, checkpoints.refused) == (QUESTIONS, why)
+    # Seed means 0.5, 0.51, 0.5: far less between them than the residuals make.
+    noisy = np.array([[0.0, 1.0, 0.5, 0.5], [1.0, 0.0, 0.5, 0.54], [0.5, 0.5, 0.0, 1.0]])
+    seeds = compare({"b": noisy}, {"b": noisy / 2 + 0.5})
+    assert seeds.error["seed"] == 0.0
+    for found, one, other in ((checkpoints, first, second), (seeds, noisy, noisy / 2 + 0.5)):
+        expected = stats.ttest_rel(other.mean(axis=0), one.mean(axis=0))
+        assert found.p_value == pytest.approx(expected.pvalue)
+        assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
 
 
 def test_too_few_seeds_questions_or_clusters_get_no_interval():

@@ -25,6 +25,8 @@ def test_each_row_is_truncated_by_its_own_settings():
     cut = truncate(rows, *map(torch.tensor, zip(*settings, strict=True)))
     assert [set(row.isfinite().nonzero().flatten().tolist()) for row in cut] == [*expected]
     assert torch.equal(cut[cut.isfinite()], rows[cut.isfinite()])
+    # At p = 1 rounding takes none away.
+    assert truncate(torch.tensor([[0.0, -30.0]]), torch.tensor([0]), torch.tensor([1.0])).isfinite().all()
 
 
 @pytest.mark.parametrize(
