@@ -38,13 +38,10 @@ def decided(method, log_ratio, advantages, *, mask=None, dtype=torch.float64):
     return t, statistics, method.decide(statistics)
 
 
-def test_edges_by_hand():
+def test_edges_and_statistics_by_hand():
     assert EDGES.tolist() == [math.ldexp(64 + step % 64, step // 64 - 16) for step in range(1025)]
     assert EDGES[[0, 1, 64, -1]].tolist() == [2**-10, 65 * 2**-16, 2**-9, LARGEST]
     assert torch.equal(EDGES.float().double(), EDGES)
-
-
-def test_statistics_by_hand():
     # Counted are those that PPO's clip acts on: 0.5 and 0.5 with A > 0, -0.25 with A < 0; the masked 0.5 is not.
     method = M2po()
     _, statistics, _ = decided(

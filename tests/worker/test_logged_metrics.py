@@ -69,12 +69,11 @@ def documented(text):
     return [re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)) for pattern in patterns]
 
 
-GROUPS = [*BUILT_IN, "observe"]
 OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [*BUILT_IN, "observe"])
 def test_every_key_is_in_the_document_no_two_are_equal_and_the_default_set_is_part_of_all_and_small(actor, group):
     batches = {metrics: [logged(actor, group, metrics, seed=seed) for seed in range(4)] for metrics in MODES}
     default, everything = batches["default"][0], batches["all"][0]

@@ -248,8 +248,9 @@ def test_what_the_batch_knows_of_a_response_is_written(tmp_path):
     assert tokens["sample"].tolist() == [0, 0, 1, 1] and tokens.score.tolist() == [0.5, 0.5, 1, 1]
     assert tokens.age.tolist() == [2, 2, 0, 0] and tokens.position.tolist() == [0, 1, 0, 1]
     assert tokens.rollout_log_prob.tolist() == [-1, -2, -3, -4] and set(tokens.step) == {3}
-    # Each prompt, and each of the two tokens once: with a neighbour and alone.
-    assert tokenizer.calls == 2 + 2 * 2
+    # The prompt of each response, and each of the two tokens once: with a neighbour and alone.
+    traced_batch(tracer, data, before=3)
+    assert tracer.writer.flush() and tokenizer.calls == 2 * 2 + 2 * 2
 
 
 def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
