@@ -1,6 +1,6 @@
 """Every method's golden vectors through the product: a composed configuration in, the loss from verl's registry out.
 Where a reference is known to be wrong (`reference_bugs` in the manifest), its test says so. Not covered, since nothing
-was recorded: several micro-batches, bfloat16, selection over a mini-batch, the current policy's probability, ties.
+was recorded: several micro-batches, bfloat16, selection over a mini-batch, reweighting by the current policy, ties.
 """
 
 import copy

@@ -93,6 +93,7 @@ def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group
         (["+clipx=grpo", "+clipx/update=lopti"], "grpo", r"clipx\.update: .*worker"),
         (["+clipx=bapo", "clipx.weight=rollout", "clipx.target=1"], "bapo", "needs rollout_log_prob: .*calculate_log"),
         (["+clipx=m2po"], "m2po", "clipx_m2po needs rollout_log_prob"),
+        (["+clipx=grpo", "+clipx/mask=opsm", "clipx.mask.delta=0.01"], "grpo", "needs rollout_log_prob"),
         (["+clipx=acpo"], "bapo", r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"),
         (["+clipx=grpo", "+clipx/select=high_entropy"], "grpo", r"clipx\.select needs entropy: .*pass entropy="),
     ],

@@ -24,7 +24,7 @@ from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.plan import passes_for_selection
-from verl_clipx.worker.rejection import rejection_of
+from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
 
@@ -191,6 +191,10 @@ def test_a_token_that_is_not_finite_is_not_rejected_and_rejection_waits_for_no_a
     assert counter.count == 0, counter.calls
 
 
+def test_bypass_mode_without_criteria_rejects_nothing(bypass):
+    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
+
+
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
     config, batch, rows = bypass(method, "tokens by ratio"), example(torch.float32), ROWS[:4]
@@ -255,12 +259,6 @@ def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stay
         assert {name: metrics[f"clipx/{name}"] for name in expected} == pytest.approx(expected, rel=1e-6)
         counted = [metrics[f"clipx/masked_sequences/{sign}"] for sign in signs]
         assert sum(counted) == pytest.approx(float((batch["mask"].any(-1) & ~mask.any(-1)).sum()))
-
-
-def test_a_mask_needs_the_samplers_log_probabilities(actor):
-    config = actor("+clipx=grpo", "+clipx/mask=opsm", *MASKS["opsm"], LOG_PROBS)
-    with pytest.raises(ValueError, match="rollout_log_prob"):
-        trained(config, example(), step=OptimizerStep(), change=lambda data: data.pop("rollout_log_probs"))
 
 
 STAGES = {"clip_cov": ("clipx.share=0.2", "clipx.covariance_low=0.1"), "kl_cov": ("clipx.share=0.2",)}
