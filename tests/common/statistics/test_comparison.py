@@ -1,5 +1,5 @@
 """One inference over seeds and questions: values by hand, what is refused, the coverage of the 95 % interval. Not
-covered: reading evaluations (tests/papers/evaluation/test_compare.py), tables (tests/papers/tables).
+covered: reading evaluations (tests/papers/evaluation/test_comparison.py), tables (tests/papers/tables).
 """
 
 import numpy as np
