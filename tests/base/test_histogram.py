@@ -23,10 +23,7 @@ COUNTS = [0.0, 2.0, 0.0, 3.0, 5.0, 0.0]
 @pytest.mark.parametrize(
     ("counts", "share", "index", "reached"),
     [
-        (COUNTS, 0.2, 1, 2.0),
-        (COUNTS, 0.21, 3, 5.0),
-        (COUNTS, 0.5, 3, 5.0),
-        (COUNTS, 1.0, 4, 10.0),
+        *((COUNTS, 0.2, 1, 2.0), (COUNTS, 0.21, 3, 5.0), (COUNTS, 0.5, 3, 5.0), (COUNTS, 1.0, 4, 10.0)),
         # Without tokens, at once; of a mini-batch of millions, exactly.
         ([0.0, 0.0, 0.0], 0.5, 0, 0.0),
         ([2.0**40, 1.0], 1.0, 1, 2.0**40 + 1),

@@ -1,6 +1,5 @@
-"""Names of metrics: what may not stand beside what.
-
-Not covered: the refusal through configuration and check-loss (tests/worker/test_logged_metrics.py).
+"""Names of metrics: what may not stand beside what. Not covered: the refusal through configuration and check-loss
+(tests/worker/test_logged_metrics.py).
 """
 
 import pytest
@@ -34,7 +33,5 @@ def test_metrics_with_keys_of_their_own_are_not():
     own = [of_decision(name, "a number", "1") for name in free] + [of_decision("count", "tokens", "1", numbered="bin")]
     assert not [sentence for sentence in wrong_names(own[:-1], METRICS)]
     assert not list(wrong_names(own[-1:], METRICS))
-
-
-def test_no_metric_can_have_the_key_of_a_sum():
+    # And none can have the key of a sum.
     assert not [key for key in (*metrics.SUM_KEYS, *rollout_metrics.SUM_KEYS) if key.startswith("clipx/")]

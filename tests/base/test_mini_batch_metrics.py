@@ -1,6 +1,5 @@
-"""Metrics made of a mini-batch's sums: values by hand, and BAPO's Entropy-Clip estimate against numpy's covariance.
-
-Not covered: the sums (tests/loss/test_metrics.py), adding them up (tests/worker/test_logged_metrics.py).
+"""Metrics made of a mini-batch's sums: values by hand, and BAPO's Entropy-Clip estimate against numpy's covariance. Not
+covered: the sums (tests/loss/test_metrics.py), adding them up (tests/worker/test_logged_metrics.py).
 """
 
 import numpy

@@ -1,6 +1,5 @@
-"""The contract's power: each check finds a method that breaks it, and sound losses of a user keep it.
-
-Not covered: the built-in methods, which keep it with every group's settings (tests/methods/test_properties.py).
+"""The contract's power: each check finds a method that breaks it, and sound losses of a user keep it. Not covered: the
+built-in methods, which keep it with every group's settings (tests/methods/test_properties.py).
 """
 
 import dataclasses
@@ -118,18 +117,12 @@ BROKEN = {
         (statistics(lambda t, sums: sums + torch.tensor([t.ratio.numel(), 0.0]).double()), "statistics count padding"),
     ],
     contract.weight_does_not_depend_on_the_micro_batch: [
-        (
-            weight(lambda t, _: t.ratio / t.ratio.mean()),
-            r"F of a token goes from .* Use statistics, .* sets by_batch=T",
-        ),
+        (weight(lambda t, _: t.ratio / t.ratio.mean()), r"F of a token goes from .* Use statistics, .* by_batch=T"),
         (weight(lambda t, _: t.ratio * len(t.ratio)), r"when other sequences of its micro-batch are taken away"),
         (weight(lambda t, _: torch.where(t.ratio.max() > 20, t.ratio / 2, t.ratio)), "F of a token"),
         (weight(lambda t, _: t.ratio * (1 + torch.arange(len(t.ratio))[:, None])), "F of a token"),
         (added_up(by_sequence=True), "other sequences of its micro-batch"),
-        (
-            weight(lambda t, _: t.ratio / (1 + t.sequence_mean(t.ratio))),
-            r"when other tokens of its sequence .* sets by_sequence=True",
-        ),
+        (weight(lambda t, _: t.ratio / t.sequence_mean(t.ratio)), "other tokens of its sequence .* by_sequence=True"),
     ],
     contract.inputs_stay_unchanged: [
         (writes(lambda t, _: t.mask.fill_(True)), "mask was written to by gradient_weight"),
@@ -159,14 +152,8 @@ BROKEN = {
     contract.metrics_keep_their_keys: [
         (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
         (metrics(lambda sums, decision: {"width": decision[0]}), r"returns 'width', which it does not declare: add"),
-        (
-            broken(logs=(of_decision("spread", "", ""), of_decision("ratio_mean", "", ""))),
-            "'ratio_mean': another metric",
-        ),
-        (
-            broken(over_updates=lambda self, metrics: {"last": 1.0}),
-            r"over_updates returns \['last'\], which logs does not",
-        ),
+        (broken(logs=(of_decision("ratio_mean", "", ""),)), "'ratio_mean': another metric"),
+        (broken(over_updates=lambda self, metrics: {"last": 1.0}), r"returns \['last'\], which logs does not"),
     ],
     contract.no_value_is_read_on_the_host: [
         (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), READ),
@@ -250,11 +237,6 @@ def test_without_a_compiler_nothing_is_said_of_the_compiled_loss(monkeypatch):
 
 def test_every_check_is_tried():
     assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS, *COMPILED_CHECKS}
-
-
-@pytest.mark.slow
-def test_a_sound_loss_passes():
-    check_loss(example_losses.soft)
 
 
 def test_a_report_says_what_was_checked_and_what_failed():

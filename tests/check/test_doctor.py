@@ -1,6 +1,5 @@
-"""The doctor's findings: versions, registration, resources, what is printed and how it ends.
-
-Not covered: GPUs, the check inside a Ray worker (it runs the code of the one in a fresh interpreter).
+"""The doctor's findings: versions, registration, resources, what is printed and how it ends. Not covered: GPUs, the
+check inside a Ray worker (it runs the code of the one in a fresh interpreter).
 """
 
 import importlib.util
@@ -14,7 +13,7 @@ from verl_clipx.check import doctor
 from verl_clipx.cli import app
 
 
-def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
+def test_a_version_outside_the_tested_range_says_what_to_do_and_scarce_memory_is_a_warning(monkeypatch):
     fine = doctor.in_range("verl", doctor.VERL_RANGE, "error")
     assert (fine.level, fine.advice) == ("ok", "")
     wrong = doctor.in_range("verl", SpecifierSet("<0.9"), "error")
@@ -31,6 +30,10 @@ def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
         (False, "torch", f"{doctor.TESTED_HERE}: torch==2.13.0"),
     ):
         assert advice in [finding.advice for finding in doctor.check_versions(has_gpu) if finding.subject == name]
+    # Scarce memory is a warning.
+    for needed, level in ((0, "ok"), (10**9, "warning")):
+        monkeypatch.setattr(doctor, "NEEDED_MEMORY_GB", needed)
+        assert doctor.check_resources(Path("/"))[0].level == level
 
 
 @pytest.mark.parametrize(("module", "level", "extra"), [("scipy", "warning", "tools"), ("uvicorn", "error", "cpu")])
@@ -51,12 +54,6 @@ def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
     (finding,) = doctor.check_registration("here", doctor.REGISTERED, 120)
     assert finding.level == "error" and "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
-
-
-def test_scarce_memory_is_a_warning(monkeypatch):
-    for needed, level in ((0, "ok"), (10**9, "warning")):
-        monkeypatch.setattr(doctor, "NEEDED_MEMORY_GB", needed)
-        assert doctor.check_resources(Path("/"))[0].level == level
 
 
 def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(monkeypatch):

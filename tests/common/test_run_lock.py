@@ -1,6 +1,5 @@
-"""The lock of a run's log, between real processes.
-
-Not covered: two hosts, whose locks a shared file system keeps apart; where a run takes it (tests/run/test_start.py).
+"""The lock of a run's log, between real processes. Not covered: two hosts, whose locks a shared file system keeps
+apart; where a run takes it (tests/run/test_start.py).
 """
 
 import contextlib

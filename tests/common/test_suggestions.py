@@ -14,8 +14,7 @@ from verl_clipx.common.suggestions import did_you_mean
         # Letters that changed places come before words that are nearer by difflib.
         ("gpro", ["gppo", "grpo"], " Did you mean grpo?"),
         ("epsilon_mx", ["epsilon_min", "epsilon_max"], " Did you mean epsilon_max or epsilon_min?"),
-        ("nothing", ["acpo"], ""),
-        ("acpo", [], ""),
+        *(("nothing", ["acpo"], ""), ("acpo", [], "")),
     ],
 )
 def test_the_nearest_known_words_are_named_once(word, known, sentence):

@@ -57,22 +57,20 @@ def test_wrong_columns_are_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_another_version_or_that_is_cut_short_is_named(tmp_path):
+def test_a_file_of_another_version_or_form_or_that_is_cut_short_is_named(tmp_path):
     path = write_shard(tmp_path, SHARD, columns(), FACTS)
     table = pyarrow.parquet.read_table(path)
-    pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
+
+    def written(key, text):
+        pyarrow.parquet.write_table(table.replace_schema_metadata(table.schema.metadata | {key: text}), path)
+
+    written(b"clipx_trace_version", b"1")
     with pytest.raises(ValueError, match="version 1 of the trace's schema; this verl-clipx reads version 2"):
         read_shards(tmp_path, [SHARD])
+    for text in (b"", b"{}", b"[]", b"no JSON", b'{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}'):
+        written(b"clipx_trace_update", text)
+        with pytest.raises(ValueError, match=rf"{path.name}: clipx_trace_update cannot be read: .*Remove it"):
+            read_facts(tmp_path, SHARD)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=rf"{path.name}: not a Parquet file, or cut off .* Remove it to go on"):
         read_shards(tmp_path, [SHARD])
-
-
-def test_facts_of_another_form_are_named(tmp_path):
-    path = write_shard(tmp_path, SHARD, columns(), FACTS)
-    table = pyarrow.parquet.read_table(path)
-    for text in (b"", b"{}", b"[]", b"no JSON", b'{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}'):
-        changed = {**table.schema.metadata, b"clipx_trace_update": text}
-        pyarrow.parquet.write_table(table.replace_schema_metadata(changed), path)
-        with pytest.raises(ValueError, match=rf"{path.name}: clipx_trace_update cannot be read: .*Remove it"):
-            read_facts(tmp_path, SHARD)

@@ -1,8 +1,6 @@
-"""Weights over gloo, from verl's door: prepare, build_topology, init_process_group, send and receive, finalize.
-
-Covers: that every rollout worker gets what the trainer's first rank sends, in messages of any size, and once more in
-a second update; that the trainer's other ranks read every weight; that verl finds the engine and asks of an engine
-what it did. A thread stands for each process. Not covered: Ray and the trainers that use it (test_trainers.py).
+"""Weights over gloo, from verl's door: prepare, build_topology, init_process_group, send and receive, finalize, in two
+updates and messages of any size; what verl asks of an engine. A thread stands for each process. Not covered: Ray and
+the trainers that use it (test_trainers.py).
 """
 
 import asyncio

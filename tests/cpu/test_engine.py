@@ -1,7 +1,5 @@
-"""The engines in verl's registry, and the reference model's way around pinned memory.
-
-The registry tests fail first if another verl version changes the interfaces that the engines rely on.
-Not covered: training (end-to-end runs).
+"""The engines in verl's registry, and the reference model's way around pinned memory. The registry tests fail first if
+another verl version changes the interfaces that the engines rely on. Not covered: training (end-to-end runs).
 """
 
 import inspect

@@ -11,16 +11,21 @@ from tests.composition import composition
 from verl_clipx.cpu.replay_buffer import frequent_polling
 
 
+def replay_buffer(config, mode: str = "sync"):
+    """The buffer that verl's trainer builds of a configuration."""
+    trainer = SimpleNamespace(config=config, trainer_mode=mode, _add_prompts_to_generate=print)
+    trainer._resolve_filter_groups_metric = functools.partial(PPOTrainer._resolve_filter_groups_metric, trainer)
+    return PPOTrainer._build_replay_buffer(trainer)
+
+
 def built(mode: str, key: str, value, **sampler):
-    """The buffer that verl's trainer builds of the configuration with hardware=cpu, a change, and of its sampler."""
+    """The buffer of the configuration with hardware=cpu, a change, and one of its sampler."""
     config = composition("+hardware=cpu", "algorithm.filter_groups.metric=acc", "data.train_batch_size=16")
     for path, entry in {"algorithm.filter_groups.max_inflight_gen_batches": 5, key: value}.items():
         OmegaConf.update(config, path, entry, force_add=True)
     for name, node in sampler.items():
         config.trainer.v1.sampler[name] = node
-    trainer = SimpleNamespace(config=config, trainer_mode=mode, _add_prompts_to_generate=print)
-    trainer._resolve_filter_groups_metric = functools.partial(PPOTrainer._resolve_filter_groups_metric, trainer)
-    return PPOTrainer._build_replay_buffer(trainer)
+    return replay_buffer(config, mode)
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])

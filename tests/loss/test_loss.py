@@ -1,6 +1,5 @@
-"""The loss per token: value and gradient are what they are told to be; which tokens count; shaping; what is traced.
-
-Not covered: any method's formula and what is not finite (tests/methods), the metrics (test_metrics.py), compilation,
+"""The loss per token: value and gradient are what they are told to be; which tokens count; shaping; what is traced. Not
+covered: any method's formula and what is not finite (tests/methods), the metrics (test_metrics.py), compilation,
 agreement of traces with every method's loss (tests/worker/test_tracer.py).
 """
 

@@ -67,11 +67,6 @@ def outcome(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:
     return Outcome(bounds, weight, method.loss_value(t, bounds, weight))
 
 
-def weight(method: Method, ratio: Tensor, advantages: Tensor) -> Tensor:
-    """The gradient weight F at these ratios."""
-    return outcome(method, tokens_at(ratio, advantages, clamp=method.log_ratio_clamp)).weight
-
-
 @dataclass(frozen=True)
 class At:
     """A row of a table by hand. Each is a number for all tokens, one sequence, or a tuple of sequences.

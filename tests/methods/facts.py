@@ -16,6 +16,7 @@ A test may state, as names of its module:
     DRAWS       true if a token's place decides with others whether it has a gradient, even at ratio 1
 """
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -29,6 +30,7 @@ def fact(method: str, name: str, default: Any) -> Any:
     return getattr(import_module(module), name, default) if find_spec(module) else default
 
 
+@cache
 def facts(name: str) -> dict[Any, Any]:
     """The dictionaries that the methods' tests state under a name, as one."""
     return {key: value for method in BUILT_IN for key, value in fact(method, name, {}).items()}

@@ -1,7 +1,5 @@
-"""Each method that verl has too, beside verl's own loss: loss, gradient and metrics, under every aggregation.
-
-What is the same as what stands in the methods' tests (`VERLS`).
-Not covered: normalisers of a mini-batch (tests/worker/test_aggregation.py).
+"""Each method that verl has too, beside verl's own loss, as its test states it (`VERLS`): loss, gradient and metrics
+under every aggregation. Not covered: normalisers of a mini-batch (tests/worker/test_aggregation.py).
 """
 
 import pytest

@@ -2,29 +2,23 @@
 
 import math
 
-from tests.golden.settings import EPSILONS, UNCLAMPED, UNPUBLISHED, Key, Setup, above, below
+from tests.golden.settings import EPSILONS, UNCLAMPED, Setup, above, below
 from verl_clipx.methods.aspo import Aspo
 
 from .at import At, by_hand
 
+CLIP = dict(clip_low=0.8, clip_high=1.2)
 PUBLISHED = {
-    "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0),
-    "aspo_dgpo": dict(flip="both", weight_low=0.67, weight_high=4.0, negative_weight_high=None),
+    "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0, **CLIP),
+    "aspo_dgpo": dict(flip="both", weight_low=0.67, weight_high=4.0, negative_weight_high=None, **CLIP),
 }
+CAPS = {**EPSILONS, "weight_low": ("e_lo", below), "weight_high": ("e_hi", above)}
 GOLDEN = {
     # Not Eq. 6 of DGPO's paper as printed: the vectors share the group's reading of it, 1/ratio clamped to the caps.
     # They are a second opinion on the arithmetic, not on the reading.
-    "paper_aspo": Setup(
-        ("+clipx=aspo_dgpo",),
-        (*EPSILONS, Key("e_lo", "weight_low", 0.33, below), Key("e_hi", "weight_high", 3.0, above)),
-        UNCLAMPED,
-    ),
+    "paper_aspo": Setup("aspo_dgpo", CAPS, UNCLAMPED),
     # The same bounds on 1/ratio with the flip of the authors' code, whose own cap is 3 for both signs.
-    "paper_aspo_posonly": Setup(
-        ("+clipx=aspo",),
-        (*EPSILONS, Key("e_lo", "weight_low", UNPUBLISHED, below), Key("e_hi", "weight_high", UNPUBLISHED, above)),
-        ("clipx.negative_weight_high=null", *UNCLAMPED),
-    ),
+    "paper_aspo_posonly": Setup("aspo", CAPS, ("clipx.negative_weight_high=null", *UNCLAMPED)),
 }
 BOUNDS = {"clip_low": 0.8, "clip_high": 1.25}
 SIGNS = (*[1.0] * 4, *[-1.0] * 4)

@@ -1,6 +1,6 @@
 """CE-GPPO's weight by hand; the paper's formula is in the golden vectors."""
 
-from tests.golden.settings import EPSILONS, UNCLAMPED, Key, Setup
+from tests.golden.settings import EPSILONS, UNCLAMPED, Setup
 from verl_clipx.methods.ce_gppo import CeGppo
 
 from .at import At, by_hand
@@ -9,11 +9,7 @@ PUBLISHED = {
     "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),
     "ce_gppo_reference": dict(beta_low=0.75, beta_high=1.0, dual_clip=3.0),
 }
-GOLDEN = {
-    "paper_cegppo": Setup(
-        ("+clipx=ce_gppo",), (*EPSILONS, Key("beta1", "beta_low", 0.75), Key("beta2", "beta_high", 1.0)), UNCLAMPED
-    )
-}
+GOLDEN = {"paper_cegppo": Setup("ce_gppo", {**EPSILONS, "beta_low": "beta1", "beta_high": "beta2"}, UNCLAMPED)}
 BOUNDS = {"clip_low": 0.8, "clip_high": 1.25}
 
 test_by_hand = by_hand(

@@ -2,7 +2,7 @@
 
 import math
 
-from tests.golden.settings import EPSILONS, UNCLAMPED, Key, Setup, above, below, bounds
+from tests.golden.settings import EPSILONS, UNCLAMPED, Setup, above, below, bounds
 from verl_clipx.methods.cispo import Cispo
 
 from .against_verl import AsVerl
@@ -15,17 +15,16 @@ PUBLISHED = {
 }
 GOLDEN = {
     "acpo_cispo": Setup(
-        ("+clipx=cispo_acpo",),
-        (
+        "cispo_acpo",
+        {
             # The release's lower bound of 1 - 1 bounds nothing, which the group writes as null.
-            Key("clip_ratio_is_low", "clip_low", 1.0, below),
-            Key("clip_ratio_is_high", "clip_high", 0.45, above),
-            Key("cliprange_low", "mask_low", 0.2, below),
-            Key("cliprange_high", "mask_high", 0.3, above),
-        ),
+            "clip_low": ("clip_ratio_is_low", lambda epsilon: below(epsilon) or None),
+            **{"clip_high": ("clip_ratio_is_high", above)},
+            **{"mask_low": ("cliprange_low", below), "mask_high": ("cliprange_high", above)},
+        },
     ),
-    "verl091_cispo": Setup(("+clipx=cispo",), bounds("clip_ratio_low", "clip_ratio_high")),
-    "paper_cispo": Setup(("+clipx=cispo",), EPSILONS, UNCLAMPED),
+    "verl091_cispo": Setup("cispo", bounds("clip_ratio_low", "clip_ratio_high")),
+    "paper_cispo": Setup("cispo", EPSILONS, UNCLAMPED),
 }
 # verl's clip fraction counts every clamped weight (tests/worker/test_golden.py).
 VERLS = {

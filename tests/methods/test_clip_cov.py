@@ -1,7 +1,5 @@
-"""Clip-Cov by hand at each edge, and its draw; beside verl's own every eligible token is drawn.
-
-What mini_batch decides over micro-batches and ranks is covered by tests/end_to_end/test_invariance.py; the contract of
-all methods by tests/methods.
+"""Clip-Cov by hand at each edge, and its draw; beside verl's own every eligible token is drawn. Not covered: what
+mini_batch decides over micro-batches and ranks (tests/end_to_end/test_invariance.py).
 """
 
 import torch

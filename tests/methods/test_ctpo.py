@@ -1,7 +1,6 @@
-"""CTPO's prefix ratio and widening bounds by hand; tests/worker/test_golden.py has the release's own numbers.
-
-Not covered: the release's other ratio, the geometric mean of the prefix; its limit of 10 on the prefix's log-ratio,
-which its dual clip and bounds never reach for responses of under 40,000 tokens.
+"""CTPO's prefix ratio and widening bounds by hand; tests/worker/test_golden.py has the release's own numbers. Not
+covered: the geometric mean of the prefix; the release's limit of 10 on its log-ratio, far beyond the dual clip and the
+bounds.
 """
 
 import math
@@ -9,7 +8,7 @@ import math
 import torch
 from torch.testing import assert_close
 
-from tests.golden.settings import Key, Setup
+from tests.golden.settings import Setup
 from verl_clipx.methods.ctpo import Ctpo
 
 from .at import At, by_hand, outcome, row, tokens_at
@@ -18,13 +17,8 @@ PUBLISHED = {"ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, pow
 VARIANTS = ({"width_dual": None, "power": 0.0},)
 GOLDEN = {
     "ctpo": Setup(
-        ("+clipx=ctpo",),
-        (
-            Key("la_clip_low", "width_low", 0.025),
-            Key("la_clip_high", "width_high", 0.05),
-            Key("la_clip_c", "width_dual", 0.05),
-            Key("clip_ratio_la_power", "power", 0.5),
-        ),
+        "ctpo",
+        dict(width_low="la_clip_low", width_high="la_clip_high", width_dual="la_clip_c", power="clip_ratio_la_power"),
     )
 }
 

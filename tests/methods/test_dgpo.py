@@ -1,11 +1,10 @@
-"""DGPO's weight by hand, with ratios beyond the clamp and GPPO's constant at m = 1.
-
-Not covered: the ends of n and m (tests/claims/test_parameters.py).
+"""DGPO's weight by hand, with ratios beyond the clamp and GPPO's constant at m = 1. Not covered: the ends of n and m
+(tests/claims/test_parameters.py).
 """
 
 import math
 
-from tests.golden.settings import EPSILONS, Key, Setup
+from tests.golden.settings import EPSILONS, Setup
 from verl_clipx.methods.dgpo import Dgpo
 
 from .at import At, by_hand
@@ -14,11 +13,8 @@ PUBLISHED = {
     "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
     "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
 }
-DECAY = (Key("n", "n", 1), Key("m", "m", 2))
-GOLDEN = {
-    "dgpo": Setup(("+clipx=dgpo_reference",), (*EPSILONS, *DECAY)),
-    "paper_dgpo": Setup(("+clipx=dgpo",), (*EPSILONS, *DECAY)),
-}
+KEYS = EPSILONS | {"n": "n", "m": "m"}
+GOLDEN = {"dgpo": Setup("dgpo_reference", KEYS), "paper_dgpo": Setup("dgpo", KEYS)}
 # A lower end that is refused: with this all lower ends train.
 TOGETHER = {0: {"clip_low": 1e-6}}
 NEVER = (("clip_low", None), ("clip_high", None), ("clip_low", 0))

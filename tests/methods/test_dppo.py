@@ -1,7 +1,6 @@
-"""DPPO's weight and value by hand, and the settings of verl's own dppo_tv and dppo_kl.
-
-Covers both signs of both divergences, equality at a threshold, the truncation, and probabilities of 1. Not covered: the
-paper's top-K divergences, which need more than the sampled token, nor which policy is the old one.
+"""DPPO's weight and value by hand, for both signs of both divergences, and the settings of verl's own dppo_tv and
+dppo_kl. Not covered: the paper's top-K divergences, which need more than the sampled token, nor which policy is the old
+one.
 """
 
 import math

@@ -1,7 +1,5 @@
-"""DRO's gradient and value by hand, and against verl's own dro.
-
-Covers the gradient where A is 0, where F is not defined, and the receipt there; verl's key beside ours. That F times A
-is the gradient elsewhere is part of the contract.
+"""DRO's gradient and value by hand, also where A is 0 and F is not defined, with the receipt there, and against verl's
+own dro. Not covered: that F times A is the gradient elsewhere, which is part of the contract.
 """
 
 import copy

@@ -1,5 +1,4 @@
 """GMPO's weight and value by hand, and the settings of verl's own geo_mean, with sequences' advantages as in the paper.
-
 Not covered: verl's mean of advantages that differ within a sequence, and its geometric mean of correction weights: ours
 weighs each token by itself.
 """

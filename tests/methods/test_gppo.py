@@ -9,7 +9,7 @@ from verl_clipx.methods.gppo import Gppo
 from .at import At, by_hand, row
 
 PUBLISHED = {"gppo": dict(clip_low=0.8, clip_high=1.2)}
-GOLDEN = {"paper_gppo": Setup(("+clipx=gppo",), EPSILONS, UNCLAMPED)}
+GOLDEN = {"paper_gppo": Setup("gppo", EPSILONS, UNCLAMPED)}
 GPPO = Gppo(clip_low=0.8, clip_high=1.25)
 
 test_by_hand = by_hand(

@@ -1,11 +1,10 @@
 """GRPO's weight and surrogate by hand: at the bounds, the dual clip and the clamp, and with bounds of each token.
-
 verl's numbers are in the golden vectors; ACPO and BAPO share the surrogate.
 """
 
 import math
 
-from tests.golden.settings import DUAL_CLIP, EPSILONS, UNCLAMPED, Setup, bounds
+from tests.golden.settings import EPSILONS, OF_RELEASES, UNCLAMPED, Setup, bounds
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.grpo import Grpo
 
@@ -16,13 +15,12 @@ PUBLISHED = {
     "grpo": dict(clip_low=0.8, clip_high=1.2, dual_clip=3.0, log_ratio_clamp=20.0),
     "dapo": dict(clip_low=0.8, clip_high=1.28, dual_clip=3.0),
 }
+DUAL_CLIP = {"dual_clip": "clip_ratio_c"}
 GOLDEN = {
-    "acpo_dapo": Setup(("+clipx=dapo",), (*bounds("cliprange_low", "cliprange_high", published_high=0.28), DUAL_CLIP)),
-    "dgpo_ppo": Setup(("+clipx=grpo",), (*EPSILONS, DUAL_CLIP)),
-    "verl091_vanilla": Setup(
-        ("+clipx=dapo",), (*bounds("clip_ratio_low", "clip_ratio_high", published_high=0.28), DUAL_CLIP)
-    ),
-    "paper_grpo": Setup(("+clipx=grpo",), EPSILONS, ("clipx.dual_clip=null", *UNCLAMPED)),
+    "acpo_dapo": Setup("dapo", OF_RELEASES),
+    "dgpo_ppo": Setup("grpo", EPSILONS | DUAL_CLIP),
+    "verl091_vanilla": Setup("dapo", bounds("clip_ratio_low", "clip_ratio_high") | DUAL_CLIP),
+    "paper_grpo": Setup("grpo", EPSILONS, ("clipx.dual_clip=null", *UNCLAMPED)),
 }
 VERLS = {
     "grpo": AsVerl(

@@ -1,6 +1,5 @@
-"""GSPO's weight and value by hand, the settings of verl's own gspo, and LUSPO by autograd.
-
-Not covered: splits inside a sequence, which verl does not make for a loss.
+"""GSPO's weight and value by hand, the settings of verl's own gspo, and LUSPO by autograd. Not covered: splits inside a
+sequence, which verl does not make for a loss.
 """
 
 import math

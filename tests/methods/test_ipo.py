@@ -1,7 +1,5 @@
-"""prime-rl's IPO by hand: the probability's change at and beyond the threshold, for both signs; against autograd.
-
-With its quadratic term too, also where A is 0. Not covered: prime-rl's own function, which no package on the index has;
-which policy the change is measured from.
+"""prime-rl's IPO by hand, at and beyond the threshold, and against autograd, with its quadratic term too. Not covered:
+prime-rl's own function, which no package on the index has; which policy the change is measured from.
 """
 
 import math

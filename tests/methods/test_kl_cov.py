@@ -1,7 +1,5 @@
-"""KL-Cov by hand at each edge, and its buckets.
-
-What mini_batch decides over micro-batches and ranks is covered by tests/end_to_end/test_invariance.py; the contract of
-all methods by tests/methods.
+"""KL-Cov by hand at each edge, and its buckets. What mini_batch decides over micro-batches and ranks is covered by
+tests/end_to_end/test_invariance.py; the contract of all methods by tests/methods.
 """
 
 import math

@@ -38,18 +38,10 @@ def decided(method, log_ratio, advantages, *, mask=None, dtype=torch.float64):
     return t, statistics, method.decide(statistics)
 
 
-def edge_below(value):
-    """The largest edge that is at most this."""
-    return EDGES[: torch.bucketize(value, EDGES, right=True)][-1].item()
-
-
-def test_edges_by_hand():
+def test_edges_and_statistics_by_hand():
     assert EDGES.tolist() == [math.ldexp(64 + step % 64, step // 64 - 16) for step in range(1025)]
     assert EDGES[[0, 1, 64, -1]].tolist() == [2**-10, 65 * 2**-16, 2**-9, LARGEST]
     assert torch.equal(EDGES.float().double(), EDGES)
-
-
-def test_statistics_by_hand():
     # Counted are those that PPO's clip acts on: 0.5 and 0.5 with A > 0, -0.25 with A < 0; the masked 0.5 is not.
     method = M2po()
     _, statistics, _ = decided(
@@ -79,7 +71,8 @@ def test_the_tokens_with_the_largest_log_ratios_are_masked(moment, bound, dtype)
     method = M2po(moment=moment)
     t, statistics, decision = decided(method, LOG_RATIO, ADVANTAGES, dtype=dtype)
     tau, before, after, masked = decision.tolist()
-    assert tau == edge_below(bound)
+    # The largest edge that is at most the bound.
+    assert tau == EDGES[: torch.bucketize(bound, EDGES, right=True)][-1].item()
     mean = 0.025 if moment == "kept" else (0.05 + 3 * tau**2) / 5
     assert (before, after, masked) == pytest.approx((0.15, mean, 0.6), rel=1e-5)
     bounds = method.bounds(t, decision)

@@ -1,10 +1,8 @@
-"""What every method keeps: one table of group x property.
-
-Covers, of every group, of settings that only a method's test has and of methods that hold a target: the contract that
-users run on a loss of their own, values that are not finite, the working precision; of each formula once, through
-verl's registry, the table PROPERTIES. Not covered: the worker's calls (tests/claims/test_groups.py), compiled losses
-(tests/loss/test_compiled.py), the contract's own power (tests/check/test_contract.py), micro-batches and memory
-(tests/worker), engines and ranks (tests/end_to_end/test_invariance.py).
+"""What every method keeps: the contract that users run on a loss of their own, values that are not finite and the
+working precision, of every group, of settings that only a method's test has and of methods that hold a target; of each
+formula once, through verl's registry, the table PROPERTIES. Not covered: the worker's calls
+(tests/claims/test_groups.py), compiled losses (tests/loss/test_compiled.py), micro-batches (tests/worker), ranks
+(tests/end_to_end).
 """
 
 import math
@@ -157,6 +155,20 @@ def on_policy_the_gradient_is_the_plain_policy_gradient(name):
     assert_close(found, expected, rtol=1e-12, atol=0)
 
 
+def metrics_and_losses_do_not_depend_on_the_order_of_sequences_or_tokens(name):
+    batch, method = ragged(6), METHODS[name]
+    # Padding stays behind the response.
+    place = torch.rand(8, 12, generator=torch.Generator().manual_seed(0)).where(batch["response_mask"], 2.0).argsort(1)
+    orders = [lambda of: of.flip(0)]
+    if not (method.by_sequence or fact(method.name, "DRAWS", False)):
+        orders.append(lambda of: of.gather(1, place))
+    loss, gradient, metrics = called(name, batch)
+    for order in orders:
+        other = called(name, {key: order(of) for key, of in batch.items()})
+        assert_close(other[:2], (loss, order(gradient)), rtol=1e-9, atol=1e-15)
+        assert other[2] == pytest.approx(metrics, rel=1e-9, abs=1e-15)
+
+
 PROPERTIES = (
     finite_for_any_log_ratio,
     nothing_outside_the_mask_is_read,
@@ -164,6 +176,7 @@ PROPERTIES = (
     no_tokens_at_all_give_finite_metrics,
     float32_agrees_with_float64,
     on_policy_the_gradient_is_the_plain_policy_gradient,
+    metrics_and_losses_do_not_depend_on_the_order_of_sequences_or_tokens,
 )
 
 

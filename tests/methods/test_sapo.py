@@ -1,6 +1,5 @@
-"""SAPO's weight and value by hand, at both temperatures; verl's own has the same gradient and value.
-
-Not covered: other aggregations beside verl's own, which hard-codes seq-mean-token-mean.
+"""SAPO's weight and value by hand, at both temperatures; verl's own has the same gradient and value. Not covered: other
+aggregations beside verl's own, which hard-codes seq-mean-token-mean.
 """
 
 import math

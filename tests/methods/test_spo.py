@@ -1,6 +1,5 @@
-"""SPO by hand at and beyond the edges of PPO's clip, and against autograd of the paper's objective.
-
-Not covered: CFPO's own function, whose pull request no release of verl has.
+"""SPO by hand at and beyond the edges of PPO's clip, and against autograd of the paper's objective. Not covered: CFPO's
+own function, whose pull request no release of verl has.
 """
 
 from verl_clipx.methods.spo import Spo

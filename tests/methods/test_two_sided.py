@@ -1,7 +1,5 @@
-"""Double-sided importance sampling by hand: inside, at and outside the bounds, for both signs and for A = 0.
-
-Covers each bound alone; tests/worker/test_golden.py has SkyRL's own numbers. Not covered: which policy the ratio is
-measured from.
+"""Double-sided importance sampling by hand: inside, at and outside each bound, for both signs and for A = 0;
+tests/worker/test_golden.py has SkyRL's own numbers. Not covered: which policy the ratio is measured from.
 """
 
 import math
@@ -13,7 +11,7 @@ from .at import At, by_hand
 
 PUBLISHED = {"two_sided": dict(clip_low=0.8, clip_high=1.2)}
 VARIANTS = ({"clip_low": None, "clip_high": None},)
-GOLDEN = {"skyrl_rollout_is": Setup(("+clipx=two_sided",), bounds("eps_clip_low", "eps_clip_high"))}
+GOLDEN = {"skyrl_rollout_is": Setup("two_sided", bounds("eps_clip_low", "eps_clip_high"))}
 RATIO = (0.5, 0.8, 1.0, 1.2, 1.5)
 
 test_whatever_is_outside_is_dropped = by_hand(

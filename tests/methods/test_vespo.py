@@ -1,28 +1,18 @@
-"""VESPO's weight of a sequence's ratio by hand, and its range; tests/worker/test_golden.py has TRL's numbers.
-
-Not covered: TRL's truncated correction inside the sequence's ratio, which this plugin leaves to verl's correction.
+"""VESPO's weight of a sequence's ratio by hand, and its range; tests/worker/test_golden.py has TRL's numbers. Not
+covered: TRL's truncated correction inside the sequence's ratio, which this plugin leaves to verl's correction.
 """
 
 import math
 
-from tests.golden.settings import Key, Setup
+from tests.golden.settings import Setup
 from verl_clipx.methods.vespo import Vespo
 
 from .at import At, by_hand
 
 PUBLISHED = {"vespo": dict(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0)}
 VARIANTS = ({"k_positive": 1.0, "lambda_negative": 5.0},)
-GOLDEN = {
-    "trl_vespo": Setup(
-        ("+clipx=vespo",),
-        (
-            Key("k_pos", "k_positive", 2.0),
-            Key("lambda_pos", "lambda_positive", 3.0),
-            Key("k_neg", "k_negative", 3.0),
-            Key("lambda_neg", "lambda_negative", 2.0),
-        ),
-    )
-}
+KEYS = dict(k_positive="k_pos", lambda_positive="lambda_pos", k_negative="k_neg", lambda_negative="lambda_neg")
+GOLDEN = {"trl_vespo": Setup("vespo", KEYS)}
 # Sequences with w = 1, 2 and 0.5.
 RATIO = ((0.5, 2.0), (1.0, 2.0), (0.25, 2.0))
 

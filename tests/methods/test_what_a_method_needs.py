@@ -26,11 +26,6 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def names_in(cells: str) -> set[str]:
-    """The words of a table's cells."""
-    return set(re.findall(r"\w+", cells))
-
-
 def missing(method: str) -> Iterator[str]:
     """What a method still needs, each in one line."""
     groups = groups_of(method)
@@ -53,7 +48,7 @@ def missing(method: str) -> Iterator[str]:
             yield f"docs/methods.md, 'Formulas': {number}, which its source names"
     advice = page("README.md").split("## Which method when")[1].split("\n## ")[0]
     chosen = [row.split("|")[2] for row in advice.splitlines() if row.startswith("|")]
-    if not names_in(" ".join(chosen)) & {*groups}:
+    if not {*re.findall(r"\w+", " ".join(chosen))} & {*groups}:
         yield "README.md, 'Which method when': a row with one of its groups"
     if CLIP_KEYS not in page("docs/swap.md") and f"`{method}`" in CLIP_KEYS:
         yield "docs/swap.md: the table of verl's keys (scripts/key_tables.py prints it)"

@@ -25,10 +25,3 @@ def layouts(draw, values, *, sequences=4, length=9):
     mask = torch.tensor(draw(st.lists(st.booleans(), min_size=size, max_size=size))).view(rows, columns)
     drawn = torch.tensor(draw(st.lists(values, min_size=size, max_size=size)), dtype=torch.float64).view(rows, columns)
     return Layout(drawn.masked_fill(~mask, torch.nan), mask)
-
-
-def padded(tensor, fill, *, left, right):
-    """`tensor` with `left` and `right` columns of `fill` beside it."""
-    rows = tensor.shape[0]
-    columns = [torch.full((rows, count), fill, dtype=tensor.dtype) for count in (left, right)]
-    return torch.cat([columns[0], tensor, columns[1]], dim=1)

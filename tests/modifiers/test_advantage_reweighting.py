@@ -1,6 +1,5 @@
-"""Advantage Reweighting by hand, with either policy's probability, and its identity at alpha 0.
-
-Does not cover the released code's vectors (tests/worker/test_golden_tokens.py) or which tensors a worker passes.
+"""Advantage Reweighting by hand, with either policy's probability, and its identity at alpha 0. Does not cover the
+released code's vectors (tests/worker/test_golden.py) or which tensors a worker passes.
 """
 
 import math
@@ -10,7 +9,6 @@ import torch
 from torch.testing import assert_close
 
 from tests.methods.at import tokens_at
-from verl_clipx.base.tokens import Inputs, tokens_of
 from verl_clipx.modifiers import AdvantageReweighting
 
 ADVANTAGES = [[2.0, -2.0, 2.0]]
@@ -35,9 +33,3 @@ def test_by_hand(parameters, expected, dtype):
     )
     actual = AdvantageReweighting(**parameters).advantages(t)
     assert_close(actual, torch.tensor(expected, dtype=dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
-
-
-def test_no_gradient_through_the_probability():
-    log_prob, ones = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1)
-    t = tokens_of(Inputs(log_prob, log_prob, ones, ones.bool()), None)
-    assert not AdvantageReweighting().advantages(t).requires_grad

@@ -1,5 +1,4 @@
 """Holding a target: widths by hand and against sorted tokens, ends, splits, refusals, and through a configuration.
-
 Covers too: what the line and explain say, metrics, the state's description. Not covered: the contract
 (tests/methods/test_properties.py), ranks and micro-batches (tests/end_to_end/test_invariance.py).
 """
@@ -139,13 +138,6 @@ def test_it_is_monotone_additive_and_within_a_bucket_of_sorting(method, target, 
     elif inside:
         kept = [x * x for x in distances if x <= bound]
         assert math.fsum(kept) <= max(values) * max(len(kept), 1) * (1 + 1e-4)
-
-
-@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
-def test_tokens_outside_the_mask_do_not_count(target):
-    held, A = holding(value=0.3, target=target), row(1.0, 1.0, 1.0, 1.0)
-    t = tokens_at(row(0.2, 0.3, 0.6, math.nan).exp(), A, mask=row(True, True, False, False, dtype=None))
-    assert torch.equal(held.statistics(t), held.statistics(tokens_at(row(0.2, 0.3).exp(), A[:, :2])))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Lopti's split by hand, and its quantile. Not covered: the release's vectors (tests/worker/test_golden_tokens.py), the
+"""Lopti's split by hand, and its quantile. Not covered: the release's vectors (tests/worker/test_golden.py), the
 passes' gradients (tests/worker/test_layout.py), the worker's optimizer steps, the histogram (test_buckets.py).
 """
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.modifiers.layouts import layouts
-from verl_clipx.modifiers.lopti import Lopti, low_probability, probability_quantile, probability_statistics
+from verl_clipx.modifiers.lopti import low_probability, probability_quantile, probability_statistics
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]
 PORTIONS = st.one_of(st.sampled_from([0.5, 1.0, 1e-9]), st.floats(0.001, 1.0))
@@ -34,12 +34,6 @@ def test_split_by_hand(eta):
     old_log_prob = torch.tensor([[math.log(0.5)]]).nextafter(torch.tensor(-1.0))
     assert low_probability(old_log_prob, eta=0.5, equal=False).all()
     assert not low_probability(old_log_prob, eta=old_log_prob.double().exp().squeeze(), equal=False).any()
-
-
-def test_the_order_of_the_passes():
-    assert Lopti().passes == ("low", "high")
-    assert Lopti(order="high_first").passes == ("high", "low")
-    assert Lopti(order="low_only").passes == ("low",)
 
 
 @given(layout=LAYOUTS, portion=PORTIONS)

@@ -1,5 +1,4 @@
 """Masks: which tokens they take out, by hand and as peers' functions; junk outside the mask; values that aren't finite.
-
 golden/masks.npz has what the functions of TRL 1.16 (OPSM), SkyRL 0.3 (outliers, tokens) and open-instruct (VACO) leave
 of these tokens. Not covered: the loss (tests/worker/test_rejection.py), a training (tests/end_to_end).
 """
@@ -24,12 +23,6 @@ def golden_inputs(dtype=torch.float64):
     return Inputs(**{name: of if of.dtype == torch.bool else of.to(dtype) for name, of in tensors.items()})
 
 
-def inputs(*, current, old, sampler, advantages):
-    rows = {"log_prob": current, "old_log_prob": old, "rollout_log_prob": sampler, "advantages": advantages}
-    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
-    return Inputs(**tensors, mask=torch.ones_like(tensors["log_prob"], dtype=torch.bool))
-
-
 @pytest.mark.parametrize(
     ("name", "mask"),
     [
@@ -45,31 +38,18 @@ def test_leaves_the_tokens_that_the_peer_leaves(name, mask):
     assert torch.equal(remaining(mask, golden_inputs()), torch.from_numpy(GOLDEN[name]))
 
 
-def test_by_hand():
-    # Mean log-ratios of sampler to current policy: 0.2 with A < 0, 0.2 with A > 0, and exactly 0.1 with A < 0.
-    given = inputs(
-        current=[[-1.3, -1.1], [-1.3, -1.1], [-1.1, -1.1]],
-        old=[[-9.0] * 2] * 3,
-        sampler=[[-1.0, -1.0]] * 3,
-        advantages=[[-1.0] * 2, [1.0] * 2, [-1.0] * 2],
-    )
-    assert remaining(OffPolicySequenceMask(delta=0.1 + 1e-12), given).tolist() == [[False] * 2, [True] * 2, [True] * 2]
-
-    # Ratios 2 and 0.5: mean |r - 1| is 0.75. With A > 0 the first widens the difference, with A < 0 the second.
-    half = torch.tensor(0.5).log().item()
-    given = inputs(
-        current=[[0.0] * 2] * 2, old=[[0.0, half]] * 2, sampler=[[half, 0.0]] * 2, advantages=[[1.0] * 2, [-1.0] * 2]
-    )
-    assert remaining(SequenceDivergence(delta=0.7), given).tolist() == [[False, True], [True, False]]
-    assert remaining(SequenceDivergence(delta=0.8), given).all()
-
-    # Bounds belong to the tokens that stay.
-    log = torch.tensor([0.5, 5.0, 0.49, 5.1], dtype=torch.float64).log().tolist()
-    given = inputs(current=[[0.0] * 4], old=[log], sampler=[[0.0] * 4], advantages=[[1.0] * 4])
+def test_bounds_and_thresholds_belong_to_the_tokens_that_stay():
+    ratio = torch.tensor([[0.5, 5.0, 0.49, 5.1]], dtype=torch.float64)
+    zeros, every = torch.zeros_like(ratio), torch.ones_like(ratio, dtype=torch.bool)
+    given = Inputs(zeros, ratio.log(), -torch.ones_like(ratio), every, rollout_log_prob=zeros)
     assert remaining(IcePop(), given).tolist() == [[True, True, False, False]]
     assert remaining(IcePop(low=None), given).tolist() == [[True, True, True, False]]
     assert not remaining(OutlierVeto(low=0.5, high=5.0), given).any()
     assert remaining(OutlierVeto(), given).all() and remaining(None, given).all()
+    # A mean log-ratio of the sampler to the current policy of exactly 0.5.
+    given = given._replace(rollout_log_prob=zeros + 0.5)
+    assert remaining(OffPolicySequenceMask(delta=0.5), given).all()
+    assert not remaining(OffPolicySequenceMask(delta=0.49), given).any()
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)

@@ -1,6 +1,5 @@
-"""verl's criteria for rollout_rs: the tokens that remain are those that verl's own function leaves.
-
-Not covered: in which runs the loss rejects, and what follows from it (tests/worker/test_rejection.py).
+"""verl's criteria for rollout_rs: the tokens that remain are those that verl's own function leaves. Not covered: in
+which runs the loss rejects, and what follows from it (tests/worker/test_rejection.py).
 """
 
 import pytest

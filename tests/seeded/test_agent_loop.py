@@ -1,8 +1,6 @@
-"""Seeds of single samples, the agent loop that sets them, and the Hydra group that chooses it.
-
-Covers: the seed's value, range and arguments; what the agent loop sends and returns, with verl's own loop replaced by a
-recorder; the group on top of verl's configuration, with and without hardware=cpu. Not covered: that Ray workers know
-the agent loop, and that whole runs repeat (tests/end_to_end/test_resume.py).
+"""Seeds of single samples, the agent loop that sets them, with verl's own loop replaced by a recorder, and the Hydra
+group that chooses it. Not covered: that Ray workers know it, and that whole runs repeat
+(tests/end_to_end/test_resume.py).
 """
 
 import asyncio
@@ -15,6 +13,7 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
+from tests.composition import composition
 from verl_clipx.seeded.agent_loop import NAME, SeededSingleTurnAgentLoop, sampling_seed
 
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
@@ -31,13 +30,9 @@ def test_the_seed_is_the_first_31_bits_of_a_sha256_and_every_argument_counts():
     assert all(0 <= seed < 2**31 for seed in seeds)
     # Not only the low half of the range: the mean of 3840 uniform numbers, to six standard errors.
     assert np.mean(seeds) / 2**31 == pytest.approx(0.5, abs=6 * 12**-0.5 * len(seeds) ** -0.5)
-
-
-def test_a_message_may_hold_what_json_does_not_know():
-    def with_image():
-        return [{"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]}]
-
-    assert sampling_seed(0, 1, 2, 3, with_image()) == sampling_seed(0, 1, 2, 3, with_image())
+    # A message may hold what JSON does not know.
+    images = [[{"role": "user", "content": [{"type": "image", "image": object()}]}] for _ in range(2)]
+    assert sampling_seed(0, 1, 2, 3, images[0]) == sampling_seed(0, 1, 2, 3, images[1])
 
 
 @pytest.fixture
@@ -69,12 +64,10 @@ def test_every_request_has_its_own_seed_and_the_shared_parameters_stay(sent):
     assert sent == [{"temperature": 0.7, "seed": sampling_seed(42, 3, 7, session, MESSAGES)} for session in range(4)]
     assert [output.extra_fields["sampling_seed"] for output in outputs] == [call["seed"] for call in sent]
     assert outputs[0].extra_fields["prompt_index"] == 7 and outputs[0].extra_fields["kept"] == 1
-
-
-def test_the_type_that_verl_carries_a_field_in_does_not_matter(sent):
+    # The type that verl carries a field in does not matter.
     for index in (np.int64(7), torch.tensor(7), np.array(7)):
         run({}, index=index, global_steps=np.int32(3))
-    assert {call["seed"] for call in sent} == {sampling_seed(42, 3, 7, 1, MESSAGES)}
+    assert {call["seed"] for call in sent[4:]} == {sampling_seed(42, 3, 7, 1, MESSAGES)}
 
 
 def test_the_older_trainer_is_refused():
@@ -83,32 +76,28 @@ def test_the_older_trainer_is_refused():
         asyncio.run(loop.run({}, raw_prompt=MESSAGES, index=7))
 
 
-def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
-    chosen = composed("+clipx/rollout=seeded").actor_rollout_ref.rollout.agent.default_agent_loop
+def test_it_is_registered_under_the_name_that_the_group_chooses():
+    chosen = composition("+clipx/rollout=seeded").actor_rollout_ref.rollout.agent.default_agent_loop
     assert chosen == NAME
     assert _agent_loop_registry[chosen]["_target_"] == f"{sampling_seed.__module__}.SeededSingleTurnAgentLoop"
 
 
+OF_SAMPLER = {"seeded": "pkg://verl_clipx.seeded.sampler", "frequent_polling": "pkg://verl_clipx.cpu.replay_buffer"}
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "sampler", "expected"),
     [
-        ("+clipx/rollout=seeded", "+clipx=grpo", "actor_rollout_ref.rollout.name=vllm"),
-        ("+hardware=cpu", "+clipx/rollout=seeded"),
-        ("+clipx/rollout=seeded", "+hardware=cpu"),
+        ("+clipx/rollout=seeded +clipx=grpo actor_rollout_ref.rollout.name=vllm", "seeded", (None, "vllm", "bfloat16")),
+        ("+hardware=cpu +clipx/rollout=seeded", "seeded", (0.2, "cpu", "float64")),
+        ("+clipx/rollout=seeded +hardware=cpu", "seeded", (0.2, "cpu", "float64")),
+        # Without the group the hardware's sampler and precision stay.
+        ("+hardware=cpu", "frequent_polling", (0.2, None, "float32")),
     ],
-    ids=" ".join,
 )
-def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(composed, overrides):
-    config, cpu = composed(*overrides), "+hardware=cpu" in overrides
-    sampler = config.trainer.v1.sampler
-    assert sampler.custom_sampler == {"path": "pkg://verl_clipx.seeded.sampler", "name": "seeded"}
-    assert sampler.sampler_kwargs.get("poll_interval") == (0.2 if cpu else None)
-    assert sampler.sampler_kwargs.rollout_name == ("cpu" if cpu else "vllm")
-    assert config.actor_rollout_ref.rollout.dtype == ("float64" if cpu else "bfloat16")
-
-
-def test_without_the_group_the_hardwares_sampler_and_precision_stay(composed):
-    config = composed("+hardware=cpu")
-    sampler = config.trainer.v1.sampler.custom_sampler
-    assert sampler == {"path": "pkg://verl_clipx.cpu.replay_buffer", "name": "frequent_polling"}
-    assert config.actor_rollout_ref.rollout.dtype == "float32"
+def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(overrides, sampler, expected):
+    config = composition(*overrides.split())
+    node = config.trainer.v1.sampler
+    assert node.custom_sampler == {"path": OF_SAMPLER[sampler], "name": sampler}
+    given = (node.sampler_kwargs.get(name) for name in ("poll_interval", "rollout_name"))
+    assert (*given, config.actor_rollout_ref.rollout.dtype) == expected

@@ -1,8 +1,5 @@
-"""The order of rows, and the settings under which it makes a run repeatable.
-
-Covers: the order of any batch in any order of arrival; verl's replay buffer built from the configuration; refused
-settings. TransferQueue and verl's waiting for samples are replaced. Not covered: a run
-(tests/end_to_end/test_resume.py).
+"""The order of rows whatever the order of arrival, verl's replay buffer built from the configuration, and the settings
+that are refused. TransferQueue and verl's waiting are replaced. Not covered: a run (tests/end_to_end/test_resume.py).
 """
 
 import random
@@ -14,8 +11,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from tests.composition import composition
+from tests.cpu.test_replay_buffer import replay_buffer
 from verl_clipx.seeded import sampler as seeded_sampler
 from verl_clipx.seeded.sampler import SeededReplayBuffer, row_order, seeded
 
@@ -96,29 +94,18 @@ def test_tags_follow_their_rows_and_metrics_stay(waiting):
     assert batch.keys == ["b_0_0", "a_0_0", "a_1_0"]
     assert [tag["seq_len"] for tag in batch.tags] == batch.keys
     assert metrics == {"metric": 1.0}
+    # A batch in which every sample failed passes.
+    assert waiting({}).sample(global_steps=1, partition_id="val", batch_size=2)[0].keys == []
 
 
-def test_a_batch_in_which_every_sample_failed_passes(waiting):
-    batch, _ = waiting({}).sample(global_steps=1, partition_id="val", batch_size=2)
-    assert batch.keys == []
-
-
-@pytest.fixture
-def built(composed):
-    """The buffer that verl's trainer builds of a configuration."""
-
-    def build(*overrides):
-        config = composed("actor_rollout_ref.rollout.name=vllm", *overrides)
-        OmegaConf.resolve(config.trainer.v1.sampler)
-        trainer = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=print)
-        trainer._resolve_filter_groups_metric = lambda: None
-        return PPOTrainer._build_replay_buffer(trainer)
-
-    return build
+def built(*overrides):
+    config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
+    OmegaConf.resolve(config.trainer.v1.sampler)
+    return replay_buffer(config)
 
 
 @pytest.mark.slow
-def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights(built):
+def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights():
     for refill_failed in (False, True):
         refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
         ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)

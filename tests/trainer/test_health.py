@@ -1,8 +1,5 @@
-"""A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains.
-
-Covers: verl's compute_data_metrics in both of its layouts and in every trainer, its v1 trainers' own metrics, its
-Tracking; the standard error of the score; clipx.health from the command line; the page's first sentences. The worker's
-part is in test_training_worker.py; not covered: a run (tests/end_to_end).
+"""A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains. Not
+covered: the worker's part (tests/worker/test_training_worker.py), a run (tests/end_to_end).
 """
 
 import importlib
@@ -132,18 +129,13 @@ def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
     assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
 
 
-def test_a_run_without_a_node_logs_verls_metrics_alone(run_of):
+def test_responses_are_cut_at_the_runs_length_and_a_run_without_a_node_logs_verls_metrics_alone(run_of):
+    for longest, cut in ((2, 0.25), (3, 0), (None, None)):
+        run_of(longest, {"log": False})
+        assert logged([0.0] * 4, lengths=(2, 1, 1, 1)).get("cut_responses") == cut
     run_of(2, None)
     compute, given = metric_utils.compute_data_metrics, batch([0.0, 1.0, 1.0, 0.0])
     assert compute(given, use_critic=False) == compute.__wrapped__(given, use_critic=False)
-
-
-def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(run_of):
-    assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0.25
-    run_of(3, {"log": False})
-    assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0
-    run_of(None, {"log": False})
-    assert "cut_responses" not in logged([0.0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -194,23 +186,18 @@ NOT_FINITE = {"health/not_finite/rewards": 2.0, "critic/score/mean": NAN}
 
 
 def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, caplog):
-    run = tracking()
-    for step, cut in enumerate((0.9, 0.1, 0.6, 0.6, 0.6, 0.6), 1):
-        run.log({"health/cut_responses": cut, "actor/clipx/skipped_updates": float(step in (2, 4))}, step)
+    run = tracking(method="bapo")
+    # What a report remarks is not said while a run trains.
+    bounds = {"actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}
+    bounds |= {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
+    for step, cut in enumerate((0.9, 0.1, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6), 1):
+        facts = {"health/cut_responses": cut, "actor/clipx/skipped_updates": float(step in (2, 4))}
+        run.log(bounds | facts, step)
         assert caplog.text.count("skipped updates from step 2 on: ") == 0
         assert ("skipped updates from step 2 on." in caplog.text) == (step >= 2)
         assert ("responses cut at the limit from step 3 on." in caplog.text) == (step >= 5)
     assert caplog.text.count("clipx.health: this run: ") == 2
     assert "health/cut_responses 0.6, at most 0.9" in caplog.text and "Raise data.max_response_length" in caplog.text
-
-
-def test_remarks_are_not_made_while_a_run_trains(tracking, caplog):
-    run = tracking(method="bapo")
-    data = {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
-    data |= {"actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}
-    for step in range(1, 9):
-        run.log(dict(data), step)
-    assert caplog.text == ""
 
 
 def test_with_stop_a_new_fact_alone_ends_a_run_that_goes_on_and_its_step_is_in_the_log(tracking, tmp_path, caplog):

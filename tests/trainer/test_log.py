@@ -1,8 +1,5 @@
-"""What stays of a log when verl opens it again, and what is written beside it.
-
-Covers: verl's own `Tracking` in a process with the plugin: a resumed run, a fresh one in the same folder, a resume from
-a path; runs without a clipx node or with clipx.log=false, which are verl's; a full disk and a kill at each point of the
-start; the record; TensorBoard's layout. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py,
+"""What stays of a log when verl's own `Tracking` opens it again, also after a full disk or a kill, and what is written
+beside it: the record, TensorBoard's layout. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py,
 test_inert.py), a machine that loses power.
 """
 
@@ -10,9 +7,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
-import subprocess
-import sys
+from unittest import mock
 
 import numpy
 import pytest
@@ -36,14 +33,14 @@ def start(tmp_path, monkeypatch):
     log = tmp_path / "metrics.jsonl"
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
 
-    def run(number, steps, node=NODE, **trainer):
-        folders = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto", "logger": ["file"]}
+    def run(number, steps, node=NODE, backend="file", **trainer):
+        folders = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto", "logger": [backend]}
         config = {"trainer": folders | trainer, "ray_kwargs": {"token": "secret"}, **node}
-        tracking = Tracking("project", "run", ["file"], config=config)
+        tracking = Tracking("project", "run", [backend], config=config)
         for step in steps:
             tracking.log({"start": number}, step)
-        tracking.logger["file"].finish()
-        return read_run_log(log)["start"].to_dict()
+        tracking.finish()
+        return read_run_log(log)["start"].to_dict() if log.exists() else None
 
     return run
 
@@ -51,25 +48,15 @@ def start(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("node", "written"), [(NODE, True), ({"clipx": {"method": "acpo", "log": False}}, False), ({}, False)]
 )
-def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(tmp_path, monkeypatch, node, written):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "elsewhere.jsonl"))
-    folder = tmp_path / "checkpoints"
-
-    def run(steps):
-        trainer = {"logger": ["console"], "default_local_dir": str(folder), "resume_mode": "auto"}
-        tracking = Tracking("project", "run", ["console"], config={"trainer": trainer, **node})
-        for step in steps:
-            tracking.log({"actor/entropy": 1.0}, step)
-        tracking.finish()
-
-    run([1, 2, 3])
-    assert not (tmp_path / "elsewhere.jsonl").exists()
-    assert (folder / "metrics.run.json").exists() == (folder / "metrics.jsonl").exists() == written
+def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(start, tmp_path, node, written):
+    assert start(1, [1, 2, 3], node, "console") is None
+    log = tmp_path / "checkpoints" / "metrics.jsonl"
+    assert log.with_name("metrics.run.json").exists() == log.exists() == written
     if written:
         saved(tmp_path, 2)
-        run([3])
+        start(2, [3], node, "console")
         # As a file log: the lines that the run goes on from.
-        assert list(read_run_log(folder / "metrics.jsonl").index) == [1, 2, 3]
+        assert read_run_log(log)["start"].to_dict() == {1: 1, 2: 1, 3: 2}
 
 
 @pytest.mark.parametrize("node", [{}, {"clipx": None}, {"clipx": {"method": "acpo", "log": False}}])
@@ -103,10 +90,7 @@ OF_A_FOLDER_ABOVE = {"resume_from_path": "/runs/sft_global_step_9/global_step_8/
 @pytest.mark.parametrize(
     ("checkpoint", "trainer", "kept"),
     [
-        (5, {}, 5),
-        (7, {}, 7),
-        (None, {}, 0),
-        (4, {}, 0),
+        *((5, {}, 5), (7, {}, 7), (None, {}, 0), (4, {}, 0)),
         (1, {"resume_mode": "disable"}, 0),
         (None, FROM, 2),
         # verl itself reads the number behind the path's last global_step_.
@@ -135,62 +119,28 @@ def test_a_line_that_was_cut_off_is_named_and_a_last_one_without_its_end_keeps_a
     assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
 
 
-# Opens the log again in a process for each fault: [folder, "error" or "kill", bytes that a file may have]; without a
-# number it ends just before the log takes its place.
-STARTS = """
-import json, os, resource, signal, sys
-from verl.utils.tracking import Tracking
-
-def start(folder, fault, limit):
-    os.environ["VERL_FILE_LOGGER_PATH"] = folder + "/metrics.jsonl"
-    if fault == "kill":
-        # Python ignores it, and a write then fails as on a full disk.
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    else:
-        sys.addaudithook(lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None)
-    trainer = {"default_local_dir": folder + "/checkpoints", "resume_mode": "auto", "logger": ["file"]}
-    Tracking("project", "run", ["file"], config={"trainer": trainer, "clipx": {"method": "acpo"}})
-
-for fault in json.loads(sys.argv[1]):
+def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatch):
+    start(1, [1, 2, 3])
+    saved(tmp_path, 3)
+    log = tmp_path / "metrics.jsonl"
+    before = log.read_bytes()
+    with monkeypatch.context() as full:
+        # Just before the new log takes its place.
+        full.setattr(os, "replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match=r"metrics\.jsonl"):
+            start(2, [4])
     child = os.fork()
     if not child:
         try:
-            start(*fault)
-        except OSError as error:
-            print(error, file=sys.stderr)
-            os._exit(3)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatch):
-    start(1, range(1, 51))
-    saved(tmp_path, 50)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    faults = [("error", 700), ("kill", 700), ("kill", None)]
-    folders = [tmp_path / f"{kind}-{limit}" for kind, limit in faults]
-    for folder in folders:
-        folder.mkdir()
-        saved(folder, 50)
-        (folder / "metrics.jsonl").write_bytes(before)
-    told = json.dumps([(str(folder), *fault) for folder, fault in zip(folders, faults, strict=True)])
-    done = subprocess.run([sys.executable, "-c", STARTS, told], capture_output=True, text=True, check=True)
-    ends = [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
-    assert ends == [3, -25, -9] and "metrics.jsonl" in done.stderr, done.stderr
-    assert [(folder / "metrics.jsonl").read_bytes() for folder in folders] == [before] * len(faults)
-
+            os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            start(2, [4])
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL and log.read_bytes() == before
     # What a killed start leaves behind confuses the next one as little.
-    for folder in folders:
-        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(folder / "metrics.jsonl"))
-        start(2, [51], default_local_dir=str(folder / "checkpoints"))
-        log = read_run_log(folder / "metrics.jsonl")["start"].to_dict()
-        assert log == dict.fromkeys(range(1, 51), 1) | {51: 2}
-        assert {path.name for path in folder.iterdir()} == {"metrics.jsonl", "metrics.run.json", "checkpoints"}
+    assert len(list(tmp_path.glob(".metrics.jsonl.*.partial"))) == 1
+    assert start(2, [4]) == {1: 1, 2: 1, 3: 1, 4: 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "metrics.run.json", "checkpoints"}
 
 
 def test_traces_of_steps_that_are_made_again_go(start, tmp_path):

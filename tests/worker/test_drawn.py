@@ -1,8 +1,6 @@
-"""Five hundred drawn configurations of verl's keys: each is announced and true, or refused with the keys named.
-
-What is announced trains as announced by verl's own loss, with the receipt, and where verl has the same loss, its
-gradient under the same keys is ours; what is refused is one of the keys that the table calls so, named with a second
-one. Not covered: engines, ranks, Lopti's passes.
+"""Five hundred drawn configurations of verl's keys. Each trains as announced, with the receipt, and with the gradient
+of verl's own loss where verl has the same one; or it is refused with the keys named. Not covered: engines, ranks,
+Lopti.
 """
 
 import copy
@@ -62,7 +60,7 @@ OF_VERL = {
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 OF_DISTILLATION = DISTILLATION_LOSS.rpartition(".")[0]
 
-# What is drawn of each key; NOT_DRAWN has the reason of the others.
+# What is drawn of each key; NOT_DRAWN says why the others are not.
 VALUES: dict[str, tuple[Any, ...]] = {
     f"{ACTOR}.clip_ratio": (0.1, 0.2, 0.3),
     f"{ACTOR}.clip_ratio_low": (0.1, 0.3, 3e-4, 10),
@@ -113,18 +111,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "critic.cliprange_value": (0.3,),
 }
 
-OF_LOGITS = "of the loss on the student's logits, which a micro-batch of log-probabilities doesn't have"
 NOT_DRAWN = {
-    f"{ACTOR}.global_batch_info": "verl fills it in",
-    f"{OF_DISTILLATION}.global_batch_info": "verl fills it in",
-    f"{OF_DISTILLATION}.topk": OF_LOGITS,
-    f"{OF_DISTILLATION}.log_prob_min_clamp": OF_LOGITS,
-    f"{OF_DISTILLATION}.use_chunked_topk": OF_LOGITS,
-    f"{OF_DISTILLATION}.chunked_topk_chunk_size": OF_LOGITS,
-    "critic.loss_agg_mode": "of the critic's loss",
-    "critic.loss_scale_factor": "of the critic's loss",
-    "algorithm.gdpo_reward_keys": "verl's trainer doesn't compose it",
-    "algorithm.gdpo_reward_weights": "verl's trainer doesn't compose it",
+    # verl fills them in.
+    *(f"{ACTOR}.global_batch_info", f"{OF_DISTILLATION}.global_batch_info"),
+    # Of the loss on the student's logits, which a micro-batch of log-probabilities doesn't have.
+    *(f"{OF_DISTILLATION}.{key}" for key in ("topk", "log_prob_min_clamp", "use_chunked_topk")),
+    f"{OF_DISTILLATION}.chunked_topk_chunk_size",
+    # Of the critic's loss.
+    *("critic.loss_agg_mode", "critic.loss_scale_factor"),
+    # verl's trainer doesn't compose them.
+    *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"),
 }
 
 # The keys that only matter together with others are drawn with them.
@@ -149,15 +145,6 @@ class Drawn(NamedTuple):
     group: str
     modifiers: tuple[str, ...]
     values: dict[str, Any]
-
-    def __str__(self) -> str:
-        values = (f"{key}={value}" for key, value in self.values.items())
-        return " ".join((f"+clipx={self.group}", *(f"+clipx/{one}" for one in self.modifiers), *values))
-
-    def config(self) -> DictConfig:
-        """verl's whole configuration with it."""
-        modifiers = [f"+clipx/{one}" for one in self.modifiers]
-        return composed((f"+clipx={self.group}", *modifiers), self.values)
 
 
 def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
@@ -189,7 +176,7 @@ def drawn(number: int) -> Drawn:
 def test_every_key_on_the_path_is_drawn_or_says_why_not():
     keys = {row.key for row in verl_keys.ON_THE_PATH}
     assert {row_of(key).key for key in (*VALUES, *NOT_DRAWN)} == keys
-    assert not set(VALUES) & set(NOT_DRAWN)
+    assert not NOT_DRAWN & {*VALUES}
 
 
 def loss_function(config):
@@ -235,7 +222,7 @@ OF_WEIGHTS, OF_REJECTION = (ROLLOUT_IS, *WITH_ROLLOUT_IS), (ROLLOUT_RS, *WITH_RO
 def outcome(number):
     """Decides a configuration, holds it to what the driver says, and returns "refused" or "announced"."""
     one = drawn(number)
-    config = one.config()
+    config = composed((f"+clipx={one.group}", *(f"+clipx/{modifier}" for modifier in one.modifiers)), one.values)
     try:
         decision = decide(config, named=one.values, group=one.group)
         OmegaConf.resolve(config.actor_rollout_ref.actor.policy_loss)
@@ -337,19 +324,12 @@ def without_entropy(loss_fn, wanted, model_output, data, dp_group=None):
     return loss_fn(model_output=output, data=data, dp_group=dp_group)
 
 
-def outcomes(numbers):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "numbers", [range(FEW), pytest.param(range(FEW, NUMBER), marks=pytest.mark.matrix)], ids=["a few", "the others"]
+)
+def test_each_is_announced_and_true_or_refused(few_probes, numbers):
     found = Counter(outcome(number) for number in numbers)
     print(dict(found))
     # Neither a driver that refuses everything nor one that lets everything through would pass.
     assert all(found[kind] > len(numbers) / 10 for kind in ("refused", "announced", "announced, verl's own gradient"))
-
-
-@pytest.mark.slow
-def test_a_few_of_them_are_announced_and_true_or_refused(few_probes):
-    outcomes(range(FEW))
-
-
-@pytest.mark.slow
-@pytest.mark.matrix
-def test_all_of_them_are_announced_and_true_or_refused(few_probes):
-    outcomes(range(FEW, NUMBER))

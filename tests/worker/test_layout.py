@@ -1,7 +1,6 @@
-"""What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss.
-
-Not covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden_tokens.py), the numbers that
-a method makes of what it asks for (tests/methods), real rollouts and runs (tests/end_to_end).
+"""What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss. Not
+covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden.py), real rollouts
+(tests/end_to_end).
 """
 
 import dataclasses
@@ -59,33 +58,25 @@ def passes(actor, name=None, *overrides, entropy=None):
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-def test_the_gradients_of_both_passes_add_up_to_the_plain_one(actor, aggregation):
-    terms = (f"{ACTOR}.loss_agg_mode={aggregation}", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.3")
-    plain, low, high = (passes(actor, name, *terms) for name in (None, "low", "high"))
+def test_both_passes_add_up_to_the_plain_update_and_each_counts_its_own_tokens(actor, aggregation):
+    batch, terms = example(), ("use_kl_loss=True", "kl_loss_coef=0.3", "entropy_coeff=0.5")
+    entropy = torch.rand(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    overrides = [f"{ACTOR}.{term}" for term in (*terms, f"loss_agg_mode={aggregation}")]
+    plain, low, high = (
+        passes(actor, name, *overrides, "clipx.metrics=all", entropy=entropy) for name in (None, "low", "high")
+    )
     torch.testing.assert_close(low.gradient + high.gradient, plain.gradient)
     torch.testing.assert_close(low.loss + high.loss, plain.loss)
-    is_low = example()["old_log_prob"].exp() <= ETA
-    assert not low.gradient[~is_low].any() and not high.gradient[is_low].any()
-    assert low.gradient.any() and high.gradient.any()
-
-
-def test_entropy_outside_the_pass_counts_nothing(actor):
-    mask = example()["mask"]
-    entropy = torch.rand(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    trained = (passes(actor, name, f"{ACTOR}.entropy_coeff=0.5", entropy=entropy) for name in ("low", "high"))
-    values = [one.metrics["actor/entropy_loss"] for one in trained]
-    assert sum(values) == pytest.approx(float(entropy[mask].sum() / mask.sum())) and min(values) > 0
-
-
-def test_region_metrics_are_shares_of_the_passs_tokens(actor):
-    batch = example()
-    for name in ("low", "high"):
-        metrics = passes(actor, name, "clipx.metrics=all").metrics
-        names = ("clip_fraction_low", "clip_fraction_high", *(f"region_fraction/{name}" for name in ("LP", "HN", "M")))
-        assert sum(metrics[f"clipx/{name}"] for name in names) == pytest.approx(1)
-        inside = batch["mask"] & ((batch["old_log_prob"].exp() <= ETA) == (name == "low"))
-        ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[inside].mean()
-        assert metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
+    # Entropy outside the pass counts nothing.
+    of_entropy = [one.metrics["actor/entropy_loss"] for one in (low, high, plain)]
+    assert sum(of_entropy[:2]) == pytest.approx(of_entropy[2]) and min(of_entropy) > 0
+    is_low = batch["old_log_prob"].exp() <= ETA
+    names = ("clip_fraction_low", "clip_fraction_high", *(f"region_fraction/{name}" for name in ("LP", "HN", "M")))
+    for one, tokens in ((low, is_low), (high, ~is_low)):
+        assert one.gradient.any() and not one.gradient[~tokens].any()
+        assert sum(one.metrics[f"clipx/{name}"] for name in names) == pytest.approx(1)
+        ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[batch["mask"] & tokens].mean()
+        assert one.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,16 +109,6 @@ def test_age_is_counted_in_weight_versions():
     assert ages({}, 5) is ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 
-def test_the_rollouts_log_probs_are_padded():
-    batch = example()
-    data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
-    padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
-    torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
-    assert padded.shape == (2, 9) and not padded[1, 3:].any()
-    del data["rollout_log_probs"]
-    assert micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob is None
-
-
 def test_a_method_gets_what_it_asks_for():
     batch = example()
     data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
@@ -145,6 +126,11 @@ def test_a_method_gets_what_it_asks_for():
         return torch.zeros(()), {}
 
     with_micro_batch(loss, SETTINGS)(output, data)
+    del output["entropy"]
+    padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
+    assert torch.equal(padded, torch.where(mask, batch["old_log_prob"][ROWS], 0.0))
+    without = data.exclude("rollout_log_probs")
+    assert micro_batch_of(SETTINGS, OptimizerStep(), without).rollout_log_prob is None
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
         policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))

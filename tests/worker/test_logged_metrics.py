@@ -1,7 +1,6 @@
 """Which metrics are logged: those of `clipx metrics` and docs/metrics.md and no others, each once, exact over splits.
-
 Covers every method with its defaults and verl's own losses under +clipx=observe. Not covered: what a rollout batch adds
-(tests/loss/test_metrics.py), what is logged elsewhere (ELSEWHERE), the engine (tests/end_to_end).
+(tests/loss/test_metrics.py), what is logged ELSEWHERE, the engine (tests/end_to_end).
 """
 
 import itertools
@@ -16,7 +15,9 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests import example_losses
 from tests.claims.documents import inline_code_of
-from tests.worker.updates import aggregated
+from tests.methods.against_verl import ragged
+from tests.worker import updates
+from tests.worker.updates import WHOLE, aggregated
 from verl_clipx.cli import app
 from verl_clipx.loss.metric_listing import LISTS, markdown_table
 from verl_clipx.loss.metrics import with_ratios_of_sums
@@ -32,8 +33,7 @@ FURTHER = {
     "kl_cov": ("clipx.share=0.3",),
     "gspo": ("clipx.clip_low=0.95", "clipx.clip_high=1.05"),
 }
-WHOLE = [[list(range(6))]]
-SPLITS = [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]], [[2, 3]]]]
+SPLITS = [*updates.SPLITS.values(), [[[4, 5]], [[0, 1]], [[2, 3]]]]
 MODES = ("default", "all")
 LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=True"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -41,20 +41,12 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 def random_batch(seed):
     """Sequences of unlike lengths whose tokens are in every region."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(9, 41, (6,), generator=generator)
-    mask = torch.arange(40) < lengths[:, None]
-    old = -3 * torch.rand(6, 40, generator=generator, dtype=torch.float64)
-    log_prob = (old + 0.5 * torch.randn(6, 40, generator=generator, dtype=torch.float64)).clamp(max=0)
-    advantages = torch.tensor([1.3, -0.7, 0.4, -1.9, 0.9, -0.2], dtype=torch.float64)[:, None].expand(6, 40).clone()
-    rollout = old + 0.1 * torch.randn(6, 40, generator=generator, dtype=torch.float64)
-    return {
-        "log_prob": log_prob,
-        "old_log_prob": old,
-        "advantages": advantages,
-        "mask": mask,
-        "rollout_log_prob": rollout,
-        "entropy": torch.rand(6, 40, generator=generator, dtype=torch.float64),
+    batch, generator = ragged(seed, spread=0.5, sequences=6, length=40), torch.Generator().manual_seed(seed)
+    noise, entropy = torch.rand(2, 6, 40, generator=generator, dtype=torch.float64)
+    return batch | {
+        "mask": batch.pop("response_mask"),
+        "sampler_log_prob": batch["old_log_prob"] + 0.1 * noise,
+        "entropy": entropy,
     }
 
 
@@ -77,12 +69,11 @@ def documented(text):
     return [re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)) for pattern in patterns]
 
 
-GROUPS = [*BUILT_IN, "observe"]
 OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [*BUILT_IN, "observe"])
 def test_every_key_is_in_the_document_no_two_are_equal_and_the_default_set_is_part_of_all_and_small(actor, group):
     batches = {metrics: [logged(actor, group, metrics, seed=seed) for seed in range(4)] for metrics in MODES}
     default, everything = batches["default"][0], batches["all"][0]
@@ -103,21 +94,12 @@ def test_every_key_is_in_the_document_no_two_are_equal_and_the_default_set_is_pa
         assert values[one] != pytest.approx(values[other], rel=1e-9), (one, other)
 
 
-# What neither a loss nor a rollout batch logs, and the test that sees it logged.
+# What neither a loss nor a rollout batch logs: the receipt's, the worker's, and those of the trainer's process.
 ELSEWHERE = {
-    "clipx/receipt": "tests/end_to_end/test_training.py",
-    "clipx/rejected_fraction": "tests/worker/test_rejection.py",
-    "clipx/skipped_updates": "tests/worker/test_training_worker.py",
-    "clipx/not_finite/log_probs": "tests/worker/test_training_worker.py",
-    "clipx/not_finite/rank": "tests/worker/test_training_worker.py",
-    "critic/score/standard_error": "tests/trainer/test_health.py",
-    **{
-        f"health/{name}": "tests/trainer/test_health.py"
-        for name in (
-            *("not_finite/rewards", "not_finite/advantages", "not_finite/log_probs"),
-            *("alike_prompts", "undecided", "cut_responses"),
-        )
-    },
+    *("clipx/receipt", "clipx/rejected_fraction", "clipx/skipped_updates"),
+    *("clipx/not_finite/log_probs", "clipx/not_finite/rank", "critic/score/standard_error"),
+    *(f"health/not_finite/{of}" for of in ("rewards", "advantages", "log_probs")),
+    *(f"health/{name}" for name in ("alike_prompts", "undecided", "cut_responses")),
 }
 
 
@@ -144,7 +126,8 @@ def test_every_key_in_the_documents_tables_is_logged(actor):
 
 
 @pytest.mark.parametrize(
-    ("group", "verls"), [("grpo", None), ("dgpo", None), ("observe", "vanilla"), ("observe", "gspo")]
+    ("group", "verls"),
+    [("grpo", None), ("dgpo", None), *(("observe", loss) for loss in ("vanilla", "gspo", "dppo_kl", "gpg"))],
 )
 def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, verls):
     whole, *parts = (logged(actor, group, "all", cut, verls=verls) for cut in (WHOLE, *SPLITS))

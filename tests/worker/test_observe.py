@@ -1,7 +1,5 @@
-"""+clipx=observe: verl's own losses unchanged to the last bit, and the metrics of what they do.
-
-Not covered: splits of the mini-batch (test_logged_metrics.py), the engine (tests/end_to_end/test_engine.py), what is
-refused (tests/run/test_groups.py).
+"""+clipx=observe: verl's own losses unchanged to the last bit, and the metrics of what they do. Not covered: splits of
+the mini-batch (test_logged_metrics.py), the engine (tests/end_to_end), what is refused (tests/run/test_groups.py).
 """
 
 import math
@@ -16,7 +14,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
-from tests.worker.updates import VerlsWorker
+from tests.worker.test_training_worker import Worker
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example
 from verl_clipx.loss.compiled import observed_functions
@@ -24,7 +22,6 @@ from verl_clipx.run.config import Observe
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.registry import is_ours
-from verl_clipx.worker.training_worker import ClipxTraining
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -176,10 +173,6 @@ def test_metrics_by_hand(observed, loss_mode):
     assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-6)
 
 
-class Worker(ClipxTraining, VerlsWorker):
-    """Ours on top of verl's."""
-
-
 def test_rejected_tokens_are_not_counted_by_hand(of_verl, monkeypatch):
     # The second sequence is rejected, but in verl's count.
     data, output = micro_batch(VANILLA, [0, 1], total=6)
@@ -218,15 +211,6 @@ def test_numbers_that_are_not_finite_pass_through(of_verl, observed, loss_mode):
             assert torch.equal(mine.nan_to_num(7.0, 8.0, 9.0), theirs.nan_to_num(7.0, 8.0, 9.0))
         masses = [ours[3][f"clipx/gradient_mass/{region}"][0] for region in REGIONS]
         assert not plain[0].isfinite() and not math.isfinite(sum(masses))
-
-
-def test_values_outside_the_mask_change_nothing(observed):
-    batch = example()
-    other = {name: value.clone() for name, value in batch.items()}
-    for name in ("log_prob", "old_log_prob", "advantages"):
-        other[name][~batch["mask"]] = 5.0
-    function = observed("vanilla")
-    assert called(function, batch)[3] == called(function, other)[3]
 
 
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo"])

@@ -1,6 +1,5 @@
-"""Which statistics each scope decides from, what it costs and what it remembers, over hand-made rollout batches.
-
-Not covered: real passes and ranks (tests/end_to_end/test_invariance.py).
+"""Which statistics each scope decides from, what it costs and what it remembers, over hand-made rollout batches. Not
+covered: real passes and ranks (tests/end_to_end/test_invariance.py).
 """
 
 import math
@@ -88,6 +87,11 @@ def test_mini_batch_has_an_extra_pass_before_every_update():
     assert (epsilons(first) == 0.2).all() and epsilons(second).max() > 0.3
     assert torch.equal(second.statistics, RANKS * run.own(batch()))
     assert first.decided_from is second.decided_from is DecidedFrom.MINI_BATCH
+    # A micro-batch's and fixed bounds cost nothing.
+    for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
+        step = run.step(batch())
+        assert (run.passes, run.reductions) == (0, 0) and step.decided_from is DecidedFrom.MICRO_BATCH
+        assert step.statistics is None and step.decision is None and step.collected is None
 
 
 def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
@@ -107,7 +111,7 @@ def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
         assert run.step(batch(), token_pass=token_pass).decided_from is DecidedFrom.MINI_BATCH and run.passes == 1
 
 
-def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_observation():
+def test_lagged_uses_the_same_position_of_the_rollout_batches_before_and_no_observation():
     run = Run("acpo", scope="lagged")
     old = [run.step(batch(drift=0), 0), run.step(batch(seed=1), 1)]
     new = [run.step(batch(drift=0, seed=2), 0), run.step(batch(seed=3), 1)]
@@ -116,15 +120,10 @@ def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_obse
     assert all((epsilons(step) == 0.2).all() for step in (*old, new[0])) and epsilons(new[1]).max() > 0.3
     assert torch.equal(new[1].statistics, RANKS * run.own(batch(seed=1)))
     assert run.passes == 0 and run.reductions == 4
-
-
-def test_lagged_averages_exponentially():
-    run = Run("acpo", scope="lagged", lagged_average=0.75)
-    for seed in (1, 2, 3):
-        run.step(batch(seed=seed))
+    averaging = Run("acpo", scope="lagged", lagged_average=0.75)
+    *_, last = (averaging.step(batch(seed=seed)) for seed in (1, 2, 3, 4))
     first, second, third = (RANKS * run.own(batch(seed=seed)) for seed in (1, 2, 3))
-    expected = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
-    torch.testing.assert_close(run.step(batch(seed=4)).statistics, expected)
+    torch.testing.assert_close(last.statistics, 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third)
 
 
 @pytest.mark.parametrize("scope", ["lagged", "mini_batch"])
@@ -149,13 +148,6 @@ def test_a_checkpoint_changes_nothing_later_and_what_waited_is_not_mixed_with_a_
     steps = [run.step(batch(seed=3)) for run in (through, saved)]
     assert all(torch.equal(step.statistics, RANKS * through.own(batch(seed=2))) for step in steps)
     assert torch.equal(restored.step(batch(seed=4)).statistics, RANKS * through.own(batch(seed=3)))
-
-
-def test_micro_batch_and_fixed_bounds_cost_nothing():
-    for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
-        step = run.step(batch())
-        assert (run.passes, run.reductions) == (0, 0) and step.decided_from is DecidedFrom.MICRO_BATCH
-        assert step.statistics is None and step.decision is None and step.collected is None
 
 
 @pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])

@@ -1,15 +1,19 @@
-"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
-
-Not covered: the weights and agreement with verl's own losses (tests/methods), the worker (test_training_worker.py).
+"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs, peak memory. Not
+covered: the weights and agreement with verl's own losses (tests/methods), the worker (test_training_worker.py), memory
+of compiled losses (docs/dev/measurements.md).
 """
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.utils.losses import ppo_loss
 
+from tests.composition import built_once
+from tests.golden.runs import registered_loss
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
@@ -89,6 +93,7 @@ def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group
         (["+clipx=grpo", "+clipx/update=lopti"], "grpo", r"clipx\.update: .*worker"),
         (["+clipx=bapo", "clipx.weight=rollout", "clipx.target=1"], "bapo", "needs rollout_log_prob: .*calculate_log"),
         (["+clipx=m2po"], "m2po", "clipx_m2po needs rollout_log_prob"),
+        (["+clipx=grpo", "+clipx/mask=opsm", "clipx.mask.delta=0.01"], "grpo", "needs rollout_log_prob"),
         (["+clipx=acpo"], "bapo", r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"),
         (["+clipx=grpo", "+clipx/select=high_entropy"], "grpo", r"clipx\.select needs entropy: .*pass entropy="),
     ],
@@ -145,12 +150,38 @@ def test_whatever_is_not_finite_makes_verl_skip_the_step_under_modifiers_too(act
                 assert not loss.isfinite() and not gradient[place].isfinite(), (name, value, place, dtype)
 
 
-@pytest.mark.parametrize("method", ["acpo", "bapo"])
-def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tensors, method):
-    config, mask = actor(f"+clipx={method}"), tensors["response_mask"]
-    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) * 2
-    weights[~mask] = torch.nan
-    _, expected, plain = call(f"clipx_{method}", config, tensors)
-    _, actual, weighted = call(f"clipx_{method}", config, tensors, weights=weights)
-    torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
-    assert weighted == plain
+# Wide enough that what is kept of a sequence weighs nothing.
+SIZE = 16, 2048
+
+
+@cache
+def peak(*overrides: str) -> int:
+    """Most bytes that a loss and its backward pass hold at a time, by torch's own record."""
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand(SIZE, generator=generator) * 4
+    inputs = {
+        "old_log_prob": old,
+        "log_prob": old + 0.3 * torch.randn(SIZE, generator=generator),
+        "advantages": torch.randn(SIZE[0], 1, generator=generator).expand(SIZE).contiguous(),
+    }
+    lengths = torch.randint(SIZE[1] // 4, SIZE[1] + 1, (SIZE[0], 1), generator=generator)
+    inputs["response_mask"] = torch.arange(SIZE[1]) < lengths
+    config = built_once(overrides)
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded,
+        in_micro_batch(MicroBatch(rollout_log_prob=old)),
+    ):
+        registered_loss(config, inputs)
+    held = most = 0
+    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_no_loss_takes_more_memory_than_vanilla(method):
+    vanilla = peak()
+    # BAPO keeps the place of each token among its candidates, CTPO each token's own bounds.
+    most = {"bapo": 1.05, "ctpo": 1.2}.get(method, 1) * vanilla
+    assert 0.5 * vanilla < peak(f"+clipx={method}", CALCULATED, "clipx.compile=false") <= most

@@ -1,11 +1,10 @@
-"""Registration with verl: in a fresh interpreter, beside another plugin, when a name is taken, when the plugin fails.
-
-The other plugin replaces verl's TrainingWorker, as several public ones do, or registers a loss under a name of ours; it
-is loaded before this one or after it. Not covered: seconds (docs/dev/measurements.md), Ray workers (`clipx doctor` and
-tests/end_to_end look there).
+"""Registration with verl: in a fresh interpreter, beside another plugin that is loaded before this one or after it,
+when a name is taken, when the plugin fails. Not covered: seconds (docs/dev/measurements.md), Ray workers (`clipx
+doctor`).
 """
 
 import types
+from functools import partial
 
 import pytest
 from ray import cloudpickle
@@ -17,13 +16,6 @@ from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.registry import install_worker, register_losses
 from verl_clipx.worker.training_worker import ClipxTraining
-
-
-def fake_core_algos(**registry):
-    module = types.SimpleNamespace(POLICY_LOSS_REGISTRY=dict(registry))
-    module.register_policy_loss = lambda name: lambda function: module.POLICY_LOSS_REGISTRY.__setitem__(name, function)
-    return module
-
 
 FIRST_IMPORTS = """
 import sys, verl
@@ -49,26 +41,29 @@ def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verls_own_import
 def test_a_taken_name_is_an_error_that_names_both_and_registering_twice_is_fine():
     def somebody_elses(): ...
 
+    module = types.SimpleNamespace(POLICY_LOSS_REGISTRY={"clipx_grpo": somebody_elses})
+    module.register_policy_loss = lambda name: partial(module.POLICY_LOSS_REGISTRY.__setitem__, name)
     with pytest.raises(RuntimeError, match=r"'clipx_grpo' is already .*somebody_elses.*verl_clipx"):
-        register_losses(fake_core_algos(clipx_grpo=somebody_elses))
-    module = fake_core_algos()
+        register_losses(module)
+    module.POLICY_LOSS_REGISTRY.clear()
     register_losses(module)
     register_losses(module)
     assert "clipx_grpo" in module.POLICY_LOSS_REGISTRY and "clipx_grpo" in core_algos.POLICY_LOSS_REGISTRY
-    install_worker(engine_workers)
-    assert issubclass(engine_workers.ActorRolloutRefWorker.actor_worker_cls, ClipxTraining)
 
 
-def test_whoever_imports_verls_worker_later_gets_the_plugins():
-    assert issubclass(TinkerTrainingWorker, ClipxTraining)
-    assert TinkerTrainingWorker.train_batch is ClipxTraining.train_batch
-    assert issubclass(sft_trainer_ray.TrainingWorker, ClipxTraining)
-    assert issubclass(engine_workers.ActorRolloutRefWorker.ref_worker_cls, ClipxTraining)
-
-
-def test_ray_sends_the_worker_by_its_name():
+def test_whoever_imports_verls_worker_later_gets_the_plugins_and_ray_sends_it_by_its_name():
     class AUsers(engine_workers.TrainingWorker): ...
 
+    install_worker(engine_workers)
+    of_actor = engine_workers.ActorRolloutRefWorker
+    for worker in (
+        TinkerTrainingWorker,
+        sft_trainer_ray.TrainingWorker,
+        of_actor.ref_worker_cls,
+        of_actor.actor_worker_cls,
+    ):
+        assert issubclass(worker, ClipxTraining)
+    assert TinkerTrainingWorker.train_batch is ClipxTraining.train_batch
     assert cloudpickle.loads(cloudpickle.dumps(engine_workers.TrainingWorker)) is engine_workers.TrainingWorker
     assert len(cloudpickle.dumps(engine_workers.TrainingWorker)) < 200
     assert cloudpickle.loads(cloudpickle.dumps(AUsers)).__mro__[1] is engine_workers.TrainingWorker

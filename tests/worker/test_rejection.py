@@ -1,5 +1,4 @@
 """What a loss makes of the tokens that rejection or a mask leaves, however the mini-batch is cut, by verl's ppo_loss.
-
 Not covered: the criteria (tests/modifiers/test_rejection.py, tests/modifiers/test_masks.py), real engines and ranks
 (tests/end_to_end), verl's rejection beside a mask.
 """
@@ -19,11 +18,9 @@ from tests.host_syncs import counted_host_syncs
 from tests.worker.updates import ROWS, SPLITS, WHOLE, loss_function, planned, train
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
-from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import apply, token_statistics
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.modifiers.masks import remaining
-from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.plan import passes_for_selection
@@ -99,11 +96,15 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_nothing_is_rejected_in_decoupled_mode_or_without_criteria(actor, bypass):
-    assert rejection_of(bypass(options={"bypass_mode": False}).policy_loss) == NOTHING_REJECTED
-    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
-    assert rejection_of(actor().policy_loss) == NOTHING_REJECTED
-    assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parse_criteria("seq_mean_k3", "0.1")
+def logged_of_each_split(config, batch, mask):
+    """The metrics of an update however the mini-batch is cut; its decision and gradient are of the tokens in a mask."""
+    decision, gradient = recomputed(config, batch, mask)
+    for split in (WHOLE, *SPLITS.values()):
+        step, found = trained(config, batch, split)
+        if config.policy_loss.clipx.adaptive:
+            torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
+        assert_close(found.gradient, gradient)
+        yield found.metrics
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
@@ -132,24 +133,22 @@ def test_every_methods_bounds_gradient_and_metrics_are_of_the_tokens_that_remain
     config, batch = bypass(method, rejection), example()
     mask = left(batch, rejection)
     assert 0 < mask.sum() < batch["mask"].sum()
-    decision, gradient = recomputed(config, batch, mask)
-    ratio, metrics = (batch["log_prob"] - batch["old_log_prob"]).exp()[mask], []
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[mask]
     of_tokens = {
         "clipx/rejected_fraction": 1 - int(mask.sum()) / int(batch["mask"].sum()),
         "clipx/ratio_mean": ratio.mean().item(),
         "clipx_sum/squared_ratio": ratio.square().mean().item(),
     }
-    for split in (WHOLE, *SPLITS.values()):
-        step, found = trained(config, batch, split)
-        if config.policy_loss.clipx.adaptive:
-            torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
-        assert_close(found.gradient, gradient)
-        metrics.append({key: value for key, value in found.metrics.items() if key.startswith("clipx/")})
-        assert {key: found.metrics[key] for key in of_tokens} == pytest.approx(of_tokens, rel=1e-6)
-        assert method not in ("grpo", "acpo") or metrics[-1] == pytest.approx(metrics[0], rel=1e-6, abs=1e-9)
+    whole = None
+    for metrics in logged_of_each_split(config, batch, mask):
+        own = {key: value for key, value in metrics.items() if key.startswith("clipx/")}
+        whole = whole or own
+        assert {key: metrics[key] for key in of_tokens} == pytest.approx(of_tokens, rel=1e-6)
+        assert method not in ("grpo", "acpo") or own == pytest.approx(whole, rel=1e-6, abs=1e-9)
     if method == "acpo":
         # With the rejected tokens bounds would be others.
-        assert not torch.allclose(recomputed(config, batch, batch["mask"])[0], decision, rtol=1e-3)
+        every, remaining_alone = (recomputed(config, batch, one)[0] for one in (batch["mask"], mask))
+        assert not torch.allclose(every, remaining_alone, rtol=1e-3)
 
 
 @pytest.mark.parametrize("over", ["sequence", "mini_batch"])
@@ -192,6 +191,10 @@ def test_a_token_that_is_not_finite_is_not_rejected_and_rejection_waits_for_no_a
     assert counter.count == 0, counter.calls
 
 
+def test_bypass_mode_without_criteria_rejects_nothing(bypass):
+    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
+
+
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
     config, batch, rows = bypass(method, "tokens by ratio"), example(torch.float32), ROWS[:4]
@@ -216,18 +219,18 @@ def test_weights_and_rejection_of_decoupled_mode_go_with_every_method(bypass, me
     batch, settings = example(), config.policy_loss.clipx
     whole = batch["mask"]
     weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights[~whole] = torch.nan
     # As verl's trainer leaves it: zeros in the middle of response_mask, all tokens in verl's own count.
     mask = whole & (torch.arange(whole.shape[1]) % 3 != 1) & (torch.arange(6) != 2)[:, None]
-    decision, gradient = recomputed(config, batch, mask, normaliser=1)
+    _, gradient = recomputed(config, batch, mask, normaliser=1)
+    # A weight is no part of what a micro-batch decides.
+    object.__setattr__(settings, "scope", "micro_batch")
     ones = torch.ones_like(gradient, requires_grad=True)
     info = dict(dp_size=1, batch_num_tokens=int(whole.sum()), global_batch_size=6)
     agg_loss(ones, mask, aggregation, **info).backward()
-    step = OptimizerStep()
-    if settings.adaptive:
-        step = OptimizerStep(statistics=torch.zeros(settings.method.statistics_size), decision=decision)
-    assert step.decided_from is DecidedFrom.MICRO_BATCH
     change = lambda data: data.update({"rollout_is_weights": weights, "response_mask": mask.long()})  # noqa: E731
-    assert_close(trained(config, batch, step=step, change=change)[1].gradient, gradient * weights * ones.grad)
+    _, found = trained(config, batch, step=OptimizerStep(), change=change)
+    assert_close(found.gradient, torch.where(mask, gradient * weights * ones.grad, 0.0))
 
 
 MASKS = {
@@ -249,27 +252,13 @@ def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stay
     mask = remaining(config.policy_loss.clipx.mask, Inputs(**{name: batch[name] for name in names}))
     gone, total = batch["mask"] & ~mask, batch["mask"].sum()
     assert mask.any() and gone.any()
-    decision, gradient = recomputed(config, batch, mask)
-    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[mask].mean()
-    for split in (WHOLE, *SPLITS.values()):
-        step, found = trained(config, batch, split)
-        if config.policy_loss.clipx.adaptive:
-            torch.testing.assert_close(step.decision, decision, rtol=1e-12, atol=1e-12)
-        assert_close(found.gradient, gradient)
-        signs = {"negative": batch["advantages"] < 0, "positive": batch["advantages"] > 0}
-        for sign, of_sign in signs.items():
-            assert found.metrics[f"clipx/masked_fraction/{sign}"] == pytest.approx(
-                float((gone & of_sign).sum() / total)
-            )
-        counted = [found.metrics[f"clipx/masked_sequences/{sign}"] for sign in signs]
+    signs = {"negative": batch["advantages"] < 0, "positive": batch["advantages"] > 0}
+    expected = {f"masked_fraction/{sign}": float((gone & of).sum() / total) for sign, of in signs.items()}
+    expected["ratio_mean"] = float((batch["log_prob"] - batch["old_log_prob"]).exp()[mask].mean())
+    for metrics in logged_of_each_split(config, batch, mask):
+        assert {name: metrics[f"clipx/{name}"] for name in expected} == pytest.approx(expected, rel=1e-6)
+        counted = [metrics[f"clipx/masked_sequences/{sign}"] for sign in signs]
         assert sum(counted) == pytest.approx(float((batch["mask"].any(-1) & ~mask.any(-1)).sum()))
-        assert found.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
-
-
-def test_a_mask_needs_the_samplers_log_probabilities(actor):
-    config = actor("+clipx=grpo", "+clipx/mask=opsm", *MASKS["opsm"], LOG_PROBS)
-    with pytest.raises(ValueError, match="rollout_log_prob"):
-        trained(config, example(), step=OptimizerStep(), change=lambda data: data.pop("rollout_log_probs"))
 
 
 STAGES = {"clip_cov": ("clipx.share=0.2", "clipx.covariance_low=0.1"), "kl_cov": ("clipx.share=0.2",)}

@@ -1,6 +1,5 @@
-"""The state's file: exact, atomic, and clear about every way in which it can be unusable, also through the worker.
-
-Not covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and test_resume.py).
+"""The state's file: exact, atomic, and clear about every way in which it can be unusable, also through the worker. Not
+covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and test_resume.py).
 """
 
 import json
@@ -124,7 +123,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_named_with_the_room_on_its_disk(tm
     assert vars(plain) == {"loaded": folder}
 
 
-def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
+def test_loading_a_checkpoint_restores_the_state_or_stops_unless_told_to_start_afresh(tmp_path, one_rank):
     folder = tmp_path / "global_step_9" / "actor"
     write_state(folder, a_state(), OWNER)
     worker = Worker(method="acpo")
@@ -133,6 +132,15 @@ def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
     # One of a step that trained the critic alone takes nothing from the count.
     worker.load_checkpoint(str(shutil.copytree(folder, tmp_path / "global_step_2" / "actor")))
     assert worker.rollouts == 9
+
+    change(tmp_path, statistics={"update_0": [0.0] * 14})
+    worker, fresh = Worker(method="acpo"), Worker(method="acpo", missing_state="fresh")
+    told = rf"{tmp_path}/{FILE}.* update_0 must be 15 finite .*clipx\.missing_state=fresh"
+    with pytest.raises(RuntimeError, match=told):
+        worker.load_checkpoint(str(tmp_path))
+    assert not hasattr(worker, "loaded")
+    fresh.load_checkpoint(str(tmp_path))
+    assert fresh.state == ControllerState() and fresh.loaded == str(tmp_path)
 
 
 @pytest.mark.parametrize("above", ["sft_global_step_2", "global_step_3/again"])
@@ -144,15 +152,3 @@ def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(tmp_path, 
     worker.load_checkpoint(str(tmp_path / above / "checkpoints" / "global_step_6" / "actor"))
     found = shards_after(tracer_to(traces), 1, updates=1, before=worker.rollouts)
     assert worker.rollouts == 6 and found == [(step, 0) for step in range(1, 8)]
-
-
-def test_loading_a_checkpoint_with_an_unusable_state_stops_unless_told_to_start_afresh(tmp_path, one_rank):
-    change(tmp_path, statistics={"update_0": [0.0] * 14})
-    worker = Worker(method="acpo")
-    told = rf"{tmp_path}/{FILE}.* update_0 must be 15 finite .*clipx\.missing_state=fresh"
-    with pytest.raises(RuntimeError, match=told):
-        worker.load_checkpoint(str(tmp_path))
-    assert not hasattr(worker, "loaded")
-    worker = Worker(method="acpo", missing_state="fresh")
-    worker.load_checkpoint(str(tmp_path))
-    assert worker.state == ControllerState() and worker.loaded == str(tmp_path)

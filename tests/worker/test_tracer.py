@@ -1,6 +1,5 @@
-"""What is traced of a rollout batch, from the worker's calls to the files.
-
-Not covered: verl's engine and ranks (tests/end_to_end/test_training.py), copies from an accelerator.
+"""What is traced of a rollout batch, from the worker's calls to the files. Not covered: verl's engine and ranks
+(tests/end_to_end/test_training.py), copies from an accelerator.
 """
 
 import logging
@@ -32,7 +31,7 @@ from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.trace_writer import TraceWriter
-from verl_clipx.worker.traced_columns import TokenTexts, regions
+from verl_clipx.worker.traced_columns import regions
 from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
 
 ROWS = [0, 1, 2, 3, 4]
@@ -242,13 +241,16 @@ def test_what_the_batch_knows_of_a_response_is_written(tmp_path):
     logs = jagged([torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
     data = batch_of([[1], [1]], session=True, rm_scores=scores, rollout_log_probs=logs)
     tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 0}, {"max_global_steps": 2}])
-    tracer = tracer_to(tmp_path, tokenizer=Tokenizer())
+    tracer = tracer_to(tmp_path, tokenizer=(tokenizer := Tokenizer()))
     traced_batch(tracer, data, before=2)
     tokens = tokens_in(tracer)
     assert tokens.text.tolist() == [" t7", " t8"] * 2 and set(tokens.prompt_text) == {"t1"}
     assert tokens["sample"].tolist() == [0, 0, 1, 1] and tokens.score.tolist() == [0.5, 0.5, 1, 1]
     assert tokens.age.tolist() == [2, 2, 0, 0] and tokens.position.tolist() == [0, 1, 0, 1]
     assert tokens.rollout_log_prob.tolist() == [-1, -2, -3, -4] and set(tokens.step) == {3}
+    # The prompt of each response, and each of the two tokens once: with a neighbour and alone.
+    traced_batch(tracer, data, before=3)
+    assert tracer.writer.flush() and tokenizer.calls == 2 * 2 + 2 * 2
 
 
 def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
@@ -285,21 +287,20 @@ def test_every_so_many_steps_and_parts_of_a_step_go_on_counting_updates(tmp_path
     assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
 
 
-def test_a_resumed_run_keeps_what_came_before_and_writes_the_rest_anew(tmp_path):
-    shards_after(tracer_to(tmp_path), 4)
-    kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
-    assert shards_after(tracer_to(tmp_path), 1, updates=1, before=2) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
-    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
-
-
-def test_another_run_in_the_folder_starts_anew(tmp_path):
+def test_a_resumed_run_keeps_what_came_before_and_another_run_in_the_folder_starts_anew(tmp_path):
     (tmp_path / "step_notes.parquet").write_text("nobody's trace")
     for rank in range(3):
-        shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 2)
+        shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 4)
+    kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
+    shards_after(tracer_to(tmp_path, rank=0, ranks=3), 1, updates=1, before=2)
+    of_rank = [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == 0]
+    assert of_rank == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
     shards_after(tracer_to(tmp_path, rank=0, ranks=2), 1, updates=1)
-    # Its own files and those of the rank that there is no more; the other one takes care of its own.
-    found = [(shard.step, shard.update, shard.rank) for shard in shards_in(tmp_path)]
-    assert found == [(1, 0, 0), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]
+    # Its own files and those of the rank that there is no more went; the other one takes care of its own.
+    found = [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == 1]
+    assert found == [(step, update) for step in (1, 2, 3, 4) for update in (0, 1)]
+    assert [shard for shard in shards_in(tmp_path) if shard.rank != 1] == [Shard(1, 0, 0)]
     assert (tmp_path / "step_notes.parquet").exists()
 
 
@@ -329,35 +330,17 @@ def test_a_token_takes_few_bytes(tmp_path):
     assert size / int(batch["mask"][:400].sum()) < 60
 
 
-@pytest.mark.parametrize(
-    ("bounded", "low", "high", "advantage", "region"),
-    [
-        (0.7, 0.8, 1.2, -1, "LN"),
-        (1.3, 0.8, 1.2, 1, "HP"),
-        (0.7, 0.8, 1.2, 1, "LP"),
-        (1.3, 0.8, 1.2, -1, "HN"),
-        (1.0, 0.8, 1.2, 1, "M"),
-        # Equality, and no advantage.
-        (1.2, 0.8, 1.2, 1, "M"),
-        (0.8, 0.8, 1.2, -1, "M"),
-        (1.3, 0.8, 1.2, 0, "M"),
+def test_a_tokens_region():
+    *columns, expected = zip(
+        *((0.7, 0.8, 1.2, -1, "LN"), (1.3, 0.8, 1.2, 1, "HP"), (0.7, 0.8, 1.2, 1, "LP"), (1.3, 0.8, 1.2, -1, "HN")),
+        # Inside, equality, no advantage, no bound.
+        *((1.0, 0.8, 1.2, 1, "M"), (1.2, 0.8, 1.2, 1, "M"), (0.8, 0.8, 1.2, -1, "M"), (1.3, 0.8, 1.2, 0, "M")),
         (1e9, 0.0, numpy.inf, 1, "M"),
         # Bounds that cross: above wins, as in the metrics.
-        (1.0, 1.1, 0.9, 1, "HP"),
-        (1.0, 1.1, 0.9, -1, "HN"),
-    ],
-)
-def test_a_tokens_region(bounded, low, high, advantage, region):
-    columns = (numpy.array([value], dtype=numpy.float32) for value in (bounded, low, high, advantage))
-    assert regions(*columns).tolist() == [region]
-
-
-def test_each_token_is_decoded_once():
-    tokenizer = Tokenizer()
-    texts = TokenTexts(tokenizer)
-    assert [texts.of(token) for token in (7, 8, 7, 7)] == [" t7", " t8", " t7", " t7"]
-    # With a neighbour and alone, for each of the two.
-    assert tokenizer.calls == 4
+        *((1.0, 1.1, 0.9, 1, "HP"), (1.0, 1.1, 0.9, -1, "HN")),
+        strict=True,
+    )
+    assert regions(*(numpy.array(column, dtype=numpy.float32) for column in columns)).tolist() == [*expected]
 
 
 # The thread that writes: order, too little room, a disk that fails or hangs. A process's end is not covered.
@@ -393,18 +376,6 @@ def test_the_size_of_an_update_is_that_of_its_tokens(tmp_path, monkeypatch):
     assert sizes == [0, 3 * 2 * (len(TokenTrace._fields) + 1) * 4]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])
-def test_a_failure_ends_the_tracing_and_says_so_once(caplog, error):
-    writer, done = TraceWriter(), []
-    for _ in range(2):
-        writer.put(mock.Mock(side_effect=error))
-    assert writer.flush() and writer.failed
-    writer.put(lambda: done.append(1))
-    assert writer.flush() and not done
-    assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
-    assert "the training goes on" in caplog.text and type(error).__name__ in caplog.text
-
-
 def test_a_disk_that_hangs_holds_nobody_for_long():
     writer, go = TraceWriter(), threading.Event()
     writer.put(go.wait)
@@ -415,15 +386,20 @@ def test_a_disk_that_hangs_holds_nobody_for_long():
     assert writer.flush()
 
 
-def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])
+def test_a_failure_ends_the_tracing_says_so_once_and_does_not_end_the_training(tmp_path, monkeypatch, caplog, error):
     tracer = tracer_to(tmp_path)
     traced_batch(tracer, batch_of([[1]]))
     assert tracer.writer.flush()
-    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr("pyarrow.parquet.write_table", full)
-    for _ in range(3):
+    fails = mock.Mock(side_effect=error)
+    monkeypatch.setattr("pyarrow.parquet.write_table", fails)
+    for _ in range(2):
         traced_batch(tracer, batch_of([[1]]))
-    assert tracer.writer.flush()
+    assert tracer.writer.flush() and tracer.writer.failed
+    tried = fails.call_count
+    traced_batch(tracer, batch_of([[1]]))
+    assert tracer.writer.flush() and fails.call_count == tried
     # What was written stays, no part of a file besides.
     assert len(shards_in(tmp_path)) == 1 and len(list(tmp_path.iterdir())) == 1
-    assert caplog.text.count("No space left on device") == 1
+    assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
+    assert "the training goes on" in caplog.text and type(error).__name__ in caplog.text

@@ -1,6 +1,5 @@
-"""The training worker: exact metrics, host syncs, skipped updates and what was not finite, distillation, dropout.
-
-Not covered: the real engine (tests/end_to_end).
+"""The training worker: exact metrics, host syncs, skipped updates and what was not finite, distillation, dropout. Not
+covered: the real engine (tests/end_to_end).
 """
 
 import logging

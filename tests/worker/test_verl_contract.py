@@ -1,6 +1,5 @@
-"""What verl_clipx/run and verl_clipx/worker rely on in verl, so that another verl version fails here, by name.
-
-Not covered: what verl_clipx/cpu relies on (tests/cpu). `PYTHONPATH=<a checkout of verl> python -m pytest
+"""What verl_clipx/run and verl_clipx/worker rely on in verl, so that another verl version fails here, by name. Not
+covered: what verl_clipx/cpu relies on (tests/cpu). `PYTHONPATH=<a checkout of verl> python -m pytest
 tests/worker/test_verl_contract.py` asks that checkout and says whether it is older or newer than 0.9.1.
 """
 
@@ -138,11 +137,8 @@ def unknown_keys(package):
     ]
 
 
-def test_the_table_knows_every_key_that_verls_losses_read():
+def test_the_table_knows_every_key_that_verls_losses_read_and_they_are_written_down_for_the_version():
     assert unknown_keys(Path(verl.__path__[0])) == []
-
-
-def test_verls_losses_read_the_keys_that_are_written_down_for_the_version():
     found = list(LOSS_KEYS["keys_of"](Path(verl.__path__[0])))
     # Of what calls itself 0.10.0.dev nothing is.
     again = (

@@ -1,6 +1,5 @@
-"""Squared errors of means, clustered or not: values by hand, identities.
-
-Not covered: intervals (test_comparison.py, tests/papers/evaluation/test_estimators.py).
+"""Squared errors of means, clustered or not: values by hand. Not covered: intervals (test_comparison.py,
+tests/papers/evaluation/test_estimators.py).
 """
 
 import numpy as np
@@ -28,14 +27,6 @@ def test_clusters_by_hand():
     values, clusters = np.array([0.0, 0.0, 0.0, 1.0]), np.array([0, 0, 0, 1])
     assert effective_units(4, clusters) == pytest.approx(1.6)
     assert squared_error(values, clusters) == pytest.approx(1.6 / 0.6 * 2 * 0.75**2 / 16)
-
-
-def test_with_independent_questions_unequal_clusters_are_unbiased():
-    generator = np.random.default_rng(0)
-    clusters = np.repeat([0, 1, 2, 3], [12, 2, 5, 1])
-    found = squared_error(generator.standard_normal((20_000, 20)), clusters)
-    # The truth is 1 / 20; the mean's own standard error is below 1 %.
-    assert found.mean() == pytest.approx(1 / 20, rel=0.03)
 
 
 def test_too_few_questions_or_clusters_say_so():

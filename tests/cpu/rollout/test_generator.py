@@ -1,6 +1,5 @@
-"""The generator against a plain forward pass; joining, leaving, aborting, new weights.
-
-Not covered: the server around it, against transformers' own generate (test_server.py); models other than Qwen2's.
+"""The generator against a plain forward pass; joining, leaving, aborting, new weights. Not covered: the server around
+it, against transformers' own generate (test_server.py); models other than Qwen2's.
 """
 
 import pytest

@@ -14,27 +14,22 @@ def test_verl_training_parameters():
 
 
 @pytest.mark.parametrize(
-    ("given", "max_tokens"),
-    [({}, 32), ({"max_tokens": 5}, 5), ({"max_new_tokens": 6}, 6), ({"max_tokens": 99}, 50), ({"max_tokens": 0}, 1)],
-)
-def test_length_limit(given, max_tokens):
-    unknown = {"prompt_logprobs": None}  # without a value it is harmless
-    assert read_sampling_parameters(given | unknown, **CONTEXT).max_tokens == max_tokens
-
-
-@pytest.mark.parametrize(
-    ("given", "ignored_by_the_rollout", "stop_token_ids"),
+    ("given", "ignored_by_the_rollout", "expected"),
     [
-        ({"ignore_eos": True, "stop_token_ids": [7]}, False, {7}),
-        ({"stop_token_ids": [7]}, False, {1, 2, 7}),
+        *(({"max_tokens": length}, False, {"max_tokens": least}) for length, least in ((5, 5), (99, 50), (0, 1))),
+        ({"max_new_tokens": 6}, False, {"max_tokens": 6}),
+        ({"ignore_eos": True, "stop_token_ids": [7]}, False, {"stop_token_ids": {7}}),
+        ({"stop_token_ids": [7]}, False, {"stop_token_ids": {1, 2, 7}, "max_tokens": 32}),
         # The request decides over the rollout.
-        ({}, True, set()),
-        ({"ignore_eos": False}, True, {1, 2}),
+        ({}, True, {"stop_token_ids": set()}),
+        ({"ignore_eos": False}, True, {"stop_token_ids": {1, 2}}),
     ],
 )
-def test_what_ends_a_response(given, ignored_by_the_rollout, stop_token_ids):
+def test_the_length_and_what_ends_a_response(given, ignored_by_the_rollout, expected):
+    # Without a value an unknown one is harmless.
+    given = {"prompt_logprobs": None, **given}
     found = read_sampling_parameters(given, ignore_eos=ignored_by_the_rollout, **CONTEXT)
-    assert found.stop_token_ids == stop_token_ids
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

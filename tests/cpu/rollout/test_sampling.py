@@ -1,6 +1,5 @@
-"""Sampling mathematics: truncation against a hand-written reference, inversion, log-probabilities, random streams.
-
-Not covered: the model and batching (test_generator).
+"""Sampling mathematics: truncation, inversion, log-probabilities, random streams. Not covered: the model and batching
+(test_generator).
 """
 
 import math
@@ -8,51 +7,26 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from verl_clipx.cpu.rollout.sampling import derive_seed, invert_distribution, sample, truncate, uniform_stream
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
 
 
-def kept(logits: list[float], top_k: int, top_p: float) -> set[int]:
-    """Written from the definition: the k most likely tokens, of them the smallest prefix that reaches p."""
-    order = sorted(range(len(logits)), key=lambda token: -logits[token])
-    if top_k:
-        order = [token for token in order if logits[token] >= logits[order[min(top_k, len(order)) - 1]]]
-    weights = [math.exp(logits[token] - logits[order[0]]) for token in order]
-    result, reached = set(), 0.0
-    for token, weight in zip(order, weights, strict=True):
-        if result and top_p < 1 and reached >= top_p * sum(weights):
-            break
-        result.add(token)
-        reached += weight
-    return result
-
-
 def test_each_row_is_truncated_by_its_own_settings():
     # The fourth and fifth are equally likely; of the two that top-k leaves, the first already has 2/3.
     settings, expected = zip(
         *(((4, 1.0), {0, 1, 2, 3, 4}), ((0, 0.6), {0, 1}), ((2, 0.6), {0}), ((2, 0.7), {0, 1})),
-        *(((1, 1.0), {0}), ((3, 1.0), {0, 1, 2})),
+        *(((1, 1.0), {0}), ((3, 1.0), {0, 1, 2}), ((9, 1.0), {0, 1, 2, 3, 4}), ((0, 1e-6), {0})),
+        *(((0, 0.49), {0}), ((0, 0.51), {0, 1}), ((0, 0.74), {0, 1}), ((0, 0.76), {0, 1, 2})),
         strict=True,
     )
     rows = LOGITS.expand(len(settings), -1).contiguous()
     cut = truncate(rows, *map(torch.tensor, zip(*settings, strict=True)))
     assert [set(row.isfinite().nonzero().flatten().tolist()) for row in cut] == [*expected]
     assert torch.equal(cut[cut.isfinite()], rows[cut.isfinite()])
-
-
-@given(
-    # Multiples of 1/4 and these p keep clear of sums that only rounding decides.
-    st.lists(st.integers(-20, 20).map(lambda n: n / 4), min_size=2, max_size=12, unique=True),
-    st.integers(0, 14),
-    st.sampled_from([0.0317, 0.2113, 0.5417, 0.8731, 0.9877, 1.0]),
-)
-def test_truncation_equals_the_definition(logits, top_k, top_p):
-    cut = truncate(torch.tensor([logits]), torch.tensor([top_k]), torch.tensor([top_p]))
-    assert set(cut[0].isfinite().nonzero().flatten().tolist()) == kept(logits, top_k, top_p)
+    # At p = 1 rounding takes none away.
+    assert truncate(torch.tensor([[0.0, -30.0]]), torch.tensor([0]), torch.tensor([1.0])).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -61,18 +35,6 @@ def test_truncation_equals_the_definition(logits, top_k, top_p):
 def test_inversion_draws_by_hand_and_never_the_impossible(uniform, token):
     log_probs = torch.log(torch.tensor([[0.0, 0.25, 0.5, 0.0, 0.25, 0.0]]))
     assert invert_distribution(log_probs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
-
-
-def test_frequencies_follow_the_tempered_distribution():
-    count, temperature = 20_000, 0.5
-    uniforms = torch.tensor(uniform_stream(7, 0, count))
-    rows = LOGITS.expand(count, -1)
-    settings = (torch.full((count,), temperature), torch.zeros(count, dtype=torch.int64), torch.ones(count))
-    tokens, _ = sample(rows, *settings, uniforms)
-    squared = LOGITS.exp()[0] ** 2
-    frequencies = torch.bincount(tokens, minlength=5) / count
-    # Four standard errors of a frequency are at most 0.0142.
-    assert torch.allclose(frequencies, squared / squared.sum(), atol=0.0142)
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,12 @@ def test_a_model_receives_anothers_weights(tied):
     assert torch.equal(source(tokens).logits, target(tokens).logits)
 
 
-def test_tied_weights_count_as_received():
-    tied = random_policy(tied=True)
+def test_tied_weights_count_as_received_and_unknown_names_and_shapes_are_refused():
+    tied, model = random_policy(tied=True), random_policy()
     names = {name for name, _ in tied.named_parameters()}
     assert "lm_head.weight" not in names and missing_weights(tied, names) == []
     assert missing_weights(tied, names - {"model.norm.weight"}) == ["model.norm.weight"]
-    assert "lm_head.weight" in missing_weights(random_policy(), names)
-
-
-def test_unknown_names_and_shapes_are_refused():
-    model = random_policy()
+    assert "lm_head.weight" in missing_weights(model, names)
     with pytest.raises(KeyError, match="no_such_weight"):
         copy_weights(model, {"no_such_weight": np.zeros(3, dtype=np.float32)})
     with pytest.raises(ValueError, match=r"model\.norm\.weight with shape"):
