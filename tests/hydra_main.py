@@ -20,6 +20,12 @@ ENTRIES = {
     "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
 }
 SFT = {"verl.trainer.sft_trainer": "sft_trainer_engine"}
+# What the first of them refuses a run without.
+NEEDED = (
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
 
 
 def explained(folder: Path, *arguments: str, module: str = MAIN_PPO) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Installing the plugin into a working verl environment moves no package of it: verl's own GPU extras, resolved without
-and with this project by the index's metadata alone, as of today and of the day after verl's release.
-
-Not covered: whether the environment works, and an environment with other extras or of another platform.
+and with this project by the index's metadata alone, as of today and of the day after verl's release. Not covered:
+whether the environment works, and an environment with other extras or of another platform.
 """
 
 import ast

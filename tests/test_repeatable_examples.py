@@ -1,6 +1,5 @@
-"""Chance doesn't decide scripts/test.sh: its property tests draw the same examples in every run, and never shrink.
-
-Not covered: tests that draw by other means than hypothesis, and hypothesis itself.
+"""Chance doesn't decide scripts/test.sh: its property tests draw the same examples in every run, and never shrink. Not
+covered: tests that draw by other means than hypothesis, and hypothesis itself.
 """
 
 import shutil

@@ -1,8 +1,6 @@
-"""The benchmarks that measure time, on inputs so small that they take seconds.
-
-Covers: that they still run as their pages say, and print a row for everything that they measure; with `-m matrix` those
-of the loss and of an update. Not covered: what they measure; the benchmarks of other pages, whose commands tests/claims
-parses.
+"""The benchmarks that measure time, on inputs so small that they take seconds. Covers: that they still run as their
+pages say, and print a row for everything that they measure; with `-m matrix` those of the loss and of an update. Not
+covered: what they measure; the benchmarks of other pages, whose commands tests/claims parses.
 """
 
 import re

@@ -1,6 +1,5 @@
-"""Sentences: each is said of made-up logs that it is true of, and not of those that it isn't. Numbers by hand.
-
-Not covered: real runs.
+"""Sentences: each is said of made-up logs that it is true of, and not of those that it isn't. Numbers by hand. Not
+covered: real runs.
 """
 
 import itertools

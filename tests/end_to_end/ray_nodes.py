@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from .process_tree import kill_tree
+from .runs import REPOSITORY, kill_tree
 
-REPOSITORY = Path(__file__).parents[2]
 # Not 127.0.0.1: Ray replaces it by the machine's own address.
 HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
 SECONDS_TO_JOIN = 120

@@ -9,14 +9,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
+import psutil
 
 from verl_clipx.runs.run_log import Rows, read_run_log, rows_of, table_of
-
-from .process_tree import kill_tree
 
 SECONDS = 600
 MAIN = "verl.trainer.main_ppo"
@@ -166,3 +166,44 @@ def write_documented_method(folder: Path) -> Path:
     assert len(block.splitlines()) < 40, "a controller of under 40 lines"
     (folder / "spread_clip.py").write_text(block)
     return folder
+
+
+def kill_tree(pid: int, seconds: float = 60) -> None:
+    """Kills a process and all its descendants with SIGKILL, and waits until they are gone.
+
+    They are stopped before the first is killed: a process that still runs could start others meanwhile, as Ray's node
+    manager does with workers, and a killed one's children could no longer be found.
+
+    Raises:
+        TimeoutError: processes that are still there after so many seconds.
+    """
+    stopped: list[psutil.Process] = []
+    while found := [process for process in _tree(pid) if process not in stopped]:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        stopped += found
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    deadline = time.monotonic() + seconds
+    while left := [process for process in stopped if _alive(process)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still there {seconds} s after SIGKILL: {left}")
+        time.sleep(0.05)
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        # A zombie has ended; only its parent has not asked for its exit code.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -56,18 +56,8 @@ def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 
     assert run.log["training/rollout_probs_diff_max"].max() < rollout_difference
 
 
-@pytest.mark.parametrize(
-    ("overrides", "environment"),
-    [
-        pytest.param(TOGETHER, SHOWN, id="together"),
-        pytest.param(ULYSSES, loading("flash_attention_in_workers"), id="Ulysses"),
-    ],
-)
-def test_two_ranks(task, tmp_path, overrides, environment):
-    run = train_acpo(task, tmp_path, TWO_RANKS, *overrides, environment=environment)
-    check_run(run)
-    if overrides is TOGETHER:
-        check_together(run)
+def test_two_ranks_share_sequences(task, tmp_path):
+    check_run(train_acpo(task, tmp_path, TWO_RANKS, *ULYSSES, environment=loading("flash_attention")))
 
 
 def test_lora_merged_for_the_rollout(task, tmp_path):

@@ -1,5 +1,4 @@
 """Seeded samples and the state of the bounds across a SIGKILL and a resume, through the real verl, with `-m matrix`.
-
 Covers: v1 sync with `+clipx/rollout=seeded`, killed in the middle of a checkpoint. Not covered: a kill in the middle of
 a step, several ranks and nodes (test_two_nodes.py), a checkpoint without a state (test_engine.py), vLLM.
 """

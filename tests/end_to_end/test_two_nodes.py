@@ -1,9 +1,8 @@
-"""A run over two Ray nodes that loses one of them and goes on, through the real verl, with `-m matrix`.
-
-Covers: a cluster with a secret and a rank on each of two nodes; the raylet of one, with verl's trainer or without, is
-killed in the middle of a step; the launchers' while_all_nodes_live.py ends the run and names the node; the same
-command repeats the lost step and finishes; `lagged` bounds of a user's own controller. Not covered: a network between
-the nodes, disks that they don't share, NCCL, the loss of the head. Needs Linux.
+"""A run over two Ray nodes that loses one of them and goes on, through the real verl, with `-m matrix`. Covers: a
+cluster with a secret and a rank on each of two nodes; the raylet of one, with verl's trainer or without, is killed in
+the middle of a step; the launchers' while_all_nodes_live.py ends the run and names the node; the same command repeats
+the lost step and finishes; `lagged` bounds of a user's own controller. Not covered: a network between the nodes, disks
+that they don't share, NCCL, the loss of the head. Needs Linux.
 """
 
 import shutil
@@ -22,14 +21,15 @@ import torch
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.runs.run_log import read_run_log
 
-from .process_tree import kill_tree
-from .ray_nodes import HEAD, NODES, REPOSITORY, Cluster, ray_cluster
+from .ray_nodes import HEAD, NODES, Cluster, ray_cluster
 from .runs import (
+    REPOSITORY,
     SECONDS,
     Run,
     finding,
     growing_rows,
     growing_run,
+    kill_tree,
     launch,
     metrics_of,
     output_of,

@@ -1,9 +1,8 @@
-"""verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own.
-
-Covers, with `-m matrix`: four methods, 1 and 2 ranks, both modes, the engine's options, SmolLM2-135M. In every run of
-the tests: which tokens are fresh. Not covered: requests that an update interrupts (too short here to be sure of one),
-GPUs, sleep mode, tensor parallel rollouts, half precision, learning. docs/dev/testing.md says what was run. The
-environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh when it is missing.
+"""verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own. Covers, with
+`-m matrix`: four methods, 1 and 2 ranks, both modes, the engine's options, SmolLM2-135M. In every run of the tests:
+which tokens are fresh. Not covered: requests that an update interrupts (too short here to be sure of one), GPUs, sleep
+mode, tensor parallel rollouts, half precision, learning. docs/dev/testing.md says what was run. The environment,
+VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh when it is missing.
 """
 
 import itertools

@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor
 
 from tests.cpu.policy import VOCABULARY_SIZE, random_policy, save_checkpoint
 
-from .flash_attention import put_beneath_transformers
-
 MODEL_SEED = 3
 
 
@@ -161,7 +159,7 @@ def build_worker(
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     if attention == "flash_attention_2":
-        put_beneath_transformers()
+        import tests.end_to_end.flash_attention  # noqa: F401
     PrecisionType.to_dtype = staticmethod(lambda _: precision)
     actor = actor_config(engine)
     # LoRA's first weights are random.

@@ -1,6 +1,5 @@
-"""Every method's loss on the device: compiled, uncompiled and in float64; host waits and kernels of a call.
-
-Not covered: how long compiling takes.
+"""Every method's loss on the device: compiled, uncompiled and in float64; host waits and kernels of a call. Not
+covered: how long compiling takes.
 """
 
 import warnings

@@ -1,8 +1,6 @@
-"""The commands that the recipes would run, by DRY_RUN=1.
-
-Covers: every preset is reached by some recipe's variables and nothing else is; each user variable's override, whatever
-quotes, backslashes, dollar signs, blanks, line ends and words of Hydra's are in it; a few commands composed on verl's
-own configuration. Not covered: a run.
+"""The commands that the recipes would run, by DRY_RUN=1. Covers: every preset is reached by some recipe's variables and
+nothing else is; each user variable's override, whatever quotes, backslashes, dollar signs, blanks, line ends and words
+of Hydra's are in it; a few commands composed on verl's own configuration. Not covered: a run.
 """
 
 import subprocess

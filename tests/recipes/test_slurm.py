@@ -1,8 +1,7 @@
-"""The Slurm job, under stand-ins for srun and scontrol and a sbatch that runs scripts as Slurm does.
-
-Covers: options of the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser),
-containers, requeue before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes
-(docs/dev/launching.md has what was run).
+"""The Slurm job, under stand-ins for srun and scontrol and a sbatch that runs scripts as Slurm does. Covers: options of
+the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser), containers, requeue
+before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes (docs/dev/launching.md
+has what was run).
 """
 
 import os

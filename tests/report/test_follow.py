@@ -1,7 +1,5 @@
-"""`clipx report --follow`: a page that is written anew while a run trains.
-
-Covers: a run before its first step, while it logs, at its end, interrupted; a run without this plugin's record. Not
-covered: a lock that another host holds.
+"""`clipx report --follow`: a page that is written anew while a run trains. Covers: a run before its first step, while
+it logs, at its end, interrupted; a run without this plugin's record. Not covered: a lock that another host holds.
 """
 
 from types import SimpleNamespace

@@ -4,13 +4,16 @@ covered: the page in a browser (test_report_page.py), long runs (test_windows.py
 
 import json
 import time
+from types import SimpleNamespace
 
 import pandas
 import pytest
 
 from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import WHOLE, read_columns, write_log, write_run
+from verl_clipx.base.metric import of_decision
 from verl_clipx.common.traces import Shard, shards_in, write_shard
+from verl_clipx.methods import METHODS
 from verl_clipx.report.page import write_report
 
 MOST_BYTES = 5_000_000
@@ -92,6 +95,15 @@ def test_the_last_updates_bounds_are_dashed_and_within_the_figure(tmp_path, mean
         assert drawn.count("stroke-dasharray: ") == (len(last) if "c_low" in means else 4) * (folder == "with")
         # The axis reaches the widest.
         assert (">4<" in drawn) == (folder == "with")
+
+
+def test_a_new_metric_of_a_method_is_drawn_by_what_it_declares(tmp_path, monkeypatch):
+    new = of_decision("newly", "what no method has logged before", "nats", chart="a new chart")
+    monkeypatch.setitem(METHODS, "new", SimpleNamespace(logs=(new,)))
+    log = write_log(tmp_path / "run" / "metrics.jsonl", [{"actor/clipx/newly": 0.1}] * 3)
+    clipx("report", log, "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    assert "<h3>a new chart</h3>" in page and "newly: what no method has logged before (nats)" in page
 
 
 @pytest.mark.slow

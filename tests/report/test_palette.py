@@ -14,15 +14,9 @@ from verl_clipx.runs.settings import Setting
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISIONS = {
     "normal": numpy.eye(3),
-    "protanopia": numpy.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    ),
-    "deuteranopia": numpy.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-    ),
-    "tritanopia": numpy.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
-    ),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
 }
 _XYZ = numpy.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 _WHITE = numpy.array([0.9505, 1.0, 1.089])
@@ -43,7 +37,7 @@ def lab(rgb):
 
 @pytest.mark.parametrize("vision", VISIONS)
 def test_colours_stay_apart_and_stand_out_from_paper(vision):
-    seen = lab(numpy.clip(linear(COLOURS) @ VISIONS[vision].T, 0, 1))
+    seen = lab(numpy.clip(linear(COLOURS) @ numpy.transpose(VISIONS[vision]), 0, 1))
     distances = numpy.linalg.norm(seen[:, :, None] - seen[:, None], axis=0)
     assert distances[~numpy.eye(len(COLOURS), dtype=bool)].min() > 20
     # WCAG's contrast with white.

@@ -1,6 +1,5 @@
-"""`clipx methods NAME --plot FILE`: the weights that it draws, by hand, and wrong input.
-
-Not covered: how the figure looks; the methods' weights (tests/methods).
+"""`clipx methods NAME --plot FILE`: the weights that it draws, by hand, and wrong input. Not covered: how the figure
+looks; the methods' weights (tests/methods).
 """
 
 import pytest

@@ -1,6 +1,5 @@
-"""What does not divide in a run: by hand, and against verl's functions that stop a run which does not divide.
-
-Not covered: attention heads, which depend on the model.
+"""What does not divide in a run: by hand, and against verl's functions that stop a run which does not divide. Not
+covered: attention heads, which depend on the model.
 """
 
 import inspect

@@ -1,7 +1,6 @@
 """What the driver decides when a run starts, through verl's entry modules as `python -m` runs them, up to ray.init:
-what is printed, what stops before Ray, the machine, the lock of the run's log.
-
-Not covered: what a worker prints (test_announcement.py), what verl's keys mean (test_verl_keys.py).
+what is printed, what stops before Ray, the machine, the lock of the run's log. Not covered: what a worker prints
+(test_announcement.py), what verl's keys mean (test_verl_keys.py).
 """
 
 import fcntl
@@ -16,6 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from tests.claims.configuration import actor_of, merged
+from tests.composition import composition
+from tests.hydra_main import NEEDED
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.common import run_lock
 from verl_clipx.common.configs_folder import configs_folder
@@ -34,11 +35,6 @@ DOORS = {
     "fully_async": (FULLY_ASYNC, "algorithm.rollout_correction.bypass_mode=False"),
 }
 QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
-NEEDED = (
-    "algorithm.adv_estimator=grpo",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-)
 
 
 class RayStarts(Exception):
@@ -109,8 +105,8 @@ def test_what_is_refused_stops_before_ray(run, door, overrides, key):
     assert [refusal.key for refusal in raised.value.all] == [key]
 
 
-def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
-    config = composed("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
+def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, capsys):
+    config = composition("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
     for _ in range(2):
         with pytest.raises(RayStarts):
             run_ppo(config, task_runner_class=TaskRunnerV1)
@@ -164,7 +160,7 @@ def test_a_second_run_on_the_log_stops_before_ray(run, log, monkeypatch):
                 run("v1", *overrides, FILE)
 
 
-def test_a_run_has_its_log_until_it_ends(log, composed, monkeypatch):
+def test_a_run_has_its_log_until_it_ends(log, monkeypatch):
     lock, seen = log.with_suffix(".lock"), []
 
     def is_initialized():
@@ -175,7 +171,7 @@ def test_a_run_has_its_log_until_it_ends(log, composed, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setattr(starts, "require_accelerator", lambda *_: None)
     with pytest.raises(RayStarts):
-        run_ppo(composed("+clipx=grpo", FILE), TaskRunnerV1)
+        run_ppo(composition("+clipx=grpo", FILE), TaskRunnerV1)
     assert seen == [True] and not run_lock.is_held(lock)
 
 

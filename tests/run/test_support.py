@@ -1,6 +1,5 @@
-"""Which of verl's options tests have run, and what of them only a worker can see; docs/support.md's lists.
-
-Not covered: that what is said to run does (the tests that RUN_BY names).
+"""Which of verl's options tests have run, and what of them only a worker can see; docs/support.md's lists. Not covered:
+that what is said to run does (the tests that RUN_BY names).
 """
 
 import re
