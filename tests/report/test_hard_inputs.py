@@ -11,11 +11,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.diagnose.test_findings import findings
 from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import WHOLE, read_columns, write_log, write_run
 from verl_clipx.common.files import no_formula
 from verl_clipx.common.traces import Shard, shards_in, write_shard
-from verl_clipx.diagnose.findings import findings
 from verl_clipx.replay.of_run import numbers_of_step
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
