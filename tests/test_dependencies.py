@@ -48,11 +48,8 @@ def configuration_of_uv(settings: dict[str, list[str]]) -> str:
 
 
 def resolve(folder: Path, *requirements: str, day: str = "") -> dict[str, str]:
-    """The version of each package that these requirements would install on a GPU machine, but for this project.
-
-    Args:
-        folder: for uv's configuration.
-        day: leave out what was published later; empty for none.
+    """The version of each package that these requirements would install on a GPU machine, but for this project, of what
+    was published until a day. uv's configuration goes to the folder.
     """
     configuration, settings = folder / "uv.toml", pip_settings()
     configuration.write_text(configuration_of_uv(settings))

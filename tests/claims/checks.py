@@ -96,10 +96,8 @@ def check(command: Command, *, complete: bool = True) -> None:
 
 
 def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Composes printed overrides, but for ellipses, on verl's configuration and reads the actor as verl's driver does.
-
-    Raises:
-        Wrong: what Hydra, verl or the plugin said.
+    """Composes printed overrides, but for ellipses, on verl's configuration and reads the actor as verl's driver does;
+    Wrong with what Hydra, verl or the plugin said.
     """
     given = [override for override in overrides if not override.endswith(f"={ELLIPSIS}")]
     # Without the address verl would start Ray to name its dashboard.

@@ -4,8 +4,6 @@ written down (with `-m matrix` all by Hydra), and docs/support.md counts the ref
 
 import pytest
 
-from tests.matrix import MATRIX
-
 from .configuration import ACTOR
 from .documents import ROOT
 from .verl_examples.examples import GROUPS, examples, outcomes, outcomes_of
@@ -28,9 +26,10 @@ def test_every_command_line_has_an_outcome_and_at_least_55_of_a_revision_compose
         assert sum(revision in example.revisions for example in COMPOSING) >= 55
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in CHOSEN else MATRIX) for one in examples()],
+    [pytest.param(one, id=one.name, marks=[pytest.mark.matrix] * (one.name not in CHOSEN)) for one in examples()],
 )
 def test_hydra_gives_what_is_written_down(example):
     assert outcomes_of(example) == outcomes()[example.name]

@@ -2,7 +2,7 @@
 
 Covers: that every rollout worker gets what the trainer's first rank sends, in messages of any size, and once more in
 a second update; that the trainer's other ranks read every weight; that verl finds the engine and asks of an engine
-what it did. A thread stands for each process. Not covered: Ray and the trainers that use it (test_trainers.py).
+what it did. A thread stands for each process. Not covered: Ray and the trainers that use it (test_options.py).
 """
 
 import asyncio

@@ -28,17 +28,15 @@ ATTEMPTS = 3
 class Cluster:
     """Ray nodes that share a secret: a head that only coordinates, and nodes with one worker slot (Ray's GPU) each, so
     that the placement group of one rank fits on each.
-
-    Args:
-        folder: Ray's session folders and logs. Short, because Ray's sockets in it may not exceed 107 characters.
-        environment: of all nodes' processes; whoever connects needs it too.
-        port: of the head.
-        nodes: by address `ray start --block`, the ancestor of all processes of a node; the head first.
     """
 
+    # Ray's session folders and logs. Short, because Ray's sockets in it may not exceed 107 characters.
     folder: Path
+    # Of all nodes' processes; whoever connects needs it too.
     environment: dict[str, str]
+    # Of the head.
     port: int
+    # By address `ray start --block`, the ancestor of all processes of a node; the head first.
     nodes: dict[str, psutil.Popen] = field(default_factory=dict)
 
     @property

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,21 +66,6 @@ def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = 
     return Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
 
 
-def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], bool], steps: int) -> Run:
-    """Trains, and kills the driver, Ray and all workers with SIGKILL as soon as `when` says of the folder that it is
-    time. An AssertionError: the run ended by itself or did not come so far in time.
-    """
-    process = launch(task, folder, *overrides, steps=steps)
-    deadline = time.monotonic() + SECONDS
-    while not when(folder) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    kill_tree(process.pid)
-    code = process.wait()
-    assert code == -signal.SIGKILL, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
-    assert when(folder), output_of(folder)[-6000:]
-    return growing_run(folder)
-
-
 def growing_run(folder: Path) -> Run:
     """What a run that was killed has left."""
     return Run(table_of(growing_rows(metrics_of(folder))), output_of(folder), folder)
@@ -123,12 +107,8 @@ def launch(
     entry: str = MAIN,
     python: str = sys.executable,
 ) -> subprocess.Popen:
-    """Starts a run with overrides after the common ones and further environment variables.
-
-    Args:
-        before: words before the command.
-        entry: verl's module that is run.
-        python: the interpreter of the environment that it runs in.
+    """Starts a run of a module of verl's in an environment, with overrides after the common ones, further variables and
+    words before the command.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [*before, python, "-m", entry, *common_overrides(task, folder, steps), *overrides]
@@ -172,10 +152,7 @@ def kill_tree(pid: int, seconds: float = 60) -> None:
     """Kills a process and all its descendants with SIGKILL, and waits until they are gone.
 
     They are stopped before the first is killed: a process that still runs could start others meanwhile, as Ray's node
-    manager does with workers, and a killed one's children could no longer be found.
-
-    Raises:
-        TimeoutError: processes that are still there after so many seconds.
+    manager does with workers, and a killed one's children could no longer be found. A TimeoutError names what is left.
     """
     stopped: list[psutil.Process] = []
     while found := [process for process in _tree(pid) if process not in stopped]:

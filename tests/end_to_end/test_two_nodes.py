@@ -35,6 +35,7 @@ from .runs import (
     output_of,
     write_documented_method,
 )
+from .test_resume import MOVING, TOLERANCE, check_that_every_step_learns, check_that_it_answers_alike
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -46,8 +47,6 @@ LATEST = "latest_checkpointed_iteration.txt"
 SECONDS_TO_END = 120
 GUARD = (sys.executable, str(REPOSITORY / "recipes" / "cluster" / "while_all_nodes_live.py"))
 LOST_NODE = 75
-TOLERANCE = 1e-5
-MOVING = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
 
 
 def overrides(folder: Path) -> list[str]:
@@ -159,13 +158,8 @@ def check_resumed(killed: Run, resumed: Run) -> None:
     names = ["actor/clipx/spread", *MOVING, "critic/rewards/mean", "response_length/mean"]
     difference = (killed.log.loc[LOGGED, names] - resumed.log.loc[LOGGED, names]).abs()
     assert (difference < TOLERANCE).all(), difference
-    # Every step learns and has its own metrics. Otherwise equality would mean little.
-    table = killed.log.loc[range(1, LOGGED + 1), list(MOVING)]
-    assert table.nunique().min() == LOGGED
-    assert (table.abs() > 10 * TOLERANCE).all(axis=None), table
-    # Greedy validation: the resumed policy answers as the saved one did.
-    (validated,) = [name for name in killed.log if name.startswith("val-core/")]
-    assert resumed.log.loc[SAVED, validated] == pytest.approx(killed.log.loc[SAVED, validated], abs=1e-9)
+    check_that_every_step_learns(killed, LOGGED)
+    check_that_it_answers_alike(killed, resumed, SAVED)
 
 
 def check_lagged_bounds(killed: Run, resumed: Run, monkeypatch) -> None:
