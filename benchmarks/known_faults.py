@@ -5,7 +5,7 @@ Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `tab
 
 Small policies on reversal, trained by verl's trainer and worker in this process. RUNS is where the logs go, a file
 each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault should lead
-to was written down before the first of these runs; tests/diagnose/test_known_faults.py counts.
+to was written down before the first of these runs; tests/diagnose/test_rules.py counts.
 """
 
 import math

@@ -12,16 +12,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 selection='not matrix'
-# Which examples property tests draw: a profile of tests/conftest.py.
-examples=repeatable
 vllm=
 case ${1:-} in
     --fast) selection='not end_to_end and not slow'; shift ;;
     --all)
         selection=''
-        examples=random
         if [[ ${END_TO_END_VLLM:-1} != 0 ]]; then vllm=wanted; else selection='not vllm'; fi
         shift
+        # Otherwise property tests draw the same examples in every run (tests/conftest.py).
+        set -- --hypothesis-profile=random "$@"
         ;;
     --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
@@ -99,7 +98,7 @@ fi
 say "tests: ${selection:-all}"
 # A file's tests stay together: they share runs and what they compose. Files come in their order, runs of verl first
 # (tests/conftest.py): by their number of tests the longest run would come last, alone.
-python -m pytest tests -m "$selection" --hypothesis-profile="$examples" --durations=0 --durations-min=1 \
+python -m pytest tests -m "$selection" --durations=0 --durations-min=1 \
     -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 wait "$site"
 say "everything passed"

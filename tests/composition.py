@@ -9,7 +9,6 @@ import copy
 import functools
 import pickle
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,9 +40,9 @@ def pickled() -> bytes:
 
 
 @functools.cache
-def group_s_own(group: str, folder: Path | None = None) -> DictConfig:
-    """What the files of one group say; the group may be in a folder of configurations of its own."""
-    content = by_hydra(None, *([] if folder is None else [f"hydra.searchpath=[file://{folder}]"]), group)
+def group_s_own(group: str) -> DictConfig:
+    """What the files of one group say."""
+    content = by_hydra(None, group)
     OmegaConf.set_struct(content, False)
     return content
 

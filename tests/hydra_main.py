@@ -9,6 +9,7 @@ from unittest import mock
 
 from hydra._internal.utils import _run_hydra, get_args_parser
 
+from tests.composition import MICRO_BATCH
 from verl_clipx.run.answer import answer_and_end, run_hydra
 from verl_clipx.run.explain import EXPLAIN
 
@@ -20,13 +21,13 @@ ENTRIES = {
     "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
 }
 SFT = {"verl.trainer.sft_trainer": "sft_trainer_engine"}
+# What the first of them refuses a run without.
+NEEDED = ("algorithm.adv_estimator=grpo", *MICRO_BATCH)
 
 
 def explained(folder: Path, *arguments: str, module: str = MAIN_PPO) -> dict[str, Any]:
-    """What `clipx explain` says of an entry module's command line: the fields of an answer, and its lines as `text`.
-
-    Args:
-        folder: for the answer's file.
+    """What `clipx explain` says of an entry module's command line, by a file that comes and goes in the folder: the
+    fields of an answer, and its lines as `text`.
     """
     target, parser = folder / "answer.json", get_args_parser()
     with mock.patch.dict(os.environ, {EXPLAIN: str(target), "HYDRA_FULL_ERROR": "1"}):

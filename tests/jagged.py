@@ -1,11 +1,17 @@
-"""Micro-batches as verl's FSDP engine hands them to the loss function: jagged, prompts of one or two tokens.
-
-Two neighbouring rows have the same prompt's name.
+"""Micro-batches as verl's FSDP engine hands them to the loss function: jagged, prompts of one or two tokens; a rollout
+batch as the worker's observers see it, for tests that call them without a worker. Two neighbouring rows have the same
+prompt's name.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+
+from verl_clipx.worker.step import Observer, RolloutBatch
 
 
 def jagged(values):
@@ -51,3 +57,12 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
     if entropy is not None:
         output["entropy"] = jagged(whole(entropy))
     return data, output
+
+
+@contextmanager
+def rollout_batch(observer: Observer, data: Any, before: int = 0) -> Iterator[None]:
+    """Begins and ends a rollout batch around the block; `before` is how many verl counted earlier."""
+    batch = RolloutBatch(before)
+    observer.begin_rollout_batch(data, batch)
+    yield
+    observer.end_rollout_batch(batch)

@@ -1,6 +1,5 @@
-"""What every command has in common: the version, JSON, suggestions, speed, the extra that a missing package needs.
-
-Not covered: what the commands find (their own tests), a launch of verl (tests/run/test_explain.py).
+"""What every command has in common: the version, JSON, suggestions, speed, the extra that a missing package needs. Not
+covered: what the commands find (their own tests), a launch of verl (tests/run/test_explain.py).
 """
 
 import importlib.util
@@ -14,12 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.composition import composition
+from tests.hydra_main import NEEDED
 from tests.papers.evaluation.tiny import save_questions
 from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
 from verl_clipx.common.extras import FOR_CPU
-
-NEEDED = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=True")
 
 
 def clipx(*words: object):

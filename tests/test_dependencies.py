@@ -1,7 +1,6 @@
 """Installing the plugin into a working verl environment moves no package of it: verl's own GPU extras, resolved without
-and with this project by the index's metadata alone, as of today and of the day after verl's release.
-
-Not covered: whether the environment works, and an environment with other extras or of another platform.
+and with this project by the index's metadata alone, as of today and of the day after verl's release. Not covered:
+whether the environment works, and an environment with other extras or of another platform.
 """
 
 import ast
@@ -49,11 +48,8 @@ def configuration_of_uv(settings: dict[str, list[str]]) -> str:
 
 
 def resolve(folder: Path, *requirements: str, day: str = "") -> dict[str, str]:
-    """The version of each package that these requirements would install on a GPU machine, but for this project.
-
-    Args:
-        folder: for uv's configuration.
-        day: leave out what was published later; empty for none.
+    """The version of each package that these requirements would install on a GPU machine, but for this project, of what
+    was published until a day. uv's configuration goes to the folder.
     """
     configuration, settings = folder / "uv.toml", pip_settings()
     configuration.write_text(configuration_of_uv(settings))

@@ -1,6 +1,5 @@
-"""The losses' GPU code, compiled without a GPU and never run: launches, thread blocks, buffers, registers.
-
-Not covered: what the code computes, nor how long it takes: both need a GPU (tests/gpu).
+"""The losses' GPU code, compiled without a GPU and never run: launches, thread blocks, buffers, registers. Not covered:
+what the code computes, nor how long it takes: both need a GPU (tests/gpu).
 """
 
 import json

@@ -1,6 +1,5 @@
-"""An installation without the extra `tools`: what works all the same, and what the rest says.
-
-Not covered: the commands' work, which their own tests cover, and installing.
+"""An installation without the extra `tools`: what works all the same, and what the rest says. Not covered: the
+commands' work, which their own tests cover, and installing.
 """
 
 import json

@@ -46,7 +46,7 @@ def _register_agent_loop(_: ModuleType) -> None:
 
 
 def _register_resolvers(omegaconf: ModuleType) -> None:
-    from verl_clipx.cpu.switch import check_platform
+    from verl_clipx.cpu import check_platform
 
     def run(*, _root_):
         from verl_clipx.run.resolve import facts_node

@@ -1,6 +1,5 @@
-"""The table of docs/results/evidence.md: its protocol, its queue, its test, and that it is what the logs say.
-
-Not covered: the training itself, which tests/end_to_end/test_one_process.py compares with verl's through Ray.
+"""The table of docs/results/evidence.md: its protocol, its queue, its test, and that it is what the logs say. Not
+covered: the training itself, which tests/end_to_end/test_one_process.py compares with verl's through Ray.
 """
 
 from collections import Counter
@@ -24,8 +23,7 @@ def outcome_of(run: Wanted) -> float:
     return 50 - abs(run.rate - 3e-4) * 1e3 + 0.1 * list(ROWS).index(run.row) + 2 * (run.seed == TABLE[TUNING][0])
 
 
-def outcomes_of(runs):
-    return {run: outcome_of(run) for run in runs}
+OUTCOMES = {run: outcome_of(run) for run in queue({})}
 
 
 def test_the_protocol_is_the_one_that_was_committed_first():
@@ -91,26 +89,22 @@ def exact(rows):
 
 
 def test_fixed_and_adaptive_rows_have_as_many_tuning_runs():
-    runs = queue({})
     for column in COLUMNS:
-        counts = Counter(run.row for run in runs if run.column == column)
+        counts = Counter(run.row for run in OUTCOMES if run.column == column)
         assert set(counts) == {name for name in TUNED if column in ROWS[name].get("columns", COLUMNS)}
         assert set(counts.values()) == {3 * len(TABLE[TUNING])}
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_extends_it():
-    outcomes = outcomes_of(queue({}))
     for rate, next_rate in ((1e-4, 3e-5), (1e-3, 3e-3)):
-        changed = dict(outcomes)
-        changed |= {run: 90 for run in outcomes if run[:4] == (TUNING, "old", "acpo", rate)}
+        changed = OUTCOMES | {run: 90 for run in OUTCOMES if run[:4] == (TUNING, "old", "acpo", rate)}
         assert {run for run in queue(changed) if run not in changed} == {
             Wanted(TUNING, "old", "acpo", next_rate, seed) for seed in TABLE[TUNING]
         }
 
 
 def test_all_rows_have_a_seed_before_any_has_the_next():
-    outcomes = outcomes_of(queue({}))
-    counted = [run for run in queue(outcomes) if run.part == COUNTED]
+    counted = [run for run in queue(OUTCOMES) if run.part == COUNTED]
     assert list(dict.fromkeys(run.column for run in counted)) == list(COLUMNS)
     for column in COLUMNS:
         of_column = [run for run in counted if run.column == column]
@@ -125,10 +119,9 @@ def test_all_rows_have_a_seed_before_any_has_the_next():
 
 
 def test_a_column_has_as_many_seeds_as_its_power_needs():
-    outcomes = outcomes_of(queue({}))
-    assert deviation_of("old", outcomes) == pytest.approx(2**0.5)
-    assert len(evidence.seeds_of("old", outcomes)) == 8
-    wider = {run: value + 2 * (run.seed == TABLE[TUNING][0]) for run, value in outcomes.items()}
+    assert deviation_of("old", OUTCOMES) == pytest.approx(2**0.5)
+    assert len(evidence.seeds_of("old", OUTCOMES)) == 8
+    wider = {run: value + 2 * (run.seed == TABLE[TUNING][0]) for run, value in OUTCOMES.items()}
     seeds = len(evidence.seeds_of("old", wider))
     deviation = deviation_of("old", wider)
     assert power(seeds - 1, deviation, 3) < 0.9 <= power(seeds, deviation, 3)

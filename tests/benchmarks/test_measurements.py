@@ -1,8 +1,7 @@
-"""The benchmarks that measure time, on inputs so small that they take seconds.
-
-Covers: that they still run as their pages say, and print a row for everything that they measure; with `-m matrix` those
-of the loss and of an update. Not covered: what they measure; the benchmarks of other pages, whose commands tests/claims
-parses.
+"""The benchmarks that measure time, on inputs so small that they take seconds. Covers: that they still run as their
+pages say, and print a row for everything that they measure; with `-m matrix` those of the loss and of an update; that
+the queue of one process packs rows as TransferQueue does. Not covered: what they measure; the benchmarks of other
+pages, whose commands tests/claims parses.
 """
 
 import re
@@ -11,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from one_process.queue import LocalQueue
+from tensordict import NonTensorStack
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,3 +60,20 @@ def test_virtual_ranks_decide_as_one_pass_does():
     limits = {"acpo": 1e-12, "bapo": 1e-15, "m2po": 1e-15}
     assert [name for name, _ in away] == [*limits] and all(float(of) < limits[name] for name, of in away)
     assert len(re.findall(r"processes \| [\d.]+ ms \|", printed)) == 9 and "m2po, lagged, state" in printed
+
+
+@pytest.mark.parametrize("lengths", [(3, 2), (3, 3)])
+def test_rows_are_packed_as_transfer_queue_packs_them_also_rows_of_one_length_which_a_stack_would_fit(lengths):
+    queue = LocalQueue()
+    for key, length in zip("ab", lengths, strict=True):
+        queue.rows[key] = {"mask": torch.ones(length), "step": torch.tensor(length), "text": "x" * length}
+    rows = queue.kv_batch_get(["b", "a"])
+    for name in ("mask", "step", "text"):
+        theirs = AsyncSimpleStorageManager._pack_field_values([queue.rows[key][name] for key in "ba"])
+        ours = rows.get(name)
+        assert type(ours) is type(theirs)
+        if isinstance(theirs, NonTensorStack):
+            assert ours.tolist() == theirs.tolist()
+        else:
+            assert ours.is_nested == theirs.is_nested and ours.layout == theirs.layout
+            assert [part.tolist() for part in ours.unbind()] == [part.tolist() for part in theirs.unbind()]

@@ -19,10 +19,10 @@ from tests.claims.documents import ROOT, Command, Wrong
 from tests.composition import composition
 from tests.recipes.shell import Machine
 from verl_clipx.cli import app
-from verl_clipx.papers.tables.definition import load_table
+from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.papers.tables.presets import preset_names
-from verl_clipx.papers.tasks.catalog import definition_named, definitions
-from verl_clipx.run.listing import describe_methods
+from verl_clipx.papers.tasks.catalog import definitions
+from verl_clipx.run.groups import group_names
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
@@ -31,6 +31,8 @@ PROGRAMS = ("clipx", "python", "pytest", "bash", *NEVER_RUN)
 # By tests/claims/test_architecture.py and tests/demo.
 RUN_ELSEWHERE = r"scripts/(draw_architecture|demo)\.py"
 
+# What the NAME of a subcommand may be.
+_NAMES = {"data": definitions, "table": table_names, "recipe": preset_names, "methods": group_names}
 _FOLDERS = ("benchmarks", "configs", "docker", "docs", "recipes", "scripts", "tests")
 _HUB = "|".join(name for name, definition in definitions().items() if definition.hub)
 # By how a command begins, whether its block has to say what it needs, since no test can run it; None where it may.
@@ -94,10 +96,8 @@ def check(command: Command, *, complete: bool = True) -> None:
 
 
 def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Composes printed overrides, but for ellipses, on verl's configuration and reads the actor as verl's driver does.
-
-    Raises:
-        Wrong: what Hydra, verl or the plugin said.
+    """Composes printed overrides, but for ellipses, on verl's configuration and reads the actor as verl's driver does;
+    Wrong with what Hydra, verl or the plugin said.
     """
     given = [override for override in overrides if not override.endswith(f"={ELLIPSIS}")]
     # Without the address verl would start Ray to name its dashboard.
@@ -143,26 +143,10 @@ def _parse(command, path: str, words: list[str], complete: bool) -> None:
         if type(error).__name__ == "MissingParameter" and not complete:
             return
         raise Wrong(f"{path}: {error.format_message() if hasattr(error, 'format_message') else error}") from None
-    name = given.get("name")
-    # In capitals it stands for any.
-    if name and not name.isupper():
-        _check_name(path, name, given.get("prompt"))
-
-
-def _check_name(path: str, name: str, prompt: str | None) -> None:
-    try:
-        if path.startswith("clipx data"):
-            prompts = definition_named(name).prompts
-            if prompt and prompt not in prompts:
-                raise Wrong(f"--prompt {prompt}: {name} has {', '.join(prompts)}")
-        elif path.startswith("clipx table"):
-            load_table(name)
-        elif path == "clipx methods":
-            describe_methods(name)
-        elif path.startswith("clipx recipe") and name not in preset_names():
-            raise Wrong(f"{name}: no such preset")
-    except ValueError as error:
-        raise Wrong(str(error)) from None
+    name, known = given.get("name"), _NAMES.get(path.removeprefix("clipx ").partition(" ")[0], list)()
+    # In capitals it stands for any; with a colon it is a user's own.
+    if name and known and not name.isupper() and ":" not in name and name not in known:
+        raise Wrong(f"{path} {name}: must be one of {', '.join(known)}")
 
 
 def _check_python(words: list[str], variables: dict[str, str], complete: bool) -> None:

@@ -8,7 +8,6 @@ import copy
 import functools
 import pickle
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -43,10 +42,10 @@ def verl_s_own() -> bytes:
     return pickle.dumps(parts)
 
 
-def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({}), *folders: Path) -> DictConfig:
-    """verl's configuration with groups in their order and then values; folders as for `group_s_own`."""
+def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({})) -> DictConfig:
+    """verl's configuration with groups in their order and then values."""
     config = pickle.loads(verl_s_own())
-    config.merge_with(*(group_s_own(group, *folders) for group in groups))
+    config.merge_with(*map(group_s_own, groups))
     for key, value in values.items():
         OmegaConf.update(config, key, value)
     return config

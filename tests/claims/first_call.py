@@ -91,11 +91,6 @@ def first_call_of(actor: DictConfig) -> FirstCall:
     return _FOUND[key]
 
 
-def number_of(metric: Any) -> float:
-    """What verl would log: its Metric aggregated, a plain number as it is."""
-    return float(metric.aggregate() if isinstance(metric, Metric) else metric)
-
-
 def alone(vector: Tensor) -> Tensor:
     """The sum over the only rank."""
     return vector
@@ -126,10 +121,8 @@ def train(actor: ActorConfig) -> FirstCall:
     """An optimizer step on a rollout batch that is far from the old policy; with Lopti, its two passes.
 
     Under scope=lagged a rollout batch near the old policy comes before it, from which it has its bounds. +clipx=observe
-    stays near it: far away not all of verl's losses are finite.
-
-    Raises:
-        AssertionError: another loss is registered, something is not finite, or no token of any step got a gradient.
+    stays near it: far away not all of verl's losses are finite. Fails if another loss is registered, something is not
+    finite, or no token of any step got a gradient.
     """
     settings, loss_mode = actor.policy_loss.clipx, actor.policy_loss.loss_mode
     observed = isinstance(settings, Observe)
@@ -150,7 +143,9 @@ def train(actor: ActorConfig) -> FirstCall:
             loss.backward()
             found.losses.append(loss.detach())
             found.gradients.append(log_prob.grad)
-            found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})
+            # What verl would log.
+            numbers = {key: of.aggregate() if isinstance(of, Metric) else of for key, of in metrics.items()}
+            found.metrics.append({key: float(number) for key, number in numbers.items()})
     for index, (loss, gradient, metrics) in enumerate(zip(*found, strict=True)):
         assert loss.isfinite(), f"step {index}: the loss is {loss}"
         assert gradient.isfinite().all(), f"step {index}: the gradient is {gradient}"

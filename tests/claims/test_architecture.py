@@ -1,6 +1,5 @@
-"""docs/dev/architecture.md against the source: its picture, names, tables and budgets, and that no arrow runs up.
-
-Not covered: that sentences and visits are in the order of a call.
+"""docs/dev/architecture.md against the source: its picture, names, tables and budgets, and that no arrow runs up. Not
+covered: that sentences and visits are in the order of a call.
 """
 
 import re

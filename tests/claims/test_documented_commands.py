@@ -1,8 +1,7 @@
 """README.md and docs: each code block's commands run as printed in one folder, or a mark above it says what they need;
-what is marked, and inline code, has existing subcommands, options, files and variables; links lead somewhere.
-
-Not covered: what a mark, `<!-- needs: … -->`, excuses; what an output says that no page shows; doctor's interpreters
-and Ray worker, for which this process stands in (tests/check/test_doctor.py); other sites.
+what is marked, and inline code, has existing subcommands, options, files and variables; links lead somewhere. Not
+covered: what a mark, `<!-- needs: … -->`, excuses; what an output says that no page shows; doctor's interpreters and
+Ray worker, for which this process stands in (tests/check/test_doctor.py); other sites.
 """
 
 import contextlib

@@ -1,18 +1,16 @@
 """Every Hydra group of configs/clipx, alone, with every modifier and under every scope, trains two optimizer steps
 through the composed configuration and verl's ppo_loss, or says in the driver why it does not; +clipx=observe with
-verl's losses.
-
-Not covered: what the numbers are (tests/methods, tests/worker), the engine and several ranks (tests/end_to_end).
+verl's losses. Not covered: what the numbers are (tests/methods, tests/worker), the engine and several ranks
+(tests/end_to_end).
 """
 
-from pathlib import Path
+from itertools import product
 
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from tests.composition import MICRO_BATCH, by_hydra, composition
-from tests.matrix import MATRIX, product
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
@@ -21,15 +19,9 @@ from verl_clipx.run.groups import groups_of
 from verl_clipx.worker.registry import is_ours
 
 from .configuration import ACTOR, actor_of, built, hydra_s, merged, parsed, refusals_in
-from .first_call import FAR, NEAR, first_call, moved_batch
+from .first_call import first_call
 
-
-def methods_in(folder: Path) -> list[str]:
-    """The groups of a folder of configurations that choose a method, as overrides."""
-    return sorted(f"+clipx={path.stem}" for path in (folder / "clipx").glob("*.yaml"))
-
-
-METHODS = methods_in(configs_folder())
+METHODS = sorted(f"+clipx={path.stem}" for path in (configs_folder() / "clipx").glob("*.yaml"))
 # Those that go on top of a method.
 MODIFIERS = sorted(f"+clipx/{path.parent.name}={path.stem}" for path in (configs_folder() / "clipx").glob("*/*.yaml"))
 LOSSES_OF_VERL = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
@@ -84,18 +76,13 @@ def test_there_are_groups_of_every_kind():
 
 
 @pytest.mark.parametrize("scope", ["lagged", "micro_batch"])
-def test_the_steps_have_tokens_in_every_region_and_beyond_verls_clamp(scope):
+def test_the_steps_have_tokens_in_every_region(scope):
     for group, values in (("grpo", {}), ("bapo", {}), ("acpo", {"clipx.epsilon_max": 0.5})):
         steps = first_call(actor_of(merged([f"+clipx={group}"], {**values, "clipx.scope": scope}))).metrics
         assert len(steps) == (2 if scope == "lagged" else 1)
         for metrics in steps:
             assert all(metrics[f"clipx/gradient_mass/{region}"] > 0 for region in ("LP", "HN", "M"))
             assert metrics["clipx/clip_fraction_low"] > 0 and metrics["clipx/clip_fraction_high"] > 0
-    for log_ratios in (NEAR, FAR):
-        batch = moved_batch(log_ratios)
-        assert not batch["mask"][-1].any() and batch["log_prob"].max() <= 0
-    log_ratio = (batch["log_prob"] - batch["old_log_prob"])[batch["mask"]]
-    assert log_ratio.max() == pytest.approx(25) and log_ratio.min() == pytest.approx(-25)
 
 
 @pytest.mark.parametrize("group", METHODS)
@@ -111,7 +98,13 @@ def has_a_formula_of_its_own(group, modifier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "modifier"), product(WITH_OPTIONS, MODIFIERS, keep=has_a_formula_of_its_own))
+@pytest.mark.parametrize(
+    ("group", "modifier"),
+    [
+        pytest.param(*pair, marks=[] if has_a_formula_of_its_own(*pair) else pytest.mark.matrix)
+        for pair in product(WITH_OPTIONS, MODIFIERS)
+    ],
+)
 def test_a_group_trains_with_a_modifier(group, modifier):
     values = GIVEN.get(group, {}) | THRESHOLD.get(modifier, {})
     config = merged([group, modifier], values)
@@ -169,7 +162,9 @@ def test_observe_has_no_scope():
         (["+clipx/shaping=advantage_reweighting_literal", "+clipx=bapo"], ["clipx.upper_stop=20", "clipx.first=lower"]),
         (["+recipe=acpo/countdown_3b_acpo_off", "+hardware=h100x8"], ["clipx.alpha=2"]),
         *(
-            pytest.param([group], [f"{key}={value}" for key, value in GIVEN.get(group, {}).items()], marks=MATRIX)
+            pytest.param(
+                [group], [f"{key}={value}" for key, value in GIVEN.get(group, {}).items()], marks=pytest.mark.matrix
+            )
             for group in TRAINABLE
         ),
     ],
@@ -186,13 +181,3 @@ def test_a_loss_that_is_not_finite_is_found():
     values = {"clipx.function": "tests.example_losses:nan", "clipx.log_ratio_clamp": None}
     with pytest.raises(AssertionError, match="step 0: the loss is nan"):
         first_call(actor_of(merged(["+clipx=custom"], values)))
-
-
-def test_a_whole_new_group_is_found_and_trains(tmp_path):
-    (tmp_path / "clipx").mkdir()
-    own = "# @package _global_\ndefaults: [dapo, _self_]\nclipx: {clip_high: 1.4}\n"
-    (tmp_path / "clipx" / "mine.yaml").write_text(own)
-    assert methods_in(tmp_path) == ["+clipx=mine"]
-    actor = actor_of(merged(["+clipx=mine"], {}, tmp_path))
-    assert actor.policy_loss.clipx.method.clip_high == 1.4
-    first_call(actor)

@@ -1,7 +1,5 @@
 """docs/swap.md against the code: its table of verl's keys, its rows of verl's losses, each option of ours that it
-names.
-
-Not covered: what the forks' options are called, and that a translation trains the same (tests/golden).
+names. Not covered: what the forks' options are called, and that a translation trains the same (tests/golden).
 """
 
 import re

@@ -1,7 +1,6 @@
 """Every parameter of every method and modifier at null, at both ends of its range and with each of its words trains, or
-is refused in the driver, as values beyond the ends are; fields are found by their metadata.
-
-Not covered: values in between, pairs of parameters at different ends, what the numbers are.
+is refused in the driver, as values beyond the ends are; fields are found by their metadata. Not covered: values in
+between, pairs of parameters at different ends, what the numbers are.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
-"""scripts/quickstart.sh with stand-ins for Python and clipx: which runs it trains, with whose overrides, and keeps.
-
-Not covered: the model (tests/papers/tasks/pretrained), training and the page (tests/end_to_end/test_quickstart.py),
-signals (tests/recipes/test_signals.py).
+"""scripts/quickstart.sh with stand-ins for Python and clipx: which runs it trains, with whose overrides, and keeps. Not
+covered: the model (tests/papers/tasks/pretrained), training and the page (tests/end_to_end/test_quickstart.py), signals
+(tests/recipes/test_signals.py).
 """
 
 import re

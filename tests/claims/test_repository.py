@@ -1,6 +1,5 @@
-"""What stands beside the code: workflows and forms, the citation, README in two languages, versions, public names.
-
-Not covered: running a workflow, the words of pages, what the public functions do (tests/loss).
+"""What stands beside the code: workflows and forms, the citation, README in two languages, versions, public names. Not
+covered: running a workflow, the words of pages, what the public functions do (tests/loss).
 """
 
 import re
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import check_jsonschema
 import pytest
-import torch
 import yaml
 from click.testing import CliRunner
 
@@ -138,16 +136,3 @@ def test_the_public_names_are_what_they_are_called_and_documented():
 def test_dir_lists_them_before_any_is_used():
     program = "import verl_clipx; assert {*verl_clipx.__all__} <= {*dir(verl_clipx)}, dir(verl_clipx)"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_evaluate_gives_a_loss_per_token_by_hand():
-    result = verl_clipx.evaluate(
-        verl_clipx.METHODS["grpo"](),
-        old_log_prob=torch.zeros(1, 3, dtype=torch.float64),
-        log_prob=torch.tensor([[0.1, 1.0, 0.0]], dtype=torch.float64, requires_grad=True),
-        advantages=torch.ones(1, 3, dtype=torch.float64),
-        mask=torch.ones(1, 3, dtype=torch.bool),
-    )
-    # PPO's clip at 1.2: the second token's ratio, e, is above it.
-    torch.testing.assert_close(result.weight, torch.tensor([[0.1, -torch.inf, 0.0]], dtype=torch.float64).exp())
-    assert result.bounds == verl_clipx.Bounds(0.8, 1.2)

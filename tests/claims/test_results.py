@@ -1,7 +1,6 @@
 """Each number that README, reversal.md and negative_results.md say of the table reversal, anew from the logs in
-docs/results/runs; three pages' own tables; that limits and failed controls stay on the page.
-
-Not covered: the cells of reversal.json (tests/papers/tables) and runs whose logs were not kept.
+docs/results/runs; three pages' own tables; that limits and failed controls stay on the page. Not covered: the cells of
+reversal.json (tests/papers/tables) and runs whose logs were not kept.
 """
 
 import re

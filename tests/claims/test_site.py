@@ -2,11 +2,12 @@
 matrix` that the build takes nothing from another site. Not covered: how it looks.
 """
 
-import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,9 +18,7 @@ from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.run.listing import describe_methods
 
 # MkDocs, too, loads it by its path.
-_SPEC = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")
-site_pages = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(site_pages)
+site_pages = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "site_pages.py")))
 
 NAVIGATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1])
 

@@ -1,10 +1,7 @@
-"""The texts for verl's users in docs/dev/upstream have the form of the other side, and do there what they say; with
-`-m matrix`, the patch on a copy of verl, with its example in verl's worker and engine.
-
-Not covered: other engines, several ranks, GPUs.
+"""The texts for verl's users in docs/dev/upstream do what they say; with `-m matrix`, the patch on a copy of verl, with
+its example in verl's worker and engine. Not covered: their form, other engines, several ranks, GPUs.
 """
 
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -88,14 +85,9 @@ def test_the_recipe_trains_what_its_page_says(tmp_path):
     assert call[1:3] == ["-m", "verl.trainer.main_ppo"] and answer["stops"] == []
 
 
-def test_the_texts_have_the_other_sides_form():
-    entry = re.search(r"^- \[verl-clipx\].*$", (TEXTS / "index.md").read_text(), re.MULTILINE)[0]
-    badge = r"!\[GitHub Repo stars\]\(https://img\.shields\.io/github/stars/\S+\)"
-    assert re.fullmatch(rf"- \[[^]]+\]\(https://[^)]+\): .* {badge}", entry)
-    page = (TEXTS / "adaptive_clipping.md").read_text()
-    assert re.match(r"# .+\n\nLast updated: \d\d/\d\d/\d{4}\.\n\n", page)
+def test_the_recipe_requires_the_verl_that_is_tested():
     lines = (TEXTS / "recipe" / "REQUIRED_VERL.txt").read_text().splitlines()
     fields = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    assert {"UPSTREAM", "MODE", "TAG", "PIP_INSTALL"} <= fields.keys() and fields["MODE"] == "pinned_tag"
+    assert "UPSTREAM" in fields and fields["MODE"] == "pinned_tag"
     tested = fields["TAG"].removeprefix("v")
     assert fields["PIP_INSTALL"] == f"pip install verl=={tested}" and tested == version("verl") and tested in VERL_RANGE

@@ -1,6 +1,6 @@
 """Weights over gloo, from verl's door: prepare, build_topology, init_process_group, send and receive, finalize, in two
 updates and messages of any size; what verl asks of an engine. A thread stands for each process. Not covered: Ray and
-the trainers that use it (test_trainers.py).
+the trainers that use it (test_options.py).
 """
 
 import asyncio

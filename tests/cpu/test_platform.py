@@ -19,7 +19,6 @@ from verl_clipx import cpu
 from verl_clipx.cpu import device, platform
 from verl_clipx.cpu.rollout.adapter import CPUServerAdapter
 from verl_clipx.cpu.rollout.replica import CPUReplica
-from verl_clipx.cpu.switch import check_platform
 
 # Only CUDA transports and profilers call these, which no CPU run reaches.
 CUDA_ONLY = {"Event"}
@@ -89,9 +88,9 @@ def test_the_environment_variable_chooses_it_and_registering_imports_no_engine_a
 def test_the_right_variable_passes_and_another_one_says_what_to_run(monkeypatch):
     for value in ("cpu", " CPU "):
         monkeypatch.setenv("VERL_PLATFORM", value)
-        assert check_platform("cpu") == "cpu" and cpu.is_active()
+        assert cpu.check_platform("cpu") == "cpu" and cpu.is_active()
     for value, found in (("", "no VERL_PLATFORM"), ("nvidia", "VERL_PLATFORM=nvidia")):
         monkeypatch.setenv("VERL_PLATFORM", value)
         with pytest.raises(ValueError, match=rf"found {found}.*VERL_PLATFORM=cpu python -m verl\.trainer\.main_ppo"):
-            check_platform("cpu")
+            cpu.check_platform("cpu")
         assert not cpu.is_active()

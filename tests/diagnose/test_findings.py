@@ -1,6 +1,5 @@
-"""Sentences: each is said of made-up logs that it is true of, and not of those that it isn't. Numbers by hand.
-
-Not covered: real runs.
+"""Sentences: each is said of made-up logs that it is true of, and not of those that it isn't. Numbers by hand. Not
+covered: real runs.
 """
 
 import itertools
@@ -11,7 +10,8 @@ import pytest
 from tests.runs.example_runs import write_log, write_validation
 from verl_clipx.diagnose.findings import (
     collapses,
-    findings,
+    descriptions,
+    diagnoses,
     rewards,
     unequal_starts,
     what_bounds_did,
@@ -22,6 +22,11 @@ from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, settings_of
+
+
+def findings(settings):
+    """All sentences of a page."""
+    return [*diagnoses(settings), *descriptions(settings)]
 
 
 def run(columns, configuration=None, held_out=(), name="run"):

@@ -1,6 +1,5 @@
-"""What changed first in a run, and where two runs part: made-up logs whose changes begin at known steps.
-
-Not covered: how often healthy logs have a change (benchmarks/diagnosis.py counts them).
+"""What changed first in a run, and where two runs part: made-up logs whose changes begin at known steps. Not covered:
+how often healthy logs have a change (benchmarks/diagnosis.py counts them).
 """
 
 import numpy

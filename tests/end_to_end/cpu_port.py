@@ -9,7 +9,6 @@ from wrapt import when_imported
 
 from verl_clipx import cpu
 from verl_clipx.cpu.process_group import with_gloo
-from verl_clipx.cpu.switch import check_platform
 from verl_clipx.worker.registry import replace_worker
 
 cpu.register()
@@ -18,5 +17,5 @@ when_imported("verl.experimental.agent_loop.single_turn_agent_loop")(
     lambda _: import_module("verl_clipx.seeded.agent_loop")
 )
 when_imported("omegaconf")(
-    lambda module: module.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
+    lambda module: module.OmegaConf.register_new_resolver("clipx_platform", cpu.check_platform, replace=True)
 )

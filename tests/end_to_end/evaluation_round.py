@@ -82,12 +82,8 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, 
 def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
     """Checks the evaluation of a run's checkpoint by its shards and merged; returns the folder of the one by shards.
 
-    One rank and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
-
-    Args:
-        given: what the run read.
-        run: with `VALIDATION`, validated and saved in the step.
-        name: of the task, as verl's metrics have it.
+    The run has validated, with `VALIDATION`, and saved in the step; `name` is the task's in verl's metrics. One rank
+    and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
     """
     base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
     folders = folder / "shards", folder / "merged"

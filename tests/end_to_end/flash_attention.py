@@ -1,11 +1,13 @@
 """The kernel beneath transformers' flash attention, in plain torch, so that a CPU runs it in any precision.
 
-Only the two functions of the package flash_attn are made here; what cuts a batch into sequences is transformers' own,
-and verl's for Ulysses.
+With this module loaded, by VERL_USE_EXTERNAL_MODULES in all of verl's processes, attn_implementation=flash_attention_2
+runs on a CPU. Only the two functions of the package flash_attn are made here; what cuts a batch into sequences is
+transformers' own, and verl's for Ulysses.
 """
 
 import torch
 from torch import Tensor
+from wrapt import when_imported
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
@@ -26,11 +28,11 @@ def flash_attention_of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=
     return torch.cat([flash_attention(*(one[None] for one in part), **options)[0] for part in parts])
 
 
-def put_beneath_transformers() -> None:
-    """Makes attn_implementation=flash_attention_2 run in this process on a CPU."""
-    from transformers import PreTrainedModel, modeling_flash_attention_utils
+@when_imported("transformers.modeling_utils")
+def put_beneath_transformers(modeling_utils) -> None:
+    from transformers import modeling_flash_attention_utils
 
-    PreTrainedModel._flash_attn_can_dispatch = lambda self, *args, **kwargs: True
+    modeling_utils.PreTrainedModel._flash_attn_can_dispatch = lambda self, *args, **kwargs: True
     modeling_flash_attention_utils._lazy_imports = lambda *args, **kwargs: (
         flash_attention,
         flash_attention_of_packed,

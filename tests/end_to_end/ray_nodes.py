@@ -1,7 +1,6 @@
 """Ray nodes as process trees of one machine, each with a loopback address of its own (Linux has all of 127.0.0.0/8)."""
 
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -16,72 +15,29 @@ from pathlib import Path
 
 import psutil
 
-from .process_tree import kill_tree
+from .runs import REPOSITORY, kill_tree
 
-REPOSITORY = Path(__file__).parents[2]
 # Not 127.0.0.1: Ray replaces it by the machine's own address.
 HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
 SECONDS_TO_JOIN = 120
 # Ray gives a starting node 15 s for its agents; on a busy machine it gives up now and then.
 ATTEMPTS = 3
 
-# What verl has to be told to train on two nodes of a cluster, with a rank on each.
-ON_TWO_NODES = (
-    "trainer.nnodes=2",
-    "trainer.n_gpus_per_node=1",
-    # Ray refuses to be told what a cluster has that is there already.
-    *(f"ray_kwargs.ray_init.{key}=null" for key in ("num_gpus", "num_cpus", "object_store_memory")),
-    # TransferQueue would otherwise place its storage on any node, also on the head, which has no CPUs.
-    "+transfer_queue.backend.SimpleStorage.required_node_resource=GPU",
-)
-
-
-@dataclass(frozen=True)
-class Node:
-    """A running `ray start --block`: ancestor of all processes of the node, also of those whose raylet was killed."""
-
-    address: str
-    process: subprocess.Popen
-
-    def kill(self) -> None:
-        """Kills all processes of the node."""
-        kill_tree(self.process.pid)
-        self.process.wait()
-
-    def processes(self) -> list[psutil.Process]:
-        """All processes of the node that run now."""
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def raylet(self) -> psutil.Process:
-        """The node's raylet."""
-        (found,) = [process for process in self.processes() if _command(process).partition(" ")[0].endswith("/raylet")]
-        return found
-
-    def runs(self, actor: str) -> bool:
-        """Whether an actor of this class runs on the node."""
-        return any(_command(process).startswith(f"ray::{actor}") for process in self.processes())
-
-    def node_id(self) -> str:
-        """Ray's id of the node, as its raylet was told."""
-        return re.search(r"--node_id=(\w+)", _command(self.raylet())).group(1)
-
 
 @dataclass
 class Cluster:
     """Ray nodes that share a secret: a head that only coordinates, and nodes with one worker slot (Ray's GPU) each, so
     that the placement group of one rank fits on each.
-
-    Args:
-        folder: Ray's session folders and logs. Short, because Ray's sockets in it may not exceed 107 characters.
-        environment: of all nodes' processes; whoever connects needs it too.
-        port: of the head.
-        nodes: by address; the head first.
     """
 
+    # Ray's session folders and logs. Short, because Ray's sockets in it may not exceed 107 characters.
     folder: Path
+    # Of all nodes' processes; whoever connects needs it too.
     environment: dict[str, str]
+    # Of the head.
     port: int
-    nodes: dict[str, Node] = field(default_factory=dict)
+    # By address `ray start --block`, the ancestor of all processes of a node; the head first.
+    nodes: dict[str, psutil.Popen] = field(default_factory=dict)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -96,7 +52,7 @@ class Cluster:
         """
         for address in addresses:
             if address in self.nodes:
-                self.nodes[address].kill()
+                end(self.nodes[address])
             if self.nodes:
                 # As in configs/hardware/cpu.yaml: verl reserves more CPUs than it uses.
                 role = [f"--address={HEAD}:{self.port}", "--num-gpus=1", "--num-cpus=64"]
@@ -110,17 +66,15 @@ class Cluster:
             self.nodes[address] = self._started(address, command)
         self._wait()
 
-    def _started(self, address: str, command: list[str]) -> Node:
+    def _started(self, address: str, command: list[str]) -> psutil.Popen:
         log = self.folder / f"{address}.log"
         for _ in range(ATTEMPTS):
             with log.open("wb") as output:
-                process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | self.environment)
-            node = Node(address, process)
-            while process.poll() is None:
+                node = psutil.Popen(command, stdout=output, stderr=output, env=os.environ | self.environment)
+            while node.poll() is None:
                 if b"Ray runtime started" in log.read_bytes():
                     return node
                 time.sleep(0.1)
-            node.kill()
         raise AssertionError(f"{address} ended in each of {ATTEMPTS} attempts to start\n{self.logs()}")
 
     def _wait(self) -> None:
@@ -141,7 +95,12 @@ class Cluster:
     def stop(self) -> None:
         """Kills all processes of all nodes; `ray stop` would kill every Ray process of the user."""
         for node in self.nodes.values():
-            node.kill()
+            end(node)
+
+    def processes(self, address: str, name: str) -> list[psutil.Process]:
+        """The processes of a node whose program, or whose actor as Ray shows it, has a name that begins so."""
+        every = self.nodes[address].children(recursive=True)
+        return [process for process in every if Path(_program(process)).name.startswith(name)]
 
     def users(self) -> list[psutil.Process]:
         """Processes of this machine that have a file in the cluster's folder open, as Ray's have their logs."""
@@ -172,6 +131,12 @@ def ray_cluster(**environment: str) -> Iterator[Cluster]:
     assert not left, f"outside the trees of the nodes: {left}"
 
 
+def end(node: psutil.Popen) -> None:
+    """Kills all processes of a node."""
+    kill_tree(node.pid)
+    node.wait()
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on now."""
     with socket.socket() as listener:
@@ -179,9 +144,9 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _command(process: psutil.Process) -> str:
+def _program(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
+        return " ".join(process.cmdline()).partition(" ")[0]
     return ""
 
 

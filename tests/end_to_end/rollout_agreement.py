@@ -28,10 +28,7 @@ def fresh_tokens(mask: Tensor, first: Tensor, last: Tensor, version: int) -> Ten
 def agreement(rollout: Tensor, actor: Tensor, mask: Tensor, first: Tensor, last: Tensor, version: int) -> dict:
     """The metrics of a rollout batch, from the rollout's and the actor's log-probabilities."""
     fresh = fresh_tokens(mask, first, last, version)
-    metrics = {
-        f"{PREFIX}/fresh_tokens": int(fresh.sum()),
-        f"{PREFIX}/resumed_sequences": int((first < last).sum()),
-    }
+    metrics = {f"{PREFIX}/fresh_tokens": int(fresh.sum())}
     if fresh.any():
         metrics[f"{PREFIX}/log_prob_gap"] = float((rollout - actor).abs()[fresh].max())
     return metrics

@@ -3,20 +3,19 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
+import psutil
 
 from verl_clipx.runs.run_log import Rows, read_run_log, rows_of, table_of
-
-from .process_tree import kill_tree
 
 SECONDS = 600
 MAIN = "verl.trainer.main_ppo"
@@ -67,21 +66,6 @@ def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = 
     return Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
 
 
-def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], bool], steps: int) -> Run:
-    """Trains, and kills the driver, Ray and all workers with SIGKILL as soon as `when` says of the folder that it is
-    time. An AssertionError: the run ended by itself or did not come so far in time.
-    """
-    process = launch(task, folder, *overrides, steps=steps)
-    deadline = time.monotonic() + SECONDS
-    while not when(folder) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    kill_tree(process.pid)
-    code = process.wait()
-    assert code == -signal.SIGKILL, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
-    assert when(folder), output_of(folder)[-6000:]
-    return growing_run(folder)
-
-
 def growing_run(folder: Path) -> Run:
     """What a run that was killed has left."""
     return Run(table_of(growing_rows(metrics_of(folder))), output_of(folder), folder)
@@ -123,12 +107,8 @@ def launch(
     entry: str = MAIN,
     python: str = sys.executable,
 ) -> subprocess.Popen:
-    """Starts a run with overrides after the common ones and further environment variables.
-
-    Args:
-        before: words before the command.
-        entry: verl's module that is run.
-        python: the interpreter of the environment that it runs in.
+    """Starts a run of a module of verl's in an environment, with overrides after the common ones, further variables and
+    words before the command.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [*before, python, "-m", entry, *common_overrides(task, folder, steps), *overrides]
@@ -166,3 +146,41 @@ def write_documented_method(folder: Path) -> Path:
     assert len(block.splitlines()) < 40, "a controller of under 40 lines"
     (folder / "spread_clip.py").write_text(block)
     return folder
+
+
+def kill_tree(pid: int, seconds: float = 60) -> None:
+    """Kills a process and all its descendants with SIGKILL, and waits until they are gone.
+
+    They are stopped before the first is killed: a process that still runs could start others meanwhile, as Ray's node
+    manager does with workers, and a killed one's children could no longer be found. A TimeoutError names what is left.
+    """
+    stopped: list[psutil.Process] = []
+    while found := [process for process in _tree(pid) if process not in stopped]:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        stopped += found
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    deadline = time.monotonic() + seconds
+    while left := [process for process in stopped if _alive(process)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still there {seconds} s after SIGKILL: {left}")
+        time.sleep(0.05)
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        # A zombie has ended; only its parent has not asked for its exit code.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

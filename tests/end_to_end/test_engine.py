@@ -1,6 +1,5 @@
-"""What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds.
-
-Covers: an observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds;
+"""What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds. Covers: an
+observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds;
 +clipx=observe under several of verl's losses; rejected tokens; verl's Tinker worker; when an extra pass is made; fused
 kernels. Not covered: memory of an accelerator, packing and sequence parallelism.
 """
@@ -292,17 +291,7 @@ def check_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_it
         assert of_verl.line == "logits = (hidden_states @ vocab_weights.t()) / temperature"
 
 
-CHECKS = (
-    check_observing_leaves_no_trace,
-    check_a_skipped_step_is_not_remembered,
-    check_whatever_is_not_finite_skips_the_step_of_every_method,
-    check_a_checkpoint_without_a_state_needs_a_word,
-    check_observe_changes_no_bit_of_the_weights_after_an_update,
-    check_rejected_tokens_are_not_counted,
-    check_verls_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest,
-    check_one_update_a_rollout_batch_is_at_ratio_1_by_the_configuration_and_others_are_observed,
-    check_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_itself,
-)
+CHECKS = [check for name, check in globals().items() if name.startswith("check_")]
 
 
 def failures_of(rank, world, folder):

@@ -1,7 +1,6 @@
-"""What docs/dev/reliability.md says of faults that only verl's trainer answers, with `-m matrix`.
-
-Covers: a disk that is full while verl saves, and the start after that; a reward that is NaN for some prompts. Not
-covered: a reward that raises or hangs; which field is named (tests/worker/test_training_worker.py).
+"""What docs/dev/reliability.md says of faults that only verl's trainer answers, with `-m matrix`. Covers: a disk that
+is full while verl saves, and the start after that; a reward that is NaN for some prompts. Not covered: a reward that
+raises or hangs; which field is named (tests/worker/test_training_worker.py).
 """
 
 import re

@@ -1,8 +1,7 @@
-"""Bounds and gradients do not depend on how a mini-batch is cut: ranks, micro-batch size, dynamic batch size.
-
-Covers, by verl's worker and FSDP2 engine in float64 over the same ragged rows: every adaptive method, selection, both
-passes of Lopti; what scopes cost; the engine's options against padding on one rank; that each method does what it does;
-that the scope micro_batch does depend on the cut. With `-m matrix` nine more cuts. Not covered: Ray and rollouts
+"""Bounds and gradients do not depend on how a mini-batch is cut: ranks, micro-batch size, dynamic batch size. Covers,
+by verl's worker and FSDP2 engine in float64 over the same ragged rows: every adaptive method, selection, both passes of
+Lopti; what scopes cost; the engine's options against padding on one rank; that each method does what it does; that the
+scope micro_batch does depend on the cut. With `-m matrix` nine more cuts. Not covered: Ray and rollouts
 (test_training.py), flash attention's own kernel, rounding in half precision.
 """
 

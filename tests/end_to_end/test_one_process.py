@@ -1,7 +1,6 @@
-"""A run in one process is the run that verl makes through Ray: every metric of every step, from the same seeds.
-
-Covers, with `-m matrix`, on Countdown with the seeded rollout: ACPO with recomputed old log-probabilities, and M2PO
-with the rollout's own; the age of rollouts. tests/benchmarks has the queue of weights and the table's fill.
+"""A run in one process is the run that verl makes through Ray: every metric of every step, from the same seeds. Covers,
+with `-m matrix`, on Countdown with the seeded rollout: ACPO with recomputed old log-probabilities, and M2PO with the
+rollout's own; the age of rollouts. tests/benchmarks has the queue of weights and the table's fill.
 """
 
 import sys

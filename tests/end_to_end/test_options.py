@@ -1,24 +1,28 @@
-"""Options of verl's engine through the real verl, ACPO on fresh samples: what support.py says of them.
-
-In each, with `-m matrix`, ACPO's bounds adapt, metrics are of every token and finite, and the rollout has the weights
-that were trained. Not covered: that no option changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters
-in a rollout (the CPU's takes merged ones alone).
+"""Options of verl's engine, its other trainers and advantages, through the real verl with ACPO: what support.py says of
+them. In each, with `-m matrix`, the bounds of every update are recomputed from its tokens, metrics are finite, and the
+rollout has the weights that were trained; under other trainers advantages are recomputed from the rewards. Not covered:
+learning, resuming; that no option changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters in a rollout
+(the CPU's takes merged ones alone).
 """
 
 import math
 import shutil
 from dataclasses import replace
 
+import numpy
+import pandas
 import pytest
 from transformers import AutoModelForCausalLM
 
+from verl_clipx.common.traces import read_shards, shards_in
+
+from .method_checks import FRACTIONS
 from .options_in_workers import options_of
-from .runs import SECONDS, Run, check_receipt, launch, loading, metrics_of, output_of
-from .test_trainers import check_adapted, train_acpo
+from .runs import SECONDS, Run, check_receipt, launch, loading, metrics_of, output_of, train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 FSDP = f"{ACTOR}.fsdp_config"
 TWO_RANKS = "trainer.n_gpus_per_node=2"
 PACKING = f"{MODEL}.use_remove_padding=True"
@@ -33,6 +37,98 @@ ULYSSES = (
     *(PACKING, f"{ACTOR}.ulysses_sequence_parallel_size=2"),
     f"{MODEL}.override_config.attn_implementation=flash_attention_2",
 )
+CORRECTION = "algorithm.rollout_correction"
+# Of a rollout server on a rank of its own.
+APART = ("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2")
+# Of the two experimental trainers, outside verl's own checkout.
+EXPERIMENTAL = (
+    *("hydra.searchpath=[pkg://verl.trainer.config]", "actor_rollout_ref.hybrid_engine=False"),
+    *("rollout.nnodes=1", "rollout.n_gpus_per_node=1", *APART),
+)
+# Any answers differ in it, so that every batch has a gradient however little the policy can do.
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return sum(map(ord, solution_str)) % 7 / 6
+"""
+TOOL = '''
+"""A tool, and a parser by which every answer calls it: the tiny policy cannot write a call."""
+
+import json
+
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def length(text: str) -> str:
+    """Measures a text.
+
+    Args:
+        text: what to measure.
+    """
+    return str(len(text))
+
+
+@ToolParser.register("every_answer")
+class EveryAnswer(ToolParser):
+    async def extract_tool_calls(self, responses_ids, tools=None):
+        text = self.tokenizer.decode(responses_ids)
+        return text, [FunctionCall(name="length", arguments=json.dumps({"text": text}))]
+'''
+
+
+def train_acpo(task, folder, *overrides: str, **options) -> Run:
+    """Two steps of ACPO on one rank, rewarded by `REWARD` and traced whole; arguments as for `train`."""
+    folder.mkdir(exist_ok=True)
+    reward = folder / "reward.py"
+    reward.write_text(REWARD)
+    ours = ("+clipx=acpo", "clipx.metrics=all", f"reward.custom_reward_function.path={reward}")
+    traces = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1")
+    return train(task, folder / "run", *ours, *traces, *overrides, **options)
+
+
+def traced_tokens(run: Run) -> pandas.DataFrame:
+    """Every token that a run was trained on, once an update."""
+    return read_shards(run.folder / "traces", shards_in(run.folder / "traces")).to_pandas()
+
+
+def check_bounds(tokens: pandas.DataFrame, tolerance: float) -> None:
+    """The bounds that each token was trained with are those of its update's tokens, on both sides.
+
+    `tolerance` is of epsilon's relative difference.
+    """
+    moved = 0.0
+    for (step, update), found in tokens.groupby(["step", "update"]):
+        left = found if found.selected.isna().all() else found[found.selected.astype(bool)]
+        old = left.old_log_prob.astype(float)
+        ratio = numpy.exp(left.log_prob.astype(float) - old)
+        bins = (numpy.exp(old) * 5).astype(int).clip(0, 4)
+        # Eq. 8, of each bin.
+        expected = bins.map(3 * ratio.groupby(bins).std(ddof=0) + 0.2)
+        for epsilon in (left.high - 1, 1 - left.low):
+            numpy.testing.assert_allclose(epsilon, expected, rtol=tolerance, err_msg=f"{step=} {update=}")
+        moved = max(moved, float(expected.max()))
+    assert moved > 0.205, "no update moved a bound, so that any method with fixed ones would do"
+
+
+def check_adapted(
+    run: Run, steps: list[int], updates: int, *, batches_a_step: int = 1, tolerance: float = 1e-3
+) -> None:
+    """The worker trained by ACPO, with the bounds and the metrics of all its tokens, in the updates that it announced
+    for a rollout batch, of which verl logs `batches_a_step` as one of `steps`.
+    """
+    log = run.log.dropna(subset="actor/clipx/epsilon/bin_0")
+    assert list(log.index) == steps
+    tokens = traced_tokens(run)
+    check_bounds(tokens, tolerance)
+    assert (tokens.groupby("step")["update"].nunique() == updates * batches_a_step).all()
+    made = run.log.filter(regex=r"^actor/clipx/update_\d+/epsilon/bin_0$").dropna(axis=1)
+    assert made.shape[1] == updates
+    plural = "update" if updates == 1 else "updates"
+    assert f"; {updates} {plural} per rollout batch: clipping can act" in run.output
+    fractions = run.log[[f"actor/clipx/{name}" for name in FRACTIONS.values()]].dropna()
+    assert fractions.sum(axis=1).tolist() == pytest.approx([1] * len(fractions), abs=1e-6)
+
 
 # Has a worker print what of them is in force.
 SHOWN = loading("options_in_workers")
@@ -56,18 +152,8 @@ def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 
     assert run.log["training/rollout_probs_diff_max"].max() < rollout_difference
 
 
-@pytest.mark.parametrize(
-    ("overrides", "environment"),
-    [
-        pytest.param(TOGETHER, SHOWN, id="together"),
-        pytest.param(ULYSSES, loading("flash_attention_in_workers"), id="Ulysses"),
-    ],
-)
-def test_two_ranks(task, tmp_path, overrides, environment):
-    run = train_acpo(task, tmp_path, TWO_RANKS, *overrides, environment=environment)
-    check_run(run)
-    if overrides is TOGETHER:
-        check_together(run)
+def test_two_ranks_share_sequences(task, tmp_path):
+    check_run(train_acpo(task, tmp_path, TWO_RANKS, *ULYSSES, environment=loading("flash_attention")))
 
 
 def test_lora_merged_for_the_rollout(task, tmp_path):
@@ -106,3 +192,109 @@ def test_a_run_that_another_worker_trains_stops_before_its_first_step(task, tmp_
     message = "RuntimeError: clipx_grpo is called by verl's ppo_loss in a worker without the plugin's"
     assert message in output_of(tmp_path)
     assert not metrics_of(tmp_path).read_text()
+
+
+def test_the_older_trainer_with_reinforce_plus_plus(task, tmp_path):
+    older = ("trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
+    run = train_acpo(task, tmp_path, *older, "algorithm.adv_estimator=reinforce_plus_plus")
+    check_adapted(run, [1, 2], updates=2)
+    for _, batch in traced_tokens(run).groupby("step"):
+        # Every token's return is the response's reward, whitened over the rollout batch's tokens.
+        expected = (batch.score - batch.score.mean()) / batch.score.std()
+        numpy.testing.assert_allclose(batch.advantage, expected, rtol=1e-3, atol=1e-4)
+    assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+def test_a_critics_advantages_in_two_epochs(task, tmp_path):
+    critic = (f"critic.model.path={task.policy}", "critic.ppo_micro_batch_size_per_gpu=8")
+    epochs = ("actor_rollout_ref.actor.ppo_epochs=2", "trainer.save_freq=2")
+    run = train_acpo(task, tmp_path, "algorithm.adv_estimator=gae", *critic, *epochs)
+    check_adapted(run, [1, 2], updates=4)
+    assert (run.log["critic/grad_norm"] > 0).all()
+    # Optimizer steps that verl took: two mini-batches in two epochs on each of two rollout batches, each response in
+    # one of each epoch's.
+    assert run.state(2)["step"] == 2 * 2 * 2
+    tokens = traced_tokens(run)
+    found = tokens.groupby(["step", "prompt", "sample"])["update"].unique()
+    assert len(found) == 2 * 16 * 4 and all(len(of) == 2 and min(of) < 2 <= max(of) for of in found)
+    for _, batch in tokens[tokens["update"] < 2].groupby("step"):
+        # Whitened over the rollout batch's tokens; the critic's values differ within a response.
+        assert batch.advantage.mean() == pytest.approx(0, abs=1e-4) and batch.advantage.std() == pytest.approx(1, 1e-3)
+        assert (batch.groupby(["prompt", "sample"]).advantage.nunique() > 1).mean() > 0.9
+
+
+def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
+    run = train_acpo(
+        task,
+        tmp_path,
+        *("algorithm.adv_estimator=rloo", *APART, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"),
+        *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+        *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
+        f"{CORRECTION}.rollout_rs_threshold=0.03",
+    )
+    # The second of the two updates between two sendings of weights: its old_log_probs are of the weights before both.
+    check_adapted(run, [1, 2], updates=1, batches_a_step=2)
+    assert run.log["rollout_corr/rollout_rs_masked_fraction"][2] > 0
+    for _, batch in traced_tokens(run).groupby("step"):
+        scores = batch.groupby(["prompt", "sample"]).score.first()
+        expected = (4 * scores - scores.groupby("prompt").transform("sum")) / 3
+        whole = scores.groupby("prompt").transform("size") == 4
+        found = batch.groupby(["prompt", "sample"]).advantage.first()
+        # Of prompts without a rejected response, whose rewards are all traced.
+        assert whole.any()
+        numpy.testing.assert_allclose(found[whole], expected[whole], rtol=1e-4, atol=1e-5)
+    # What was sent is what was trained, then older than that, and weighed for it.
+    assert run.log["training/rollout_probs_diff_max"][1] < 1e-4
+    assert run.log["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1]
+    assert run.log["rollout_corr/rollout_is_mean"][1] == pytest.approx(1, abs=1e-4)
+    assert abs(run.log["rollout_corr/rollout_is_mean"][2] - 1) > 1e-3
+
+
+def test_several_turns_with_a_tool(task, tmp_path):
+    policy = tmp_path / "policy"
+    shutil.copytree(task.policy, policy)
+    template = policy / "chat_template.jinja"
+    template.write_text(template.read_text().replace("'assistant']", "'assistant', 'tool']"))
+    tool = tmp_path / "length_tool.py"
+    tool.write_text(TOOL)
+    run = train_acpo(
+        replace(task, policy=policy),
+        tmp_path,
+        *(f"{ROLLOUT}.multi_turn.enable=True", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
+        *(f"{ROLLOUT}.multi_turn.format=every_answer", f"{ROLLOUT}.multi_turn.function_tool_path={tool}"),
+        *(f"{ROLLOUT}.multi_turn.max_assistant_turns=2", "data.max_response_length=64"),
+    )
+    check_adapted(run, [1, 2], updates=2)
+    # Prompt, answer, tool, answer.
+    assert run.log["num_turns/max"].tolist() == [4, 4]
+    assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+def test_one_step_off_policy_trains_the_loss_in_its_bypass_mode(task, tmp_path):
+    entry = "verl.experimental.one_step_off_policy.main_ppo"
+    rejection = (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=0.98_1.02")
+    run = train_acpo(task, tmp_path, *EXPERIMENTAL, *rejection, entry=entry)
+    check_adapted(run, [1, 2], updates=2)
+    assert "old_log_probs are the rollout's own (bypass_mode)" in run.output
+    # What was rejected is what should have been, and trained nothing; by the ratios of the traced tokens.
+    tokens = traced_tokens(run)
+    kept = tokens.selected.astype(bool)
+    # But for a token on the very edge, in float32.
+    assert (kept == tokens.ratio.between(0.98, 1.02)).mean() > 0.999
+    assert 0 < kept.mean() < 1 and (tokens.weight[~kept] == 0).all() and (tokens.weight[kept] != 0).any()
+    shares = 1 - kept.groupby([tokens.step, tokens["update"]]).mean()
+    logged = run.log["actor/clipx/rejected_fraction"]
+    assert logged.tolist() == pytest.approx(shares.groupby("step").mean().tolist(), abs=1e-6)
+
+
+def test_fully_async_policy(task, tmp_path):
+    run = train_acpo(
+        task,
+        tmp_path,
+        *EXPERIMENTAL,
+        *("data.train_batch_size=0", "data.gen_batch_size=1", "rollout.total_rollout_steps=32"),
+        *("async_training.trigger_parameter_sync_step=1", "async_training.require_batches=2"),
+        entry="verl.experimental.fully_async_policy.fully_async_main",
+    )
+    # verl logs the updates of both versions under the second.
+    check_adapted(run, [2], updates=2)

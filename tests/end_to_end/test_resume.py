@@ -1,15 +1,16 @@
 """Seeded samples and the state of the bounds across a SIGKILL and a resume, through the real verl, with `-m matrix`.
-
 Covers: v1 sync with `+clipx/rollout=seeded`, killed in the middle of a checkpoint. Not covered: a kill in the middle of
 a step, several ranks and nodes (test_two_nodes.py), a checkpoint without a state (test_engine.py), vLLM.
 """
 
 import shutil
+import signal
+import time
 
 import psutil
 import pytest
 
-from .runs import check_receipt, train, train_and_kill
+from .runs import SECONDS, check_receipt, growing_run, kill_tree, launch, output_of, train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -25,11 +26,6 @@ TOLERANCE = 1e-5
 MOVING = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
 
 
-def saving_step(step):
-    """For `train_and_kill`: a checkpoint is being written, and verl has not yet named it the latest."""
-    return lambda folder: (folder / "checkpoints" / f"global_step_{step}" / "actor").exists()
-
-
 def differences(first, second, steps):
     """The largest absolute difference over the steps: of the bounds, and of what the policy did under them."""
     names = [name for name in first.log if "clipx/epsilon" in name or "clipx/sigma" in name]
@@ -39,12 +35,17 @@ def differences(first, second, steps):
 
 def test_a_killed_run_leaves_no_process_and_goes_on_as_if_nothing_had_happened(task, tmp_path):
     whole = train(task, tmp_path / "whole", *SEEDED, steps=3)
-    # Otherwise equality would mean little. The reference is the policy itself until the second update.
-    table = whole.log.loc[[1, 2, 3], list(MOVING)]
-    assert table.nunique().min() == 3 and (table.abs() > 10 * TOLERANCE).all(axis=None), table
+    check_that_every_step_learns(whole, 3)
 
     folder = tmp_path / "killed"
-    killed = train_and_kill(task, folder, *SEEDED, when=saving_step(3), steps=100)
+    process, deadline = launch(task, folder, *SEEDED, steps=100), time.monotonic() + SECONDS
+    # A checkpoint is being written, and verl has not yet named it the latest.
+    third = folder / "checkpoints" / "global_step_3" / "actor"
+    while not third.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kill_tree(process.pid)
+    assert (process.wait(), third.exists()) == (-signal.SIGKILL, True), output_of(folder)[-6000:]
+    killed = growing_run(folder)
     assert not [process for process in psutil.process_iter() if runs_in(folder, process)]
     assert (differences(whole, killed, [1, 2]) < TOLERANCE).all()
     assert (folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
@@ -59,14 +60,24 @@ def test_a_killed_run_leaves_no_process_and_goes_on_as_if_nothing_had_happened(t
     check_receipt(resumed, 3)
     difference = differences(whole, resumed, [3])
     assert (difference < TOLERANCE).all(), difference
-    (validated,) = [name for name in whole.log if name.startswith("val-core/")]
-    # Greedy validation: the resumed policy answers as the saved one did.
-    assert resumed.log.loc[2, validated] == pytest.approx(whole.log.loc[2, validated], abs=1e-9)
+    check_that_it_answers_alike(whole, resumed, 2)
     assert whole.log.loc[3, "actor/clipx/epsilon_highest"] > 0.21
     there, here = whole.state(3), resumed.state(3)
     assert here["step"] == there["step"] == 6
     for position, vector in there["statistics"].items():
         assert here["statistics"][position] == pytest.approx(vector, abs=1e-3), position
+
+
+def check_that_every_step_learns(run, steps):
+    """Otherwise equality would mean little. The reference is the policy itself until the second update."""
+    table = run.log.loc[range(1, steps + 1), list(MOVING)]
+    assert table.nunique().min() == steps and (table.abs() > 10 * TOLERANCE).all(axis=None), table
+
+
+def check_that_it_answers_alike(saved, resumed, step):
+    """By greedy validation."""
+    (validated,) = [name for name in saved.log if name.startswith("val-core/")]
+    assert resumed.log.loc[step, validated] == pytest.approx(saved.log.loc[step, validated], abs=1e-9)
 
 
 def runs_in(folder, process: psutil.Process) -> bool:

@@ -1,5 +1,4 @@
 """A researcher's round on two tasks: data, warm start, training through the real verl, `clipx eval` before and after.
-
 Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Not covered:
 two ranks (test_training.py), how far longer training goes (docs/dev/evaluation.md and docs/tasks have measured runs),
 GPUs, vLLM.

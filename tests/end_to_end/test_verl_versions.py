@@ -1,13 +1,11 @@
-"""The oldest verl that is admitted, in an environment of its own on top of this one.
-
-Covers: what the plugin relies on, the doctor's verdict, the composition of a preset on machines of GPUs with verl's
-own checks, three steps of ACPO. Not covered: the other end-to-end runs, GPUs.
+"""The oldest verl that is admitted, in an environment of its own on top of this one. Covers: what the plugin relies on,
+the doctor's verdict, the composition of a preset on machines of GPUs with verl's own checks, three steps of ACPO. Not
+covered: the other end-to-end runs, GPUs.
 """
 
 import os
 import subprocess
 import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from packaging.version import Version
 from tests.test_dependencies import required
 
 from .runs import REPOSITORY, train
+from .test_wheel import make_environment
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -26,14 +25,8 @@ OLDEST = min(Version(part.version) for verl in required("cpu") if verl.name == "
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> str:
     """The interpreter of an environment that has the oldest verl and takes all else from the one of the tests."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    interpreter = folder / "bin/python"
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", f"verl=={OLDEST}"], check=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    # The environment's own verl comes before the one underneath.
-    (site_packages / "underneath.pth").write_text(f"{sysconfig.get_path('purelib')}\n{REPOSITORY}\n")
-    return str(interpreter)
+    beneath = f"{sysconfig.get_path('purelib')}\n{REPOSITORY}"
+    return str(make_environment(tmp_path_factory.mktemp("environment"), beneath, str(OLDEST)))
 
 
 def said(python: str, *arguments: str) -> str:

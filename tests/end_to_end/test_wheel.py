@@ -1,8 +1,7 @@
-"""The wheel and the sdist, and the wheel in environments that know nothing of the repository.
-
-Covers: content and metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and
-commands from site-packages; with `-m matrix`, as at each release, docs/install.md's installation without a network, two
-steps of ACPO, and verl's main on 0.8.0. Not covered: 0.9.0 (test_verl_versions.py), a version above the range
+"""The wheel and the sdist, and the wheel in environments that know nothing of the repository. Covers: content and
+metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and commands from
+site-packages; with `-m matrix`, as at each release, docs/install.md's installation without a network, two steps of
+ACPO, and verl's main on 0.8.0. Not covered: 0.9.0 (test_verl_versions.py), a version above the range
 (tests/common/test_verl_version.py), other packages of an older verl's environment.
 """
 
@@ -58,11 +57,12 @@ def underneath(tmp_path_factory) -> Path:
     return folder
 
 
-def make_environment(folder: Path, underneath: Path, verl: str) -> Path:
+def make_environment(folder: Path, underneath: Path | str, verl: str) -> Path:
     """The interpreter of a new environment with this verl of the index and all else from underneath."""
     venv.create(folder)
     python = folder / "bin" / "python"
     (site_packages,) = folder.glob("lib/python*/site-packages")
+    # The environment's own verl comes before one underneath.
     (site_packages / "underneath.pth").write_text(f"{underneath}\n")
     pip(python, *INSTALL, "--no-deps", f"verl=={verl}")
     return python

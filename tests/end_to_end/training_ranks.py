@@ -22,54 +22,43 @@ from torch.distributed.tensor import DTensor
 
 from tests.cpu.policy import VOCABULARY_SIZE, random_policy, save_checkpoint
 
-from .flash_attention import put_beneath_transformers
-
 MODEL_SEED = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """One optimizer step.
+    """One optimizer step."""
 
-    Args:
-        overrides: the method's group, further groups and keys.
-        micro_batch_size: sequences of a micro-batch; None: all of the rank's.
-        dynamic_tokens: tokens of a micro-batch under dynamic batch size; None: fixed size.
-        token_pass: Lopti's pass, low or high, or None.
-        engine: keys of the actor's engine.
-        model: fields of verl's HFModelConfig and their values.
-        attention: transformers' name of the model's attention.
-        infer: whether to compute log-probabilities too.
-    """
-
+    # The method's group, further groups and keys.
     overrides: tuple[str, ...]
+    # Sequences of a micro-batch, without which it has all of the rank's; or its tokens, under dynamic batch size.
     micro_batch_size: int | None = None
     dynamic_tokens: int | None = None
+    # Lopti's pass, low or high.
     token_pass: str | None = None
+    # As for `build_worker`.
     engine: tuple[str, ...] = ()
     model: tuple[tuple[str, Any], ...] = ()
     attention: str = "sdpa"
+    # Whether to compute log-probabilities too.
     infer: bool = False
 
 
 @dataclass
 class Result:
-    """What an optimizer step did.
+    """What an optimizer step did."""
 
-    Args:
-        decision: what the method decided over the mini-batch, or None if each micro-batch decided for itself.
-        gradients: by parameter, summed over ranks.
-        collectives: those that the plugin itself issued.
-        log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
-        options: what of the engine's options is seen to be in force.
-    """
-
+    # Of the method over the mini-batch; None where each micro-batch decides for itself.
     decision: list[float] | None = None
+    # By parameter, summed over ranks.
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    # Those that the plugin itself issued.
     collectives: int = 0
     forwards: int = 0
+    # Of each row's response, over all ranks, if they were asked for.
     log_probs: list[torch.Tensor] = field(default_factory=list)
+    # What of the engine's options is seen to be in force.
     options: dict[str, Any] = field(default_factory=dict)
 
     def values(self, metric: str) -> list[float]:
@@ -149,19 +138,15 @@ def build_worker(
     precision: torch.dtype = torch.float64,
     **model_options: Any,
 ) -> Any:
-    """A training worker, by default of verl's actor, with verl's FSDP2 engine.
-
-    Args:
-        engine: keys of the actor's engine.
-        attention: transformers' name of the model's attention; flash attention with a stand-in for its kernel.
-        **model_options: fields of verl's HFModelConfig.
+    """A training worker, by default of verl's actor, with verl's FSDP2 engine, by keys of the actor's engine and fields
+    of verl's HFModelConfig; under transformers' flash attention its kernel is a stand-in.
     """
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     if attention == "flash_attention_2":
-        put_beneath_transformers()
+        import tests.end_to_end.flash_attention  # noqa: F401
     PrecisionType.to_dtype = staticmethod(lambda _: precision)
     actor = actor_config(engine)
     # LoRA's first weights are random.

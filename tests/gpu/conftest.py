@@ -82,11 +82,7 @@ class Bench:
         return compose_run(self.folder / str(tied), self.ranks, (*COMMON, *overrides))
 
     def update(self, *overrides: str, updates: int = 1, tied: bool = False) -> Update:
-        """Train on a sample, from the saved weights.
-
-        Args:
-            updates: number of optimizer steps on the rollout batch, as the run also announces.
-        """
+        """Train on a sample, from the saved weights, by as many updates a rollout batch as the run also announces."""
         announced = [f"data.train_batch_size={updates}", f"{ACTOR}.ppo_mini_batch_size=1"]
         if any(override.startswith("+clipx=") for override in overrides):
             # The sample's old log-probabilities are made up, and not recomputed as the line says.

@@ -27,19 +27,15 @@ LOG_RATIOS = (-0.6, -0.05, 0.0, 0.05, 0.6)
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows, and what GRPO's update on all of them should be.
-
-    Args:
-        loss: mean over the tokens in the mask.
-        loss_scale: mean of the tokens' absolute loss, relative to which differences of the loss are reported.
-        clipped: share of tokens without a gradient.
-        gradients: float64, by parameter name.
-    """
+    """Rows, and what GRPO's update on all of them should be."""
 
     rows: tuple[Row, ...]
+    # Mean over the tokens in the mask, and that of its size, relative to which differences of the loss are reported.
     loss: float
     loss_scale: float
+    # Share of tokens without a gradient.
     clipped: float
+    # In float64, by parameter.
     gradients: dict[str, Tensor]
 
 

@@ -1,6 +1,5 @@
-"""Every method's loss on the device: compiled, uncompiled and in float64; host waits and kernels of a call.
-
-Not covered: how long compiling takes.
+"""Every method's loss on the device: compiled, uncompiled and in float64; host waits and kernels of a call. Not
+covered: how long compiling takes.
 """
 
 import warnings
@@ -90,10 +89,12 @@ def check(name, *, compiled):
     return functions
 
 
-def loss_call(actor, *, parts=None):
+def loss_call(bench, *overrides, parts=None):
     """A function that runs the loss which verl calls, forward and backward, with its metrics and perhaps traced."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass
 
+    actor = omega_conf_to_dataclass(bench.configuration(*overrides).actor_rollout_ref.actor)
     function = get_policy_loss_fn(actor.policy_loss.loss_mode)
     inputs = example(METHODS["grpo"]())
 
@@ -131,18 +132,11 @@ def counted_kernels(call):
     return sum(event.count for event in events if not event.key.startswith(("Memcpy", "Memset")))
 
 
-def actor_of(bench, *overrides):
-    """verl's ActorConfig under Hydra overrides."""
-    from verl.utils.config import omega_conf_to_dataclass
-
-    return omega_conf_to_dataclass(bench.configuration(*overrides).actor_rollout_ref.actor)
-
-
 @needs_gpu
 def test_a_call_waits_at_most_once_and_compiled_it_launches_fewer_kernels(bench):
     kernels = {}
     for compiled in ("false", "true"):
-        call, _ = loss_call(actor_of(bench, "+clipx=acpo", f"clipx.compile={compiled}"))
+        call, _ = loss_call(bench, "+clipx=acpo", f"clipx.compile={compiled}")
         # The first call compiles.
         call()
         assert counted_syncs(call) <= 1
@@ -152,7 +146,7 @@ def test_a_call_waits_at_most_once_and_compiled_it_launches_fewer_kernels(bench)
 
 def test_traced_values_arrive_and_cost_no_wait(bench):
     parts = []
-    call, inputs = loss_call(actor_of(bench, "+clipx=acpo", "clipx.compile=false", "+clipx/trace=prompts"), parts=parts)
+    call, inputs = loss_call(bench, "+clipx=acpo", "clipx.compile=false", "+clipx/trace=prompts", parts=parts)
     call()
     if DEVICE == "cuda":
         assert counted_syncs(call) <= 1

@@ -1,6 +1,5 @@
-"""Three steps of verl's trainer with vLLM on GPUs: samples come from the actor's current weights.
-
-Not covered: vLLM on a CPU (tests/end_to_end/test_vllm.py). No GPU has run this test yet.
+"""Three steps of verl's trainer with vLLM on GPUs: samples come from the actor's current weights. Not covered: vLLM on
+a CPU (tests/end_to_end/test_vllm.py). No GPU has run this test yet.
 """
 
 import importlib.util

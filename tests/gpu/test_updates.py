@@ -1,8 +1,7 @@
-"""An update by verl's worker under the options that runs on GPUs use, against PPO's formula in float64.
-
-Covers: verl's vanilla and GRPO; FSDP2, FSDP1, packing, bfloat16, flash attention, two ranks that share sequences,
-offloading, fused kernels; ACPO's bounds in bfloat16. Two ranks that make the same mistake fail too.
-Not covered: other models, more than one node, Megatron. No GPU has run these tests yet.
+"""An update by verl's worker under the options that runs on GPUs use, against PPO's formula in float64. Covers: verl's
+vanilla and GRPO; FSDP2, FSDP1, packing, bfloat16, flash attention, two ranks that share sequences, offloading, fused
+kernels; ACPO's bounds in bfloat16. Two ranks that make the same mistake fail too. Not covered: other models, more than
+one node, Megatron. No GPU has run these tests yet.
 """
 
 import math

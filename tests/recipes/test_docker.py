@@ -49,13 +49,6 @@ def test_the_versions_are_the_projects_and_skypilot_starts_from_the_same_base():
     assert task["resources"]["image_id"] == f"docker:{base('Dockerfile.gpu')}"
 
 
-def test_the_context_leaves_out_what_no_image_needs():
-    ignored = (ROOT / ".dockerignore").read_text().split("\n")
-    assert {".git", "runs", ".venv*", "**/__pycache__"} <= set(ignored)
-    # What the images run and install.
-    assert not {"recipes", "configs", "scripts", "docker", "verl_clipx", "README.md", "LICENSE"} & set(ignored)
-
-
 def test_the_installation_refuses_another_environment_and_keeps_torch_and_vllm(tmp_path):
     # -S: without any installed package.
     done = Machine(tmp_path / "bare", python3=f'exec {sys.executable} -S "$@"').run(DOCKER / "install.sh")

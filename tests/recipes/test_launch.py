@@ -1,12 +1,24 @@
 """What a recipe does around verl, which is a stand-in here: the checks come first and stop the run, the exit code is
-verl's. Not covered: the checks themselves, verl.
+verl's. By DRY_RUN=1 the commands that the recipes would run: every preset is reached by some recipe's variables and
+nothing else is; each user variable's override, whatever quotes, backslashes, dollar signs, blanks, line ends and words
+of Hydra's are in it; a few commands composed on verl's own configuration. Not covered: the checks themselves, verl.
 """
 
+import subprocess
 import sys
+from itertools import product
+from pathlib import Path
 
 import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from .shell import RECIPES, Machine, overrides_of
+from verl_clipx.papers.tables.presets import preset_names
+
+from .shell import RECIPES, ROOT, Machine, overrides_of
 
 RECIPE = RECIPES / "acpo/run_qwen2.5_3b_fsdp.sh"
 
@@ -66,3 +78,158 @@ def test_a_failed_estimate_stops_no_run_and_the_exit_code_is_verls(machine, tmp_
 def test_the_checks_can_be_left_out_and_are_while_the_recipe_is_explained(machine, tmp_path, variable):
     assert launch(machine, tmp_path / "run", **{variable: "0"}).returncode == 0
     assert all(call[0] == "python3" for call in machine.calls) and len(trained(machine)) == 1
+
+
+GROUPS = ("acpo", "ar_lopti", "bapo", "cpu", "dgpo")
+
+# What each recipe offers.
+OFFERED = yaml.safe_load(Path(__file__).with_name("offered.yaml").read_text())
+
+
+@pytest.fixture
+def dry_run(tmp_path):
+    machine = Machine(tmp_path / "machine")
+
+    def run(recipe, *words, **variables):
+        done = machine.run(RECIPES / recipe, *words, DRY_RUN="1", **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        return overrides_of(done.stdout)
+
+    return run
+
+
+def presets() -> set[str]:
+    return {name for name in preset_names() if name.split("/")[0] in GROUPS}
+
+
+@pytest.mark.slow
+def test_the_recipes_reach_every_preset(dry_run):
+    assert {str(file.relative_to(RECIPES)) for group in GROUPS for file in (RECIPES / group).iterdir()} == set(OFFERED)
+    reached = set()
+    for recipe, offers in OFFERED.items():
+        for offer in offers:
+            for values in product(*offer.values()):
+                overrides = dry_run(recipe, **dict(zip(offer, values, strict=True)))
+                (preset,) = [word.removeprefix("+recipe=") for word in overrides if word.startswith("+recipe=")]
+                assert preset not in reached, f"two ways to {preset}"
+                reached.add(preset)
+    assert reached == presets()
+
+
+def test_what_is_not_set_is_left_to_the_preset(dry_run):
+    overrides = dry_run("acpo/run_qwen2.5_3b_fsdp.sh")
+    assert overrides[:2] == ["+hardware=a100x8", "+recipe=acpo/countdown_3b_acpo_near"]
+    set_by_presets = {"actor_rollout_ref.model.path", "actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.optim.lr"}
+    set_by_presets |= {f"data.{key}" for key in ("train_files", "val_files")}
+    set_by_presets |= {f"trainer.{key}" for key in ("total_training_steps", "save_freq", "test_freq", "project_name")}
+    assert set_by_presets.isdisjoint(override.partition("=")[0] for override in overrides)
+
+
+@pytest.mark.parametrize("given", yaml.safe_load(Path(__file__).with_name("variables.yaml").read_text()))
+def test_each_variable_becomes_an_override(dry_run, given):
+    overrides = dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **{variable: value for variable, (value, _) in given.items()})
+    assert {expected.format(root=ROOT) for _, expected in given.values()} <= {*overrides}
+
+
+def test_a_cluster_that_is_there_is_not_told_what_it_has_and_the_users_overrides_come_last(dry_run):
+    number, own = "ray_kwargs.ray_init.num_gpus=null", ["clipx.m=3", "data.train_files=[a b,c]"]
+    overrides = dry_run("cpu/run_tiny_fsdp.sh", *own, RAY_ADDRESS="10.0.0.1:6379", NNODES="2", SEED="5")
+    assert number in overrides and overrides[-2:] == own
+    alone = dry_run("cpu/run_tiny_fsdp.sh")
+    assert number not in alone and alone[:2] == ["+hardware=cpu", "+recipe=cpu/countdown_grpo_near"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "variables", "machines"),
+    [
+        ("acpo/run_qwen2.5_7b_fsdp.sh", {"METHOD": "ar_lopti", "REGIME": "off", "HARDWARE": "a100x4"}, (1, 4)),
+        ("dgpo/run_r1_distill_qwen_14b_fsdp.sh", {"NNODES": "2", "HARDWARE": "h100x8"}, (2, 8)),
+    ],
+)
+def test_the_command_composes_on_verls_configuration(dry_run, recipe, variables, machines):
+    overrides = dry_run(recipe, RUN_FOLDER="/shared/run", CLIPX_DATA="/shared/data", SEED="3", **variables)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    trainer, actor_rollout_ref = config.trainer, config.actor_rollout_ref
+    assert (trainer.nnodes, trainer.n_gpus_per_node) == machines and list(trainer.logger) == ["console", "file"]
+    assert (trainer.resume_mode, trainer.default_local_dir) == ("auto", "/shared/run/checkpoints")
+    assert actor_rollout_ref.rollout.name == "vllm"
+    assert (config.data.seed, actor_rollout_ref.actor.data_loader_seed, actor_rollout_ref.rollout.seed) == (3, 3, 3)
+    environment = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert environment.CLIPX_DATA == "/shared/data"
+    assert Path(environment.VERL_FILE_LOGGER_PATH) == Path("/shared/run/metrics.jsonl")
+
+
+NAMES = (
+    *("a\\", "a\\\\", "\\", "a b\\", "a\\'b", "a\\\\'b", "it's", "'", "x'", "'\\", '"q"', '"\\', "a\\b", "a\\\nb"),
+    *("$HOME", "a${b}c", "a\\${b}", "${", "$'x'", "a$", "a$b", "`ls`", "a b", " a", "a ", "a\tb", "a\nb"),
+    *("1", "null", "1e3", "a,b", "[x]", "{a: b}", "(x)", "a=b", "a:b", "#x", "~", "*", "%d", "ü", "true"),
+)
+# From variables of a recipe to what becomes of them; folders are absolute, so that they stay as they are.
+VARIABLES = {
+    "EXPERIMENT_NAME": ("{}", "trainer.experiment_name"),
+    "PROJECT_NAME": ("{}", "trainer.project_name"),
+    "MODEL_PATH": ("/r/{}", "actor_rollout_ref.model.path"),
+    "TRAIN_FILE": ("/r/{}", "data.train_files"),
+    "CLIPX_DATA": ("/r/{}", "+ray_kwargs.ray_init.runtime_env.env_vars.CLIPX_DATA"),
+    "RUN_FOLDER": ("/r/{}/x", "hydra.run.dir"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_reaches_hydra_as_it_is(dry_run, name):
+    values = {variable: form.replace("{}", name) for variable, (form, _) in VARIABLES.items()}
+    given = dict(word.split("=", 1) for word in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **values))
+    for variable, (_, key) in VARIABLES.items():
+        value = OverridesParser.create().parse_override(f"k={given[key]}").value()
+        assert str(OmegaConf.create({"k": value}).k) == values[variable], variable
+
+
+def test_set_x_shows_no_fault_in_the_function_that_quotes():
+    code = f"source {RECIPES}/text.sh; text ''; text \"a'\""
+    done = subprocess.run(["bash", "-xeuo", "pipefail", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "''\n'a\\''\n")
+
+
+QUICKSTARTS = ["countdown_tiny", "knights_and_knaves_tiny", "sums_pretrained"]
+
+
+def quickstart(folder, recipe, **variables):
+    """The configuration that a recipe of the quick start calls verl with."""
+    # In the place of Python: what verl would be called with.
+    machine = Machine(folder / "machine", python3="")
+    done = machine.run(RECIPES / f"quickstart/run_{recipe}_cpu.sh", cwd=folder, METHOD="grpo", **variables)
+    assert done.returncode == 0, done.stderr
+    ((_, *words),) = machine.calls
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", words[words.index("verl.trainer.main_ppo") + 1 :])
+
+
+def test_a_dry_run_of_the_quick_start_trains_nothing(tmp_path):
+    machine = Machine(tmp_path / "machine", python3="")
+    done = machine.run(RECIPES / "quickstart/run_countdown_tiny_cpu.sh", cwd=tmp_path, DRY_RUN="1", METHOD="dgpo")
+    assert "+clipx=dgpo" in overrides_of(done.stdout) and done.stderr == ""
+    assert machine.calls == [] and [path.name for path in tmp_path.iterdir()] == ["machine"]
+
+
+@pytest.mark.parametrize("recipe", QUICKSTARTS)
+def test_the_quick_starts_folders_and_names_reach_verl_as_they_are(tmp_path, recipe):
+    odd = str(tmp_path / "a=b,c 'd'")
+    variables = dict.fromkeys(("RUN_FOLDER", "TRAIN_FILE", "TEST_FILE", "MODEL_PATH", "PROJECT_NAME"), odd)
+    config = quickstart(tmp_path, recipe, EXPERIMENT_NAME="1e3", **variables)
+    assert (config.trainer.experiment_name, config.trainer.project_name) == ("1e3", odd)
+    assert (config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path) == (odd, odd, odd)
+    assert config.trainer.default_local_dir == f"{odd}/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "compute_score_of_last_answer"), ({"REWARD_FUNCTION": "compute_score"}, "compute_score")],
+)
+def test_the_pretrained_model_trains_on_the_chosen_reward(tmp_path, given, expected):
+    config = quickstart(tmp_path, "sums_pretrained", RUN_FOLDER=str(tmp_path / "run"), **given)
+    reward = get_custom_reward_fn(config)
+    result = reward(data_source="sums", solution_str="40 + 2 = 42", ground_truth="42")
+    # The answer is right, but is not a bare number.
+    assert (result["acc"], result["format"], result["skill"]) == (float(expected != "compute_score"), 0, 1)

@@ -1,9 +1,7 @@
 """A signal to a recipe or launcher reaches what it has started, which is a stand-in that notes the signal and ends.
-
 Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM;
-SIGKILL to the launchers by SSH and Slurm, the quick start and while_all_nodes_live.py.
-Not covered: verl itself, what while_all_nodes_live.py does with a signal (test_while_all_nodes_live.py), SSH and Slurm
-themselves.
+SIGKILL to the launchers by SSH and Slurm, the quick start and while_all_nodes_live.py. Not covered: verl itself, what
+while_all_nodes_live.py does with a signal (test_nodes.py), SSH and Slurm themselves.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""The Slurm job, under stand-ins for srun and scontrol and a sbatch that runs scripts as Slurm does.
-
-Covers: options of the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser),
-containers, requeue before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes
-(docs/dev/launching.md has what was run).
+"""The Slurm job, under stand-ins for srun and scontrol and a sbatch that runs scripts as Slurm does. Covers: options of
+the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser), containers, requeue
+before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes (docs/dev/launching.md
+has what was run).
 """
 
 import os
@@ -85,7 +84,7 @@ def test_the_recipe_runs_on_the_head_with_all_nodes_and_so_does_a_second_start(c
     first = step_of(cluster)
     own = ["env", "RAY_ADDRESS=10.0.0.7:24242", "env", "NNODES=3", *words[:2]]
     assert payload_of(first) == [*own, *GUARD, "bash", *words[2:]]
-    # The same run folder and resume_mode=auto (test_dry_run) then make it go on from the last checkpoint.
+    # The same run folder and resume_mode=auto (test_launch.py) then make it go on from the last checkpoint.
     cluster.record.unlink()
     done = submit(cluster, *words, SLURM_RESTART_COUNT="2")
     assert step_of(cluster) == first and "start 3 of this job" in done.stdout

@@ -1,7 +1,6 @@
-"""The Ray cluster by SSH, with an ssh that runs the remote command line here and a ray that only records.
-
-Covers: who is head, who joins, that words with spaces arrive whole, the run, stop with a host that is gone. Not
-covered: SSH, Ray on several machines.
+"""The Ray cluster by SSH, with an ssh that runs the remote command line here and a ray that only records. Covers: who
+is head, who joins, that words with spaces arrive whole, the run, stop with a host that is gone. Not covered: SSH, Ray
+on several machines.
 """
 
 import re

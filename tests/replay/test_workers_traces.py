@@ -11,8 +11,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
 from tests.composition import actor, composed
-from tests.jagged import micro_batch
-from tests.observed import rollout_batch
+from tests.jagged import micro_batch, rollout_batch
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import read_columns, write_log
 from verl_clipx.check.contract import example

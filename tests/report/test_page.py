@@ -1,17 +1,26 @@
-"""`clipx report`: what it writes, what it says, and wrong input, of seeds, of one run and without traces; its size. Not
-covered: the page in a browser (test_report_page.py), long runs (test_windows.py), how it looks.
+"""`clipx report`: what it writes, what it says, and wrong input, of seeds, of one run and without traces; its size; the
+page that --follow writes anew while a run trains, until it ends or is interrupted. Not covered: the page in a browser
+(test_report_page.py), long runs (test_figures.py), a lock that another host holds, how it looks.
 """
 
 import json
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import pandas
 import pytest
 
 from tests.runs.commands import clipx, page_of
-from tests.runs.example_runs import WHOLE, read_columns, write_log, write_run
+from tests.runs.example_runs import WHOLE, log_line, read_columns, write_log, write_run
+from verl_clipx.base.metric import of_decision
+from verl_clipx.common.run_lock import hold, release
 from verl_clipx.common.traces import Shard, shards_in, write_shard
+from verl_clipx.methods import METHODS
+from verl_clipx.report import follow
+from verl_clipx.report import page as report_page
 from verl_clipx.report.page import write_report
+from verl_clipx.trainer.log import write_record
 
 MOST_BYTES = 5_000_000
 
@@ -94,6 +103,15 @@ def test_the_last_updates_bounds_are_dashed_and_within_the_figure(tmp_path, mean
         assert (">4<" in drawn) == (folder == "with")
 
 
+def test_a_new_metric_of_a_method_is_drawn_by_what_it_declares(tmp_path, monkeypatch):
+    new = of_decision("newly", "what no method has logged before", "nats", chart="a new chart")
+    monkeypatch.setitem(METHODS, "new", SimpleNamespace(logs=(new,)))
+    log = write_log(tmp_path / "run" / "metrics.jsonl", [{"actor/clipx/newly": 0.1}] * 3)
+    clipx("report", log, "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    assert "<h3>a new chart</h3>" in page and "newly: what no method has logged before (nats)" in page
+
+
 @pytest.mark.slow
 def test_a_report_replaces_what_one_wrote_before_and_nothing_else(tmp_path):
     runs, out = {}, tmp_path / "out"
@@ -134,13 +152,53 @@ def test_the_largest_page_is_small_enough_and_quick(tmp_path):
     assert len(page.encode()) < MOST_BYTES
 
 
-def test_what_holds_no_whole_run_and_a_run_named_twice_are_errors(tmp_path):
-    run = write_run(tmp_path / "run", "acpo", steps=2)
-    assert "named twice" in clipx("report", run, run, "--out", tmp_path / "out", code=1)
-    path = shards_in(run / "traces")[-1].path_in(run / "traces")
-    path.write_bytes(path.read_bytes()[:50])
-    assert "cut off" in clipx("report", run, "--out", tmp_path / "out", code=1)
-    (tmp_path / "empty.jsonl").write_text("")
-    for name, message in (("empty.jsonl", "has not logged its first step yet"), ("none", "no such log")):
-        assert message in clipx("report", tmp_path / name, "--out", tmp_path / "out", code=1)
+def test_a_run_named_twice_is_an_error_and_nothing_is_written(tmp_path):
+    log = write_log(tmp_path / "run" / "metrics.jsonl", [{"actor/entropy": 1.0}])
+    assert "named twice" in clipx("report", log, log, "--out", tmp_path / "out", code=1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "happens", "pages"),
+    [
+        # In each wait a step is logged, nothing, or what ends it. The last page reloads no more.
+        (True, ([], [1], [2], [3, release]), [(1, 10), (2, 10), (3, None)]),
+        # Where nothing is new nothing is written.
+        (False, ([], [2], [mock.Mock(side_effect=KeyboardInterrupt)]), [(1, 10), (2, 10)]),
+    ],
+    ids=["until it ends", "without a record until it is interrupted"],
+)
+def test_the_page_grows_with_the_run(tmp_path, monkeypatch, record, happens, pages):
+    log, written, coming = tmp_path / "run" / "metrics.jsonl", [], iter(happens)
+    log.parent.mkdir()
+
+    def write(paths, out, *_, reload_every, **__):
+        written.append((len(report_page.read_run(paths[0]).log), reload_every))
+        return []
+
+    def add(step):
+        with log.open("a") as file:
+            file.write(log_line(step, **{"actor/entropy": 1.0}))
+
+    def sleep(_):
+        for one in next(coming):
+            one() if callable(one) else add(one)
+
+    monkeypatch.setattr(report_page, "write_report", write)
+    # Its own name: other threads sleep too.
+    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=sleep))
+    if record:
+        write_record(log, {"clipx": {"method": "grpo"}})
+        hold(log.with_suffix(".lock"))
+    else:
+        add(1)
+    try:
+        said = clipx("report", log.parent, "--out", tmp_path / "out", "--follow")
+    finally:
+        release()
+    assert written == pages and said.count("no step yet") == record
+    assert said.count("written at") == sum(reloads is not None for _, reloads in pages)
+    if record:
+        # A run that has ended is written once.
+        clipx("report", log.parent, "--out", tmp_path / "out", "--follow")
+        assert written[len(pages) :] == [(3, None)]

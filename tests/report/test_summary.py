@@ -1,6 +1,5 @@
-"""The page's first table, by hand on made-up logs and traces; masked tokens in it, in the figures and in the view.
-
-Not covered: how it looks (screenshots are for people); intervals over seeds (tests/common).
+"""The page's first table, by hand on made-up logs and traces; masked tokens in it, in the figures and in the view. Not
+covered: how it looks (screenshots are for people); intervals over seeds (tests/common).
 """
 
 import pytest

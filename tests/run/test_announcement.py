@@ -1,6 +1,5 @@
-"""The line that driver and workers print about a run, by overrides on verl's configuration.
-
-Not covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
+"""The line that driver and workers print about a run, by overrides on verl's configuration. Not covered: the line in
+verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
 """
 
 from functools import partial

@@ -1,6 +1,5 @@
-"""What verl's driver answers under CLIPX_EXPLAIN: what a run would train, cost and keep, or why it would stop.
-
-Not covered: the command around it, stand-ins and sessions (test_explain_command.py), the line's parts
+"""What verl's driver answers under CLIPX_EXPLAIN: what a run would train, cost and keep, or why it would stop. Not
+covered: the command around it, stand-ins and sessions (test_explain_command.py), the line's parts
 (test_announcement.py), each refusal (test_verl_keys.py), each rule of divisibility (test_divisibility.py).
 """
 
@@ -15,17 +14,12 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from tests.hydra_main import ENTRIES, MAIN_PPO, SFT, explained
+from tests.hydra_main import ENTRIES, MAIN_PPO, NEEDED, SFT, explained
 from verl_clipx.methods import METHODS
 from verl_clipx.run.answer import bounds_of
 from verl_clipx.run.explain import LAUNCHERS, PREPARATIONS, put_stand_ins
 
 ACTOR = "actor_rollout_ref.actor"
-NEEDED = (
-    "algorithm.adv_estimator=grpo",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`clipx explain -- COMMAND`: the command itself, its session and its stand-ins, with verl's own main and with a
-program in verl's place.
-
-Not covered: what an answer says (test_explain.py).
+program in verl's place. Not covered: what an answer says (test_explain.py).
 """
 
 import json

@@ -1,23 +1,28 @@
-"""The Hydra groups: the published settings, what a file says beside them, and how mistakes in values are reported.
-
-Not covered: that each group composes and trains (tests/claims/test_groups.py).
+"""The Hydra groups: the published settings, what a file says beside them, how mistakes in values are reported, and the
+listing of methods. Not covered: that each group composes and trains (tests/claims/test_groups.py), what the listing's
+rows say, and the pages (tests/methods/test_what_a_method_needs.py).
 """
 
 import re
 
 import pytest
 from omegaconf import OmegaConf
+from typer.testing import CliRunner
 
 from tests.claims.configuration import actor_of, decided, merged, parsed, refused
+from tests.composition import composition
 from tests.methods.facts import facts
+from verl_clipx.base.refusal import Refusal
+from verl_clipx.cli import app
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.groups import content_of, group_settings, node_of
+from verl_clipx.run.groups import content_of, group_names, group_settings, node_of
+from verl_clipx.run.listing import describe_methods, markdown_table
 
 # They choose no method of the plugin's; tests/worker/test_observe.py has the last one.
-GROUPS = sorted({path.stem for path in (configs_folder() / "clipx").glob("*.yaml")} - {"base", "custom", "observe"})
+GROUPS = sorted({*group_names()} - {"base", "custom", "observe"})
 PUBLISHED = facts("PUBLISHED")
 
 
@@ -117,6 +122,40 @@ def test_a_loss_of_ones_own_that_cannot_be_loaded_stops_in_the_driver(value):
         decided("+clipx=custom", f"clipx.function={value}")
 
 
-def test_every_parameter_of_a_method_is_overridden_and_swept_without_a_plus(composed):
+def test_every_parameter_of_a_method_is_overridden_and_swept_without_a_plus():
     for name in ("alpha", "scope", "dual_clip", "log_ratio_clamp", "lagged_average"):
-        assert composed("+clipx=acpo", f"clipx.{name}=null").clipx[name] is None
+        assert composition("+clipx=acpo", f"clipx.{name}=null").clipx[name] is None
+
+
+def test_every_group_with_a_method_has_its_place():
+    chosen = [name for name in group_names() if group_settings(name).get("method")]
+    table = markdown_table()
+    assert len(chosen) > 15 and [name for name in chosen if f"`{name}`" not in table] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("dapo", "grpo"),
+        ("acpo_reference", "acpo"),
+        ("clipx_acpo", "acpo"),
+        ("base", None),
+        ("custom", None),
+        ("", None),
+    ],
+)
+def test_a_group_is_described_by_its_method_and_what_is_none_of_a_method_is_unknown(name, method):
+    if method:
+        assert [result["name"] for result in describe_methods(name)] == [method]
+    else:
+        with pytest.raises(Refusal) as raised:
+            describe_methods(name)
+        assert raised.value.value == name
+
+
+def test_observe_is_described_with_its_one_parameter(monkeypatch):
+    monkeypatch.setattr("verl_clipx.cli.console.width", 200)
+    shown = CliRunner().invoke(app, ["methods", "observe"])
+    assert shown.exit_code == 0, shown.output
+    for words in ("observe: verl's own loss, our metrics", "+clipx=observe", "compile", "auto, true or false"):
+        assert words in shown.output

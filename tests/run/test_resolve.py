@@ -1,7 +1,6 @@
 """A run is resolved once, by one resolver, whoever reads its configuration first: the driver's hook, a main of the
-user's own, a notebook, verl's Tinker worker. Which facts there are for rollout batches and traces.
-
-Not covered: files of the user's (test_explain.py), verl's keys (test_verl_keys.py), entry modules (test_start.py).
+user's own, a notebook, verl's Tinker worker. Which facts there are for rollout batches and traces. Not covered: files
+of the user's (test_explain.py), verl's keys (test_verl_keys.py), entry modules (test_start.py).
 """
 
 import inspect

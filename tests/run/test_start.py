@@ -1,7 +1,6 @@
 """What the driver decides when a run starts, through verl's entry modules as `python -m` runs them, up to ray.init:
-what is printed, what stops before Ray, the machine, the lock of the run's log.
-
-Not covered: what a worker prints (test_announcement.py), what verl's keys mean (test_verl_keys.py).
+what is printed, what stops before Ray, the machine, the lock of the run's log. Not covered: what a worker prints
+(test_announcement.py), what verl's keys mean (test_verl_keys.py).
 """
 
 import fcntl
@@ -9,6 +8,7 @@ import runpy
 import sys
 import warnings
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import ray
@@ -16,6 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from tests.claims.configuration import actor_of, merged
+from tests.composition import composition
+from tests.hydra_main import NEEDED
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.common import run_lock
 from verl_clipx.common.configs_folder import configs_folder
@@ -34,19 +36,10 @@ DOORS = {
     "fully_async": (FULLY_ASYNC, "algorithm.rollout_correction.bypass_mode=False"),
 }
 QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
-NEEDED = (
-    "algorithm.adv_estimator=grpo",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-)
 
 
 class RayStarts(Exception):
     """In place of a cluster."""
-
-
-def start_ray(**_):
-    raise RayStarts
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +51,7 @@ def elsewhere(monkeypatch, tmp_path):
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Runs an entry module up to where it would start Ray."""
-    monkeypatch.setattr(ray, "init", start_ray)
+    monkeypatch.setattr(ray, "init", mock.Mock(side_effect=RayStarts))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
@@ -98,7 +91,6 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     [
         *((door, ["+clipx=acpo", f"{LOSS_MODE}=gspo"], LOSS_MODE) for door in DOORS),
         ("v1", ["+clipx=observe", f"{LOSS_MODE}=vanila"], LOSS_MODE),
-        ("v1", ["+clipx=acpo", f"++{ACTOR}.policy_loss.run.epochs=3"], f"{ACTOR}.policy_loss.run.epochs"),
         # verl's default counts where the command line names it.
         ("v1", ["+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2"], f"{ACTOR}.clip_ratio_high"),
     ],
@@ -109,8 +101,8 @@ def test_what_is_refused_stops_before_ray(run, door, overrides, key):
     assert [refusal.key for refusal in raised.value.all] == [key]
 
 
-def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
-    config = composed("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
+def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, capsys):
+    config = composition("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
     for _ in range(2):
         with pytest.raises(RayStarts):
             run_ppo(config, task_runner_class=TaskRunnerV1)
@@ -164,7 +156,7 @@ def test_a_second_run_on_the_log_stops_before_ray(run, log, monkeypatch):
                 run("v1", *overrides, FILE)
 
 
-def test_a_run_has_its_log_until_it_ends(log, composed, monkeypatch):
+def test_a_run_has_its_log_until_it_ends(log, monkeypatch):
     lock, seen = log.with_suffix(".lock"), []
 
     def is_initialized():
@@ -175,7 +167,7 @@ def test_a_run_has_its_log_until_it_ends(log, composed, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setattr(starts, "require_accelerator", lambda *_: None)
     with pytest.raises(RayStarts):
-        run_ppo(composed("+clipx=grpo", FILE), TaskRunnerV1)
+        run_ppo(composition("+clipx=grpo", FILE), TaskRunnerV1)
     assert seen == [True] and not run_lock.is_held(lock)
 
 

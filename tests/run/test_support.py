@@ -1,6 +1,5 @@
-"""Which of verl's options tests have run, and what of them only a worker can see; docs/support.md's lists.
-
-Not covered: that what is said to run does (the tests that RUN_BY names).
+"""Which of verl's options tests have run, and what of them only a worker can see; docs/support.md's lists. Not covered:
+that what is said to run does (the tests that RUN_BY names).
 """
 
 import re
@@ -51,9 +50,8 @@ RUN_BY = {
     "hybrid sharding; chunked entropy",
     "vllm": "vLLM",
     "training": "the CPU's rollout; KL loss; bypass mode; rejection in bypass mode; v1 trainer; GRPO's advantages",
-    "options": "LoRA",
     "gpu": "fused kernels; bfloat16",
-    "trainers": "several epochs; rollout correction; v0 trainer; one_step_off_policy; fully_async_policy; "
+    "options": "LoRA; several epochs; rollout correction; v0 trainer; one_step_off_policy; fully_async_policy; "
     "RLOO, REINFORCE++, GAE with a critic; several turns with tools",
     "engine": "verl's Tinker worker",
 }

@@ -64,12 +64,8 @@ def write_run(
     mask: Mask | None = None,
     **parameters,
 ) -> Path:
-    """Writes a run of a method with parameters: log, record, and traces of every other step.
-
-    Args:
-        seed: of the made-up tokens.
-        facts: what each file says of its update; it has every token, and the method decided from all of them.
-        mask: takes out tokens whose ratio to the sampler is far from 1.
+    """Writes a run of a method with parameters: log, record, and traces of every other step, each of which has every
+    token and says `facts` of its update; a mask takes out tokens whose ratio to the sampler is far from 1.
     """
     log, built = folder / METRICS, method_named(method)(**parameters)
     generator = torch.Generator().manual_seed(seed)

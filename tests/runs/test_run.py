@@ -1,9 +1,11 @@
-"""Runs as settings: what groups them, names them and sets them apart. Covers: configurations from a record, from Hydra
-and none; seeds. Not covered: which keys of verl's real configuration count (test_sameness.py), the page."""
+"""Runs as settings: what groups them, names them and sets them apart, by configurations from a record, from Hydra and
+none; what was trained, in words. Not covered: which keys of verl's real configuration count (test_sameness.py).
+"""
 
 import json
 from dataclasses import replace
 
+import pandas
 import pytest
 
 from tests.runs.example_runs import write_log
@@ -13,8 +15,9 @@ from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.run import flat
+from verl_clipx.runs.run import Run, flat
 from verl_clipx.runs.settings import differing_values, settings_of
+from verl_clipx.runs.trained import what_was_trained
 from verl_clipx.trainer.log import write_record
 
 ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]
@@ -63,7 +66,7 @@ def test_seeds_names_and_places_do_not_make_a_setting(make):
 
 
 def test_what_a_method_does_not_read_makes_no_setting_and_is_said(make):
-    key, runs = "actor_rollout_ref.actor.clip_ratio_high", []
+    key, runs = f"{ACTOR}.clip_ratio_high", []
     for name, method, value in (("a", "acpo", 0.2), ("b", "acpo", 0.28), ("c", "grpo", 0.28), ("d", "grpo", 0.2)):
         unused = {"run": {"unused": {key: value}}} if name == "b" else {}
         actor = {"clip_ratio_high": value, "policy_loss": unused}
@@ -75,8 +78,9 @@ def test_what_a_method_does_not_read_makes_no_setting_and_is_said(make):
     assert name_unread_values(settings[1]) is None
 
 
+ACTOR = "actor_rollout_ref.actor"
 MODEL, DATA = "actor_rollout_ref.model.path", "data.train_files"
-MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 
 
 @pytest.mark.parametrize(
@@ -162,3 +166,41 @@ def test_only_steps_that_all_runs_of_a_setting_have_count(make):
     (setting,) = settings_of([one, two])
     assert setting.mean("actor/x").to_dict() == {2: 3.0}
     assert setting.mean("actor/y").empty
+
+
+WHOLE = {
+    MODEL: "/models/Qwen/Qwen2.5-7B/",
+    DATA: ["/data/math/train.parquet", "/data/code/train.parquet"],
+    "data.train_batch_size": 512,
+    "actor_rollout_ref.rollout.n": 16,
+    f"{ACTOR}.ppo_mini_batch_size": 32,
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ACTOR}.optim.lr": 1e-6,
+    "trainer.nnodes": 4,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.device": "cuda",
+}
+LINE = (
+    "Qwen2.5-7B on math/train.parquet and code/train.parquet, 512 prompts × 16 responses a rollout batch, "
+    "16 updates on each, learning rate 1e-06, 4 × 8 H100."
+)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "records", "lines"),
+    [
+        (
+            WHOLE,
+            [{"accelerators": ["H100"], "started": f"2026-11-2{day} 10:00 UTC"} for day in (2, 1)],
+            [LINE, "Started 2026-11-21 10:00 UTC to 2026-11-22 10:00 UTC."],
+        ),
+        ({}, [{}], []),
+        ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 2, "trainer.device": "cpu"}, [{}], ["2 workers on the CPU."]),
+        ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 2}, [{"accelerators": 3}], ["2 accelerators."]),
+        ({"data.train_files": "gsm8k.parquet"}, [{}], ["gsm8k.parquet."]),
+        ({f"{ACTOR}.optim.lr": None, "trainer.nnodes": "x"}, [{}], []),
+    ],
+)
+def test_the_line_has_what_the_record_has(configuration, records, lines):
+    log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
+    assert what_was_trained([Run("run", log, configuration, record) for record in records]) == lines

@@ -1,6 +1,5 @@
-"""What happened to traced tokens, under their own rule and under GRPO's, and which update is shown. By hand.
-
-Not covered: the figures' looks; reading (test_traces.py).
+"""What happened to traced tokens, under their own rule and under GRPO's, and which update is shown. By hand. Not
+covered: the figures' looks; reading (test_traces.py).
 """
 
 from dataclasses import replace

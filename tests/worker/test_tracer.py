@@ -17,8 +17,7 @@ from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
 
 from tests.host_syncs import counted_host_syncs
-from tests.jagged import jagged, micro_batch
-from tests.observed import rollout_batch
+from tests.jagged import jagged, micro_batch, rollout_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import example

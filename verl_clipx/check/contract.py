@@ -422,24 +422,16 @@ def statistics_add_up_over_any_split(method: Method) -> None:
     bounds = evaluate(method, statistics=whole, **tensors).bounds
     for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
         part = torch.tensor(cut)
-        split = statistics_of_parts(
-            method,
-            [
-                Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()})
-                for k in range(int(part.max()) + 1)
-            ],
-        )
+        parts = [
+            Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()}) for k in range(int(part.max()) + 1)
+        ]
+        # Each stage is summed over the parts before the next.
+        first = sum(token_statistics(method, None, each)[: method.statistics_size] for each in parts)
+        split = sum(token_statistics(method, None, each, first) for each in parts)
         require(torch.allclose(split, whole, rtol=1e-9, atol=1e-9), "the statistics do not add up over a split")
         for bound, of_split in zip(bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
             bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in (bound, of_split))
             require(torch.allclose(bound, of_split, rtol=1e-12, atol=1e-14), "a split changes the bounds")
-
-
-def statistics_of_parts(method: Method, parts: list[Inputs]) -> Tensor:
-    """The statistics of a mini-batch from its parts, each stage summed over them before the next."""
-    size = method.statistics_size
-    first = sum(token_statistics(method, None, part)[:size] for part in parts)
-    return sum(token_statistics(method, None, part, first) for part in parts)
 
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
@@ -74,12 +73,6 @@ def failing(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except (OSError, ValueError, *kinds) as error:
         fail(error)
-
-
-def progress_bar() -> Progress:
-    """A bar on standard error whose tasks have a number of steps."""
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    return Progress(*columns, TimeElapsedColumn(), console=TerminalConsole(stderr=True), refresh_per_second=2)
 
 
 def installed_version(distribution: str) -> str | None:

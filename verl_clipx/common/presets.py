@@ -158,18 +158,13 @@ def _read(path: Path, paper: str) -> Presets:
                     f"{where}: {item} comes after a value. Values must come last, because Hydra merges them last."
                 )
             else:
-                defaults.append(_default(item, paper))
+                # A part such as clipx=acpo, or task/countdown_3b.
+                group, is_group, option = item.partition("=")
+                within = item if item.startswith("/") else f"/recipe/{paper}/{item}"
+                defaults.append({f"/{group}": option} if is_group else within)
         return Entry(title(key), (*defaults, SELF), tuple(own))
 
     return Presets(
         {key.value: preset(key, node) for key, node in sections[_PRESETS].value},
         {key.value: part(key, node) for key, node in sections[_PARTS].value} if _PARTS in sections else {},
     )
-
-
-def _default(part: str, paper: str) -> str | dict[str, str]:
-    """Return the entry in Hydra's defaults list for a part, such as clipx=acpo or task/countdown_3b."""
-    group, is_group, option = part.partition("=")
-    if is_group:
-        return {f"/{group}": option}
-    return part if part.startswith("/") else f"/recipe/{paper}/{part}"

@@ -1,7 +1,5 @@
 """What the page's sentences are made of: a claim with its numbers, and how numbers are written."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 # Below this share a percentage has two digits after the point.
@@ -25,15 +23,12 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
-TWO_DIGITS = partial(number, digits=2)
-
-
 def percent(value: float) -> str:
     """A share in per cent, with two digits below one per cent."""
     return f"{number(100 * value, 2 if abs(value) < HARDLY else 1)}\u202f%"
 
 
-def between(values: Any, written: Callable[[float], str] = TWO_DIGITS) -> str:
+def between(values: Any) -> str:
     """From the smallest to the largest of the values, a pandas Series or an array, or the one that all are, as text."""
-    low, high = (written(value) for value in (values.min(), values.max()))
+    low, high = (number(value, 2) for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"

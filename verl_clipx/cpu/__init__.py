@@ -3,8 +3,11 @@
 Everything here is added through verl's public registries and is active only if ``VERL_PLATFORM=cpu``.
 """
 
+import importlib.util
 import os
 from importlib import import_module
+
+from verl_clipx.common.extras import FOR_CPU, needs_tool
 
 # verl's modules, and our modules that register an engine with them.
 OURS = {"verl.workers.engine.fsdp.transformer_impl": "engine", "verl.checkpoint_engine.base": "checkpoint_engine"}
@@ -15,6 +18,26 @@ _registered = False
 def is_active() -> bool:
     """Return whether this process was told to run verl on the CPU (environment variable ``VERL_PLATFORM=cpu``)."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+
+def check_platform(name: str) -> str:
+    """What the configuration's ``${clipx_platform:cpu}`` stands for: the name, if verl will run on that platform.
+
+    Raises:
+        ValueError: the environment variable ``VERL_PLATFORM`` is unset or names another platform, or a package is
+            missing; says how to select it.
+    """
+    chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if chosen == name:
+        if missing := [module for module in FOR_CPU if importlib.util.find_spec(module) is None]:
+            raise ValueError(needs_tool(f"+hardware={name}", missing[0]))
+        return name
+    found = f"VERL_PLATFORM={chosen}" if chosen else "no VERL_PLATFORM"
+    raise ValueError(
+        f"+hardware={name} also needs the environment variable VERL_PLATFORM={name} (found {found}), because verl "
+        f"chooses its platform before it reads the configuration: run "
+        f"VERL_PLATFORM={name} python -m verl.trainer.main_ppo +hardware={name} …"
+    )
 
 
 def register() -> None:
@@ -46,10 +69,4 @@ def _register_adapter(module) -> None:
 
 
 def _register_replica(module) -> None:
-    module.RolloutReplicaRegistry.register("cpu", _load_replica)
-
-
-def _load_replica() -> type:
-    from verl_clipx.cpu.rollout.replica import CPUReplica
-
-    return CPUReplica
+    module.RolloutReplicaRegistry.register("cpu", lambda: import_module("verl_clipx.cpu.rollout.replica").CPUReplica)

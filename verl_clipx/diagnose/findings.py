@@ -21,7 +21,7 @@ from verl_clipx.common.statistics.verdict import format_signed, interval_of, jud
 from verl_clipx.diagnose.base_rates import CLIPPED, rates
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
-from verl_clipx.runs.settings import Setting, baseline_of, unread_values
+from verl_clipx.runs.settings import Setting, baseline_of
 
 # Rewards nearer to each other than this are equal, up to rounding.
 ROUNDING = 1e-6
@@ -288,10 +288,11 @@ def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
 
 def name_unread_values(setting: Setting) -> Finding | None:
     """That runs of a setting differ in values of verl's that its method does not read, which a sweep may overlook."""
-    values = unread_values(setting)
-    if not values:
+    unread = sorted({key for run in setting.runs for key in run.unread})
+    given = {key: dict.fromkeys(str(run.configuration.get(key)) for run in setting.runs) for key in unread}
+    each = "; ".join(f"{key} {', '.join(values)}" for key, values in given.items() if len(values) > 1)
+    if not each:
         return None
-    each = "; ".join(f"{key} {', '.join(map(str, dict.fromkeys(found)))}" for key, found in values.items())
     return Finding(
         f"Runs of {setting.label} differ in values that it does not read.",
         f"{each}. They trained the same, so the page takes them for runs of one setting.",
@@ -312,18 +313,13 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
     return None
 
 
-def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: the diagnosis, then what is known besides.
+def descriptions(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """What tokens and rewards were like, whether or not anything is wrong.
 
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
-    return [*diagnoses(settings, baseline), *descriptions(settings, baseline)]
-
-
-def descriptions(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """What tokens and rewards were like, whether or not anything is wrong; arguments as of `findings`."""
     of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
     of_runs = [*map(name_unread_values, settings), unequal_starts(settings)]
     return [finding for finding in [*of_tokens, *rewards(settings, baseline), *of_runs] if finding]

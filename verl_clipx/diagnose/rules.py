@@ -515,9 +515,3 @@ RULES = (
         heuristic=True,
     ),
 )
-
-
-def rules_by_kind() -> str:
-    """The names of the rules in Markdown, for docs/reading.md."""
-    kinds = {kind: [rule.name for rule in RULES if rule.kind is kind] for kind in Kind}
-    return "\n".join(f"- **{kind.value.capitalize()}s**: {'; '.join(names)}." for kind, names in kinds.items())

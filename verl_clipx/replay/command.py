@@ -20,7 +20,6 @@ from verl_clipx.replay.output import (
     OUTSIDE,
     UNKNOWN,
     as_json,
-    by_probability_of,
     changes_of,
     heading_of,
     keeps_outside,
@@ -103,7 +102,10 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
     rows = [list(map(escape, row_of(one))) for one in replays]
     caption = "; ".join([*notes, *[estimates] * (not replayed.of_run.exact)])
     print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
-    rows = [list(map(escape, by_probability_of(one))) for one in replays]
+    rows = [
+        [escape(one.label), *(f"{100 * low:.2f} / {100 * high:.2f}" for low, high in one.clipped_by_probability)]
+        for one in replays
+    ]
     print_list(console, "% of the tokens beyond the bounds, low / high, by old probability", BY_PROBABILITY, rows)
     for one in replayed.settings:
         regained, lost = changes_of(one)

@@ -56,11 +56,6 @@ def keeps_outside(replay: Replay, region: str) -> bool:
     return bool((there.weight != 0).any())
 
 
-def by_probability_of(replay: Replay) -> tuple[str, ...]:
-    """A setting's tokens beyond the bounds by quarter of the old probability, low and high, in percent."""
-    return replay.label, *(f"{100 * low:.2f} / {100 * high:.2f}" for low, high in replay.clipped_by_probability)
-
-
 def _ends(replay: Replay, side: str) -> str:
     """The least and the greatest bound of a token, or the one that all have; 0 is no lower bound on a ratio."""
     least, _, greatest = replay.bounds[side]

@@ -2,6 +2,7 @@
 
 import io
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def label_ends(drawing: Figure, axes: Axes, ends: list[tuple[float, float, str, 
     drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, texts))) / WIDTH)
     low, high = axes.get_ylim()
     between, heights = (high - low) * 0.075, []
-    rising = sorted(((x, y, text, colour) for (x, y, _, colour), text in zip(ends, texts, strict=True)), key=_height)
+    rising = sorted(
+        ((x, y, text, colour) for (x, y, _, colour), text in zip(ends, texts, strict=True)), key=itemgetter(1)
+    )
     for _, y, _, _ in rising:
         heights.append(max(y, heights[-1] + between) if heights else y)
     # Labels that would stand above the axis push all others down.
@@ -89,10 +92,6 @@ def label_ends(drawing: Figure, axes: Axes, ends: list[tuple[float, float, str, 
     beside = {"textcoords": "offset points", "va": "center", "weight": "bold", "annotation_clip": False}
     for (x, _, text, colour), y in zip(rising, heights, strict=True):
         axes.annotate(text, (x, y), (5, 0), color=colour, **beside)
-
-
-def _height(end: tuple[float, float, str, str]) -> float:
-    return end[1]
 
 
 def shorten(labels: list[str]) -> list[str]:
@@ -116,7 +115,8 @@ def spread_ticks(drawing: Figure) -> None:
         for ticks in range(MOST_TICKS, 0, -1):
             for one in counted:
                 one.get_major_locator().set_params(nbins=ticks)
-            if not _touch([box for one in axes for box in _labels(one)]):
+            boxes = [box.padded(APART / 2) for one in axes for box in _labels(one)]
+            if not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at]):
                 break
 
 
@@ -127,11 +127,6 @@ def _labels(axis: Axis) -> list[Bbox]:
     axis.get_ticklabels()
     labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
     return [label.get_window_extent() for label in labels if label.get_visible() and label.get_text()]
-
-
-def _touch(boxes: list[Bbox]) -> bool:
-    grown = [box.padded(APART / 2) for box in boxes]
-    return any(one.overlaps(other) for at, one in enumerate(grown) for other in grown[:at])
 
 
 def widen(drawing: Figure) -> Figure:

@@ -23,7 +23,7 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, baseline_of, differing_values, settings_of
-from verl_clipx.runs.traced import TracedUpdate, traced_updates
+from verl_clipx.runs.traced import traced_updates
 from verl_clipx.runs.trained import what_was_trained
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
@@ -102,7 +102,8 @@ def write_report(
         drawings = _write_figures(plates, out / FIGURES)
     _write_csv(out / METRICS, pandas.concat([_shown(one, run) for one in settings for run in one.runs]))
     if updates:
-        _write_csv(out / TOKENS, _traced(updates))
+        traced = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
+        _write_csv(out / TOKENS, pandas.concat(traced).drop(columns="prompt_text"))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title([setting.label for setting in settings]),
@@ -173,11 +174,6 @@ def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     named = {"run": run.name, "setting": setting.label, "seed": run.seed}
     return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
-
-
-def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
-    tables = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
-    return pandas.concat(tables).drop(columns="prompt_text")
 
 
 def _write_csv(path: Path, table: pandas.DataFrame) -> None:

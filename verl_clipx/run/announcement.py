@@ -9,8 +9,8 @@ from typing import Any
 from verl_clipx.base.method import Limit
 from verl_clipx.base.refusal import written
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.run.facts import RunFacts, source_of
-from verl_clipx.run.groups import OBSERVE, group_settings
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.groups import OBSERVE, group_names, group_settings
 from verl_clipx.run.support import untested
 from verl_clipx.run.verl_keys import (
     ACTOR,
@@ -24,7 +24,7 @@ from verl_clipx.run.verl_keys import (
     WITH_ROLLOUT_IS,
     WITH_ROLLOUT_RS,
     distillation_term,
-    mismatch_remark,
+    log_prob_mismatch,
     ratio_to_the_rollout_policy,
 )
 
@@ -39,9 +39,10 @@ def announcement(policy_loss: Any) -> str:
         loss, limit = describe_loss(settings, run), settings.method.what_limits
         twice = settings.update is not None and len(settings.update.passes) == 2
     untested_by = ", ".join(untested_options(run))
+    unused = ", ".join(f"{key.removeprefix(f'{ACTOR}.')}={written(value)}" for key, value in run.unused.items())
     parts = [
         f"clipx: {loss}",
-        not_used(run),
+        unused and f"verl's {unused} not used",
         distillation_term(run.options),
         averages(run, settings),
         *corrections(run, observed=observed),
@@ -64,12 +65,6 @@ def describe_loss(settings: Settings, run: RunFacts) -> str:
         scope = f"{method.what_limits.described}, {scope}"
     differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
     return f"clipx_{method.name}{group}, {scope}, {differing}{UNCONSTRAINED if method.unconstrained_weight else ''}"
-
-
-def not_used(run: RunFacts) -> str:
-    """verl's clip keys that the method does not read; empty if none is set."""
-    keys = ", ".join(f"{key.removeprefix(f'{ACTOR}.')}={written(value)}" for key, value in run.unused.items())
-    return f"verl's {keys} not used" if keys else ""
 
 
 # The plugin does not know what limits verl's own loss.
@@ -133,7 +128,11 @@ def ratio_to(run: RunFacts, settings: Settings | Observe) -> str:
 
 def biased_ratios(run: RunFacts, settings: Settings | Observe) -> str | None:
     """What biases ratios to the rollout policy, if the rollout returns log-probabilities; None if nothing does."""
-    return mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    mismatch = log_prob_mismatch(run.options) if run.rollout_log_probs else None
+    if mismatch is None:
+        return None
+    which = "" if ratio_to_the_rollout_policy(run.options, settings) else ", which only metrics use,"
+    return f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
 
 
 def untested_options(run: RunFacts) -> list[str]:
@@ -155,15 +154,20 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
     """The parameters that differ from the group, each with both values and, if one of verl's keys set it, this key."""
     changes = []
     for field, value, of_group in changed_parameters(settings, run):
-        name = field.name
-        source = f"; from {source_of(run.taken[name])}" if name in run.taken else switched_off(run, name, value)
+        name, source = field.name, ""
+        if taken := run.taken.get(name):
+            source = f"; from {ACTOR}.{taken['key']}={written(taken['given'])}"
+        elif name == "compile" and value is False and run.uncompiled_by:
+            source = f"; from {run.uncompiled_by}=False"
         changes.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
     return changes
 
 
 def changed_parameters(settings: Settings, run: RunFacts) -> list[tuple[dataclasses.Field, Any, Any]]:
     """The parameters that differ from the group: the field, its value, and the group's."""
-    group = parameters_of_group(run.group or settings.method.name)
+    name = run.group or settings.method.name
+    # A group of the user's own is compared with the defaults.
+    group = group_settings(name) if name in group_names() else {}
     of_group = {field.name: group.get(field.name, field.default) for field, _ in values_of(settings)}
     return [
         (field, value, of_group[field.name]) for field, value in values_of(settings) if value != of_group[field.name]
@@ -186,21 +190,6 @@ def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
         for field in dataclasses.fields(owner)
         if field.name not in ("method", "trace", "paper_loss_agg_mode", "hold", *settings.method.replaced)
     ]
-
-
-def parameters_of_group(group: str) -> dict[str, Any]:
-    """What a group of the plugin sets. Empty for a user's group, whose parameters are compared with the defaults."""
-    try:
-        return group_settings(group)
-    except FileNotFoundError:
-        return {}
-
-
-def switched_off(run: RunFacts, name: str, value: Any) -> str:
-    """Which of verl's switches of torch.compile set clipx.compile, for `differences`; empty if none did."""
-    if name != "compile" or value is not False or not run.uncompiled_by:
-        return ""
-    return f"; from {run.uncompiled_by}=False"
 
 
 def shown(value: Any) -> str:

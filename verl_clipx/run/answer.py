@@ -186,6 +186,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         made = updates_of(run, limit_of_verl(loss_mode))
         return Answer(loss, loss_mode, True, bounds=bounds, updates=made, cost="metrics only", **common)
     twice = settings.update is not None and len(settings.update.passes) == 2
+    to, source = ratio_to(run, settings).removeprefix("ratio "), source_of_old_log_probs(run)
     chosen = f" (+{NODE}={run.group})" if run.group else ""
     scope = f", scope {settings.scope}: {SCOPES[settings.scope]}" if settings.adaptive else ""
     return Answer(
@@ -195,7 +196,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         settings=settings_of(settings, run),
         bounds=bounds_of(settings.method),
         updates=updates_of(run, settings.method.what_limits, twice=twice),
-        ratio=ratio_of(settings, run),
+        ratio=f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
         taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
         unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
         cost=cost(settings, run, twice=twice),
@@ -224,12 +225,6 @@ def settings_of(settings: Settings, run: RunFacts) -> str:
         whose = "its group's" if group else "its defaults"
     whose += f" but for {', '.join(changed)}" if changed else ""
     return f"{', '.join(own) or 'no parameters'}: {whose}"
-
-
-def ratio_of(settings: Settings, run: RunFacts) -> str:
-    """The policy that the ratio is to, and where old_log_probs come from."""
-    to, source = ratio_to(run, settings).removeprefix("ratio "), source_of_old_log_probs(run)
-    return f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}"
 
 
 def updates_of(run: RunFacts, limit: Limit, *, twice: bool = False) -> str:

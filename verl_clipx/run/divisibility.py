@@ -29,9 +29,9 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
     if actor.strategy not in FSDP or not colocated or "async_training" in config or "rollout" in config:
         return []
     numbers = {f"trainer.{key}": trainer[key] for key in ("nnodes", "n_gpus_per_node")}
-    wrong = [f"{key}={value}: must be a whole number above 0." for key, value in numbers.items() if not _counts(value)]
+    wrong = [key for key, value in numbers.items() if type(value) is not int or value < 1]
     if wrong:
-        return wrong
+        return [f"{key}={numbers[key]}: must be a whole number above 0." for key in wrong]
     gpus = math.prod(numbers.values())
     sharing = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
     if gpus % sharing:
@@ -41,10 +41,6 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
     messages = [*batches(config, ranks), *micro_batches(config, ranks, sharing)]
     messages += [servers(config, gpus), shards(config, gpus), fetched(config)]
     return [message for message in messages if message is not None]
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:

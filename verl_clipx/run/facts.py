@@ -7,7 +7,6 @@ from typing import Any
 
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.verl_keys import (
-    ACTOR,
     BYPASS,
     CALCULATE_LOG_PROBS,
     EPOCHS,
@@ -147,9 +146,3 @@ class RunFacts:
     def _parts(self) -> int:
         # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
         return (self.options.get(SYNC_STEP) or 1) if self.uses_v1 else 1
-
-
-def source_of(taken: dict[str, Any]) -> str:
-    """verl's key and value as on the command line; `taken` is a value of `RunFacts.taken`."""
-    given = "null" if taken["given"] is None else taken["given"]
-    return f"{ACTOR}.{taken['key']}={given}"

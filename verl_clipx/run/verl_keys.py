@@ -382,15 +382,6 @@ def ratios_are_off(values: Values, node: Settings | Observe) -> Refusal | None:
     return Refusal(key, value, f"with {beside}: {mismatch.effect}", f"{mismatch.remedy}.")
 
 
-def mismatch_remark(values: Values, node: Settings | Observe) -> str | None:
-    """What the announced line says about biased ratios to the rollout policy; None if they are not biased."""
-    mismatch = log_prob_mismatch(values)
-    if mismatch is None:
-        return None
-    which = "" if ratio_to_the_rollout_policy(values, node) else ", which only metrics use,"
-    return f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
-
-
 WRONG_ATTENTION = (
     "each rank would attend to its own slice of a sequence and train on wrong log-probabilities, because verl patches "
     "only flash attention"
@@ -453,7 +444,8 @@ def dynamic_context(values: Values, node: Settings | Observe) -> Refusal | None:
 def sharded_head(values: Values, node: Settings | Observe) -> Refusal | None:
     """under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop"""
     path = values[MODEL_PATH]
-    if values[STRATEGY] != "fsdp2" or not values[FUSED_KERNELS] or has_tied_embeddings(path) is not False:
+    config = model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
+    if config is None or config.get_text_config().tie_word_embeddings:
         return None
     reason = (
         f"with {STRATEGY}=fsdp2 and {MODEL_PATH}={path}, whose output embedding is not its input embedding, FSDP2 "
@@ -470,12 +462,6 @@ def model_config(path: str | None) -> Any:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError):
         return None
-
-
-def has_tied_embeddings(path: str | None) -> bool | None:
-    """Whether a model's input and output embeddings are tied; None if its configuration is not on this machine."""
-    config = model_config(path)
-    return None if config is None else config.get_text_config().tie_word_embeddings
 
 
 # --- The table -------------------------------------------------------------------------------------------------------

@@ -83,13 +83,6 @@ def significant_of(runs: list[Run]) -> list[dict[str, str]]:
     return [{key: value for key, value in run.significant.items() if key not in unread[run.method]} for run in runs]
 
 
-def unread_values(setting: Setting) -> dict[str, list[Any]]:
-    """verl's keys that the method does not read and in which the runs of a setting differ, to the value of each."""
-    keys = sorted({key for run in setting.runs for key in run.unread})
-    values = {key: [run.configuration.get(key) for run in setting.runs] for key in keys}
-    return {key: found for key, found in values.items() if len(set(map(str, found))) > 1}
-
-
 def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
     """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
 

@@ -8,16 +8,15 @@ and read line by line.
 """
 
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from tests.claims.configuration import ACTOR
+from tests.composition import by_hydra
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.config import completed
 from verl_clipx.run.start import decide
@@ -55,22 +54,20 @@ def outcomes() -> dict[str, dict[str, str]]:
     return json.loads((HERE / "outcomes.json").read_text())
 
 
-def by_hydra(example: Example, group: str) -> str:
-    """What comes of an example with a group, composed as verl's main does."""
-    overrides = [*example.arguments, f"+clipx={group}"]
-    return outcome(composed(overrides), overrides, group)
-
-
-def composed(overrides: Iterable[str]) -> DictConfig:
-    """verl's configuration with overrides, by Hydra."""
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", list(overrides))
-
-
-def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
-    """The method's bounds and the keys that are not used, or the keys that are refused."""
+def outcomes_of(example: Example) -> dict[str, str]:
+    """What comes of an example with each group, composed as verl's main does, or `alone` and why it doesn't compose."""
     try:
-        decision = decide(config, named=named_keys(list(overrides)), group=group)
+        by_hydra("ppo_trainer", *example.arguments)
+    except HydraException as error:
+        return {"alone": str(error).splitlines()[0]}
+    return {group: _outcome([*example.arguments, f"+clipx={group}"], group) for group in GROUPS}
+
+
+def _outcome(overrides: list[str], group: str) -> str:
+    """The method's bounds and the keys that are not used, or the keys that are refused."""
+    config = by_hydra("ppo_trainer", *overrides)
+    try:
+        decision = decide(config, named=named_keys(overrides), group=group)
     except Refusal as refusal:
         return f"refused: {', '.join(part.key.removeprefix(f'{ACTOR}.') for part in refusal.all)}"
     node = completed(OmegaConf.to_container(config.clipx))
@@ -80,21 +77,9 @@ def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
     return f"{bounds}{unused and f'; not used: {unused}'}"
 
 
-def why_not_alone(example: Example) -> str | None:
-    """The first line of what Hydra says where verl 0.9.1 does not compose an example; None where it does."""
-    try:
-        composed(example.arguments)
-    except HydraException as error:
-        return str(error).splitlines()[0]
-    return None
-
-
 def main() -> None:
     """Prints outcomes.json."""
-    found = {}
-    for example in examples():
-        why = why_not_alone(example)
-        found[example.name] = {"alone": why} if why else {group: by_hydra(example, group) for group in GROUPS}
+    found = {example.name: outcomes_of(example) for example in examples()}
     lines = (f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items())
     print("{\n" + ",\n".join(lines) + "\n}")
 

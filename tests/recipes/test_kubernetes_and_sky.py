@@ -1,21 +1,29 @@
-"""The RayJob: its schema, what a run fills in, and that the payload arrives as it was given.
+"""KubeRay's RayJob and the SkyPilot task: their schemas, what a run fills in, that the payload arrives as it was given,
+and the task's run section with a stand-in for SkyPilot's own Ray template.
 
-The schema is the subset of KubeRay's that the file uses (checked once against the whole of KubeRay 1.7's). Not covered:
-Kubernetes, KubeRay.
+A schema is the subset that the file uses (checked once against the whole of KubeRay 1.7's and SkyPilot 0.14's). Not
+covered: Kubernetes, KubeRay, SkyPilot, clouds.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
-from .shell import RECIPES, ROOT, Machine, overrides_of
+from .shell import RECIPES, ROOT, Machine, checkout, overrides_of
 
 SCRIPT = RECIPES / "cluster" / "kuberay.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
-SCHEMA = json.loads(Path(__file__).with_name("schemas").joinpath("rayjob.json").read_text())
+TASK = yaml.safe_load((RECIPES / "cluster" / "sky.yaml").read_text())
+
+
+def validate(instance, kind):
+    """By the subset of a kind's schema that its file uses."""
+    jsonschema.validate(instance, json.loads(Path(__file__).with_name("schemas").joinpath(f"{kind}.json").read_text()))
 
 
 @pytest.fixture
@@ -27,7 +35,7 @@ def created(cluster, *words, **variables):
     done = cluster.run(SCRIPT, *words, **variables)
     assert done.returncode == 0, done.stderr
     job = json.loads((cluster.commands.parent / "created").read_text())
-    jsonschema.validate(job, SCHEMA)
+    validate(job, "rayjob")
     return job
 
 
@@ -41,7 +49,7 @@ def environment_of(group):
 
 
 def test_the_file_as_it_stands_is_a_valid_job():
-    jsonschema.validate(yaml.safe_load((RECIPES / "cluster" / "rayjob.yaml").read_text()), SCHEMA)
+    validate(yaml.safe_load((RECIPES / "cluster" / "rayjob.yaml").read_text()), "rayjob")
 
 
 def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
@@ -71,7 +79,7 @@ def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
 def test_a_dry_run_creates_nothing(cluster):
     done = cluster.run(SCRIPT, RECIPE, DRY_RUN="1")
     job = json.loads(done.stdout)
-    jsonschema.validate(job, SCHEMA)
+    validate(job, "rayjob")
     assert not cluster.record.exists() and "workerGroupSpecs" not in job["spec"]["rayClusterSpec"]
 
 
@@ -87,3 +95,39 @@ def test_the_recipe_on_the_head_gets_the_words_that_were_given(cluster):
     # Not the lines: bash writes one word in several ways, by the locale.
     assert overrides_of(on_the_head.stdout) == overrides_of(here.stdout)
     assert overrides_of(here.stdout)[-5:] == words[3:]
+
+
+def test_the_task_is_valid_and_the_bucket_must_be_given():
+    validate(TASK, "sky")
+    # SkyPilot asks for an environment variable that is null.
+    assert TASK["envs"]["BUCKET"] is None
+    assert TASK["file_mounts"]["/bucket"]["source"] == "${BUCKET}"
+    assert (ROOT / TASK["envs"]["CLIPX_PAYLOAD"].split()[-1]).is_file()
+    assert (ROOT / TASK["setup"].split()[1]).is_file()
+
+
+@pytest.mark.parametrize("section", ["setup", "run"])
+def test_shellcheck_accepts_the_scripts_in_it(section):
+    command = [Path(sys.executable).with_name("shellcheck"), "--shell=bash", "-"]
+    done = subprocess.run(command, input=TASK[section], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_head_trains_into_the_bucket_and_the_others_only_join(tmp_path):
+    machine = Machine(tmp_path / "machine", start_cluster="")
+    template = machine.commands.parent / "sky_templates" / "ray"
+    template.mkdir(parents=True)
+    (machine.commands / "start_cluster").rename(template / "start_cluster")
+    script = tmp_path / "run.sh"
+    script.write_text(TASK["run"].replace("/bucket", str(tmp_path / "bucket")))
+    payload = "METHOD=dapo DRY_RUN=1 recipes/acpo/run_qwen2.5_7b_fsdp.sh 'data.val_files=[a b,c]'"
+    given = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "CLIPX_PAYLOAD": payload}
+    head, other = (
+        machine.run(script, cwd=checkout(tmp_path / f"node{rank}"), SKYPILOT_NODE_RANK=str(rank), **given)
+        for rank in (0, 1)
+    )
+    assert head.returncode == other.returncode == 0, head.stderr + other.stderr
+    assert machine.calls == [["start_cluster"]] * 2 and other.stdout == ""
+    assert "trainer.nnodes=2" in head.stdout and "trainer.n_gpus_per_node=8" in head.stdout
+    assert f"hydra.run.dir={tmp_path}/bucket/runs/acpo/orz_7b_dapo_near-seed1" in head.stdout
+    assert f"CLIPX_DATA={tmp_path}/bucket/data " in head.stdout

@@ -1,18 +1,17 @@
-"""Ending a run whose cluster has lost a node, with real processes and a stand-in for Ray.
-
-Covers: exit codes, which the launchers know; what the command has started ends with it, also if it ignores SIGTERM or
-the script is told to end; a failure that comes before Ray notices; a watcher that fails. Not covered: Ray
-(tests/end_to_end/test_two_nodes.py).
+"""A cluster's nodes: waiting for them, and ending a run whose cluster has lost one, with real processes and a stand-in
+for Ray. Not covered: Ray (tests/end_to_end/test_two_nodes.py).
 """
 
 import importlib.util
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,6 +23,8 @@ SCRIPT = RECIPES / "cluster" / "while_all_nodes_live.py"
 spec = importlib.util.spec_from_file_location("while_all_nodes_live", SCRIPT)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
+
+wait_for_nodes = runpy.run_path(str(RECIPES / "cluster" / "wait_for_nodes.py"))["wait_for_nodes"]
 
 NEVER = ["sleep", "600"]
 
@@ -118,3 +119,26 @@ def test_the_script(cluster, tmp_path, event):
         script.communicate(timeout=30)
         assert script.returncode == 128 + signal.Signals[event]
     assert not any(alive(child.pid) for child in children)
+
+
+def nodes(*addresses, dead=""):
+    return [{"NodeManagerAddress": address, "Alive": address not in dead} for address in addresses]
+
+
+def with_ray(monkeypatch, *answers):
+    """Ray answers these nodes, one list after the other; returns the addresses that were joined."""
+    left, joined = iter(answers), []
+    ray = SimpleNamespace(init=lambda address, **_: joined.append(address), nodes=lambda: next(left))
+    monkeypatch.setitem(wait_for_nodes.__globals__, "ray", ray)
+    return joined
+
+
+def test_it_waits_until_enough_nodes_are_alive(monkeypatch):
+    joined = with_ray(monkeypatch, nodes("b"), nodes("b", "a", dead="a"), nodes("b", "a"))
+    assert wait_for_nodes("b:6379", 2, seconds=30, poll=0) == ["a", "b"] and joined == ["b:6379"]
+
+
+def test_at_the_deadline_it_names_the_nodes_that_came(monkeypatch):
+    with_ray(monkeypatch, nodes("a", "b", "c", dead="b"))
+    with pytest.raises(TimeoutError, match=r"2 of 3 nodes joined a:6379 within 0 s: a, c"):
+        wait_for_nodes("a:6379", 3, seconds=0)

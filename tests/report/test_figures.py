@@ -1,0 +1,205 @@
+"""What figures draw, by hand: medians and bands over named windows, of 10 and 2,000 steps, with ticks that never touch;
+the parts of the traced tokens' ratio, by age; the weights of `clipx methods NAME --plot FILE`, and wrong input; colours
+that stay apart, to eyes that see fewer of them and on white paper. Not covered: how figures look (screenshots are for
+people); the page of the parts (test_summary.py).
+"""
+
+import re
+
+import numpy
+import pandas
+import pytest
+
+from tests.runs.commands import clipx, page_of
+from tests.runs.example_runs import write_log
+from verl_clipx.methods import BUILT_IN, METHODS, method_named
+from verl_clipx.report.drawing import _labels, spread_ticks
+from verl_clipx.report.log_figures import log_plates
+from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
+from verl_clipx.report.ratio_parts import parts_of
+from verl_clipx.report.weight_figure import weights
+from verl_clipx.report.windows import MOST_WINDOWS, take_windows, window_of
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting
+
+STEPS = 2000
+METRICS = (keys.REWARD, keys.ENTROPY, keys.KL, keys.GRADIENT_NORM, keys.LENGTH, keys.CUT, keys.ALIKE, keys.MISMATCH)
+METRICS += (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, *keys.MASS.values(), keys.RATIO)
+METRICS += tuple(f"actor/clipx/{name}/bin_{bin}" for name in ("epsilon", "epsilon_last") for bin in range(5))
+
+
+def setting_of(steps, columns=METRICS, first=1):
+    values = numpy.random.default_rng(1).random((steps, len(columns)))
+    return [Setting("M", [Run("run", pandas.DataFrame(values, range(first, first + steps), columns))])]
+
+
+@pytest.mark.parametrize(("last", "window"), [(120, 1), (121, 5), (301, 10), (2000, 50), (6001, 200), (50_000, 1000)])
+def test_windows_are_round_and_few(last, window):
+    logged = last if last <= 121 else 200
+    assert window_of(setting_of(logged, ["actor/entropy"], last - logged + 1)) == window
+    assert window == 1 or last / window <= MOST_WINDOWS
+
+
+def test_a_window_is_its_steps_median_at_its_middle():
+    values = pandas.Series([9.0, 1.0, 2.0, 30.0, 4.0], index=[0, 1, 2, 3, 4])
+    # The validation before training belongs to the first window.
+    assert take_windows(values, 2).to_dict() == {1.5: 2.0, 3.5: 17.0}
+    assert take_windows(values, 1) is values
+
+
+@pytest.mark.slow
+def test_a_long_run_is_drawn_by_windows_that_the_page_names(tmp_path):
+    log = setting_of(STEPS)[0].runs[0].log
+    clipx("report", write_log(tmp_path / "run" / "metrics.jsonl", log.to_dict("records")), "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    # Outcome, bounds, samples and the declared metric's; clipped tokens and mass.
+    assert page.count("A line is the median of 50 steps") == 4
+    assert page.count("A bar is the median of 50 steps") == 2
+    assert "Each point is a step" not in page
+    assert len(pandas.read_csv(tmp_path / "out" / "metrics.csv")) == STEPS
+    for path in (tmp_path / "out" / "figures").glob("*.svg"):
+        drawn = [part.count("L ") for part in re.findall(r' d="([^"]*)"', path.read_text())]
+        # A line has a corner for each window, a band two.
+        assert max(drawn) <= 2 * STEPS / 50 + 2, path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [10, STEPS])
+def test_labels_of_ticks_never_touch(steps):
+    panels = [panel for plate in log_plates(with_colours(setting_of(steps))) for panel in plate.panels]
+    assert len(panels) == 4 + 1 + 1 + 1 + 4
+    for panel in panels:
+        spread_ticks(panel.drawing)
+        for name in ("xaxis", "yaxis"):
+            boxes = [box for axes in panel.drawing.axes if axes.axison for box in _labels(getattr(axes, name))]
+            assert len(boxes) > 1, panel.name
+            assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at]), panel.name
+
+
+ENGINES, OLDER, UPDATES = 0.01, 0.3, 0.1
+
+
+def tokens(rollout, age):
+    """Tokens of which every third was sampled by older weights."""
+    old = pandas.Series([-1.0] * 240)
+    older = pandas.Series([index % 3 == 0 for index in range(240)])
+    sign = pandas.Series([(-1) ** (index // 3) for index in range(240)])
+    sampled = {"apart": old + sign * older.map({True: OLDER, False: ENGINES}), "old": old, "none": old * float("nan")}
+    sampled["broken"] = (old + ENGINES).mask(older, -float("inf"))
+    ages = older.astype(int) if age else pandas.Series([None] * 240)
+    fields = {"log_prob": old - UPDATES, "old_log_prob": old, "rollout_log_prob": sampled[rollout], "age": ages}
+    return pandas.DataFrame(fields)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "age", "sizes"),
+    [
+        (
+            "apart",
+            True,
+            {
+                "old / rollout, age 0": [ENGINES] * 4,
+                "old / rollout, older": [OLDER] * 4,
+                "current / old": [UPDATES] * 4,
+                "current / rollout": [0.11, 0.4, 0.4, 0.4],
+            },
+        ),
+        # Tokens of unknown age are not called fresh, and what is not finite is left out.
+        (
+            "broken",
+            False,
+            {"old / rollout, older": [ENGINES] * 4, "current / old": [UPDATES] * 4, "current / rollout": 4},
+        ),
+        # In bypass mode, and without the rollout's, the parts are not known apart.
+        ("old", True, {"current / old": [UPDATES] * 4}),
+        ("none", True, {"current / old": [UPDATES] * 4}),
+    ],
+)
+def test_each_part_has_the_size_that_its_tokens_have(rollout, age, sizes):
+    found = parts_of(tokens(rollout, age))
+    assert list(found.index) == list(sizes)
+    for part, expected in sizes.items():
+        assert expected == 4 or found.loc[part].tolist() == pytest.approx(expected), part
+
+
+def at(method, advantage, ratio):
+    ratios, found = weights(method, advantage, 0.1)
+    return float(found[(ratios - ratio).abs().argmin()])
+
+
+def test_weights_by_hand():
+    grpo = method_named("grpo")(clip_high=1.4)
+    assert at(grpo, 1.0, 1.3) == pytest.approx(1.3, abs=2e-3) and at(grpo, 1.0, 1.5) == 0
+    assert at(grpo, -1.0, 0.7) == 0 and at(grpo, -1.0, 1.5) == pytest.approx(1.5, abs=2e-3)
+    # Without statistics ACPO's epsilon is epsilon_base.
+    acpo = method_named("acpo")(epsilon_base=0.5)
+    assert at(acpo, 1.0, 1.45) > 0 and at(acpo, 1.0, 1.55) == 0
+    for name in BUILT_IN:
+        assert weights(METHODS[name](), -1.0, 0.4)[1].isfinite().all(), name
+
+
+def test_the_command_draws_a_group_with_parameters(tmp_path):
+    clipx("methods", "acpo_reference", "clipx.alpha=2", "--plot", tmp_path / "weights.svg")
+    text = (tmp_path / "weights.svg").read_text()
+    assert "alpha 2.0," in text and "epsilon_max 3.0" in text and "old probability" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be"),
+        (["acpo", "alpha=1"], "alpha=1: is no setting of the plugin's"),
+        (["observe"], "+clipx=observe: observes verl's own loss"),
+        (["nonsense"], "nonsense: there is no such method"),
+    ],
+)
+def test_wrong_input_is_named(tmp_path, words, message):
+    assert message in clipx("methods", *words, "--plot", tmp_path / "a.svg", code=1)
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
+VISIONS = {
+    "normal": numpy.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+_XYZ = numpy.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+_WHITE = numpy.array([0.9505, 1.0, 1.089])
+
+
+def linear(colours):
+    """`#rrggbb` without gamma: (colours, 3)."""
+    channels = numpy.array([[int(one[start : start + 2], 16) / 255 for start in (1, 3, 5)] for one in colours])
+    return numpy.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    """CIE 1976, whose distances are those that eyes see."""
+    xyz = rgb @ _XYZ.T / _WHITE
+    x, y, z = numpy.where(xyz > 0.008856, numpy.cbrt(xyz), 7.787 * xyz + 16 / 116).T
+    return numpy.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_stay_apart_and_stand_out_from_paper(vision):
+    seen = lab(numpy.clip(linear(COLOURS) @ numpy.transpose(VISIONS[vision]), 0, 1))
+    # A distance of 2.3 is just noticeable side by side; 20 leaves room for thin lines.
+    distances = numpy.linalg.norm(seen[:, :, None] - seen[:, None], axis=0)
+    assert distances[~numpy.eye(len(COLOURS), dtype=bool)].min() > 20
+    # WCAG's contrast with white, of which it asks 4.5 for text.
+    assert (1.05 / (linear(COLOURS) @ _XYZ[1] + 0.05)).min() > 4.5
+
+
+def colours(*methods: str) -> list[str]:
+    """The colours of settings of these methods."""
+    runs = [Run(method, pandas.DataFrame(), {"clipx.method": method}) for method in methods]
+    return [setting.colour for setting in with_colours([Setting(run.method, [run]) for run in runs])]
+
+
+def test_the_colour_of_grpo_is_its_own_and_there_are_few_others():
+    assert colours("acpo", "bapo") == list(OTHERS[:2])
+    assert colours("acpo", "grpo", "grpo") == [OTHERS[0], GRPO, OTHERS[1]]
+    with pytest.raises(ValueError, match="4 settings: a report tells 3 besides GRPO apart"):
+        colours("acpo", "bapo", "dgpo", "gppo")
