@@ -89,8 +89,7 @@ def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
     assert (loop.name, list(loop.stop_token_ids)) == (AGENT_LOOP, [7, 256])
     assert loop._target_ == AGENT_LOOP_CLASS == f"{EvaluationAgentLoop.__module__}.{EvaluationAgentLoop.__name__}"
-    (file,) = config.data.val_files
-    rows = pandas.read_parquet(file)
+    rows = pandas.read_parquet(config.data.val_files)
     assert [extra["index"] for extra in rows["extra_info"]] == [1, 3] and set(rows["data_source"]) == {"sums"}
     assert [list(prompt) for prompt in rows["prompt"]] == [a_run().benchmark.questions[row]["prompt"] for row in (1, 3)]
 
@@ -109,7 +108,7 @@ def test_shards_greedy_samples_a_template_and_odd_folders_reach_verl_as_they_are
         "trainer.validation_data_dir": str(folder),
     }
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
-    assert list(config.data.val_files) == [str(folder / "questions.parquet")]
+    assert config.data.val_files == str(folder / "questions.parquet")
 
 
 def test_verl_accepts_the_configuration(a_run, tmp_path, monkeypatch):
