@@ -19,12 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latex2sympy2_extended.antlr_parser import PSParser
 
-from verl_clipx.papers.tasks.math import equality
-from verl_clipx.papers.tasks.math.comparison import _parse_fast_mode_first
+from verl_clipx.papers.tasks.math import equality, spelling
+from verl_clipx.papers.tasks.math.comparison import MAX_DEPTH, MAX_LENGTH, _parse_fast_mode_first, is_safe
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
-from verl_clipx.papers.tasks.math.guards import MAX_DEPTH, MAX_LENGTH, is_safe
 from verl_clipx.papers.tasks.math.reward import compute_score, compute_score_for_evaluation, compute_score_strict
-from verl_clipx.papers.tasks.math.spelling import MAX_NUMBER_LENGTH, canonical, clean, parse_number
+from verl_clipx.papers.tasks.math.spelling import MAX_NUMBER_LENGTH, SPELLINGS, canonical, clean, parse_number
 
 PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "math.md"
 COLUMNS = ["right answer", "box", "training", "evaluation", "why"]
@@ -73,6 +72,15 @@ def test_a_box_earns_what_is_stated(gold, box, training, evaluation):
     assert outcome(compute_score_strict) == (1.0 if score else -1.0, undecided)
     assert outcome(compute_score_for_evaluation) == OUTCOMES[evaluation]
     assert equal_answers(gold, box) is VERDICTS[evaluation]  # it is symmetric
+
+
+@pytest.mark.parametrize("place", range(len(SPELLINGS["rewritten"])))
+def test_without_a_rule_of_spelling_its_case_is_judged_otherwise(monkeypatch, place):
+    *_, gold, box = SPELLINGS["rewritten"][place]
+    before = is_equivalent(box, gold), equal_answers(box, gold)
+    rules = spelling._REWRITTEN
+    monkeypatch.setattr(spelling, "_REWRITTEN", rules[:place] + rules[place + 1 :])
+    assert (is_equivalent(box, gold), equal_answers(box, gold)) != before
 
 
 UNITS = "c d g h l m o s t ab bc cm ft st th mm km kg lb pm am cc mt lt sq gm hr yr"
