@@ -95,11 +95,6 @@ def test_letters_after_an_answer_are_variables(head, unit):
         assert equal(f"2{unit[::-1]}", f"2{unit}") is True
 
 
-@pytest.mark.parametrize("answer", ["9^{9^9}", "５", "(" * 200 + "5" + ")" * 200, r"\sum_{n=1}^{9}n"])
-def test_a_refused_comparison_has_no_verdict(answer):
-    assert is_equivalent(answer, "5") is is_equivalent("5", answer) is equal_answers(answer, "5") is None
-
-
 def test_all_accepted_answers_are_one_question():
     assert is_equivalent("x+1", "x", "1+x") is equal_answers("x+1", "x", "1+x") is True
     assert is_equivalent("x+1", "x", "2+x") is is_equivalent("x+1") is is_equivalent("", "5") is False
