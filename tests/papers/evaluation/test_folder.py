@@ -31,7 +31,7 @@ def test_what_is_left_is_cut_into_chunks(tmp_path):
     assert pending_chunks(tmp_path, 5, 2, 5) == [[0, 1], [2, 3], [4]]
     assert pending_chunks(tmp_path, 2, 2, 1) == [[0], [1]]
     write_chunk(tmp_path, [1, 2])
-    (tmp_path / "unfinished").mkdir()
+    write_rows(tmp_path / "unfinished" / "0.jsonl", validated_rows([0], 2))
     assert pending_chunks(tmp_path, 5, 2, 6) == [[0, 3, 4]]
     with pytest.raises(ValueError, match=r"4 responses, not exactly 2 to each of 5 questions\. Repeat the same"):
         read_completions([tmp_path], 5, 2)

@@ -42,7 +42,9 @@ MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
 @pytest.fixture(scope="module")
 def base():
-    return compose_base(["+hardware=cpu", "trainer.n_gpus_per_node=2"])
+    # The last ones lose.
+    lost = ["trainer.val_before_train=false", "data.validation_shuffle=true", "data.filter_overlong_prompts=true"]
+    return compose_base(["+hardware=cpu", "trainer.n_gpus_per_node=2", *lost])
 
 
 @pytest.fixture
