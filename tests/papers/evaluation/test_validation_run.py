@@ -55,6 +55,7 @@ MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 def base():
     # The last ones lose.
     lost = ["trainer.val_before_train=false", "data.validation_shuffle=true", "data.filter_overlong_prompts=true"]
+    lost += ["algorithm.adv_estimator=gae", "data.prompt_key=x", "data.val_max_samples=3", "reward.num_workers=4"]
     return compose_base(["+hardware=cpu", "trainer.n_gpus_per_node=2", *lost])
 
 
