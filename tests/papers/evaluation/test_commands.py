@@ -12,7 +12,7 @@ import pytest
 
 from tests.papers.command import clipx
 from tests.papers.evaluation.tiny import answer_as_verl, save_model, save_questions
-from verl_clipx.papers.evaluation import sampling, validation_run
+from verl_clipx.papers.evaluation import validation_run
 from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
 from verl_clipx.papers.evaluation.settings import PROTOCOLS
@@ -45,7 +45,7 @@ def verl():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation_run, "_launch", answer)
-        patch.setattr(sampling, "compose_base", lambda overrides: compose(*overrides))
+        patch.setattr(validation_run, "compose_base", lambda overrides: compose(*overrides))
         yield launched
 
 

@@ -5,10 +5,12 @@ Not covered: scores (test_scores.py); how the values are gathered from files (te
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,18 +67,7 @@ def test_best_at_k_is_what_verls_validation_estimates(k):
     assert pass_at_k([right], k)[0] > best_at_k([right], k)[0] == pytest.approx(1 - 0.75**k)
 
 
-@pytest.mark.parametrize(
-    ("answers", "choice"),
-    [
-        (["a"], 0),
-        (["a", "b", "b"], 1),
-        (["a", "b", "b", "a"], 0),  # a tie: "a" was given first
-        ([None, "b", "a", "b", "a"], 1),
-        ([None, None, None, "z"], 3),  # no answer has no vote
-        ([None, None], None),
-        ([], None),
-    ],
-)
+@pytest.mark.parametrize(("answers", "choice"), yaml.safe_load(Path(__file__).with_name("votes.yaml").read_text()))
 def test_majority_at_k_is_the_correctness_of_the_sample_that_the_vote_picks(answers, choice):
     only = [[place == choice for place in range(len(answers))]]
     assert majority_at_k([answers], np.array(only)).tolist() == [float(choice is not None)]

@@ -7,12 +7,12 @@ evaluation that goes on (test_commands.py).
 import pytest
 
 from tests.papers.evaluation.tiny import validated_rows, write_rows
-from verl_clipx.papers.evaluation.folder import chunk_folder, pending_chunks, read_completions, read_dump
+from verl_clipx.papers.evaluation.folder import pending_chunks, read_completions, read_responses
 
 
 def write_chunk(folder, questions, seed=0):
     rows = validated_rows(questions, 2, seed, lambda question, sample: f"{seed}:{question}.{sample}")
-    return write_rows(chunk_folder(folder, questions) / "20.jsonl", rows)
+    return write_rows(folder / f"{questions[0]:06d}" / "20.jsonl", rows)
 
 
 def test_responses_in_order_of_question_and_sample_and_each_seed_adds_some(tmp_path):
@@ -27,19 +27,18 @@ def test_responses_in_order_of_question_and_sample_and_each_seed_adds_some(tmp_p
     assert both["text"].tolist()[:4] == ["5:0.0", "5:0.1", "0:0.0", "0:0.1"]
 
 
-def test_what_is_left_is_cut_into_chunks_that_share_no_folder(tmp_path):
+def test_what_is_left_is_cut_into_chunks(tmp_path):
     assert pending_chunks(tmp_path, 5, 2, 5) == [[0, 1], [2, 3], [4]]
     assert pending_chunks(tmp_path, 2, 2, 1) == [[0], [1]]
     write_chunk(tmp_path, [1, 2])
-    (tmp_path / "unfinished").mkdir()
+    write_rows(tmp_path / "unfinished" / "0.jsonl", validated_rows([0], 2))
     assert pending_chunks(tmp_path, 5, 2, 6) == [[0, 3, 4]]
-    with pytest.raises(ValueError, match=r"4 of 10 responses exist\. Repeat the same `clipx eval run`"):
+    with pytest.raises(ValueError, match=r"4 responses, not exactly 2 to each of 5 questions\. Repeat the same"):
         read_completions([tmp_path], 5, 2)
     # Two commands at once can leave a question twice.
-    for questions in ([0, 1], [3]):
-        write_chunk(tmp_path, questions)
-    with pytest.raises(ValueError, match="10 of 10 responses"):
-        read_completions([tmp_path], 5, 2)
+    write_chunk(tmp_path, [0, 1])
+    with pytest.raises(ValueError, match="8 responses, not exactly 2 to each of 3 questions"):
+        pending_chunks(tmp_path, 5, 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -51,25 +50,27 @@ def test_what_is_left_is_cut_into_chunks_that_share_no_folder(tmp_path):
         (lambda rows: [{**rows[0], "sample": 2}, *rows[1:]], "8 responses, not exactly 2"),
         # A question without any response.
         (lambda rows: [row for row in rows if row["index"] != 3], "6 responses, not exactly 2 to each of 4 questions"),
+        (lambda rows: [], "0 responses"),
         (lambda rows: [{**rows[0], "truncated": None}, *rows[1:]], "truncated"),
         (lambda rows: [{key: rows[0][key] for key in ("output", "score")}], "index"),
     ],
 )
 def test_anything_but_n_responses_to_each_question_is_an_error(tmp_path, spoil, message):
     rows = validated_rows(range(4), 2)
-    write_rows(tmp_path / "0.jsonl", rows)
-    assert len(read_dump(tmp_path, 2, range(4))) == len(read_dump(tmp_path, 2)) == 8
-    write_rows(tmp_path / "0.jsonl", spoil(rows))
+    path = write_rows(tmp_path / "000000" / "0.jsonl", rows)
+    assert len(read_responses(tmp_path, 2, range(4))) == len(read_responses(path.parent, 2, None, "*.jsonl")) == 8
+    write_rows(path, spoil(rows))
     with pytest.raises(ValueError, match=message):
-        read_dump(tmp_path, 2, range(4))
+        read_responses(tmp_path, 2, range(4))
 
 
-def test_no_file_two_files_and_one_that_was_cut_off_are_errors(tmp_path):
+def test_a_file_that_was_cut_off_and_a_second_one_are_errors(tmp_path):
     path = write_chunk(tmp_path, [0, 1])
-    path.write_bytes(path.read_bytes()[:-30])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
     with pytest.raises(ValueError, match=r"20\.jsonl, line 4"):
-        read_completions([tmp_path], 2, 2)
-    write_rows(path.with_name("1.jsonl"), [])
-    for folder, files in ((path.parent, 2), (tmp_path, 0)):
-        with pytest.raises(ValueError, match=f"contains {files} files"):
-            read_dump(folder, 2)
+        read_responses(tmp_path, 2)
+    path.write_bytes(whole)
+    path.with_name("1.jsonl").write_bytes(whole)
+    with pytest.raises(ValueError, match="8 responses, not exactly 2 to each of 2"):
+        read_responses(tmp_path, 2)

@@ -6,11 +6,13 @@ The configuration is read again as the launched process reads it. Not covered: t
 
 import asyncio
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -36,13 +38,25 @@ MODEL = Weights("/m", "/m", None, "f")
 SHARDS = Weights("/base", "/run/global_step_4/actor/huggingface", "/run/global_step_4", "f")
 # Quotes, braces and what looks like an interpolation.
 JINJA = "{% for m in messages %}{{ m['content'] }} \"${x}\" \\{% endfor %}\n"
-KWARGS = {"n": 3, "temperature": 0.6, "top_p": 0.9, "top_k": -1, "do_sample": True}
+# A whole model; shards, loaded on their base model, greedily and with a template.
+CHANGES = {
+    "model": {},
+    "shards": {
+        "weights": SHARDS,
+        "sampling": SamplingSettings(samples=1, max_tokens=20, temperature=0.0),
+        "prompts": PromptFormat(JINJA, 11, [7, 256]),
+    },
+}
+EXPECTED = yaml.safe_load(Path(__file__).with_name("validation_runs.yaml").read_text())
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
 
 @pytest.fixture(scope="module")
 def base():
-    return compose_base(["+hardware=cpu", "trainer.n_gpus_per_node=2"])
+    # The last ones lose.
+    lost = ["trainer.val_before_train=false", "data.validation_shuffle=true", "data.filter_overlong_prompts=true"]
+    lost += ["algorithm.adv_estimator=gae", "data.prompt_key=x", "data.val_max_samples=3", "reward.num_workers=4"]
+    return compose_base(["+hardware=cpu", "trainer.n_gpus_per_node=2", *lost])
 
 
 @pytest.fixture
@@ -69,47 +83,20 @@ def read_config(run: ValidationRun, folder, questions=(1, 3)):
         return compose("run")
 
 
-def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
-    folder = tmp_path / "chunk"
-    config = read_config(a_run(), folder)
+@pytest.mark.parametrize("name", CHANGES)
+def test_it_only_validates_what_it_was_given_which_reaches_verl_as_it_is(a_run, tmp_path, name):
+    folder = tmp_path / "chunk ${x} 'a'"
+    config = read_config(a_run(**CHANGES[name]), folder)
+    texts = {"{folder}": str(folder), "{jinja}": JINJA}
+    for key, value in {**EXPECTED["every run"], **EXPECTED[name]}.items():
+        assert OmegaConf.select(config, key) == texts.get(value if isinstance(value, str) else None, value), key
     (loop,) = OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
-    expected = {
-        # Without val_before_train, verl would train.
-        **{"trainer.val_before_train": True, "trainer.val_only": True, "trainer.validation_data_dir": str(folder)},
-        # Seeded rollouts need these.
-        **{"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync", "actor_rollout_ref.rollout.seed": 5},
-        "trainer.v1.sampler.custom_sampler.path": "pkg://verl_clipx.seeded.sampler",
-        **{"trainer.resume_mode": "disable", "actor_rollout_ref.model.path": "/m"},
-        "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOP,
-        **{f"actor_rollout_ref.rollout.val_kwargs.{key}": value for key, value in KWARGS.items()},
-        **{"data.max_prompt_length": 11, "data.max_response_length": 20, "data.validation_shuffle": False},
-        "data.filter_overlong_prompts": False,
-        "actor_rollout_ref.model.custom_chat_template": None,
-    }
-    assert {key: OmegaConf.select(config, key) for key in expected} == expected
     assert (loop.name, list(loop.stop_token_ids)) == (AGENT_LOOP, [7, 256])
     assert loop._target_ == AGENT_LOOP_CLASS == f"{EvaluationAgentLoop.__module__}.{EvaluationAgentLoop.__name__}"
-    (file,) = config.data.val_files
-    rows = pandas.read_parquet(file)
+    assert config.data.val_files == str(folder / "questions.parquet")
+    rows = pandas.read_parquet(config.data.val_files)
     assert [extra["index"] for extra in rows["extra_info"]] == [1, 3] and set(rows["data_source"]) == {"sums"}
     assert [list(prompt) for prompt in rows["prompt"]] == [a_run().benchmark.questions[row]["prompt"] for row in (1, 3)]
-
-
-def test_shards_greedy_samples_a_template_and_odd_folders_reach_verl_as_they_are(a_run, tmp_path):
-    """Shards are loaded on their base model, and nothing but the weights."""
-    greedy = SamplingSettings(samples=1, max_tokens=20, temperature=0.0)
-    folder = tmp_path / "chunk ${x} 'a'"
-    config = read_config(a_run(weights=SHARDS, sampling=greedy, prompts=PromptFormat(JINJA, 11, [7])), folder)
-    expected = {
-        **{"trainer.resume_mode": "resume_path", "trainer.resume_from_path": SHARDS.resume_from},
-        **{"actor_rollout_ref.actor.checkpoint.load_contents": ["model"], "actor_rollout_ref.model.path": "/base"},
-        "actor_rollout_ref.model.tokenizer_path": SHARDS.tokenizer,
-        "actor_rollout_ref.model.custom_chat_template": JINJA,
-        "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
-        "trainer.validation_data_dir": str(folder),
-    }
-    assert {key: OmegaConf.select(config, key) for key in expected} == expected
-    assert list(config.data.val_files) == [str(folder / "questions.parquet")]
 
 
 def test_verl_accepts_the_configuration(a_run, tmp_path, monkeypatch):

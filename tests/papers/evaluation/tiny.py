@@ -59,8 +59,7 @@ def answer_as_verl(folder: Path, platform: str) -> None:
     config = yaml.safe_load((folder / "run.yaml").read_text())
     rollout = config["actor_rollout_ref"]["rollout"]
     assert config["trainer"]["val_only"] and config["trainer"]["validation_data_dir"] == str(folder)
-    (file,) = config["data"]["val_files"]
-    questions = [extra["index"] for extra in pandas.read_parquet(file)["extra_info"]]
+    questions = [extra["index"] for extra in pandas.read_parquet(config["data"]["val_files"])["extra_info"]]
     seed, model = rollout["seed"], config["actor_rollout_ref"]["model"]["path"]
 
     def text(question: int, sample: int) -> str:

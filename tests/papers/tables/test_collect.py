@@ -12,6 +12,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.papers.command import clipx
 from tests.papers.tables.compositions import on_a_machine
@@ -23,6 +24,7 @@ from verl_clipx.papers.tables.render import render
 # Student's t at 0.975 with two degrees of freedom.
 T_2 = 4.302652730
 REWARD, ACCURACY = "critic/score/mean", "val-core/b/acc/mean@4"
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 
 
 def of_grpo(measure: dict, **changes):
@@ -108,17 +110,7 @@ def test_a_run_of_a_real_preset_counts_on_another_machine(tmp_path):
     assert found["refused"] == [] and [run["seed"] for run in found["runs"]] == [1]
 
 
-@pytest.mark.parametrize(
-    ("seed", "changes", "reasons"),
-    [
-        (
-            1,
-            {"actor_rollout_ref.actor.optim.lr": 1e-5, "data.train_batch_size": 64},
-            ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 1e-05", "data.train_batch_size: preset 32, run 64"],
-        ),
-        (3, {"data.seed": 2}, [f"data.seed: 2 like another run of {GRPO}"]),
-    ],
-)
+@pytest.mark.parametrize(("seed", "changes", "reasons"), REFUSED["another configuration"])
 def test_another_configuration_and_the_same_seed_twice_are_refused(tmp_path, seed, changes, reasons):
     write_evaluated(tmp_path, GRPO, 2, 0.5, 0.7)
     write_evaluated(tmp_path, GRPO, seed, 0.4, 0.6, **changes)
@@ -141,18 +133,7 @@ def test_a_training_that_goes_on_and_a_missing_evaluation_leave_cells_empty(tmp_
     } <= {*results["missing"]}
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"temperature": 0.6}, "temperature: table 1.0, evaluation 0.6"),
-        ({"samples": 4}, "samples: table 8, evaluation 4"),
-        ({"max_tokens": 32}, "max_tokens: table 16, evaluation 32"),
-        ({"top_p": 0.95}, "top_p: table 1.0, evaluation 0.95"),
-        ({"questions": 5}, "questions: table 4, evaluation 5"),
-        ({"cluster": "table"}, "cluster: table None, evaluation 'table'"),
-        ({"step": 10}, "checkpoints: step 20 is the last, but [10] was evaluated"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), REFUSED["another evaluation"])
 def test_another_evaluation_is_refused_alone(tmp_path, changes, reason):
     folder = write_evaluated(tmp_path, GRPO, 1, c=0.6)
     write_results(folder, "b", [0.4] * 4, **changes)
@@ -232,28 +213,15 @@ def test_times_are_means_over_steps_in_seconds_and_levels_of_the_last_tenth(tmp_
         assert found["at"]["GRPO", "one"]["mean"] == pytest.approx(mean)
 
 
-BOMB = "[" * 100_000
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        *(("metrics.run.json", '{"commit": "abc", "ver'), ("metrics.run.json", "[]"), ("metrics.run.json", None)),
-        *((".hydra/config.yaml", "data: {seed: 1"), (".hydra/config.yaml", BOMB)),
-        ("checkpoints/latest_checkpointed_iteration.txt", ""),
-        ("checkpoints/latest_checkpointed_iteration.txt", None),
-        *(("evaluation/b/results.json", BOMB), ("evaluation/b/results.json", None)),
-    ],
-)
+@pytest.mark.parametrize(("file", "content"), REFUSED["cannot be read"])
 def test_what_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, file, content):
-    """Without content there is a folder in the file's place."""
     folder = write_evaluated(tmp_path, GRPO, 1, 0.4, 0.6)
     write_evaluated(tmp_path, GRPO, 2, 0.5, 0.7)
     (folder / file).unlink(missing_ok=True)
     if content is None:
         (folder / file).mkdir(parents=True)
     else:
-        (folder / file).write_text(content)
+        (folder / file).write_text(content.replace("{bomb}", "[" * 100_000))
     results = collected(made_table("collect"), tmp_path)
     (refused,) = results["refused"]
     assert refused["folder"] == f"{GRPO}-seed1" and str(folder / file) in refused["reasons"][0]

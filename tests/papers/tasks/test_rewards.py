@@ -35,36 +35,11 @@ TASKS = {
 BEST = {"knights_and_knaves": 3.0}
 WORST = {"knights_and_knaves": -3.0}
 
-MEGABYTES = 3_000_000
-HOSTILE = {
-    "nothing": "x" * MEGABYTES,
-    "digits": "1" * MEGABYTES,
-    "opening answers": "<answer>" * (MEGABYTES // 8),
-    "whole answers": "<answer>3</answer>" * (MEGABYTES // 18),
-    "angle brackets": "<" * MEGABYTES + "/answer>",
-    "boxes": "\\boxed{" * (MEGABYTES // 7),
-    "closed boxes": "\\boxed{1}" * (MEGABYTES // 9),
-    "thinking": "<think>" * (MEGABYTES // 7),
-    "prompt openings": "<|im_start|>" * (MEGABYTES // 12),
-    "backslashes": "\\boxed{" + "\\" * MEGABYTES,
-    "spaces": " " * MEGABYTES + "Assistant:",
-    "names": "Zoey is a " * (MEGABYTES // 10),
-    "nested parentheses beyond Python's limit": "(" * 127 + "3" + ")" * 127,
-    "thousands of parentheses": "(" * 5000 + "3" + ")" * 5000,
-    "nested braces": "{" * 900 + "5" + "}" * 900,
-    "nested fractions": "\\frac{1}{1+" * 100 + "5" + "}" * 100,
-    "signs": "-" * 1900 + "3",
-    "huge integer": "9" * 256,
-    "product of large integers": "*".join(["99999999"] * 28),
-    "grows in NFKD": "ﷺ" * 1900,
-    "combining marks": "5" + "\u0301" * 1900,
-    "NUL": "3+\x005",
-    "surrogate": "3+\ud8005",
-    "many bars": " | " * 600,
-    "thousands": "1" + ",000" * 400,
-    "many gaps": ("Zoey is" + " " * 50) * 136,
-    "code in a process": '"]\n["5","5",false]',
-} | yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+LISTS = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+HOSTILE = LISTS["texts"] | {
+    name: "".join(piece * times for piece, times in pieces) for name, pieces in LISTS["repeated"].items()
+}
+HOSTILE |= {"NUL": "3+\x005", "surrogate": "3+\ud8005"}
 
 
 EARNED = yaml.safe_load(Path(__file__).with_name("earned.yaml").read_text())

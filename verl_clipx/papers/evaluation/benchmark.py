@@ -21,17 +21,19 @@ class Benchmark:
     questions: list[dict[str, Any]]
 
 
-def read_benchmark(path: Path, name: str) -> Benchmark:
+def read_benchmark(path: Path, name: str, sha256: str | None = None) -> Benchmark:
     """Read a benchmark.
 
     Args:
         path: a Parquet file with the columns data_source, prompt (chat messages), reward_model (with ground_truth) and,
             optionally, extra_info.
         name: the benchmark's name, which becomes a folder's.
+        sha256: the file's hash when the benchmark was evaluated.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: there are no questions, a row does not follow verl's format, or the name cannot be a folder's.
+        ValueError: there are no questions, a row does not follow verl's format, the name cannot be a folder's, or the
+            file has changed.
     """
     if name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(
@@ -45,7 +47,13 @@ def read_benchmark(path: Path, name: str) -> Benchmark:
         check_shape(where, row, ROW)
         if fault := fault_of_prompt(row["prompt"]):
             raise ValueError(f"{where}: {fault}")
-    return Benchmark(name, path, hash_of_file(path), questions)
+    found = hash_of_file(path)
+    if sha256 not in (None, found):
+        raise ValueError(
+            f"{path}: has changed since benchmark {name} was evaluated; put the file back, or evaluate anew with "
+            "another --out"
+        )
+    return Benchmark(name, path, found, questions)
 
 
 def read_benchmarks(options: Sequence[str]) -> list[Benchmark]:

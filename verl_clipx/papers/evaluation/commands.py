@@ -81,9 +81,9 @@ def run(
         from verl_clipx.papers.evaluation.benchmark import read_benchmarks
         from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
-        from verl_clipx.papers.evaluation.sampling import sample
         from verl_clipx.papers.evaluation.scores import load_reward
         from verl_clipx.papers.evaluation.settings import GREEDY, PROTOCOLS, SamplingSettings
+        from verl_clipx.papers.evaluation.validation_run import sample
 
         if protocol not in PROTOCOLS:
             raise ValueError(f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}")

@@ -110,56 +110,48 @@ def _origin(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_dump(folder: Path, samples: int, asked: Collection[int] | None = None) -> pandas.DataFrame:
-    """Read the responses of one run.
+def read_responses(
+    folder: Path, samples: int, questions: Collection[int] | None = None, files: str = "[0-9]*/*.jsonl"
+) -> pandas.DataFrame:
+    """Read the responses of a seed's finished chunks, or of one run.
 
     Args:
         samples: samples of each question.
-        asked: rows of the benchmark that were asked; None for those that the file has.
+        questions: rows of the benchmark that must have responses; None for those that have some.
+        files: pattern of verl's files in the folder.
 
     Returns:
-        Columns question, sample, seed, text, length, truncated.
+        Columns question, sample, seed, text, length, truncated, ordered by question and sample.
 
     Raises:
         ValueError: a line cannot be read, or there are not exactly `samples` responses to each question.
     """
-    paths = sorted(folder.glob("*.jsonl"))
-    if len(paths) != 1:
-        raise ValueError(f"{folder}: contains {len(paths)} files of verl's validation, not one; remove the folder")
-    rows = [parse_json(line, f"{paths[0]}, line {number}") for number, line in enumerate(read_lines(paths[0]), 1)]
-    for row in rows:
-        check_shape(paths[0], row, ROW)
+    rows = []
+    for path in sorted(folder.glob(files)):
+        for number, line in enumerate(read_lines(path), 1):
+            rows.append(parse_json(line, f"{path}, line {number}"))
+            check_shape(path, rows[-1], ROW)
     table = pandas.DataFrame(rows, columns=list(ROW)).rename(columns=RENAMED)
-    questions = sorted(set(table["question"]) if asked is None else asked)
-    pairs = sorted(zip(table["question"], table["sample"], strict=True))
-    if pairs != list(product(questions, range(samples))):
+    table = table.sort_values(["question", "sample"], ignore_index=True)
+    questions = sorted(set(table["question"]) if questions is None else questions)
+    if list(zip(table["question"], table["sample"], strict=True)) != list(product(questions, range(samples))):
         raise ValueError(
-            f"{paths[0]}: {len(pairs)} responses, not exactly {samples} to each of {len(questions)} questions. "
-            "Remove its folder, and the same `clipx eval run` samples them again"
+            f"{folder}: {len(table)} responses, not exactly {samples} to each of {len(questions)} questions. "
+            "Repeat the same `clipx eval run` command to finish them, without a chunk that has too few or too many"
         )
     return table
 
 
-def chunk_folder(folder: Path, questions: Sequence[int]) -> Path:
-    """Return the folder of a seed's chunk. No two chunks of a seed share one."""
-    return folder / f"{questions[0]:06d}"
-
-
-def read_chunks(folder: Path, samples: int) -> list[pandas.DataFrame]:
-    """Read the responses of a seed's finished chunks; see `read_dump`."""
-    return [read_dump(chunk, samples) for chunk in sorted(folder.glob("[0-9]*"))]
-
-
 def pending_chunks(folder: Path, questions: int, samples: int, size: int) -> list[list[int]]:
     """Return the questions that a seed has not answered yet, in chunks of at most `size` responses."""
-    answered = {question for table in read_chunks(folder, samples) for question in table["question"]}
+    answered = set(read_responses(folder, samples)["question"])
     left = [question for question in range(questions) if question not in answered]
     size = max(1, size // samples)
     return [left[start : start + size] for start in range(0, len(left), size)]
 
 
 def read_completions(folders: Sequence[Path], questions: int, samples: int) -> pandas.DataFrame:
-    """Read all responses to a benchmark, ordered by question and sample.
+    """Read all responses to a benchmark.
 
     Args:
         folders: one for each seed. The samples of the first seed come first.
@@ -167,19 +159,8 @@ def read_completions(folders: Sequence[Path], questions: int, samples: int) -> p
         samples: samples per question and seed.
 
     Returns:
-        ``questions * samples * len(folders)`` rows; see `read_dump`.
-
-    Raises:
-        ValueError: a response is missing or occurs twice.
+        ``questions * samples * len(folders)`` rows; see `read_responses`, which says what is refused.
     """
-    tables = []
-    for place, folder in enumerate(folders):
-        of_seed = read_chunks(folder, samples)
-        answered = sorted(question for table in of_seed for question in table["question"])
-        if answered != [question for question in range(questions) for _ in range(samples)]:
-            raise ValueError(
-                f"{folder}: {len(answered)} of {questions * samples} responses exist. "
-                "Repeat the same `clipx eval run` command to finish them"
-            )
-        tables += [table.assign(sample=table["sample"] + place * samples) for table in of_seed]
+    tables = [read_responses(folder, samples, range(questions)) for folder in folders]
+    tables = [table.assign(sample=table["sample"] + place * samples) for place, table in enumerate(tables)]
     return pandas.concat(tables).sort_values(["question", "sample"], ignore_index=True)

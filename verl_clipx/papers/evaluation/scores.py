@@ -81,7 +81,9 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
     """
     config = folder.read_config()
     config |= {"reward": reward or config["reward"], "cluster": cluster or config.get("cluster")}
-    benchmarks = [_read_again(name, **entry) for name, entry in config["benchmarks"].items()]
+    benchmarks = [
+        read_benchmark(Path(entry["path"]), name, entry["sha256"]) for name, entry in config["benchmarks"].items()
+    ]
     function = load_reward(config["reward"], benchmarks, config["cluster"])
     folder.write_config(config)
     seeds, field = config["sampling"]["seeds"], config["cluster"]
@@ -110,16 +112,6 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
         }
     write_json(folder.results, results)
     return results
-
-
-def _read_again(name: str, path: str, sha256: str, **_: Any) -> Benchmark:
-    benchmark = read_benchmark(Path(path), name)
-    if benchmark.sha256 != sha256:
-        raise ValueError(
-            f"{path}: has changed since benchmark {name} was evaluated; put the file back, or evaluate anew with "
-            "another --out"
-        )
-    return benchmark
 
 
 def _estimates(values: QuestionValues, clusters: np.ndarray | None) -> dict[str, dict[str, float | None]]:

@@ -1,11 +1,11 @@
-"""One run of verl that only validates: its configuration, which `clipx eval run` composes, and its launch."""
+"""Runs verl, which only validates then, on the questions of an evaluation that have no responses yet."""
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.common.files import replacing, write_json, write_text
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.evaluation.checkpoints import Weights
-from verl_clipx.papers.evaluation.folder import UNFINISHED, chunk_folder, read_dump
-from verl_clipx.papers.evaluation.prompts import PromptFormat
+from verl_clipx.papers.evaluation.checkpoints import Checkpoint, Weights, find_weights
+from verl_clipx.papers.evaluation.folder import (
+    UNFINISHED,
+    EvaluationFolder,
+    pending_chunks,
+    read_responses,
+)
+from verl_clipx.papers.evaluation.prompts import PromptFormat, load_template, read_prompt_format
 from verl_clipx.papers.evaluation.settings import SamplingSettings
+from verl_clipx.papers.versions import versions_here
 
 AGENT_LOOP = "clipx_evaluation"
 AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
@@ -72,6 +79,70 @@ def ranks_of(base: DictConfig) -> int:
     return int(base.trainer.nnodes) * int(base.trainer.n_gpus_per_node)
 
 
+def sample(
+    folder: EvaluationFolder,
+    checkpoints: list[Checkpoint],
+    benchmarks: list[Benchmark],
+    sampling: SamplingSettings,
+    overrides: list[str],
+    recorded: dict[str, Any],
+    chunk_size: int,
+    say: Callable[[str], None],
+) -> None:
+    """Find or merge the models, record the configuration, and sample what is missing.
+
+    Args:
+        overrides: Hydra overrides of verl's configuration.
+        recorded: what does not matter here but belongs to the configuration: model, protocol, reward and cluster.
+        chunk_size: responses of one run of verl, and so what an interruption can lose.
+        say: takes a line about what happens now.
+
+    Raises:
+        ValueError: the folder holds completions of another configuration, or the model cannot process these questions.
+    """
+    base, template = compose_base(overrides), load_template(sampling.template)
+    # verl loads a checkpoint's shards on the model that the user names.
+    named = any(override.startswith("actor_rollout_ref.model.path=") for override in overrides)
+    trained = base.actor_rollout_ref.model.path if named else None
+    weights = {one.label: find_weights(one, ranks_of(base), trained) for one in checkpoints}
+    runs = {}
+    for label, one in weights.items():
+        for benchmark in benchmarks:
+            prompts = read_prompt_format(one.tokenizer, benchmark, template, sampling.max_tokens)
+            runs[label, benchmark.name] = ValidationRun(base, one, benchmark, prompts, sampling)
+    # Enough to interpret a number and to score the completions again.
+    config = {
+        **recorded,
+        "overrides": overrides,
+        "checkpoints": {
+            one.label: {
+                "source": one.source,
+                "step": one.step,
+                "fingerprint": weights[one.label].fingerprint,
+                "loaded": "as saved" if weights[one.label].resume_from else "in Hugging Face format",
+            }
+            for one in checkpoints
+        },
+        "sampling": asdict(sampling) | {"samples": sampling.samples_per_question},
+        "benchmarks": {
+            one.name: {"path": str(one.path.resolve()), "sha256": one.sha256, "questions": len(one.questions)}
+            for one in benchmarks
+        },
+        "versions": versions_here() | {"math-verify": installed_version("math-verify")},
+    }
+    folder.claim(config)
+    for (label, name), run in runs.items():
+        questions = len(run.benchmark.questions)
+        for seed in sampling.seeds:
+            completions = folder.completions(label, name, seed)
+            for chunk in pending_chunks(completions, questions, sampling.samples, chunk_size):
+                say(
+                    f"{label} on {name}, seed {seed}: {len(chunk)} of {questions} questions, from number {chunk[0]} "
+                    f"on; verl's log is {completions / UNFINISHED / LOG}"
+                )
+                run.run(completions, seed, chunk)
+
+
 @dataclass(frozen=True)
 class ValidationRun:
     """Runs of verl that sample responses of a model to questions of a benchmark and stop.
@@ -102,8 +173,9 @@ class ValidationRun:
         unfinished.mkdir(parents=True)
         self.write(unfinished, seed, questions)
         _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
-        read_dump(unfinished, self.sampling.samples, questions)
-        unfinished.replace(chunk_folder(completions, questions))
+        read_responses(unfinished, self.sampling.samples, questions, "*.jsonl")
+        # No two chunks of a seed have the same first question.
+        unfinished.replace(completions / f"{questions[0]:06d}")
 
     def write(self, folder: Path, seed: int, questions: list[int]) -> None:
         """Write what verl reads: questions, agent loop and configuration."""
@@ -119,68 +191,36 @@ class ValidationRun:
         # JSON is YAML.
         loop = {"name": AGENT_LOOP, "_target_": AGENT_LOOP_CLASS, "stop_token_ids": self.prompts.stop_token_ids}
         write_json(folder / AGENT_LOOPS, [loop])
-        config = self.base.copy()
-        for key, value in self._settings(folder, seed).items():
-            OmegaConf.update(config, key, _as_it_is(value), force_add=True)
-        write_text(folder / CONFIG, OmegaConf.to_yaml(config))
-
-    def _settings(self, folder: Path, seed: int) -> dict[str, Any]:
-        questions = [str(folder / QUESTIONS)]
-        sampling, weights = self.sampling, self.weights
-        rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+        sampling, weights, rollout = self.sampling, self.weights, "actor_rollout_ref.rollout"
         settings = {
             "hydra.run.dir": str(folder),
-            "hydra.output_subdir": None,
-            # verl validates before training and, told only to validate, stops then. Without the first key it trains.
-            "trainer.val_before_train": True,
-            "trainer.val_only": True,
-            "trainer.use_v1": True,
-            "trainer.v1.trainer_mode": "sync",
             "trainer.validation_data_dir": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
-            "trainer.logger": ["console"],
             "trainer.resume_mode": "resume_path" if weights.resume_from else "disable",
             "trainer.resume_from_path": weights.resume_from,
-            # Optimizer states, schedules and random states are of no use here.
-            f"{actor}.checkpoint.load_contents": ["model"],
             "actor_rollout_ref.model.path": weights.model,
             "actor_rollout_ref.model.tokenizer_path": weights.tokenizer,
-            "data.val_files": questions,
-            "data.val_batch_size": None,
-            "data.val_max_samples": -1,
-            "data.validation_shuffle": False,
-            "data.prompt_key": "prompt",
-            "data.filter_overlong_prompts": False,
+            "data.val_files": str(folder / QUESTIONS),
+            "data.train_files": str(folder / QUESTIONS),
             "data.max_prompt_length": self.prompts.longest,
             "data.max_response_length": sampling.max_tokens,
+            f"{rollout}.n": ranks_of(self.base),
             f"{rollout}.seed": seed,
             f"{rollout}.val_kwargs.n": sampling.samples,
             f"{rollout}.val_kwargs.do_sample": sampling.temperature > 0,
             f"{rollout}.val_kwargs.temperature": sampling.temperature,
             f"{rollout}.val_kwargs.top_p": sampling.top_p,
-            f"{rollout}.agent.default_agent_loop": AGENT_LOOP,
             f"{rollout}.agent.agent_loop_config_path": str(folder / AGENT_LOOPS),
-            "reward.num_workers": 1,
-            # verl checks that a training, which this is not, would be divisible by its ranks.
-            "algorithm.adv_estimator": "grpo",
-            "data.train_files": questions,
-            "data.train_batch_size": 1,
-            f"{rollout}.n": ranks_of(self.base),
-            f"{actor}.ppo_mini_batch_size": 1,
-            f"{actor}.ppo_micro_batch_size_per_gpu": 1,
-            f"{rollout}.log_prob_micro_batch_size_per_gpu": 1,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1,
         }
         if self.prompts.template is not None:
             settings["actor_rollout_ref.model.custom_chat_template"] = self.prompts.template
-        return settings
-
-
-def _as_it_is(value: Any) -> Any:
-    """Protect a path or a chat template from being read as an interpolation."""
-    if isinstance(value, list):
-        return [_as_it_is(one) for one in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+        config = self.base.copy()
+        OmegaConf.set_struct(config, False)
+        config.merge_with(OmegaConf.load(Path(__file__).with_name("validation.yaml")))
+        for key, value in settings.items():
+            # A path or a chat template must not be read as an interpolation.
+            OmegaConf.update(config, key, value.replace("${", "\\${") if isinstance(value, str) else value)
+        write_text(folder / CONFIG, OmegaConf.to_yaml(config))
 
 
 def _launch(folder: Path, platform: str | None) -> None:

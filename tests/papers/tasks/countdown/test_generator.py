@@ -10,8 +10,10 @@ import random
 import re
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,23 +89,10 @@ def test_unfinished_attempt_leaves_out_one_number():
         assert missing.total() == 1 and not used - Counter(problem.numbers)
 
 
-@pytest.mark.parametrize(
-    ("changes", "split", "found"),
-    [
-        # 1+1, 1+2, 1+3, 2+2, 2+3, 3+3 are all there is, over both splits.
-        (dict(min_numbers=2, max_numbers=2, max_value=3, operators="+"), "train", "[1-6]"),
-        # The smallest sum is 66.
-        (dict(min_numbers=6, max_numbers=6, min_value=11, max_value=54, operators="+"), "train", "0"),
-        # The largest is 30.
-        (dict(max_value=10, min_target=31, operators="+-"), "train", "0"),
-        # Two equal numbers without a rest: 0 or 1.
-        (dict(min_numbers=2, max_numbers=2, min_value=9, max_value=9, min_target=2, operators="-/"), "train", "0"),
-        # 1+1 is all there is, and belongs to the other split.
-        (dict(min_numbers=2, max_numbers=2, max_value=1, operators="+"), "test", "0"),
-        # Possible, and so rare that none comes up: 5 in 10^11 draws.
-        (dict(min_numbers=6, max_numbers=6, max_value=1000, operators="+"), "test", "0"),
-    ],
-)
+TOO_FEW = yaml.safe_load(Path(__file__).with_name("too_few.yaml").read_text())
+
+
+@pytest.mark.parametrize(("changes", "split", "found"), TOO_FEW)
 def test_too_few_problems_are_counted_and_every_key_is_named(changes, split, found):
     config = CountdownConfig(**changes)
     with pytest.raises(ValueError, match=rf"^count=10: only {found} {split} problems came up with ") as refused:

@@ -6,7 +6,6 @@ Not covered: hostile text and verl's loading (tests/papers/tasks).
 import concurrent.futures
 import gc
 import time
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -48,18 +47,9 @@ def test_which_answer_counts(source, outcome, text):
     assert score(text, source=source) == OUTCOMES[outcome]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "target", "answer", "expected"),
-    [
-        ([8, 3, 8, 3], 24, "8/(3-8/3)", RIGHT),  # passes through thirds: floats would miss the exact value
-        ([1, 3], Fraction(1, 3), "1/3", RIGHT),
-        ([1, 3], 0.333333, "1/3", RIGHT),  # within 1e-5
-        ([1, 3], 0.3333, "1/3", WRONG),
-        ([3, 3], 9, "3*3", RIGHT),
-    ],
-)
-def test_exact_arithmetic_within_the_tolerance(numbers, target, answer, expected):
-    assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == expected
+@pytest.mark.parametrize(("numbers", "target", "answer", "outcome"), LISTS["exactly"])
+def test_exact_arithmetic_within_the_tolerance(numbers, target, answer, outcome):
+    assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == OUTCOMES[outcome]
 
 
 def test_what_parquet_readers_give_and_json_are_truths():

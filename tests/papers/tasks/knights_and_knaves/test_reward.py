@@ -15,7 +15,6 @@ from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 TRUTH = "(1) Zoey is a knight\n(2) Liam is a knave\n(3) Ava is a knight"
 OTHER_NAMES = "(1) Łukasz is a knight\n(2) Zoë is a knave"
-PROMPT = "<|im_start|>system\nUse <think> </think> and<answer> </answer>.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
 
 RIGHT = {"score": 3.0, "acc": 1.0, "format": 1.0, "parsed": 1.0}
 WRONG = {"score": -0.5, "acc": 0.0, "format": 1.0, "parsed": 1.0}
@@ -31,7 +30,7 @@ def respond(answer=TRUTH, reasoning="Zoey cannot lie."):
     return f"{reasoning}</think><answer>{answer}</answer>"
 
 
-OUTCOMES = {"right": RIGHT, "wrong": WRONG, "unparsed": UNPARSED}
+OUTCOMES = {"right": RIGHT, "wrong": WRONG, "unparsed": UNPARSED, "wrong form": NO_FORMAT}
 LISTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
 
 
@@ -39,10 +38,13 @@ def filled(text):
     """A text of answers.yaml."""
     if change := re.fullmatch("{answer with (.*) for (.*)}", text):
         return TRUTH.replace(change[2], change[1])
+    text = text.replace("{prompt}", LISTS["prompt"]).replace("{wrong}", respond(TRUTH.replace("knave", "knight")))
     return text.replace("{answer}", TRUTH).replace("{response}", respond())
 
 
-@pytest.mark.parametrize(("outcome", "text"), [(key, text) for key in OUTCOMES for text in LISTS["answers"][key]])
+@pytest.mark.parametrize(
+    ("outcome", "text"), [(key, text) for key, texts in LISTS["answers"].items() for text in texts]
+)
 def test_answers_by_hand(outcome, text):
     assert score(respond(filled(text))) == OUTCOMES[outcome]
     assert score(f"<think>{respond(filled(text))}") == OUTCOMES[outcome]
@@ -63,38 +65,20 @@ def test_who_opens_the_reasoning(think_in_prompt, with_think, without_think):
 
 
 @pytest.mark.parametrize("think_in_prompt", [None, True, False])
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f"{PROMPT}<|im_start|>assistant\n<think>{respond()}", RIGHT),
-        (f"{PROMPT}<|im_start|>assistant\n<think>{respond(TRUTH.replace('knave', 'knight'))}", WRONG),
-        (f"{PROMPT}<|im_start|>assistant\n{respond()}", NO_FORMAT),
-        (f"{PROMPT}<|im_start|>assistant\n<think><think>{respond()}", NO_FORMAT),
-        (f"The user asks a question. <answer>x</answer>\nUser:Who?\nAssistant: <think>{respond()}", RIGHT),
-        (f"Assistant: <think>{respond()}", RIGHT),
-        (f"<|im_start|>assistant\n<think>{respond()}", RIGHT),
-    ],
-)
-def test_prompt_and_response_together_as_the_release_reads_them(text, expected, think_in_prompt):
-    assert score(text, think_in_prompt=think_in_prompt) == expected
+@pytest.mark.parametrize(("outcome", "text"), LISTS["with_prompt"])
+def test_prompt_and_response_together_as_the_release_reads_them(text, outcome, think_in_prompt):
+    assert score(filled(text), think_in_prompt=think_in_prompt) == OUTCOMES[outcome]
 
 
-@pytest.mark.parametrize(
-    ("text", "truth", "expected"),
-    [
-        # The tags need not be alone, and a marker of a prompt inside a response cuts nothing off.
-        (f"Well. <think>{respond()} Done. Zoey is a knave.", TRUTH, RIGHT),
-        (f"</think> oh no. Assistant: <think>{respond()}", TRUTH, NO_FORMAT),
-        (f"</think><|im_start|>assistant<think>{respond()}", TRUTH, NO_FORMAT),
-        (respond(reasoning="The Assistant: me. "), TRUTH, RIGHT),
-        # Names of any letters; the truth of the released files.
-        (respond("Zoë is a knave, Łukasz is a knight"), OTHER_NAMES, RIGHT),
-        (respond("Zoe is a knave, Łukasz is a knight"), OTHER_NAMES, UNPARSED),
-        (respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}, RIGHT),
-    ],
-)
-def test_other_texts_and_truths(text, truth, expected):
-    assert score(text, truth) == expected
+@pytest.mark.parametrize(("outcome", "text"), LISTS["responses"])
+def test_other_responses(outcome, text):
+    assert score(filled(text)) == OUTCOMES[outcome]
+
+
+def test_names_of_any_letters_and_the_truth_of_the_released_files():
+    assert score(respond("Zoë is a knave, Łukasz is a knight"), OTHER_NAMES) == RIGHT
+    assert score(respond("Zoe is a knave, Łukasz is a knight"), OTHER_NAMES) == UNPARSED
+    assert score(respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}) == RIGHT
 
 
 @pytest.mark.parametrize(("text", "expected"), [*LISTS["words"].items(), ("if " * 10_000 + "a's " * 10_000, {})])

@@ -34,6 +34,7 @@ def test_rows_and_their_right_answers(name, fixture, expected, tmp_path):
     assert (record.duplicates, record.conflicts) == (2 if name == "dapo_17k" else 0, 0)
     rows = pq.read_table(tmp_path / f"{split}.parquet").to_pylist()
     template = template_named(prompt)
+    assert len({row["extra_info"]["index"] for row in rows}) == len(rows)
     assert [(row["prompt"], row["reward_model"]["ground_truth"]) for row in rows] == [
         (template.render(problem=problem), truth) for problem, truth in expected
     ]

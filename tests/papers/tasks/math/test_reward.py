@@ -28,7 +28,7 @@ def score(response, truth="5", extra_info=None, function=compute_score):
     return result.pop("score"), {part for part, value in result.items() if value == 1.0}
 
 
-RIGHT, WRONG, UNDECIDED = (1.0, {"acc", "format"}), (0.0, {"format"}), (0.0, {"format", "undecided"})
+RIGHT = (1.0, {"acc", "format"})
 BOXES = yaml.safe_load(Path(__file__).with_name("boxes.yaml").read_text())
 BOXES += [
     (rf"\boxed{{{'1' * MAX_ANSWER_LENGTH}}}", ["1" * MAX_ANSWER_LENGTH], True),
@@ -76,20 +76,6 @@ def test_a_response_that_was_cut_off_never_scores_and_other_extra_info_changes_n
 def test_accepted_answers(truth, accepted):
     assert accepted_answers(truth) == accepted
     assert score(r"\boxed{5}", truth)[0] == float("5" in accepted)
-
-
-@pytest.mark.parametrize(
-    ("box", "truth", "expected"),
-    [
-        ("0.02", '["0.01", "0.02"]', RIGHT),
-        ("0.03", '["0.01", "0.02"]', WRONG),
-        ("x", ["9^{9^9}", "x"], RIGHT),
-        ("y", ["9^{9^9}", "7"], UNDECIDED),
-        ("$$$$5$$$$$\n\n", "5", RIGHT),  # mere typesetting
-    ],
-)
-def test_any_accepted_spelling_counts(box, truth, expected):
-    assert score(f"\\boxed{{{box}}}", truth) == expected
 
 
 @pytest.mark.parametrize(

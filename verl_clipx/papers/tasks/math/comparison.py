@@ -6,26 +6,40 @@ last equation or plain fraction in it. Its grammar reads all of a box or nothing
 """
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.antlr_parser import PSParser
 from latex2sympy2_extended.math_normalization import normalize_latex
+from latex2sympy2_extended.symbols import sympy_singleton_map
 from math_verify import LatexExtractionConfig, verify
 from sympy import Basic, Equality, Expr, I, MatrixBase, Rational, Symbol, Tuple, UnevaluatedExpr
 from sympy.core.function import Application
-from sympy.core.relational import Relational
 from sympy.sets import FiniteSet, Intersection, Set, Union
 
 # Inequalities that are joined describe one set of numbers.
 _OR, _AND = r"\lor ", r"\land "
 
+MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
+MAX_DEPTH = 12
+
+# Exponents from 10000 on and towers of them; factorials of numbers from 1000 on, of factorials, and of groups with a
+# power or a number from 100 on, and functions that grow as fast; operators that iterate; macros; Python's powers. Also
+# dots, which math-verify would drop, to read 1,2,\ldots as 1,2.
+_GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)"
+_REFUSED = re.compile(
+    rf"\^\s*(?:(?:{_GROUP}|-?\d+|\\?[A-Za-z]+|\S)\s*\^|(?:\{{[^{{}}]*(?:\{{[^{{}}]*)?|\([^()]*)(?:\^|\d{{5}})|\d{{5}})|\*\*"
+    r"|\d{4}\s*!|![\s)\]}]*!|(?:\^|\d{3})[^()\[\]]*[)\]}]\s*!"
+    r"|\\(?:[dt]?binom|Gamma|zeta)(?![a-zA-Z])[^\n]{0,12}?\d{4}"
+    r"|\\(?:sum|prod|i+nt|lim|bigcup|bigcap|ldots|input|include|def|newcommand|let|csname)(?![a-zA-Z])"
+)
 # A letter at the end is a variable, not a unit.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
-_LETTER_I = Symbol("i", real=True)
 
 
 def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
@@ -38,21 +52,15 @@ def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
     undecided = False
     for gold, answer in pairs:
         try:
-            equal = _compare(gold, answer, strict)
-            if equal and strict:
-                equal = _compare(answer, gold, strict)
-        except Exception:  # of sympy, which knows no limits, and MemoryError
-            equal = None
-        if equal:
-            return True
-        undecided = undecided or equal is None
+            if _equal(gold, answer, strict) and (not strict or _equal(answer, gold, strict)):
+                return True
+        except Exception:  # the grammar's, and sympy's, which knows no limits
+            undecided = True
     return None if undecided else False
 
 
-def _compare(gold: str, answer: str, strict: bool) -> bool | None:
-    right, given = _expression(gold), _expression(answer)
-    if right is None or given is None:
-        return None
+def _equal(gold: str, answer: str, strict: bool) -> bool:
+    right, given = _read(gold), _read(answer)
     # An equation between numbers, as in x = 8 = 7. The grammar wraps what it has computed, such as a common divisor.
     equations = given.atoms(Equality) if isinstance(given, Basic) else ()
     if any(_differ(one.lhs.doit(), one.rhs.doit()) for one in equations if not one.free_symbols):
@@ -60,8 +68,7 @@ def _compare(gold: str, answer: str, strict: bool) -> bool | None:
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
         return False
-    are_lists = {isinstance(e, FiniteSet) for e in (right, given) if isinstance(e, Set | Tuple)}
-    if strict and len(are_lists) == 2:
+    if strict and len({isinstance(e, FiniteSet) for e in (right, given) if isinstance(e, Set | Tuple)}) == 2:
         return False
     if all(isinstance(e, Expr) and e.is_number and e.is_rational and not e.is_Atom for e in (right, given)):
         # math-verify rounds, also numbers of thousands of digits.
@@ -77,35 +84,38 @@ def _compare(gold: str, answer: str, strict: bool) -> bool | None:
 
 # The responses to one prompt share their right answer, and parsing costs more than comparing.
 @lru_cache(maxsize=256)
-def _expression(text: str) -> Any:
-    """Return what math-verify's grammar reads in the whole text, or None."""
-    # math-verify would drop the dots and read 1,2,\ldots as 1,2.
-    if re.search(r"\\ldots(?![a-zA-Z])", text):
-        return None
-    try:
-        if _OR in text or _AND in text:
-            parts = ([_read(part).as_set() for part in joined.split(_AND)] for joined in text.split(_OR))
-            parsed = Union(*(Intersection(*sets) for sets in parts))
-        else:
-            parsed = _read(text)
-    except Exception:
-        return None
-    return parsed if isinstance(parsed, Basic | MatrixBase) else None
-
-
 def _read(text: str) -> Any:
+    """Return what math-verify's grammar reads in the whole text; raises if it cannot, or must not."""
+    if not is_safe(text):
+        raise ValueError("refused")
+    joined = [part.split(_AND) for part in text.split(_OR)]
+    if len(joined) == len(joined[0]) == 1:
+        return _parse(text)
+    return Union(*(Intersection(*(_parse(part).as_set() for part in parts)) for parts in joined))
+
+
+def is_safe(text: str) -> bool:
+    r"""Return whether a text may be parsed at all, without obviously reaching the limits of time and memory.
+
+    Refused: more than MAX_LENGTH characters, anything outside printable ASCII (look-alikes are compared as text),
+    nesting beyond MAX_DEPTH, towers of exponents, large exponents and factorials, and operators that iterate.
+    """
+    if len(text) > MAX_LENGTH or not text.isascii() or not text.isprintable() or _REFUSED.search(text):
+        return False
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    return max(depths, default=0) <= MAX_DEPTH
+
+
+def _parse(text: str) -> Basic | MatrixBase:
     text = normalize_latex(text, _NORMALISATION)
-    parsed = latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None)
-    if _LETTER_I not in getattr(parsed, "free_symbols", ()):
-        return parsed
-    # The grammar reads the imaginary unit as a variable.
-    if isinstance(parsed, Relational):
-        # A real unknown equals no complex number, so that sympy would evaluate the relation.
-        return type(parsed)(*(side.xreplace({_LETTER_I: I}) for side in parsed.args), evaluate=False)
-    try:
-        return parsed.xreplace({_LETTER_I: I})
-    except ValueError:  # the end of an interval, which is a pair here
-        return parsed
+    # The grammar takes the imaginary unit for a variable, as it must stay in an interval's end, which is a pair here.
+    for unit in (I, Symbol("i", real=True)):
+        sympy_singleton_map["i"] = unit
+        with suppress(ValueError):
+            parsed = latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None)
+            if isinstance(parsed, Basic | MatrixBase):
+                return parsed
+    raise ValueError("not one expression")
 
 
 def _named_value(expression: Any, other: Any) -> Any:

@@ -28,71 +28,62 @@ _ANSWER_FIELDS = ("answer", "final_answer", "Answer")
 _MAX_BOX = 2000
 
 
-def rows_of(name: str, hub: str | None, answers: str = "all", **source_settings: Any) -> RowBuilder:
-    """Return what yields the rows of a set, whose settings sets.yaml explains; its name is also their `data_source`.
-
-    The ground truth is the JSON of a list if any of a problem's answers is right, and otherwise the text of all.
-    """
-
-    def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
-        template = template_named(prompt)
-        problems = _problems(source, hub, answers == "any", **source_settings)
-        for index, (text, accepted, about) in enumerate(problems):
-            truth = encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted)
-            yield {
-                "data_source": name,
-                "prompt": template.render(problem=text),
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": truth},
-                "extra_info": {"index": index, "split": split, **about},
-            }
-
-    return rows
-
-
-def _problems(
-    source: Path | None,
+def rows_of(
+    name: str,
     hub: str | None,
-    several: bool,
+    answers: str = "all",
     hub_split: str = "test",
     hub_config: str | None = None,
     file: str | None = None,
     about: Mapping[str, str] = EMPTY,
-) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
-    """Yield each problem, its right answers and what the source says about it, in the source's order.
+) -> RowBuilder:
+    """Return what yields the rows of a set, whose settings sets.yaml explains; its name is also their `data_source`.
 
-    Those without an answer are left out, and a warning names their rows.
-
-    Args:
-        several: whether a right answer may be the JSON of a list of spellings.
+    The ground truth is the JSON of a list if any of a problem's answers is right, and otherwise the text of all.
+    Problems without an answer are left out, and a warning names their rows.
     """
-    if source is None and hub is None:
-        raise ValueError(f"the set is not on the hub; give a local copy of {file}")
-    if hub and file:
-        records = _conversations(source, hub, file)
-    else:
-        records = read_records(source, hub=hub or "", hub_split=hub_split, hub_config=hub_config)
-    left_out = []
-    for number, record in enumerate(records, 1):
-        try:
-            text, truth = _text_and_truth(record)
-            known = {key: reduce(getitem, path.split("."), record) for key, path in about.items()}
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{source or hub}, row {number}: {type(error).__name__}: {error} in {record!s:.200}; it needs verl's "
-                f"columns, or one of {_QUESTION_FIELDS} and {(*_ANSWER_FIELDS, 'solution')}; is it {file or hub}?"
-            ) from None
-        if several and isinstance(truth, str) and truth.startswith("["):
-            truth = decode_ground_truth(truth)
-        answers = list(dict.fromkeys(filter(None, map(spell_answer, truth if isinstance(truth, list) else [truth]))))
-        if text and answers:
-            yield text, answers, known
+
+    def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
+        template, where, index, left_out = template_named(prompt), source or hub, 0, []
+        if where is None:
+            raise ValueError(f"the set is not on the hub; give a local copy of {file}")
+        if hub and file:
+            records = _conversations(source, hub, file)
         else:
-            left_out.append(str(number))
-    if left_out:
-        rows = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
-        message = f"{source or hub}: {len(left_out)} problems without an answer were left out (rows {rows})"
-        warnings.warn(message, stacklevel=2)
+            records = read_records(source, hub=hub or "", hub_split=hub_split, hub_config=hub_config)
+        for number, record in enumerate(records, 1):
+            try:
+                text, truth = _text_and_truth(record)
+                known = {key: reduce(getitem, path.split("."), record) for key, path in about.items()}
+            except (LookupError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{where}, row {number}: {type(error).__name__}: {error} in {record!s:.200}; it needs verl's "
+                    f"columns, or one of {_QUESTION_FIELDS} and {(*_ANSWER_FIELDS, 'solution')}; is it {file or hub}?"
+                ) from None
+            if answers == "any" and isinstance(truth, str) and truth.startswith("["):
+                truth = decode_ground_truth(truth)
+            accepted = [spell_answer(one) for one in (truth if isinstance(truth, list) else [truth])]
+            accepted = list(dict.fromkeys(filter(None, accepted)))
+            if not text or not accepted:
+                left_out.append(str(number))
+                continue
+            yield {
+                "data_source": name,
+                "prompt": template.render(problem=text),
+                "ability": "math",
+                "reward_model": {
+                    "style": "rule",
+                    "ground_truth": encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted),
+                },
+                "extra_info": {"index": index, "split": split, **known},
+            }
+            index += 1
+        if left_out:
+            numbers = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
+            message = f"{where}: {len(left_out)} problems without an answer were left out (rows {numbers})"
+            warnings.warn(message, stacklevel=2)
+
+    return rows
 
 
 def _conversations(source: Path | None, hub: str, file: str) -> list[Any]:

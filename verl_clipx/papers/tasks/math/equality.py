@@ -7,12 +7,10 @@ answers, and often the given one.
 
 import importlib.util
 import re
-from fractions import Fraction
 from functools import lru_cache
 
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.papers.tasks.math import processes
-from verl_clipx.papers.tasks.math.guards import is_safe
 from verl_clipx.papers.tasks.math.spelling import canonical, clean, parse_number
 from verl_clipx.papers.tasks.math.units import split_units
 
@@ -30,15 +28,12 @@ _NAME = re.compile(
 )
 # Not two small letters: xy equals yx.
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
-_APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
+_APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
 _DECIMAL = re.compile(r"\d\.\d")
 # A number in a base. A letter with an index, such as a_{12}, is not one.
 _INDEXED_NUMBER = re.compile(r"\d\)?_")
 _IN_BASE = re.compile(r"\(?(?P<digits>[\dA-Z]+)\)?(?:_\{?(?P<base>\d+|[A-Z]+)\}?)?\)?", re.ASCII | re.IGNORECASE)
-_BASES = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-
-_Pair = tuple[str, str]
-"""A right answer and a given one, for math-verify to compare."""
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def is_equivalent(answer: str, *golds: str) -> bool | None:
@@ -71,22 +66,23 @@ def equal_answers(answer: str, *golds: str) -> bool | None:
 
 
 def _decide(answer: str, golds: tuple[str, ...], strict: bool) -> bool | None:
-    verdicts = [_compare(*_without_names(clean(answer), clean(gold)), strict) for gold in golds]
-    if True in verdicts:
-        return True
-    pairs = [verdict for verdict in verdicts if isinstance(verdict, tuple)]
-    safe = tuple(pair for pair in pairs if all(map(is_safe, pair)))
-    verdict = _ask(safe, strict) if safe else False
-    return None if verdict is False and (None in verdicts or len(safe) < len(pairs)) else verdict
+    verdicts = [_compare(clean(answer), clean(gold), strict) for gold in golds]
+    pairs = tuple(verdict for verdict in verdicts if isinstance(verdict, tuple))
+    if pairs and True not in verdicts:
+        verdicts.append(_ask(pairs, strict))
+    return next((verdict for verdict in (True, None) if verdict in verdicts), False)
 
 
 @lru_cache(maxsize=8192)
-def _ask(pairs: tuple[_Pair, ...], both_ways: bool) -> bool | None:
+def _ask(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
     return processes.compare(pairs, both_ways)
 
 
-def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
-    """Return the verdict on two cleaned answers, or the pair, if math-verify must decide."""
+def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str] | None:
+    """Return the verdict on two cleaned answers; if math-verify must decide, the right one and the given one."""
+    if (answer + gold).count("=") == 1:
+        # The name of a value, as in f(2)=5, if only one of them is an equation.
+        answer, gold = _NAME.sub("", answer), _NAME.sub("", gold)
     if not answer or not gold:
         return False
     given, right = canonical(answer), canonical(gold)
@@ -120,26 +116,18 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | _Pair | None:
     return gold, answer
 
 
-def _without_names(answer: str, gold: str) -> tuple[str, str]:
-    """Return both texts without the name of a value, as in f(2)=5, if only one of them is an equation."""
-    if (answer + gold).count("=") != 1:
-        return answer, gold
-    return _NAME.sub("", answer), _NAME.sub("", gold)
-
-
-def _compare_approximation(answer: str, gold: str) -> bool | _Pair | None:
-    parts = [part.strip() for part in _APPROXIMATION.split(answer)]
+def _compare_approximation(answer: str, gold: str) -> bool | tuple[str, str] | None:
+    parts = _APPROXIMATION.split(answer.strip())
     if not all(parts):
         return None
-    if re.fullmatch("[A-Za-z]", parts[0]):
-        del parts[0]
     numbers = [number[0] for number in map(parse_number, parts) if number]
     if numbers and _differ(min(numbers), max(numbers)):
         return False
-    return _compare(parts[0], gold, strict=False)
+    value = parts[1] if re.fullmatch("[A-Za-z]", parts[0]) else parts[0]
+    return _compare(value, gold, strict=False)
 
 
-def _differ(one: Fraction, other: Fraction) -> bool:
+def _differ(one: float, other: float) -> bool:
     return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
@@ -163,5 +151,9 @@ def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
     digits, name = match["digits"].upper(), (match["base"] or "").lower()
     if not name:
         return digits, 0
-    base = _BASES.index(name) if name in _BASES else int(name if name.isdigit() else 0)
-    return (digits, base) if all(int(digit, 36) < base <= 36 for digit in digits) else None
+    try:
+        base = _BASES.index(name) + 2 if name in _BASES else int(name)
+        int(digits, base)
+    except ValueError:  # no number, no base up to 36, or digits that it lacks
+        return None
+    return digits, base

@@ -27,7 +27,7 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
     """Ask whether any of some pairs of a right and a given answer is equal; see `comparison.judge`.
 
     Args:
-        pairs: in LaTeX that `guards.is_safe` accepts.
+        pairs: in LaTeX.
 
     Returns:
         The verdict; None if there is none, or it took more than SECONDS or MEMORY_BYTES.

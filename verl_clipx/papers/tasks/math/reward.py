@@ -33,8 +33,7 @@ def compute_score(
         undecided: 1.0 if there is no verdict, because the box cannot be read completely, or the comparison was refused
             or stopped. This counts as wrong.
     """
-    parts = _judge(solution_str, ground_truth, extra_info, is_equivalent)
-    return {"score": parts["acc"], **parts}
+    return _judge(solution_str, ground_truth, extra_info, is_equivalent)
 
 
 def compute_score_strict(
@@ -46,7 +45,7 @@ def compute_score_strict(
     guessing several answers never pays.
     """
     parts = _judge(solution_str, ground_truth, extra_info, is_equivalent, one_answer=True)
-    return {"score": 1.0 if parts["acc"] else -1.0, **parts}
+    return parts | {"score": 1.0 if parts["acc"] else -1.0}
 
 
 def compute_score_for_evaluation(
@@ -56,8 +55,7 @@ def compute_score_for_evaluation(
 
     `clipx eval` uses this by default, because a reported number should not depend on a lenient comparison.
     """
-    parts = _judge(solution_str, ground_truth, extra_info, equal_answers)
-    return {"score": parts["acc"], **parts}
+    return _judge(solution_str, ground_truth, extra_info, equal_answers)
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
@@ -107,6 +105,7 @@ def _judge(
         formatted = formatted and len(answers) <= MAX_BOXES and set(answers) == {answers[-1]}
     verdict = equal(answers[-1], *accepted_answers(ground_truth)) if formatted else False
     return {
+        "score": float(verdict is True),
         "acc": float(verdict is True),
         "format": float(formatted),
         "truncated": float(cut_off or not finished),

@@ -2,20 +2,14 @@ r"""Splits the unit off an answer: `\text{…}` after it, a degree sign, a dolla
 
 import re
 
-from verl_clipx.papers.tasks.math.spelling import TEXT
+from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT
 
 _UNIT_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
 _FACTORS = rf"\s*((?:{_UNIT_TEXT}(?:{_POWER})?\s*)+)"
 _QUOTIENT = re.compile(rf"\\frac\s*\{{{_FACTORS}\}}\s*\{{{_FACTORS}\}}")
 _DOLLAR = re.compile(r"(-?)\s*(?:\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
-_NAMES = """
-dollar=$ USD=$ degree=deg inch=in inche=in foot=ft feet=ft yard=yd mile=mi second=s sec=s minute=min hour=h hr=h
-gram=g kilogram=kg meter=m metre=m centimeter=cm centimetre=cm millimeter=mm millimetre=mm kilometer=km kilometre=km
-liter=l litre=l L=l kph=km/h kmh=km/h mph=mi/h per=/ sq=square cu=cubic cent=cent day=day week=week month=month
-year=year unit=unit
-"""
-_SHORT_NAMES = dict(pair.split("=") for pair in _NAMES.split())
+_SHORT_NAMES = dict(pair.split("=") for pair in SPELLINGS["units"].split())
 # In plain letters, words that no product of variables spells.
 _WORDS = rf"(?:(?:square|cubic) )?(?:{'|'.join(name for name in _SHORT_NAMES if len(name) > 3)})s?"
 # What no unit contains: another number, words that add an answer or take it back, a multiple.
@@ -29,7 +23,7 @@ _UNIT = re.compile(
 )
 _LETTERS = r"[A-Za-z]+(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
-_TOKEN = re.compile(r"[A-Za-z]+|\$|/|-?\d")
+_FACTOR = re.compile(r"(?:(square|cubic)\s+)?([A-Za-z]+|\$)\s*(-?\d)?")
 _POWERS = {"square": 2, "cubic": 3}
 
 _Unit = tuple[tuple[str, int], ...]
@@ -45,10 +39,8 @@ def split_units(answer: str, gold: str, strict: bool) -> tuple[str, str] | None:
     """
     (answer, end), (gold, end_of_gold) = _split(answer), _split(gold)
     others = [_NO_UNIT.findall(re.sub(_POWER, "", text.lower())) for text in (end, end_of_gold)]
-    if others[0] != others[1]:
-        return None
     unit, unit_of_gold = _standard(end), _standard(end_of_gold)
-    if strict and unit and unit_of_gold and unit != unit_of_gold:
+    if others[0] != others[1] or (strict and unit and unit_of_gold and unit != unit_of_gold):
         return None
     return _without_letters(answer, unit_of_gold), _without_letters(gold, unit)
 
@@ -69,23 +61,16 @@ def _without_letters(cleaned: str, unit: _Unit) -> str:
 
 
 def _standard(unit: str) -> _Unit:
-    unit = re.sub(r"\\[a-z]+", " ", re.sub(r"\^\{?\\circ\}?", "degree ", unit))
-    factors: list[tuple[str, int]] = []
-    sign = power = 1
-    for token in _TOKEN.findall(" ".join(map(_short_name, _TOKEN.findall(unit)))):
-        if token == "/":
-            sign = -1
-        elif token in _POWERS:
-            power = _POWERS[token]
-        elif token[-1].isdigit():
-            factors[-1:] = [(name, sign * int(token)) for name, _ in factors[-1:]]
-        else:
-            factors.append((token, sign * power))
-            power = 1
-    return tuple(factors)
+    plain = re.sub(r"\\[a-z]+|[{}^]", " ", re.sub(r"\^\{?\\circ\}?", "degree ", unit))
+    over, _, under = re.sub("[A-Za-z]+", _short_name, plain).partition("/")
+    return tuple(
+        (name, sign * int(power or _POWERS.get(word, 1)))
+        for sign, part in ((1, over), (-1, under))
+        for word, name, power in _FACTOR.findall(part)
+    )
 
 
-def _short_name(word: str) -> str:
-    name = word.lower() if len(word) > 3 else word
+def _short_name(word: re.Match[str]) -> str:
+    name = word[0].lower() if len(word[0]) > 3 else word[0]
     single = name.removesuffix("s")
     return _SHORT_NAMES.get(name) or _SHORT_NAMES.get(single) or (single if len(name) > 3 else name)
