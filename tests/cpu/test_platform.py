@@ -36,6 +36,7 @@ def test_every_device_function_that_verl_calls_exists():
     called = set(re.findall(r"get_torch_device\(\)\.(\w+)", source))
     assert {"empty_cache", "max_memory_allocated"} <= called
     assert [name for name in sorted(called - CUDA_ONLY) if not hasattr(device, name)] == []
+    assert platform.PlatformCPU().communication_backend_name() == "gloo"
 
 
 def test_memory_is_the_processs_own_random_state_can_be_restored_and_worker_slots_are_rays_gpu_resource():

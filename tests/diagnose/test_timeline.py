@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log
-from verl_clipx.diagnose.parting import part
+from verl_clipx.diagnose.parting import part, say_where
 from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
@@ -92,5 +92,7 @@ def test_runs_with_other_samples_are_compared_by_changes_of_their_difference():
     two = two * numpy.random.default_rng(1).uniform(0.99, 1.01, two.shape)
     found = part(Run("a", one), Run("b", two))
     assert (found.step, found.same_samples, [(c.key, c.step) for c in found.changes]) == (1, False, [(keys.REWARD, 30)])
+    assert "left its range:" in say_where("a", "b", found)[0]
+    assert "can't be told from noise" in say_where("a", "b", part(Run("a", one), Run("b", one * 1.001)))[0]
     with pytest.raises(ValueError, match="a and b: no training step and metric"):
         part(Run("a", one), Run("b", two.rename(index=lambda step: step + 100)))

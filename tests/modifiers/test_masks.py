@@ -67,8 +67,17 @@ def test_a_token_that_is_not_finite_stays_and_junk_outside_changes_nothing(mask,
     assert not (after & ~given.mask).any()
 
 
-@pytest.mark.parametrize("kind", [OffPolicySequenceMask, SequenceDivergence])
-def test_no_threshold_is_chosen_for_the_user(kind):
+@pytest.mark.parametrize(
+    ("build", "key", "value"),
+    [
+        # No threshold is chosen for the user.
+        (OffPolicySequenceMask, "delta", None),
+        (SequenceDivergence, "delta", None),
+        (lambda: IcePop(low=2.0), "low", 2.0),
+        (lambda: OutlierVeto(high=0.5), "high", 0.5),
+    ],
+)
+def test_a_value_that_it_cannot_have_is_refused(build, key, value):
     with pytest.raises(Refusal) as refused:
-        kind()
-    assert (refused.value.key, refused.value.value) == ("clipx.mask.delta", None)
+        build()
+    assert (refused.value.key, refused.value.value) == (f"clipx.mask.{key}", value)

@@ -163,7 +163,6 @@ def test_without_traces_it_says_how_to_get_them(tmp_path):
         assert "+clipx/trace=prompts" in clipx(*command, "+clipx=acpo", code=1)
 
 
-@pytest.mark.slow
 def test_the_page_says_what_replay_says(grpo, tmp_path):
     sweep, words = ["+clipx=grpo", "clipx.clip_high=1.0,2.0"], ["+clipx=acpo", "clipx.alpha=1,2", "+clipx=grpo"]
     options = ["--replay", " ".join(words), "--match", f"clip_fraction=0.04 {' '.join(sweep)}"]

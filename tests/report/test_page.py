@@ -33,7 +33,6 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_files_and_its_numbers_the_logs(runs):
     out, names = runs / "out", ["grpo-seed1", "grpo-seed2", "acpo-seed1"]
     said = clipx("report", *(runs / name for name in names), "--out", out, "--title", "a < b")
@@ -45,6 +44,8 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     assert "GRPO clipped" in said and "report.html" in said
     links = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('href="')[1:]]
     assert all(link.startswith(("#", "data:,", "metrics.csv", "tokens.csv", "figures")) for link in links)
+    # Reward, length, entropy, … and the clipping of each setting: every figure over steps says so below its axis.
+    assert page.count(">training step<") == 12
     assert "@import" not in page and "url(http" not in page
     # The last panel of an odd number is on the page in the width of one column and in that of two.
     wide, files = page.count('class="alone"'), list((out / "figures").glob("[!.]*"))

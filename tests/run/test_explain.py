@@ -272,7 +272,6 @@ def test_neither_the_hub_nor_vllm_is_asked(explain, monkeypatch):
     assert "[critic] Please set at least one of 'critic.micro_batch_size'" in why
 
 
-@pytest.mark.slow
 def test_the_other_entries_and_supervised_training(explain):
     one_step, fully_async = list(ENTRIES)[1:]
     answer = explain("+clipx=bapo", "async_training.require_batches=2", module=fully_async)

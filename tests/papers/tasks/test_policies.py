@@ -55,7 +55,6 @@ def test_it_prints_the_folder_alone_and_finds_it_again(policy, tmp_path):
     assert run(policy, *arguments, "--seed", 1).stdout != first.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), [("steps", "0"), ("mistakes", "1.5"), ("mistakes", "-0.1")])
 def test_it_names_the_bad_key(policy, tmp_path, key, value):
     result = run(policy, tmp_path, "--examples", 4, f"--{key}", value)
