@@ -5,6 +5,7 @@ people); the page of the parts (test_summary.py).
 """
 
 import re
+from types import SimpleNamespace
 
 import numpy
 import pandas
@@ -16,7 +17,7 @@ from verl_clipx.methods import BUILT_IN, METHODS, method_named
 from verl_clipx.report.drawing import _labels, spread_ticks
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
-from verl_clipx.report.ratio_parts import parts_of
+from verl_clipx.report.ratio_parts import parts_of, ratio_parts
 from verl_clipx.report.weight_figure import weights
 from verl_clipx.report.windows import MOST_WINDOWS, take_windows, window_of
 from verl_clipx.runs import keys
@@ -121,6 +122,8 @@ def test_each_part_has_the_size_that_its_tokens_have(rollout, age, sizes):
     assert list(found.index) == list(sizes)
     for part, expected in sizes.items():
         assert expected == 4 or found.loc[part].tolist() == pytest.approx(expected), part
+    update = SimpleNamespace(tokens=tokens(rollout, age), setting=SimpleNamespace(label="A", colour="black"))
+    assert len(ratio_parts([update]).panels) == (len(sizes) > 1)
 
 
 def at(method, advantage, ratio):
