@@ -284,7 +284,11 @@ def test_the_runs_own_numbers_are_estimates_too(tmp_path):
     assert 34 <= held < 40
 
 
-def test_few_prompts_have_no_interval(tmp_path):
+def test_few_prompts_have_no_interval_and_a_dozen_have_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(measures, "REPLICATES", 10)
+    found = answer("replay", prompts_run(tmp_path / "dozen", range(12), fraction=0.2), "+clipx=acpo", "clipx.alpha=0.5")
+    fraction = found["settings"][0]["numbers"]["clip_fraction"]
+    assert fraction["low"] < fraction["value"] < fraction["high"]
     run = prompts_run(tmp_path / "few", range(4), fraction=0.1)
     found = answer("replay", run, "+clipx=acpo")
     assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]

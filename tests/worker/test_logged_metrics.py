@@ -118,7 +118,10 @@ def test_every_key_in_the_documents_tables_is_logged(actor):
     lists = {name: [float(value)] for name, value in sums.items()}
     found |= {*with_staleness(lists, updates_before=0, updates=1, moves=True, detailed=True)}
     found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
-    rows = [line for part in LISTS for line in markdown_table(part).splitlines() if line.startswith("| `")]
+    tables = [markdown_table(part).splitlines() for part in LISTS]
+    sections = [[line for line in table if line.startswith("| | **")] for table in tables]
+    assert all(len(lines) == len(set(lines)) for lines in sections)
+    rows = [line for table in tables for line in table if line.startswith("| `")]
     patterns = documented("\n".join(row.split("|")[1] for row in rows))
     assert len(patterns) > 50
     keys = {name.removeprefix("actor/") for name in found}
