@@ -287,6 +287,19 @@ def test_after_the_first_rollout_batch_the_receipt_costs_nothing(stepping_worker
     assert all(len(with_it) > len(without) for with_it, without in zip(costs["stop"][0], costs["off"][0], strict=True))
 
 
+def test_the_statistics_that_bounds_follow_are_the_sums_of_all_ranks(stepping_worker, monkeypatch):
+    # Another rank has the same tokens.
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector, op, group: vector.mul_(len(group)))
+    counted = []
+    for group in (None, (0, 1)):
+        worker, train = stepping_worker(*LAGGED)
+        monkeypatch.setattr(worker.engine, "get_data_parallel_group", lambda group=group: group)
+        train()
+        train()
+        counted.append(sum(sum(values) for key, values in worker.logged.items() if "count/bin" in key))
+    assert counted[1] == 2 * counted[0] > 0
+
+
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
 def test_distillations_loss_of_the_logits_passes_through(actor, group):
     config = actor(group)
