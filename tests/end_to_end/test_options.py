@@ -144,10 +144,10 @@ def check_together(run: Run) -> None:
     assert (run.log["actor/entropy"] > 0).all()
 
 
-def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 1e-3) -> None:
+def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 1e-3, rounding: float = 1e-4) -> None:
     """What holds of two steps under every option; the rollout has the trained weights, but for the difference."""
     check_adapted(run, [1, 2], updates=2, tolerance=tolerance)
-    for metric in check_receipt(run).filter(regex="^actor/"):
+    for metric in check_receipt(run, rounding=rounding).filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
     assert run.log["training/rollout_probs_diff_max"].max() < rollout_difference
 
@@ -181,7 +181,7 @@ def test_bfloat16(task, tmp_path):
     run = train_acpo(task, tmp_path, f"{FSDP}.mixed_precision.param_dtype=bf16")
     # The rollout stays in float32.
     # Both passes round, also where the first update's bounds are those at ratio 1.
-    check_run(run, rollout_difference=0.05, tolerance=0.3)
+    check_run(run, rollout_difference=0.05, tolerance=0.3, rounding=0.01)
     assert run.log["training/rollout_probs_diff_max"].max() > 1e-4
 
 
