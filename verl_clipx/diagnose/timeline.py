@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy
 import pandas
+from numpy.lib.stride_tricks import sliding_window_view
 
 from verl_clipx.runs import keys
 
@@ -47,7 +48,7 @@ def changes(log: pandas.DataFrame) -> list[Change]:
         log: a row a step, a column a metric; values that are not finite are left out.
     """
     columns = {key: log[key][(log.index > 0) & numpy.isfinite(log[key])] for key in log if not is_clock(key)}
-    found = [change for key, values in columns.items() if (change := _first_change(key, values))]
+    found = [change for key, values in columns.items() if len(values) and (change := _first_change(key, values))]
     return sorted(found, key=lambda one: (one.step, one.key not in keys.DRAWN))
 
 
@@ -75,19 +76,23 @@ def _first_change(key: str, values: pandas.Series) -> Change | None:
 
 def _changes_over(key: str, values: pandas.Series, lasting: int) -> Iterator[Change]:
     """The first change that lasts for so many steps: one at once, and one that is as many steps on the way."""
-    most = MOST * lasting // LASTING
-    before, after = values.rolling(most, min_periods=FEWEST * lasting // LASTING), values[::-1].rolling(lasting)
-    of_before, of_after = (before.min(), before.max()), (after.min()[::-1], after.max()[::-1])
+    x, most, fewest = values.to_numpy(float), MOST * lasting // LASTING, FEWEST * lasting // LASTING
+    # Of each step the window that ends there, and the one that begins there; NaN where they have too few steps.
+    before = sliding_window_view(numpy.pad(x, (most - 1, 0), constant_values=numpy.nan), most)
+    after = sliding_window_view(numpy.pad(x, (0, lasting - 1), constant_values=numpy.nan), lasting)
+    lowest, highest = (of(before, axis=1) for of in (numpy.nanmin, numpy.nanmax))
+    lowest[: fewest - 1] = numpy.nan
     for way, widths in ((0, AT_ONCE), (lasting, ON_THE_WAY)):
-        low, high = (one.shift(1 + way).to_numpy() for one in of_before)
+        low, high = (numpy.pad(one, (1 + way, 0), constant_values=numpy.nan)[: len(x)] for one in (lowest, highest))
         width = high - low
-        beyond = numpy.maximum(of_after[0] - high, low - of_after[1]).to_numpy()
+        beyond = numpy.maximum(after.min(axis=1) - high, low - after.max(axis=1))
         for at in numpy.flatnonzero((beyond > 0) & (beyond >= widths * width)):
             left = at - way
-            level, later = values.iloc[max(0, left - most) : left].median(), values.iloc[at:].rolling(lasting).median()
-            if abs(later.iloc[lasting - 1] - level) < PART * max(abs(level), abs(later.iloc[lasting - 1])):
+            level = float(numpy.median(x[max(0, left - most) : left]))
+            later = numpy.median(sliding_window_view(x[at:], lasting), axis=1)
+            if abs(later[0] - level) < PART * max(abs(level), abs(later[0])):
                 continue
-            near = values.iloc[left:at].between(low[at] - width[at], high[at] + width[at]).to_numpy()
+            near = (x[left:at] >= low[at] - width[at]) & (x[left:at] <= high[at] + width[at])
             left += int(numpy.flatnonzero(near)[-1]) + 1 if near.any() else 0
-            yield Change(key, int(values.index[left]), level, later.loc[(later - level).abs().idxmax()])
+            yield Change(key, int(values.index[left]), level, float(later[numpy.abs(later - level).argmax()]))
             break
