@@ -158,11 +158,11 @@ class Receipt(Observer):
         )
 
     def _compare_on_copies(self, real: Announced, dp_group: Any) -> None:
-        """Compares the policy's term on probes under their own decisions and, every fifth, under the step's."""
+        """Compares the policy's term on probes under their own decisions and, every third, under the step's."""
         free = replace(self._step, decision=None, statistics=None)
         own = Announced(self.settings, self.run, free, real.model_output, real.data)
         for number in range(PROBES):
-            announced = (own if number % 5 else real).probe(number)
+            announced = (own if number % 3 else real).probe(number)
             announced.besides = self._gradient(announced, dp_group, policy=False)
             self._on_copies.append(announced.difference(self._gradient(announced, dp_group)))
             self._expect_gradient("at ratios of its own choosing", self._on_copies, announced, stops=True)
