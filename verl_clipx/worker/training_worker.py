@@ -5,7 +5,7 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class ClipxTraining:
     state: ControllerState
     # The pass over a mini-batch before its update; None if no step needs one.
     extra_pass: partial | None = None
-    observers: list[Observer]
+    observers: Sequence[Observer] = ()
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
