@@ -43,9 +43,9 @@ OBSERVED = {
 def prepared(worker, rows, overrides):
     """Sets the loss and returns a mini-batch of all rows in micro-batches of three."""
     worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
-    for observer in worker.observers:
+    for observer in [*worker.observers]:
         # The receipt: the rows' old log-probabilities are made up, and not recomputed as the line says.
-        observer.open = False
+        worker.observers.remove(observer)
     data = mini_batch(rows, sequences=len(rows))
     tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3)
     return data

@@ -213,9 +213,9 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         return all_reduce(*args, **kwargs)
 
     worker.set_loss_fn(partial(ppo_loss, config=config))
-    for observer in worker.observers:
+    for observer in [*worker.observers]:
         # The receipt, as after a run's first rollout batch: its collectives are counted.
-        observer.open = False
+        worker.observers.remove(observer)
     if case.token_pass is not None:
         # Not the first update, whose ratio may be taken for 1.
         worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)

@@ -65,5 +65,5 @@ def run_fresh() -> Iterator[Callable[[str, Path], subprocess.CompletedProcess[st
 
 @pytest.fixture
 def few_probes(monkeypatch):
-    """The receipt makes only the probes that it makes in any case: none to tell a neighbour of the method from it."""
-    monkeypatch.setattr(receipt, "PROBES", receipt.KINDS)
+    """The receipt makes a few of its probes: enough for any other loss, but not for each number moved a little."""
+    monkeypatch.setattr(receipt, "PROBES", 12)

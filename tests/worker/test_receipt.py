@@ -23,8 +23,8 @@ from verl.utils import tensordict_utils as tu
 
 from tests.composition import built_once
 from tests.jagged import jagged, micro_batch
+from tests.neighbours import neighbours
 from tests.worker.updates import ROWS, Update, planned
-from verl_clipx.base.neighbours import neighbours
 from verl_clipx.check.contract import example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.config import build

@@ -114,13 +114,15 @@ class Update:
         settings, run = config.policy_loss.clipx, config.policy_loss.run
         loss_fn = loss_fn or partial(ppo_loss, config=config)
         self.receipt = Receipt(settings, run, loss_fn, lambda part: part, rank=1, tested=tested)
-        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, [self.receipt])
+        self.observers = [self.receipt]
+        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, self.observers)
 
     def begin(self):
         settings = self.receipt.settings
         if settings.adaptive and self.step.decision is None:
             object.__setattr__(settings, "scope", "micro_batch")
-        self.receipt.begin_update(self.step, self.batch)
+        for observer in self.observers:
+            observer.begin_update(self.step, self.batch)
 
     def run(self, parts=(ROWS,), *, moved=0.0, weights=None, besides=None, change=None, only=None, factors=None):
         """One update, by micro-batches of these rows; returns its gradient on each token's log-probability.
@@ -149,13 +151,15 @@ class Update:
             if factor is not None:
                 more = 0 if besides is None else besides(output["log_probs"].values())
                 (loss * factor + more).backward()
-        self.receipt.end_update(self.step)
+        for observer in self.observers:
+            observer.end_update(self.step)
         return batch["log_prob"].grad
 
     def end_rollout_batch(self, updates, before=0):
         """The largest difference, after as many updates in the last pass and before it."""
         batch = RolloutBatch(update=updates, updates_before_pass=before)
-        ((difference,),) = self.receipt.end_rollout_batch(batch).values()
+        ((difference,),) = self.observers.pop().end_rollout_batch(batch).values()
+        assert self.receipt.finished
         return difference
 
 

@@ -5,125 +5,149 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import apply, token_statistics, tokens_in
-from verl_clipx.modifiers.masks import remaining
+from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
 from verl_clipx.worker.aggregation import shares_of
-from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part
+from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, with_leaf
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import left_by_trainer, left_by_verl
-from verl_clipx.worker.step import MicroBatch
+from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 # How far two gradients may differ, relative to a token's, by the dtype of log_prob.
 RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 # A token's gradient counts as at least this share of what it is at F = 1: a clipped token's is 0.
 LEAST = 0.01
-# A token whose gradient changes by more than the second number's share when log_prob moves by the first, in nats, is at
-# a bound, beyond which rounding alone may put it. It is not compared.
-ROUNDING, STEADY = 1e-6, 0.05
+# How far rounding may move log_prob, in nats. A token closer to a bound may have the gradient of either side.
+ROUNDING = 1e-6
 
 
 class Announced:
     """The gradient that the policy's term must have on the log-probabilities of a micro-batch.
 
     Attributes:
+        step, model_output, data: the optimizer step, and the micro-batch as verl's engine gives it, without its graph.
         inputs: what the method sees: a mask without what verl's own code rejects, and advantages in Lopti's pass alone.
         rejected: the number of tokens that verl's own code rejects.
         resolved: how far a gradient may differ, relative to a token's.
-        divisor: the mini-batch's number of tokens, as the loss is told.
-        sums: the tokens that verl counts, those that the method counts, and the method's statistics, float64.
-        factor, compared: of a loss that is followed, its gradient and the difference of that on log_prob.
+        besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
+        factors, gradients: of the backward passes that reach the loss, and log_prob.
     """
 
-    def __init__(self, settings: Settings, run: RunFacts, known: MicroBatch, model_output: Any, data: Any):
-        self._settings, self._data, self._total = settings, data, len(flat(model_output["log_probs"]))
-        self.resolved = RESOLVED[flat(model_output["log_probs"]).dtype]
+    def __init__(self, settings: Settings, run: RunFacts, step: OptimizerStep, model_output: Any, data: Any):
+        self._settings, self._run, self.step, self.data = settings, run, step, data
+        self._formulas, self.factors, self.gradients = (settings.method, settings.shaping), [], []
+        self.model_output, log_probs = with_leaf(model_output)
+        self.resolved, self.besides = RESOLVED[log_probs.dtype], torch.zeros_like(log_probs)
+        known = micro_batch_of(settings, step, data, model_output)
         whole, advantages, old = (pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
-        mask, log_prob = whole.bool(), response_part(model_output["log_probs"], data, whole.shape[1])
-        log_prob, kept = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32)), known.counted
+        mask, log_prob = whole.bool(), response_part(log_probs, data, whole.shape[1])
+        log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
         if run.options.get(ROLLOUT_RS) is not None:
             by_loss = run.options.get(BYPASS)
             mask = left_by_verl(run.options, mask, log_prob - old) if by_loss else left_by_trainer(run.options, data)
         self.rejected = int((whole.bool() & ~mask).sum())
-        if kept is not None:
-            advantages = advantages.where(kept, 0)
-        tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages, "mask": mask}
-        inputs = inputs_of(settings, known, **tensors)
+        self._kept = mask if known.counted is None else known.counted
+        tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages.where(self._kept, 0)}
+        inputs = inputs_of(settings, known, **tensors, mask=mask)
         self.inputs = inputs._replace(mask=remaining(settings.mask, inputs))
-        averaged, number, self._kept = mask, data["batch_num_tokens"], mask if kept is None else kept
+        averaged, number = mask, data["batch_num_tokens"]
         if settings.select is not None:
-            selected = settings.select.selected(known.entropy, mask, known.step.entropy_bucket)
+            selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
             self._kept = self._kept & (selected | ~known.entropy.isfinite())
             if settings.select.normaliser == "selected":
-                averaged = selected
-                number = number if known.step.selected_tokens is None else known.step.selected_tokens
-        sizes = {"batch_num_tokens": number, "loss_scale_factor": run.loss_scale_factor}
-        sizes |= {key: data[key] for key in ("dp_size", "global_batch_size")}
+                averaged, number = selected, number if step.selected_tokens is None else step.selected_tokens
+        sizes = {key: data[key] for key in ("dp_size", "global_batch_size")}
+        sizes |= {"batch_num_tokens": number, "loss_scale_factor": run.loss_scale_factor}
         self._share = shares_of(averaged, run.loss_agg_mode, log_prob.dtype, **sizes)
         if "rollout_is_weights" in data:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
-        self._announces = settings.method, known.step.decision
-        self._gradient = self.gradient(*self._announces)
-        counted = whole.bool() if kept is None else kept
-        of_verl = pad_rows(data.get("loss_mask", whole))
-        tokens = torch.stack([mask.sum(dtype=torch.float64) for mask in (of_verl, counted)])
-        planned = known.step.statistics
-        first = None if planned is None else planned[: settings.method.statistics_size]
-        self.sums = torch.cat([tokens, token_statistics(settings.method, settings.shaping, self.inputs, first)])
-        self.divisor, self.factor, self.compared = round(data["batch_num_tokens"]), [], []
-        self._unit = self._flat(tokens_in(settings.method, settings.shaping, self.inputs).advantages.abs())
 
-    def gradient(self, method: Method, decision: Tensor | None, moved: float = 0.0) -> Tensor:
-        """The gradient under a method with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
-        inputs = self.inputs._replace(log_prob=self.inputs.log_prob + moved)
-        weighted = apply(method, self._settings.shaping, inputs, decision).weighted
-        return self._flat(-weighted.where(self._kept, 0.0))
-
-    def difference(self, gradient: Tensor, besides: Tensor | float = 0.0) -> float:
+    def difference(self, gradient: Tensor) -> float:
         """The largest difference of a token's gradient, of the whole loss, from the announced one, relative to that.
 
-        `besides` is what verl adds to the policy's term, such as a KL term; all are (tokens,). It is infinite if the
-        gradient is not finite where all that is announced is, and 0 if that is not either: verl skips such an update.
+        It is infinite if the gradient, (tokens,), is not finite where all that is announced is, and 0 if that is not
+        either: verl skips such an update.
         """
-        of_dtype = torch.finfo(gradient.dtype)
-        whole = (self._gradient + besides).clamp(-of_dtype.max, of_dtype.max)
-        size = torch.maximum(torch.maximum(self._gradient.abs(), (whole - self._gradient).abs()), LEAST * self._unit)
-        apart = (gradient.to(whole.dtype) - whole).abs() / size.clamp(min=of_dtype.smallest_normal)
-        apart = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        if not whole.isfinite().all():
-            return 0.0
-        # Only then must it be known which tokens are at a bound.
-        return float(apart.where(self._is_steady(), 0.0).max()) if apart.any() else 0.0
+        limits, moved = torch.finfo(gradient.dtype), [self._gradient(by) for by in (0.0, ROUNDING, -ROUNDING)]
+        at_ratio_1 = self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
+        size = torch.stack([moved[0], self.besides, LEAST * at_ratio_1]).abs().amax(0).clamp(min=limits.smallest_normal)
+        sides = (torch.stack(moved) + self.besides).clamp(-limits.max, limits.max)
+        apart = torch.maximum(sides.amin(0) - gradient, gradient - sides.amax(0)).clamp(min=0) / size
+        return float(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if sides.isfinite().all() else 0.0
 
-    def follow(self, loss: Tensor, log_probs: Tensor, besides: Tensor) -> None:
-        """Compares the gradient that the backward pass of a loss brings to the model's log-probabilities."""
+    def sums(self) -> Tensor:
+        """The tokens that verl counts, those that the method counts, and the method's statistics, float64."""
+        planned, whole = self.step.statistics, self.data["response_mask"]
+        first = None if planned is None else planned[: self._settings.method.statistics_size]
+        counted = whole if self.inputs.counted is None else self.inputs.counted
+        tokens = [pad_rows(mask).sum(dtype=torch.float64) for mask in (self.data.get("loss_mask", whole), counted)]
+        return torch.cat([torch.stack(tokens), token_statistics(*self._formulas, self.inputs, first)])
 
-        def compare(gradient: Tensor) -> None:
-            hook.remove()
-            if self.factor:
-                self.compared.append(self.difference(flat(gradient) / self.factor[0], besides))
+    def bounds_apart(self, *decisions: Tensor) -> float:
+        """The largest difference of the bounds under two decisions, relative to half the first ones' width."""
+        bounds = [apply(*self._formulas, self.inputs, decision).bounds for decision in decisions]
+        first, second = (torch.stack([torch.as_tensor(end, dtype=torch.float64) for end in of]) for of in bounds)
+        half = ((first[1] - first[0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
+        # Infinite ones are equal.
+        return float(torch.where(first == second, 0.0, (first - second).abs() / half).max())
 
-        loss.register_hook(self.factor.append)
-        hook = log_probs.register_hook(compare)
+    def probe(self, number: int) -> "Announced":
+        """What is announced about a copy with ratios near which a gradient begins or ends, and |A| from 0.01 to 100.
 
-    def bounds(self, decision: Tensor) -> Bounds:
-        """The tokens' bounds under another decision."""
-        return apply(self._settings.method, self._settings.shaping, self.inputs, decision).bounds
+        On the way from one draw of log-ratios to another, tokens cease to have a gradient or begin to have one: that is
+        at a bound, whatever it acts on. By turns each token goes as far by itself; each sequence does, as for bounds on
+        its ratio; all tokens do; and all do while only the positive tokens' advantages grow, as for bounds that adapt
+        to the signs' balance. The same number, from 0, makes the same probe.
+        """
+        generator, mask = torch.Generator().manual_seed(2000 + number), self.inputs.mask
+        shapes, kind = (mask.shape, (len(mask), 1), (1, 1), (1, 1)), number % 4
 
-    @property
-    def distance_from_1(self) -> float:
-        """The mean distance of the tokens' ratios from 1, in nats."""
-        moved, mask = (self.inputs.log_prob - self.inputs.old_log_prob).abs().double(), self.inputs.mask
-        return float(moved.where(mask & moved.isfinite(), 0.0).sum() / mask.sum().clamp(min=1))
+        def draw(low: float, high: float, shape: tuple[int, ...] = (1, 1)) -> Tensor:
+            return torch.rand(shape, generator=generator).to(mask.device) * (high - low) + low
 
-    def _is_steady(self) -> Tensor:
-        moved = torch.stack([self.gradient(*self._announces, by) for by in (ROUNDING, -ROUNDING)])
-        at_bound = (moved - self._gradient).abs() > STEADY * torch.maximum(self._gradient.abs(), LEAST * self._unit)
-        # Not finite: compared, because the gradient must not be finite there either.
-        return ~at_bound.any(0)
+        def draw_log_ratios() -> Tensor:
+            # What tokens, sequences and all of them have in common is of any size, and any share of the ratio.
+            own, *common = (10 ** draw(-2, 0) * draw(-1, 1, shape) for shape in shapes[:3])
+            return (10 ** draw(-2.5, 2.5) * sum(common, own - mean_over_sequence(own, mask))).clamp(-28, 28)
 
-    def _flat(self, values: Tensor) -> Tensor:
-        return in_model_output(values * self._share, self._data, self._total)
+        positive, size, balance = draw(0, 1, mask.shape) > draw(0, 1), 10 ** draw(-1, 1, mask.shape), draw(-1, 1)
+        start, end = draw_log_ratios(), draw_log_ratios()
+
+        def made_up(way: Tensor) -> Inputs:
+            at, larger = (torch.ones_like(way), 2 * way - 1) if kind == 3 else (way, balance)
+            log_ratio, advantages = start + at * (end - start), torch.where(positive, 10**larger, -1.0) * size
+            # The rollout policy's is another one, so that the two are told apart.
+            old, rollout = (self.inputs.log_prob.float() - share * log_ratio for share in (1, 0.8))
+            return self.inputs._replace(old_log_prob=old, advantages=advantages, rollout_log_prob=rollout)
+
+        low, high = (torch.full(shapes[kind], way, device=mask.device) for way in (0.0, 1.0))
+        at_start = self._weighted(made_up(low)) != 0
+        # The less often the way is halved, the farther from the bound.
+        for _ in range(int(draw(4, 11))):
+            middle = (low + high) / 2
+            same = (self._weighted(made_up(middle)) != 0) == at_start
+            for axis in (-1, -2)[:kind]:
+                same = same.all(axis, keepdim=True)
+            low, high = torch.where(same, middle, low), torch.where(same, high, middle)
+        probed = made_up(torch.lerp(low, high, draw(-0.5, 1.5, low.shape)))
+        # Without the mask of the trainer's rejection, which was by the real log-probabilities.
+        copy, dtype = self.data.exclude("loss_mask"), pad_rows(self.data["advantages"]).dtype
+        copy["old_log_probs"], copy["advantages"] = probed.old_log_prob, probed.advantages.to(dtype)
+        if "rollout_log_probs" in copy:
+            copy["rollout_log_probs"] = probed.rollout_log_prob
+        return Announced(self._settings, self._run, self.step, self.model_output, copy)
+
+    def _gradient(self, moved: float) -> Tensor:
+        """The gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
+        inputs = self.inputs._replace(log_prob=self.inputs.log_prob + moved)
+        return self._in_output(-self._weighted(inputs).where(self._kept, 0.0))
+
+    def _weighted(self, inputs: Inputs) -> Tensor:
+        return apply(*self._formulas, inputs, self.step.decision).weighted
+
+    def _in_output(self, values: Tensor) -> Tensor:
+        return in_model_output(values * self._share, self.data, len(flat(self.model_output["log_probs"])))

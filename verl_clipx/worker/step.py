@@ -102,7 +102,12 @@ FIRST = RolloutBatch()
 
 
 class Observer:
-    """Observes the updates on rollout batches; what it does not override does nothing. Every rank calls each method."""
+    """Observes the updates on rollout batches; what it does not override does nothing. Every rank calls each method.
+
+    Once it is `finished` at the end of a rollout batch, it is not called any more.
+    """
+
+    finished = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
         """Called before the first update; `data`, on the host, may get further fields."""

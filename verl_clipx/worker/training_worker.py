@@ -146,6 +146,8 @@ class ClipxTraining:
         others = self.skipped.end_rollout_batch(self.batch)
         for observer in self.observers:
             others |= observer.end_rollout_batch(self.batch)
+        # In place, because the loss function has the same list.
+        self.observers[:] = [observer for observer in self.observers if not observer.finished]
         return merged_passes(metrics) | others if metrics else None
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)

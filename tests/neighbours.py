@@ -4,15 +4,12 @@ import dataclasses
 
 from verl_clipx.base.method import Method
 
-# How far a number is moved: some tokens lie between the bound and the moved one.
-MOVED = 0.025
 
-
-def neighbours(method: Method, share: float = MOVED) -> list[Method]:
+def neighbours(method: Method, share: float) -> list[Method]:
     """The method with each of its numbers in turn a little larger and a little smaller, a whole number by 1.
 
     Args:
-        share: by which they are moved.
+        share: by which they are moved, of their size.
     """
     near = []
     for name, value in method.parameters.items():
