@@ -64,7 +64,7 @@ def test_problems_without_an_answer_are_left_out_and_their_rows_are_named(tmp_pa
         *({"answer": None}, {}, {"answer": " "}, {"solution": "It is 3, without a box."}),
         *({"solution": None, "final_answer": None}, {"reward_model": {"style": "rule"}}, {"reward_model": None}),
     ]
-    rows = [{"problem": "What is $1+1$?", "answer": 2.0}]
+    rows = [{"Problem": "What is $1+1$?", "Answer": 2.0}]
     rows += [{"problem": f"And {row}?", "prompt": [{"role": "user", "content": "?"}], **row} for row in without]
     rows += [{"problem": "$1+2$?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}]
     (tmp_path / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

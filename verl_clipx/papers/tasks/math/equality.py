@@ -89,7 +89,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
             return _compare(_first_value(answer), gold, strict)
     # A letter with an index, such as a_{12}, is a variable.
     if re.search(r"\d\)?_", f"{answer} {gold}"):
-        return _compare_bases(canonical(answer), canonical(gold), strict)
+        return _compare_bases(*(canonical(_NAME.sub("", text)) for text in (answer, gold)), strict)
     number, right_number = parse_number(answer), parse_number(gold)
     if number and right_number:
         if number[0] == right_number[0] or (not strict and number[1] == right_number[1]):
@@ -97,7 +97,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
         # math-verify rounds to six decimals, so that for it all numbers near zero are equal.
         if strict or all(map(_differ, number, right_number)):
             return False
-    elif strict and any(number and "." in text for number, text in ((number, answer), (right_number, gold))):
+    elif strict and any(n and re.search(r"\d\.\d", text) for n, text in ((number, answer), (right_number, gold))):
         return False
     return gold, answer
 

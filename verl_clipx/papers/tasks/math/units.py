@@ -61,5 +61,5 @@ def _standard(unit: str) -> list[tuple[str, int]]:
 
 
 def _short_name(word: re.Match[str]) -> str:
-    name = word[0].lower().removesuffix("s") if len(word[0]) > 3 else word[0]
+    name = re.sub("(?<=..)s$", "", word[0].lower() if len(word[0]) > 3 else word[0])
     return _SHORT_NAMES.get(name, name)
