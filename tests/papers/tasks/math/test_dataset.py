@@ -64,7 +64,7 @@ def test_problems_without_an_answer_are_left_out_and_their_rows_are_named(tmp_pa
         *({"answer": None}, {}, {"answer": " "}, {"solution": "It is 3, without a box."}),
         *({"solution": None, "final_answer": None}, {"reward_model": {"style": "rule"}}, {"reward_model": None}),
     ]
-    rows = [{"problem": "What is $1+1$?", "answer": 2.0}]
+    rows = [{"Problem": "What is $1+1$?", "Answer": 2.0}]
     rows += [{"problem": f"And {row}?", "prompt": [{"role": "user", "content": "?"}], **row} for row in without]
     rows += [{"problem": "$1+2$?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}]
     (tmp_path / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -72,4 +72,5 @@ def test_problems_without_an_answer_are_left_out_and_their_rows_are_named(tmp_pa
     said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path)
     assert "8 problems without an answer were left out (rows 2, 3, 4, 5, 6, 7, 8, 10)" in said
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
-    assert [row["reward_model"]["ground_truth"] for row in rows] == ["2", "3"]
+    found = [(row["extra_info"]["index"], row["reward_model"]["ground_truth"]) for row in rows]
+    assert found == [(0, "2"), (1, "3")]

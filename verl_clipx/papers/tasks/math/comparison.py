@@ -12,9 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended import latex2sympy
-from latex2sympy2_extended.antlr_parser import PSParser
 from latex2sympy2_extended.math_normalization import normalize_latex
 from latex2sympy2_extended.symbols import sympy_singleton_map
 from math_verify import LatexExtractionConfig, verify
@@ -45,9 +43,8 @@ _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="no
 def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
     """Return whether any of some pairs of a right and a given answer is equal; None if one cannot be compared.
 
-    Args:
-        strict: whether they must be equal also with the roles exchanged, since math-verify is not symmetric, and a
-            pair or tuple, whose order counts, equals no list.
+    If `strict`, they must be equal also with the roles exchanged, since math-verify is not symmetric, and a pair or
+    tuple, whose order counts, equals no list.
     """
     undecided = False
     for gold, answer in pairs:
@@ -62,8 +59,7 @@ def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
 def _equal(gold: str, answer: str, strict: bool) -> bool:
     right, given = _read(gold), _read(answer)
     # An equation between numbers, as in x = 8 = 7. The grammar wraps what it has computed, such as a common divisor.
-    equations = given.atoms(Equality) if isinstance(given, Basic) else ()
-    if any(_differ(one.lhs.doit(), one.rhs.doit()) for one in equations if not one.free_symbols):
+    if any(_differ(one.lhs.doit(), one.rhs.doit()) for one in given.atoms(Equality) if not one.free_symbols):
         return False
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
@@ -95,10 +91,9 @@ def _read(text: str) -> Any:
 
 
 def is_safe(text: str) -> bool:
-    r"""Return whether a text may be parsed at all, without obviously reaching the limits of time and memory.
+    """Return whether a text may be parsed at all, without obviously reaching the limits of time and memory.
 
-    Refused: more than MAX_LENGTH characters, anything outside printable ASCII (look-alikes are compared as text),
-    nesting beyond MAX_DEPTH, towers of exponents, large exponents and factorials, and operators that iterate.
+    It must be printable ASCII (look-alikes are compared as text), and neither long, nor deep, nor contain _REFUSED.
     """
     if len(text) > MAX_LENGTH or not text.isascii() or not text.isprintable() or _REFUSED.search(text):
         return False
@@ -144,22 +139,3 @@ def _differ(one: Any, other: Any) -> bool:
     # math-verify counts numbers with six equal decimals as equal, and so all numbers near zero.
     near_zero_counts = not symbols and min(sizes) > 0
     return difference > 1e-3 * max(*sizes, 0.0 if near_zero_counts else 1.0)
-
-
-def _parse_fast_mode_first(parser: PSParser, parse_fully=PSParser.math) -> Any:
-    """Let ANTLR try its fast prediction mode first, which finds the same tree or none and is four times as fast.
-
-    Source: Terence Parr et al., "Adaptive LL(*) Parsing", OOPSLA 2014, section 3.2.
-    """
-    # All tokens are read first, so that an unknown one raises here. If the first mode met it, the second would miss it.
-    parser.getTokenStream().fill()
-    parser._interp.predictionMode = PredictionMode.SLL
-    try:
-        return parse_fully(parser)
-    except Exception:
-        parser.reset()
-        parser._interp.predictionMode = PredictionMode.LL
-        return parse_fully(parser)
-
-
-PSParser.math = _parse_fast_mode_first

@@ -14,17 +14,13 @@ from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_gro
 from verl_clipx.papers.tasks.records import read_records
 from verl_clipx.papers.tasks.templates import template_named
 
-# What the sources put around a problem; our own templates replace it.
-_OPENING = (
+# What some sources put around a problem; our own templates replace it.
+_AROUND = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-    "$Answer (without quotes) where $Answer is the answer to the problem."
-)
-_CLOSINGS = (
+    "$Answer (without quotes) where $Answer is the answer to the problem.",
     'Remember to put your answer on its own line after "Answer:".',
     "Let's think step by step and output the final answer within \\boxed{}.",
 )
-_QUESTION_FIELDS = ("problem", "question", "Problem", "Question")
-_ANSWER_FIELDS = ("answer", "final_answer", "Answer")
 _MAX_BOX = 2000
 
 
@@ -44,11 +40,14 @@ def rows_of(
     """
 
     def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
-        template, where, index, left_out = template_named(prompt), source or hub, 0, []
+        template, where, left_out = template_named(prompt), source or hub, []
         if where is None:
             raise ValueError(f"the set is not on the hub; give a local copy of {file}")
         if hub and file:
-            records = _conversations(source, hub, file)
+            from huggingface_hub import hf_hub_download
+
+            content = read_json(source or Path(hf_hub_download(hub, file, repo_type="dataset")))
+            records = content if isinstance(content, list) else [content]
         else:
             records = read_records(source, hub=hub or "", hub_split=hub_split, hub_config=hub_config)
         for number, record in enumerate(records, 1):
@@ -58,7 +57,7 @@ def rows_of(
             except (LookupError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{where}, row {number}: {type(error).__name__}: {error} in {record!s:.200}; it needs verl's "
-                    f"columns, or one of {_QUESTION_FIELDS} and {(*_ANSWER_FIELDS, 'solution')}; is it {file or hub}?"
+                    f"columns, or problem or question, and answer, final_answer or solution; is it {file or hub}?"
                 ) from None
             if answers == "any" and isinstance(truth, str) and truth.startswith("["):
                 truth = decode_ground_truth(truth)
@@ -67,17 +66,14 @@ def rows_of(
             if not text or not accepted:
                 left_out.append(str(number))
                 continue
+            truth = encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted)
             yield {
                 "data_source": name,
                 "prompt": template.render(problem=text),
                 "ability": "math",
-                "reward_model": {
-                    "style": "rule",
-                    "ground_truth": encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted),
-                },
-                "extra_info": {"index": index, "split": split, **known},
+                "reward_model": {"style": "rule", "ground_truth": truth},
+                "extra_info": {"index": number - 1 - len(left_out), "split": split, **known},
             }
-            index += 1
         if left_out:
             numbers = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
             message = f"{where}: {len(left_out)} problems without an answer were left out (rows {numbers})"
@@ -86,31 +82,16 @@ def rows_of(
     return rows
 
 
-def _conversations(source: Path | None, hub: str, file: str) -> list[Any]:
-    if source is None:
-        from huggingface_hub import hf_hub_download
-
-        source = Path(hf_hub_download(hub, file, repo_type="dataset"))
-    conversations = read_json(source)
-    if not isinstance(conversations, list):
-        raise ValueError(f"{source}: contains {type(conversations).__name__}, not an array; is it {file}?")
-    return conversations
-
-
 def _text_and_truth(record: Any) -> tuple[str, Any]:
     """Return a problem without what its source puts around it, and its right answer; None if there is none."""
     if isinstance(record, list):  # Open-Reasoner-Zero's pair of messages
         return str(record[0]["value"]).strip(), record[1]["ground_truth"]["value"]
     if "reward_model" in record:
-        text = record["prompt"][0]["content"].strip().removeprefix(_OPENING)
-        for closing in _CLOSINGS:
-            text = text.removesuffix(closing)
+        text = record["prompt"][0]["content"]
+        for around in _AROUND:
+            text = text.replace(around, "")
         return text.strip(), (record["reward_model"] or {}).get("ground_truth")
-    text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
-    if not isinstance(text, str):
-        raise LookupError("no problem")
-    values = [record.get(name) for name in _ANSWER_FIELDS]
-    truth = next((value for value in values if isinstance(value, list) or spell_answer(value)), None)
-    context = (record.get("context") or "").strip()
-    text = f"{context}\n{text}" if context else text
-    return text.strip(), find_last_boxed(record.get("solution"), _MAX_BOX) if truth is None else truth
+    fields = {name.lower(): value for name, value in record.items()}
+    text = f"{(fields.get('context') or '').strip()}\n{(fields.get('problem') or fields['question']).strip()}"
+    truths = (fields.get("answer"), fields.get("final_answer"), find_last_boxed(fields.get("solution"), _MAX_BOX))
+    return text.strip(), next((truth for truth in truths if isinstance(truth, list) or spell_answer(truth)), None)

@@ -1,7 +1,6 @@
 """Asks math-verify in processes of their own, which end at a limit of time and memory. Any thread may ask.
 
-They end when what asks them ends; one that is busy then, or deaf to pebble's signal, is ended by the kernel a second
-after the limit.
+They end when what asks them ends; the kernel ends one that is busy then, a second after the limit.
 """
 
 import contextlib
@@ -24,13 +23,7 @@ _pools: dict[int, Any] = {}
 
 
 def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
-    """Ask whether any of some pairs of a right and a given answer is equal; see `comparison.judge`.
-
-    Args:
-        pairs: in LaTeX.
-
-    Returns:
-        The verdict; None if there is none, or it took more than SECONDS or MEMORY_BYTES.
+    """Return what `comparison.judge` does; None also if it took more than SECONDS or MEMORY_BYTES.
 
     Raises:
         RuntimeError: no process can be started.

@@ -27,11 +27,9 @@ def compute_score(
         extra_info: a mapping. If its `truncated` is true, the response was cut off, and scores 0.
 
     Returns:
-        score: the reward; acc: 1.0 if the answer is right; format: 1.0 if the last box is closed and not empty, and the
-            response was not cut off;
-        truncated: 1.0 if the response ends inside its thinking or its box, or `extra_info` says that it was cut off;
-        undecided: 1.0 if there is no verdict, because the box cannot be read completely, or the comparison was refused
-            or stopped. This counts as wrong.
+        score, acc and format, as `verl_clipx.papers.tasks.reward` says; truncated, 1.0 if the response ends inside its
+        thinking or its box, or `extra_info` says that it was cut off; undecided, 1.0 if there is no verdict (see
+        `is_equivalent`), which counts as wrong.
     """
     return _judge(solution_str, ground_truth, extra_info, is_equivalent)
 
@@ -72,8 +70,7 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     # Other texts that are valid JSON are answers: "[1, 2]" is an interval, and "7" is 7.
     if isinstance(ground_truth, str) and ground_truth.startswith('["'):
         ground_truth = decode_ground_truth(ground_truth)
-    if callable(getattr(ground_truth, "tolist", None)):
-        ground_truth = ground_truth.tolist()
+    ground_truth = getattr(ground_truth, "tolist", lambda: ground_truth)()
     alternatives = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
     return [text for text in map(spell_answer, alternatives[:MAX_ALTERNATIVES]) if text]
 
@@ -86,10 +83,9 @@ def extract_answers(response: Any) -> tuple[list[str | None], bool]:
     final = final_part(response) if isinstance(response, str) else ""
     if final is None:
         return [], False
-    boxes = (
-        read_braces(final, box.end(), MAX_ANSWER_LENGTH) for box in deque(BOX.finditer(final), maxlen=MAX_BOXES + 1)
-    )
-    answers = [None if content is None else content.strip() for content in boxes]
+    boxes = deque(BOX.finditer(final), maxlen=MAX_BOXES + 1)
+    contents = [read_braces(final, box.end(), MAX_ANSWER_LENGTH) for box in boxes]
+    answers = [content and content.strip() for content in contents]
     # A name without a brace is a mention, unless the response was cut off there.
     finished = answers[-1] is not None if answers else not final.rstrip().endswith(BOXED)
     return answers, finished
@@ -100,9 +96,8 @@ def _judge(
 ) -> dict[str, float]:
     answers, finished = extract_answers(response)
     cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
-    formatted = bool(answers and answers[-1]) and not cut_off
-    if one_answer:
-        formatted = formatted and len(answers) <= MAX_BOXES and set(answers) == {answers[-1]}
+    consistent = not one_answer or (len(answers) <= MAX_BOXES and len(set(answers)) == 1)
+    formatted = bool(answers and answers[-1]) and consistent and not cut_off
     verdict = equal(answers[-1], *accepted_answers(ground_truth)) if formatted else False
     return {
         "score": float(verdict is True),

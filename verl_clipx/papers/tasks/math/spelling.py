@@ -23,7 +23,7 @@ _REPEATING = re.compile(
     r"(?<![\w.,}])(?<!\d )(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{\s*(\d{1,30})\s*\}(?!\d)", re.ASCII
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
-# What joins two inequalities or intervals, which are then one set of numbers.
+# What joins two inequalities, which are then one set of numbers.
 _JOINT = re.compile(
     r"\s*,?\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*(or|and)\s*\}|\b(or|and)\b|\\(lor|vee|land|wedge|cup|cap)(?![a-zA-Z]))\s*"
 )
@@ -51,14 +51,10 @@ def clean(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_fraction, _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text))
     text = " ".join(text.split()).removesuffix(".").rstrip()
-    parts = _JOINT.split(text)[::4]
-    if all(map(_INEQUALITY.search, parts)):
-        signs = {True: r"\land ", False: r"\lor "}
-    elif all(r"\infty" in part and part[-1] in ")]" for part in parts):
-        signs = {True: r"\cap ", False: r"\cup "}
-    else:
+    if not all(map(_INEQUALITY.search, _JOINT.split(text)[::4])):
         return text
-    return _JOINT.sub(lambda match: signs[match[match.lastindex] in ("and", "land", "wedge", "cap")], text)
+    both = ("and", "land", "wedge", "cap")
+    return _JOINT.sub(lambda match: r"\land " if match[match.lastindex] in both else r"\lor ", text)
 
 
 def _fraction(repeating: re.Match[str]) -> str:

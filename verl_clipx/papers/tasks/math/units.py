@@ -6,9 +6,7 @@ from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT
 
 _UNIT_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
-_FACTORS = rf"\s*((?:{_UNIT_TEXT}(?:{_POWER})?\s*)+)"
-_QUOTIENT = re.compile(rf"\\frac\s*\{{{_FACTORS}\}}\s*\{{{_FACTORS}\}}")
-_DOLLAR = re.compile(r"(-?)\s*(?:\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
+_DOLLAR = re.compile(r"\A(-?)\s*(?:\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
 _SHORT_NAMES = dict(pair.split("=") for pair in SPELLINGS["units"].split())
 # In plain letters, words that no product of variables spells.
 _WORDS = rf"(?:(?:square|cubic) )?(?:{'|'.join(name for name in _SHORT_NAMES if len(name) > 3)})s?"
@@ -24,10 +22,6 @@ _UNIT = re.compile(
 _LETTERS = r"[A-Za-z]+(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
 _FACTOR = re.compile(r"(?:(square|cubic)\s+)?([A-Za-z]+|\$)\s*(-?\d)?")
-_POWERS = {"square": 2, "cubic": 3}
-
-_Unit = tuple[tuple[str, int], ...]
-"""The short name of each factor and its power: m/s^2 is (("m", 1), ("s", -2)); empty if there is no unit."""
 
 
 def split_units(answer: str, gold: str, strict: bool) -> tuple[str, str] | None:
@@ -38,39 +32,34 @@ def split_units(answer: str, gold: str, strict: bool) -> tuple[str, str] | None:
     `strict`, also if both have a unit, but not the same.
     """
     (answer, end), (gold, end_of_gold) = _split(answer), _split(gold)
-    others = [_NO_UNIT.findall(re.sub(_POWER, "", text.lower())) for text in (end, end_of_gold)]
     unit, unit_of_gold = _standard(end), _standard(end_of_gold)
-    if others[0] != others[1] or (strict and unit and unit_of_gold and unit != unit_of_gold):
+    more, more_of_gold = (_NO_UNIT.findall(re.sub(_POWER, "", text.lower())) for text in (end, end_of_gold))
+    if more != more_of_gold or (strict and unit and unit_of_gold and unit != unit_of_gold):
         return None
     return _without_letters(answer, unit_of_gold), _without_letters(gold, unit)
 
 
 def _split(cleaned: str) -> tuple[str, str]:
-    value = _QUOTIENT.sub(r"\1/\2", cleaned)
-    dollar = _DOLLAR.match(value)
-    value = dollar[1] + value[dollar.end() :] if dollar else value
-    match = _UNIT.search(value)
+    value = _DOLLAR.sub(r"\1", cleaned)
     # After a word, a text is not a unit: north east is not north.
-    end = len(value) if match is None or re.match(TEXT, value) else match.start()
-    return value[:end], "$" * bool(dollar) + value[end:]
+    match = None if re.match(TEXT, value) else _UNIT.search(value)
+    end = match.start() if match else len(value)
+    return value[:end], "$" * (value != cleaned) + value[end:]
 
 
-def _without_letters(cleaned: str, unit: _Unit) -> str:
+def _without_letters(cleaned: str, unit: list[tuple[str, int]]) -> str:
     match = _BARE_UNIT.search(cleaned)
     return cleaned[: match.start()] if match and unit and _standard(match[0]) == unit else cleaned
 
 
-def _standard(unit: str) -> _Unit:
+def _standard(unit: str) -> list[tuple[str, int]]:
+    """Return the short name of each factor and its power: m and 1, s and -2 of m/s^2; nothing if there is no unit."""
     plain = re.sub(r"\\[a-z]+|[{}^]", " ", re.sub(r"\^\{?\\circ\}?", "degree ", unit))
     over, _, under = re.sub("[A-Za-z]+", _short_name, plain).partition("/")
-    return tuple(
-        (name, sign * int(power or _POWERS.get(word, 1)))
-        for sign, part in ((1, over), (-1, under))
-        for word, name, power in _FACTOR.findall(part)
-    )
+    factors = [(1, *factor) for factor in _FACTOR.findall(over)] + [(-1, *factor) for factor in _FACTOR.findall(under)]
+    return [(name, sign * int(power or {"square": 2, "cubic": 3}.get(word, 1))) for sign, word, name, power in factors]
 
 
 def _short_name(word: re.Match[str]) -> str:
-    name = word[0].lower() if len(word[0]) > 3 else word[0]
-    single = name.removesuffix("s")
-    return _SHORT_NAMES.get(name) or _SHORT_NAMES.get(single) or (single if len(name) > 3 else name)
+    name = re.sub("(?<=..)s$", "", word[0].lower() if len(word[0]) > 3 else word[0])
+    return _SHORT_NAMES.get(name, name)
