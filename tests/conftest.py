@@ -55,9 +55,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
-    """Runs of verl come first: the short tests at the end then keep all processes busy."""
-    items.sort(key=lambda item: "end_to_end" not in item.keywords)
+    """Runs of verl come first: the short tests at the end then keep all processes busy. While the first file that needs
+    the policy fits it, another process runs those that need none.
+    """
+    runs = [item for item in items if "end_to_end" in item.keywords]
+    needing = dict.fromkeys(item.path for item in runs if "task" in item.fixturenames)
+    first = next(iter(needing), None)
+    items.sort(key=lambda item: ("end_to_end" not in item.keywords, item.path != first, item.path in needing))
 
 
 def pytest_collection_finish() -> None:

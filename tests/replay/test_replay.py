@@ -241,7 +241,7 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "REPLICATES", 60)
     words = ("+clipx=acpo", "clipx.alpha=0.5"), ("+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
