@@ -1,7 +1,6 @@
 """Reversal's texts, rows and reward, by `clipx data build` and by the function that verl calls.
 
-Not covered: the warm start, which takes minutes, but for its demonstrations; tests/benchmarks trains on rows like
-these.
+Not covered: the warm start itself, which takes minutes; tests/benchmarks trains on rows like these.
 """
 
 import itertools
@@ -10,6 +9,7 @@ import pytest
 
 from tests.papers.command import clipx
 from verl_clipx.common.files import read_table
+from verl_clipx.papers.tasks.reversal import policy
 from verl_clipx.papers.tasks.reversal.policy import build_examples
 from verl_clipx.papers.tasks.reversal.reward import common_length
 from verl_clipx.papers.tasks.reward import compute_score
@@ -55,3 +55,15 @@ def test_careless_demonstrations_have_that_share_of_wrong_letters():
     assert sum(one != other for one, other in pairs) / len(pairs) == pytest.approx(0.35 * 51 / 52, abs=0.03)
     with pytest.raises(ValueError, match=r"carelessness=1\.5 is not a share of letters; give 0 to 1"):
         build_examples(1, 0, 10, 12, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "lengths"), [(48, [(2, 14)] * 5 + [(12, 48)] * 3 + [(40, 48)]), (14, [(2, 14)] * 5 + [(2, 14)])]
+)
+def test_short_texts_come_before_long_ones_and_careless_ones_last(monkeypatch, tmp_path, max_length, lengths):
+    fits = []
+    monkeypatch.setattr(policy, "warm_start", lambda given, cache, threads: fits.extend(given))
+    monkeypatch.setattr(policy, "print_policy", lambda prepare, *_: prepare())
+    policy.main(tmp_path, min_length=40 if max_length == 48 else 2, max_length=max_length)
+    texts = [[example.prompt[0]["content"] for example in examples] for examples, _ in fits]
+    assert [(min(map(len, one)), max(map(len, one))) for one in texts] == lengths
