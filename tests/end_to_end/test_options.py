@@ -122,7 +122,7 @@ def check_adapted(
     tokens = traced_tokens(run)
     check_bounds(tokens, tolerance)
     assert (tokens.groupby("step")["update"].nunique() == updates * batches_a_step).all()
-    made = run.log.filter(regex=r"^actor/clipx/update_\d+/epsilon/bin_0$").dropna(axis=1)
+    made = log.filter(regex=r"^actor/clipx/update_\d+/epsilon/bin_0$").dropna(axis=1)
     assert made.shape[1] == updates
     plural = "update" if updates == 1 else "updates"
     assert f"; {updates} {plural} per rollout batch: clipping can act" in run.output
@@ -279,8 +279,8 @@ def test_one_step_off_policy_trains_the_loss_in_its_bypass_mode(task, tmp_path):
     # What was rejected is what should have been, and trained nothing; by the ratios of the traced tokens.
     tokens = traced_tokens(run)
     kept = tokens.selected.astype(bool)
-    # But for a token on the very edge, in float32.
-    assert (kept == tokens.ratio.between(0.98, 1.02)).mean() > 0.999
+    # k1 is the negative logarithm of the ratio. But for a token on the very edge, in float32.
+    assert (kept == tokens.ratio.between(1 / 1.02, 1 / 0.98)).mean() > 0.999
     assert 0 < kept.mean() < 1 and (tokens.weight[~kept] == 0).all() and (tokens.weight[kept] != 0).any()
     shares = 1 - kept.groupby([tokens.step, tokens["update"]]).mean()
     logged = run.log["actor/clipx/rejected_fraction"]
