@@ -100,7 +100,8 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         share = rows[rank * len(rows) // ranks : (rank + 1) * len(rows) // ranks]
         data = rollout_batch(share, mini_batch=len(rows) // updates)
         decisions = Decisions()
-        worker.actor.observers.append(decisions)
+        if worker.actor.policy_loss is not None:
+            worker.actor.observers.append(decisions)
         output = worker.update_actor(data)
         state_on = devices_of(engine)
         after = weights(engine)

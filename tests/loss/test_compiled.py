@@ -18,7 +18,6 @@ from verl_clipx.loss.loss import token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 from verl_clipx.modifiers import AdvantageReweighting, FutureInfluence
 
-MOST_GRAPHS = 4
 SHAPES = [(1, 1), (1, 7), (5, 5), (64, 33)]
 REWEIGHTED = AdvantageReweighting(alpha=0.3)
 
@@ -93,7 +92,7 @@ def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
     method, functions, eager = both_ways(name)
     functions.prepare("cpu", counted=False)
     made = recorded.frame_count
-    assert made == (2 if method.statistics_size else 1)
+    assert made == 1 + bool(method.statistics_size) + bool(method.second_statistics_size)
     for shape in SHAPES:
         inputs = micro_batch(method, *shape, torch.bfloat16 if shape == SHAPES[-1] else torch.float32)
         expected = both(eager, inputs)
@@ -105,7 +104,7 @@ def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
     assert recorded.frame_count == made
     for dtype in (torch.float64, torch.float32):
         both(functions, micro_batch(method, 4, 9, dtype))
-    assert recorded.frame_count <= MOST_GRAPHS
+    assert recorded.frame_count <= made + 2
     assert not warnings_of(caplog)
 
 
@@ -187,9 +186,18 @@ def test_the_real_compilers_results(method, shaping):
     # Rows in parts as micro-batches have them, each as wide as its longest response.
     for size in (1, 5, 7):
         parts = [narrowed(inputs, rows) for rows in torch.arange(24).split(size)]
-        split = sum(functions.statistics(part) for part in parts)
+        split = summed(functions, parts)
         assert_close(method.decide(split), method.decide(whole), rtol=1e-12, atol=1e-12)
     assert functions.compiled
+
+
+def summed(functions: TokenFunctions, parts: list[Inputs]) -> Tensor:
+    """The statistics of micro-batches, whose second stage is about the sums of the first."""
+    statistics = sum(functions.statistics(part) for part in parts)
+    if not functions.method.second_statistics_size:
+        return statistics
+    first = statistics[: functions.method.statistics_size]
+    return sum(functions.statistics(part, first) for part in parts)
 
 
 def narrowed(inputs: Inputs, rows: Tensor) -> Inputs:
