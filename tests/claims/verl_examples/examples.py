@@ -8,12 +8,13 @@ and read line by line.
 """
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import ACTOR
 from tests.composition import by_hydra
@@ -57,15 +58,22 @@ def outcomes() -> dict[str, dict[str, str]]:
 def outcomes_of(example: Example) -> dict[str, str]:
     """What comes of an example with each group, composed as verl's main does, or `alone` and why it doesn't compose."""
     try:
-        by_hydra("ppo_trainer", *example.arguments)
+        _composed(example.arguments)
     except HydraException as error:
         return {"alone": str(error).splitlines()[0]}
     return {group: _outcome([*example.arguments, f"+clipx={group}"], group) for group in GROUPS}
 
 
+def _composed(arguments: Sequence[str]) -> DictConfig:
+    """verl's configuration, of another name if an option says so; options on its folder name verl's own."""
+    options = dict(word.split("=", 1) for word in arguments if word.startswith("--"))
+    name = options.get("--config-name", "ppo_trainer")
+    return by_hydra(name, *(word for word in arguments if not word.startswith("--")))
+
+
 def _outcome(overrides: list[str], group: str) -> str:
     """The method's bounds and the keys that are not used, or the keys that are refused."""
-    config = by_hydra("ppo_trainer", *overrides)
+    config = _composed(overrides)
     try:
         decision = decide(config, named=named_keys(overrides), group=group)
     except Refusal as refusal:
