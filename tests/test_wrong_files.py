@@ -16,9 +16,9 @@ import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
-from tests.papers.command import clipx
 from tests.papers.evaluation.tiny import evaluation_of, save_questions
 from tests.papers.tables.tables import small_table
+from tests.runs.commands import clipx
 from tests.runs.example_runs import write_log, write_run
 from verl_clipx.papers.tables import collect, definition
 from verl_clipx.runs.sameness import significant_values

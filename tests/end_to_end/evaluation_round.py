@@ -9,7 +9,7 @@ import numpy
 import pandas
 import pytest
 
-from tests.papers.command import clipx
+from tests.runs.commands import clipx
 from verl_clipx.papers.evaluation.folder import read_completions
 
 from .conftest import Task

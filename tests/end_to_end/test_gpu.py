@@ -1,5 +1,5 @@
 """tests/gpu on gloo ranks, with nothing but the device another: what a CPU can run of it passes. Covers: on one rank
-the losses, an update under FSDP2, and another bound; with `-m matrix` all, on two ranks and compiled
+the losses, verl's vanilla, an update under FSDP2, and another bound; with `-m matrix` all, on two ranks, compiled
 (test_invariance.py has the engine's options and sharding in every run, tests/loss the compiler). Not covered: what
 needs a GPU (FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
 """
@@ -12,7 +12,7 @@ import pytest
 from .runs import REPOSITORY
 
 # In every run of the tests.
-CHOSEN = "losses and not compiled_loss or FSDP2 or another_bound"
+CHOSEN = "losses and not compiled_loss or vanilla or FSDP2 or another_bound"
 
 
 @pytest.mark.end_to_end

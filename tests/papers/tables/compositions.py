@@ -9,8 +9,10 @@ import functools
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.papers.tables.presets import PAPERS, values_of
+from verl_clipx.papers.tables.presets import values_of
 
+# Folders of configs/recipe with the papers' presets.
+PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
 # What a run of the ablations with fixed bounds has to measure first.
 MEASURED = {"clip_high": {"clipx.clip_high": 3.5}, "clip_average": {"clipx.clip_low": 0.9, "clipx.clip_high": 1.1}}
 

@@ -8,9 +8,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tests.papers.command import clipx
 from tests.papers.tables.runs import collected, write_run
 from tests.papers.tables.tables import made_table
+from tests.runs.commands import clipx
 from verl_clipx.cli import app
 from verl_clipx.papers.tables import definition
 

@@ -12,8 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
-from tests.papers.command import clipx
 from tests.papers.tables.compositions import on_a_machine, values
+from tests.runs.commands import clipx
 from verl_clipx.papers.tables.estimate import PEAK, TRAINING_ROWS, Assumptions, estimate, parameters_of
 from verl_clipx.papers.tables.presets import preset_names
 

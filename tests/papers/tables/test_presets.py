@@ -16,10 +16,10 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
-from tests.papers.tables.compositions import MEASURED, on_a_machine, preset_alone, values, verl_s_own
+from tests.papers.tables.compositions import MEASURED, PAPERS, on_a_machine, preset_alone, values, verl_s_own
 from verl_clipx.papers.tables.against_preset import OPEN, differences
 from verl_clipx.papers.tables.origins import groups_of, read_origins
-from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout
+from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_per_rollout
 from verl_clipx.papers.tables.recipe_commands import summary_of
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK

@@ -8,9 +8,6 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.common.presets import preset_names
 from verl_clipx.papers.tables.origins import read_origins
 
-PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
-"""Folders of configs/recipe with the papers' presets."""
-
 
 def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose a preset onto verl's own ppo_trainer configuration, as its main would. Nothing is started.
