@@ -186,12 +186,12 @@ def test_the_real_compilers_results(method, shaping):
     # Rows in parts as micro-batches have them, each as wide as its longest response.
     for size in (1, 5, 7):
         parts = [narrowed(inputs, rows) for rows in torch.arange(24).split(size)]
-        split = summed(functions, parts)
+        split = sum_statistics(functions, parts)
         assert_close(method.decide(split), method.decide(whole), rtol=1e-12, atol=1e-12)
     assert functions.compiled
 
 
-def summed(functions: TokenFunctions, parts: list[Inputs]) -> Tensor:
+def sum_statistics(functions: TokenFunctions, parts: list[Inputs]) -> Tensor:
     """The statistics of micro-batches, whose second stage is about the sums of the first."""
     statistics = sum(functions.statistics(part) for part in parts)
     if not functions.method.second_statistics_size:

@@ -8,7 +8,7 @@ from verl_clipx.cli import app
 
 
 def clipx(*words, code: int | None = 0) -> str:
-    """What a command prints, with one blank for each white space; None: with any exit code."""
+    """What a command prints, with one blank for each white space. It must end with the exit code; None: with any."""
     # Wide enough that no table breaks a word.
     done = CliRunner(env={"COLUMNS": "400"}).invoke(app, [*map(str, words)], catch_exceptions=False)
     assert code in (None, done.exit_code), done.output

@@ -58,14 +58,14 @@ def outcomes() -> dict[str, dict[str, str]]:
 def outcomes_of(example: Example) -> dict[str, str]:
     """What comes of an example with each group, composed as verl's main does, or `alone` and why it doesn't compose."""
     try:
-        _composed(example.arguments)
+        _compose(example.arguments)
     except HydraException as error:
         return {"alone": str(error).splitlines()[0]}
     return {group: _outcome([*example.arguments, f"+clipx={group}"], group) for group in GROUPS}
 
 
-def _composed(arguments: Sequence[str]) -> DictConfig:
-    """verl's configuration, of another name if an option says so; options on its folder name verl's own."""
+def _compose(arguments: Sequence[str]) -> DictConfig:
+    """verl's configuration, under the name that --config-name gives; --config-path always names verl's own folder."""
     options = dict(word.split("=", 1) for word in arguments if word.startswith("--"))
     name = options.get("--config-name", "ppo_trainer")
     return by_hydra(name, *(word for word in arguments if not word.startswith("--")))
@@ -73,7 +73,7 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
 
 def _outcome(overrides: list[str], group: str) -> str:
     """The method's bounds and the keys that are not used, or the keys that are refused."""
-    config = _composed(overrides)
+    config = _compose(overrides)
     try:
         decision = decide(config, named=named_keys(overrides), group=group)
     except Refusal as refusal:
