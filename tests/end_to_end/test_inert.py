@@ -74,10 +74,11 @@ def printed_by(folder: Path, driver: int) -> str:
     """What a run's driver, by whose process id Ray names the session, and its workers printed.
 
     The workers' is taken from Ray's own files: what Ray passes on to the driver may be late, shortened, or lost at the
-    run's end.
+    run's end. Of several sessions the run's is the latest: an earlier process may have had the same id.
     """
     of_driver = [line for line in output_of(folder).splitlines() if not re.match(r"(\x1b\[\d*m)*\(\w", line)]
-    (logs,) = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").glob(f"session_*_{driver}/logs")
+    # Names of sessions begin with the time of their start.
+    logs = max(Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").glob(f"session_*_{driver}/logs"))
     printed, errors = (
         [
             line.replace(str(folder), "FOLDER")
