@@ -102,7 +102,7 @@ def test_fresh_tokens_are_those_that_the_current_weights_sampled():
 
 @pytest.mark.vllm
 @pytest.mark.matrix
-@pytest.mark.parametrize(("method", "ranks", "mode"), itertools.product(METHODS, (1, 2), MODES))
+@pytest.mark.parametrize(("method", "ranks", "mode"), [*itertools.product(METHODS, (1, 2), MODES)])
 def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method, ranks, mode):
     setting = (f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")
     options = TOGETHER if (method, ranks, mode) == UNDER_OPTIONS else ()

@@ -188,7 +188,7 @@ def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, log_rat
     """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do."""
     distance, position = log_ratios.abs().where(wrong.any(0), torch.inf).min(0)
     row = int(wrong[:, position].nonzero()[0])
-    value, A, ratio, free = (float(of[row, position]) for of in (values, t.advantages, t.ratio, t.free_ratio))
+    value, A, ratio, free = (float(of.detach()[row, position]) for of in (values, t.advantages, t.ratio, t.free_ratio))
     unclamped = "" if ratio == free else f", {free:.3g} without log_ratio_clamp"
     advice = "Clamp what goes into an exponential, a power or a division, and avoid 0 times infinity."
     if method.log_ratio_clamp is None:

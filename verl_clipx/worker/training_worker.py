@@ -5,7 +5,7 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ class ClipxTraining:
     state: ControllerState
     # The pass over a mini-batch before its update; None if no step needs one.
     extra_pass: partial | None = None
-    observers: Sequence[Observer] = ()
+    # Nothing observes a run without a clipx node. The loss function has the same list.
+    observers: list[Observer] | tuple[()] = ()
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
@@ -146,7 +147,6 @@ class ClipxTraining:
         others = self.skipped.end_rollout_batch(self.batch)
         for observer in self.observers:
             others |= observer.end_rollout_batch(self.batch)
-        # In place, because the loss function has the same list.
         self.observers[:] = [observer for observer in self.observers if not observer.finished]
         return merged_passes(metrics) | others if metrics else None
 
