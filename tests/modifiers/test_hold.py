@@ -5,6 +5,7 @@ Covers too: what the line and explain say, metrics, the state's description. Not
 
 import math
 import pickle
+import re
 
 import pytest
 import torch
@@ -12,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusals_in
-from tests.claims.first_call import first_call
+from tests.claims.first_call import NEAR, first_call, moved_batch
 from tests.methods.at import outcome, row, tokens_at
+from tests.worker.updates import loss_function, train
 from verl_clipx.check.contract import compiled_it_is_the_same
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers.hold import HeldBounds
 from verl_clipx.run.answer import bounds_of, settings_of
 from verl_clipx.run.config import build
+from verl_clipx.run.start import decide
 from verl_clipx.worker.state import description
 
 WITH_WIDTH = ["grpo", "gppo", "ce_gppo", "cispo", "dgpo", "two_sided", "dppo", "ipo", "gspo"]
@@ -210,6 +213,47 @@ def test_the_line_and_explain_say_what_is_held():
     _, settings, run = decision.resolved
     assert f"the width that holds {held}" in bounds_of(settings.method)
     assert settings_of(settings, run) == f"dual_clip 3: the paper's but for bounds that hold {held}"
+
+
+def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
+    # As in a notebook: no command line tells which keys its user has set.
+    held = {"clipx.hold.value": 0.02}
+    for group, changed in (("grpo", {"clip_high": 1.3, "clip_low": 0.7}), ("dppo", {"threshold_low": 0.1})):
+        values = held | {f"clipx.{name}": value for name, value in changed.items()}
+        line = decide(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).line
+        for name, value in changed.items():
+            assert re.search(rf"\b{name}={value} \(group: [\d.]+; not used, clipx\.hold ", line)
+
+
+def test_verls_bounds_are_named_as_not_used_even_if_they_repeat_its_default():
+    words = ("+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.2")
+    _, decision = decided(*words)
+    assert "verl's clip_ratio_high=0.2 not used" in decision.line
+    assert decision.resolved.run.unused == {f"{ACTOR}.clip_ratio_high": 0.2}
+
+
+@pytest.mark.parametrize("method", WITH_WIDTH)
+def test_the_metrics_named_where_a_value_is_missing_are_the_share_on_which_the_clip_acts(method):
+    with pytest.raises(ValueError, match=r"clipx\.hold\.value") as raised:
+        holding(method, value=None)
+    named = re.findall(r"\bpg_clipfrac\b|region_fraction/\w+", raised.value.advice)
+    unlimited = {
+        "dppo": dict(threshold_low=None, threshold_high=None),
+        "ipo": dict(threshold=None),
+        "dgpo": dict(clip_low=0.01, clip_high=20),
+    }.get(method, dict(clip_low=None, clip_high=None))
+    batch, tokens = moved_batch(NEAR), int(moved_batch(NEAR)["mask"].sum())
+    fixed, unbounded = (
+        train(
+            loss_function(actor_of(merged([f"+clipx={method}"], {f"clipx.{key}": of for key, of in values.items()}))),
+            batch,
+        )
+        for values in ({"metrics": "all"}, unlimited)
+    )
+    # Where the bounds change a token's gradient, the clip acts.
+    acts = int((~torch.isclose(fixed.gradient, unbounded.gradient, rtol=1e-5, atol=0)).sum())
+    logged = sum(fixed.metrics[f"actor/{name}" if name.startswith("pg") else f"clipx/{name}"] for name in named)
+    assert logged == pytest.approx(acts / tokens) and acts > 0
 
 
 def test_methods_that_hold_the_same_are_equal_and_a_state_belongs_to_its_target():

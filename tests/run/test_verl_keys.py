@@ -226,6 +226,8 @@ REFUSED = [
     # Steps of a sequence's clip fraction that are too coarse to hold it, and bounds beside those that are solved for.
     (f"{ROLLOUT}.n=4", "+clipx=gspo", *HELD, f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_mini_batch_size=127"),
     ("clipx.hold", "+clipx=dapo", *HELD, "clipx.clip_high=1.28"),
+    ("clipx.hold", "+clipx=ipo", *HELD, "clipx.threshold=0.5"),
+    ("clipx.update.quantile=0.5", "+clipx=grpo", "+clipx/update=lopti_quantile", "clipx.update.eta=0.3"),
     # Keys of the loss where nothing reads them.
     (f"{ACTOR}.clip_ratio_high", "+clipx=acpo", "actor.clip_ratio_high=0.3"),
     (f"{ACTOR}.kl_loss_coef", "+clipx=observe", "algorithm.kl_loss_coef=0.3"),

@@ -16,12 +16,8 @@ from verl_clipx.base.shared_metrics import HELD_MISSED, HELD_REACHED, HELD_WIDTH
 from verl_clipx.base.tokens import Tokens
 
 CLIP_FRACTION, SECOND_MOMENT = "clip_fraction", "second_moment"
-# What their values mean, for a user who has to choose one.
-VALUES = {
-    CLIP_FRACTION: "0.02 lets the clip act on two tokens in a hundred; a run with fixed bounds logs its own as "
-    "pg_clipfrac.",
-    SECOND_MOMENT: "It is in nats²; 0.04, the threshold of M2PO's paper, is a log-ratio of 0.2.",
-}
+# What a method with fixed bounds logs of the tokens on which its clip acts: on one side of each sign, or everywhere.
+LOGGED_SHARE = {False: "pg_clipfrac", True: "pg_clipfrac + region_fraction/LP + region_fraction/HN (clipx.metrics=all)"}
 ENDS = optional(number(at_least=1e-6, at_most=LARGEST_BOUND - 1))
 
 
@@ -48,9 +44,6 @@ class Hold:
 
     def __post_init__(self) -> None:
         validate(self, self.node)
-        if self.value is None:
-            key, advice = f"{self.node}.value", VALUES[self.target]
-            raise Refusal(key, None, f"{self.target} has no value that suits every run", f"Set {key}. {advice}")
 
 
 class HeldBounds(Method):
@@ -147,7 +140,8 @@ def held(method: Method, hold: Hold) -> Method:
     """A method with the same parameters whose bounds hold a target.
 
     Raises:
-        Refusal: the method has no width, the target determines none, or the floor is not below the ceiling.
+        Refusal: the method has no width, the target has no value or determines no width, or the floor is not below the
+            ceiling.
     """
     if method.statistics_size or method.bounds_width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
@@ -158,6 +152,14 @@ def held(method: Method, hold: Hold) -> Method:
         reason = f"{method.name} is no mask on the ratio of tokens, so that no single width belongs to a value of it"
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
     width = method.bounds_width
+    if hold.value is None:
+        # What a value means, for a user who has to choose one.
+        advice = "It is in nats²; 0.04, the threshold of M2PO's paper, is a log-ratio of 0.2."
+        if hold.target == CLIP_FRACTION:
+            advice = "0.02 lets the clip act on two tokens in a hundred; with fixed bounds a run logs its own as "
+            advice += f"{LOGGED_SHARE[width.every_sign]}."
+        key, why = f"{hold.node}.value", f"{hold.target} has no value that suits every run"
+        raise Refusal(key, None, why, f"Set {key}. {advice}")
     floor, ceiling = hold.floor or width.floor, hold.ceiling or width.ceiling
     if floor >= ceiling:
         raise Refusal(f"{hold.node}.floor", floor, f"must be below {hold.node}.ceiling={ceiling:g}")

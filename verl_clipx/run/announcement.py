@@ -6,7 +6,7 @@ The driver and the workers make the same line from the same configuration.
 import dataclasses
 from typing import Any
 
-from verl_clipx.base.method import Limit
+from verl_clipx.base.method import NODE, Limit
 from verl_clipx.base.refusal import written
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.facts import RunFacts
@@ -159,6 +159,8 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
             source = f"; from {ACTOR}.{taken['key']}={written(taken['given'])}"
         elif name == "compile" and value is False and run.uncompiled_by:
             source = f"; from {run.uncompiled_by}=False"
+        elif name in settings.method.replaced:
+            source = f"; not used, {NODE}.hold solves for the bounds"
         changes.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
     return changes
 
@@ -188,7 +190,7 @@ def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
         (field, getattr(owner, field.name))
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace", "paper_loss_agg_mode", "hold", *settings.method.replaced)
+        if field.name not in ("method", "trace", "paper_loss_agg_mode", "hold")
     ]
 
 

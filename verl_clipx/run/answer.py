@@ -215,7 +215,7 @@ def settings_of(settings: Settings, run: RunFacts) -> str:
     changed = [
         f"{field.name}={shown(value)} (group: {shown(of_group)})"
         for field, value, of_group in changed_parameters(settings, run)
-        if field.name not in NOT_TRAINED
+        if field.name not in (*NOT_TRAINED, *settings.method.replaced)
     ]
     if settings.hold is not None:
         changed.insert(0, f"bounds that hold {settings.method.held_target}")

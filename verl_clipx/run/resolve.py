@@ -73,7 +73,7 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     of_clip_keys = ClipKeys({}, {}, [])
     if isinstance(settings, Settings):
         of_clip_keys = clip_keys(settings.method, values, named)
-    refuse([*refusals(values, settings), *misplaced(config), *of_clip_keys.refused])
+    refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *of_clip_keys.refused])
     taken = {**taken_before(node), **of_clip_keys.taken}
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     run = RunFacts(group, taken, of_clip_keys.unused, folder, values)
@@ -101,6 +101,19 @@ def replaced(named: Mapping[str, Any]) -> Iterator[Refusal]:
             if f"{key}.".startswith(f"{own}.") and not is_ours:
                 reason = f"{own} is the plugin's, which fills it from the run's other keys"
                 yield Refusal(key, named[key], reason, "Remove it, and set the key that it comes from.")
+
+
+def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Parameters of the clipx node that the user has set and that another one leaves without effect."""
+    if isinstance(settings, Observe):
+        return
+    update, reason = settings.update, f"{NODE}.hold solves for the bounds"
+    idle = {name: (getattr(settings.method, name), reason) for name in settings.method.replaced}
+    if update is not None and update.quantile is not None:
+        idle["update.eta"] = (update.eta, f"{NODE}.update.quantile={update.quantile:g} determines it")
+    for name, (value, reason) in idle.items():
+        if f"{NODE}.{name}" in named:
+            yield Refusal(f"{NODE}.{name}", value, reason, "Remove one of the two.")
 
 
 def correction_missing(run: RunFacts, settings: Settings | Observe) -> Refusal | None:

@@ -640,15 +640,13 @@ def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> Cl
         named: full keys that the command line or a file of the user's names, verl's and the plugin's. Such a key counts
             even if it repeats verl's default.
     """
-    taken, refused, known = {}, [], set()
+    taken, refused, known, replaced = {}, [], set(), set()
     for field in dataclasses.fields(method):
-        if field.name in method.replaced:
-            if (own := f"{NODE}.{field.name}") in named:
-                reason, advice = f"{NODE}.hold solves for the bounds", "Remove one of the two."
-                refused.append(Refusal(own, getattr(method, field.name), reason, advice))
-            continue
         verl = verl_key(type(method), field.name)
         if verl is None:
+            continue
+        if field.name in method.replaced:
+            replaced |= {*verl.names, verl.instead}
             continue
         known |= {*verl.names, verl.instead}
         sources = [name for name in verl.names if is_set(name, verl, values, named)]
@@ -668,7 +666,9 @@ def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> Cl
     unused = {
         f"{ACTOR}.{key}": value
         for key, default in CLIP_KEYS.items()
-        if key not in known and (value := values[f"{ACTOR}.{key}"]) is not None and value != default
+        if key not in known
+        and (value := values[f"{ACTOR}.{key}"]) is not None
+        and (value != default or (key in replaced and f"{ACTOR}.{key}" in named))
     }
     return ClipKeys(taken, unused, refused)
 
