@@ -58,6 +58,30 @@ class Slowing(Method, name="tests_slowing"):
         return torch.exp(-((t.ratio - 1) ** 2))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToSampler(Method, name="tests_to_sampler"):
+    """Drops tokens whose ratio to the policy that sampled is above 1.5."""
+
+    asks_for = ("rollout_log_prob",)
+    ratio_to_sampler = True
+
+    def gradient_weight(self, t, bounds):
+        ratio = torch.exp(t.log_prob - t.rollout_log_prob)
+        return torch.where(ratio > 1.5, 0.0, ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByEntropy(WithinSpread, name="tests_by_entropy"):
+    """As its base, with statistics over the tokens whose entropy is above 1."""
+
+    asks_for = ("entropy",)
+
+    def statistics(self, t):
+        counted = t.mask & (t.entropy > 1)
+        squares = torch.where(counted, t.log_ratio**2, 0.0)
+        return torch.stack([counted.sum(dtype=torch.float64), squares.sum(dtype=torch.float64)])
+
+
 @register_loss("tests_gppo_acpo", bounds="acpo")
 def gppo_within_acpo(ratio, advantages, bounds):
     """GPPO's weights with ACPO's bounds."""

@@ -13,7 +13,9 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.configuration import ACTOR, actor_of, merged, parsed
+from tests.methods.at import outcome, tokens_at
 from verl_clipx.base.refusal import Refusal
+from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.start import decide
@@ -245,6 +247,40 @@ ASYNC = f"{V1}=separate_async"
 )
 def test_where_old_log_probs_come_from_and_whether_clipping_can_act(words, expected):
     assert expected in line_of(f"+clipx=grpo {words}")
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        # Their ratio is to the sampler, whose probabilities differ from those that the trainer recomputes.
+        (f"m2po {RETURNED}", "clipping can act"),
+        (
+            f"custom clipx.function=tests.example_losses:ToSampler {RETURNED}",
+            "a limit inside the gradient weight can act",
+        ),
+        ("m2po clipx.behaviour=old", "at ratio 1: clipping cannot act"),
+        ("clip_cov", "the draw can act"),
+        ("kl_cov", "at ratio 1: the penalty cannot act"),
+    ],
+)
+def test_what_can_act_at_one_update_a_rollout_batch(words, end):
+    of_updates = line_of(f"+clipx={words} {SMALL}").rpartition("; ")[2]
+    assert of_updates.partition(" (to make")[0] in (
+        f"1 update per rollout batch: {end}",
+        f"1 update per rollout batch, {end}",
+    )
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_a_method_that_says_nothing_acts_at_ratio_1_leaves_the_weight_at_1(method):
+    old = -3 * torch.rand(16, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # Advantages that go with the log-probabilities, so that covariances are large.
+    advantages, sampler = 2 * (old + 1.5), old + 0.3 * old.sin()
+    built = METHODS[method]()
+    weight = outcome(
+        built, tokens_at(torch.ones_like(old), advantages, old_log_prob=old, rollout_log_prob=sampler)
+    ).weight
+    assert bool((weight - 1).abs().max() > 1e-9) == bool(built.acts_at_ratio_one)
 
 
 def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():

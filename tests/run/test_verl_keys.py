@@ -189,6 +189,12 @@ REFUSED = [
     ("+clipx=observe", "+clipx=observe", DISTILLED, BY_ITSELF),
     ("bypass_mode=True", "+clipx=acpo", BYPASSED, WEIGHTS),
     ("clipx.behaviour=old", "+clipx=m2po", f"{LOG_PROBS}=true", WEIGHTS),
+    ("method tests_to_sampler", "+clipx=custom", "clipx.function=tests.example_losses:ToSampler", WEIGHTS),
+    # A mask that compares two policies which are one.
+    *(
+        (f"clipx.mask.rule={rule}", "+clipx=grpo", f"+clipx/mask={rule}", *values, BYPASSED)
+        for rule, values in (("icepop", ()), ("outlier_veto", ()), ("sequence_divergence", ("clipx.mask.delta=0.1",)))
+    ),
     ("ppo_clip", "+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
     (CORRECTION, "+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence"),
     (f"{ACTOR}.loss_scale_factor=null", "+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"),
@@ -276,6 +282,10 @@ SERVED = [
     ("+clipx=grpo", FUSED, UNTIED),
     ("+clipx=grpo", FUSED, FSDP2, "actor_rollout_ref.model.path=hdfs://model"),
     ("+clipx=acpo", BYPASSED, *REJECTED),
+    ("+clipx=grpo", BYPASSED, "+clipx/mask=opsm", "clipx.mask.delta=0.1"),
+    ("+clipx=grpo", "+clipx/mask=icepop"),
+    ("+clipx=cispo", *HELD, "clipx.mask_high=1.3"),
+    ("+clipx=grpo", "+clipx/update=lopti_quantile", "clipx.update.quantile=0.3"),
     ("+clipx=m2po", "clipx.behaviour=old", WEIGHTS),
     ("+clipx=observe", BYPASSED, WEIGHTS, f"{CORRECTION}.loss_type=reinforce"),
     ("+clipx=acpo", DISTILLED, "distillation.distillation_loss.clip_ratio_high=0.28"),

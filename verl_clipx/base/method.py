@@ -176,6 +176,12 @@ class Method:
         return OF_WEIGHT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
 
     @property
+    def acts_at_ratio_one(self) -> str:
+        """What of it acts on tokens whose ratio to the policy of old_log_probs is 1; empty if nothing does."""
+        unknown = self.unconstrained_weight and self.what_limits is OF_WEIGHT
+        return self.what_limits.acting if unknown or self.ratio_to_sampler else ""
+
+    @property
     def starting_bounds(self) -> str:
         """The bounds that a run starts with, or what they are computed from, in words."""
         return self.what_limits.described

@@ -70,6 +70,10 @@ class ClipCov(
         return Limit(f"{limit.described} and a draw among tokens of high covariance", "clipping")
 
     @property
+    def acts_at_ratio_one(self) -> str:
+        return "the draw"
+
+    @property
     def starting_bounds(self) -> str:
         return f"{super().starting_bounds}; covariance {self.covariance_low:g} to {self.covariance_high:g} eligible"
 

@@ -29,6 +29,8 @@ class OffPolicySequenceMask:
 
     node: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "opsm"
+    # Whether it compares the policy of old_log_probs with the sampler; otherwise the current one.
+    of_old_policy: ClassVar[bool] = False
 
     delta: float | None = parameter(
         None,
@@ -57,6 +59,7 @@ class SequenceDivergence:
 
     node: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "sequence_divergence"
+    of_old_policy: ClassVar[bool] = True
 
     delta: float | None = parameter(
         None,
@@ -86,6 +89,7 @@ class IcePop:
 
     node: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "icepop"
+    of_old_policy: ClassVar[bool] = True
 
     low: float | None = parameter(
         0.5, optional(number(at_least=0, at_most=1)), "the smallest ratio that stays; null: none is too small", "choice"
@@ -114,6 +118,7 @@ class OutlierVeto:
 
     node: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "outlier_veto"
+    of_old_policy: ClassVar[bool] = True
 
     low: float | None = parameter(
         1e-4,

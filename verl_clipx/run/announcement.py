@@ -32,11 +32,12 @@ from verl_clipx.run.verl_keys import (
 def announcement(policy_loss: Any) -> str:
     """One line that says what a run trains, of a `resolve.Resolved` or of what the workers build in its place."""
     settings, run = policy_loss.clipx, policy_loss.run
-    observed = isinstance(settings, Observe)
+    observed, always = isinstance(settings, Observe), ""
     if observed:
         loss, limit, twice = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx={OBSERVE})", VERL_LIMIT, False
     else:
         loss, limit = describe_loss(settings, run), settings.method.what_limits
+        always = settings.method.acts_at_ratio_one
         twice = settings.update is not None and len(settings.update.passes) == 2
     untested_by = ", ".join(untested_options(run))
     unused = ", ".join(f"{key.removeprefix(f'{ACTOR}.')}={written(value)}" for key, value in run.unused.items())
@@ -51,7 +52,7 @@ def announcement(policy_loss: Any) -> str:
         untested_by and f"no test has run {untested_by}",
         ratio_to(run, settings),
         f"old_log_probs {source_of_old_log_probs(run)}",
-        updates(run, limit, twice=twice),
+        updates(run, limit, twice=twice, always=always),
     ]
     return f"{'; '.join(filter(None, parts))}{traced(settings)}"
 
@@ -215,11 +216,12 @@ def source_of_old_log_probs(run: RunFacts) -> str:
     return "are the trainer's"
 
 
-def updates(run: RunFacts, limit: Limit, *, twice: bool, size: str = "") -> str:
+def updates(run: RunFacts, limit: Limit, *, twice: bool, always: str = "", size: str = "") -> str:
     """The number of updates per rollout batch, and whether limits can act.
 
     Args:
         twice: whether Lopti makes two passes.
+        always: `Method.acts_at_ratio_one`.
         size: what follows the word updates, such as " of 32 prompts".
     """
     if run.updates is None:
@@ -227,6 +229,8 @@ def updates(run: RunFacts, limit: Limit, *, twice: bool, size: str = "") -> str:
     number = f"{run.updates} update{'' if run.updates == 1 else 's'}{size} per rollout batch"
     number += " and pass of Lopti" * twice
     if run.makes_one_update and not twice:
+        if always:
+            return f"{number}: {always} can act"
         several = f"to make several updates, set {MINI_BATCH} below data.train_batch_size"
         return f"{number}, at ratio 1: {limit.acting or 'clipping'} cannot act ({several})"
     return f"{number}: {limit.acting} can act" if limit.acting else f"{number}: nothing clips"

@@ -195,7 +195,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         True,
         settings=settings_of(settings, run),
         bounds=bounds_of(settings.method),
-        updates=updates_of(run, settings.method.what_limits, twice=twice),
+        updates=updates_of(run, settings.method.what_limits, twice=twice, always=settings.method.acts_at_ratio_one),
         ratio=f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
         taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
         unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
@@ -227,12 +227,12 @@ def settings_of(settings: Settings, run: RunFacts) -> str:
     return f"{', '.join(own) or 'no parameters'}: {whose}"
 
 
-def updates_of(run: RunFacts, limit: Limit, *, twice: bool = False) -> str:
+def updates_of(run: RunFacts, limit: Limit, *, twice: bool = False, always: str = "") -> str:
     """The number of updates and whether limits can act, the responses of each, and the steps without any."""
     mini_batch, responses = run.options.get(MINI_BATCH), run.options.get(RESPONSES)
     size = f" of {mini_batch} prompts x {responses} response{'s' * (responses > 1)}" if mini_batch and responses else ""
     warmup = run.critic_warmup
-    made = updates(run, limit, twice=twice, size=size)
+    made = updates(run, limit, twice=twice, always=always, size=size)
     return made + (f"; steps before {warmup} update only the critic" if warmup > 1 else "")
 
 

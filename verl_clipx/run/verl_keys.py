@@ -269,13 +269,15 @@ def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str)
 
 @refuses(ROLLOUT_IS)
 def weights_count_twice(values: Values, node: Settings | Observe) -> Refusal | None:
-    """in bypass mode and with clipx.behaviour=rollout: it would correct twice"""
+    """in bypass mode and with a method whose ratio is to the sampler: it would correct twice"""
     if isinstance(node, Observe) or values[ROLLOUT_IS] is None:
         return None
     if values[BYPASS]:
         because, other = f"{BYPASS}=True", f"{BYPASS}=False"
-    elif getattr(node.method, "behaviour", None) == "rollout":
-        because, other = f"{NODE}.behaviour=rollout", f"{NODE}.behaviour=old"
+    elif node.method.ratio_to_sampler:
+        by_behaviour = "behaviour" in node.method.parameters
+        because = f"{NODE}.behaviour=rollout" if by_behaviour else chosen(node)
+        other = f"{NODE}.behaviour=old" if by_behaviour else "choose another method"
     else:
         return None
     reason = (
@@ -283,6 +285,19 @@ def weights_count_twice(values: Values, node: Settings | Observe) -> Refusal | N
         "would correct for that policy a second time"
     )
     return Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
+
+
+@refuses(BYPASS)
+def mask_without_effect(values: Values, node: Settings | Observe) -> Refusal | None:
+    """True beside a mask that compares the old policy with the sampler: they are the same then"""
+    mask = node.mask if isinstance(node, Settings) else None
+    if not values[BYPASS] or mask is None or not mask.of_old_policy:
+        return None
+    reason = (
+        f"the old log-probabilities are then the sampler's own, so that {NODE}.mask.rule={mask.rule}, which compares "
+        "the two, would never take anything out"
+    )
+    return Refusal(BYPASS, True, reason, f"Set {BYPASS}=False, or leave out +{NODE}/mask={mask.rule}.")
 
 
 @refuses(LOSS_TYPE)
