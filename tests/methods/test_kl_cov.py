@@ -4,6 +4,7 @@ tests/end_to_end/test_invariance.py; the contract of all methods by tests/method
 
 import math
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -30,14 +31,15 @@ VERLS["kl_cov by verl's keys"] = same((), 0.05, 0.3)
 
 
 def test_by_hand():
-    # Means: A 0, log p -2. Covariances 2 * 1 = 2, -2 * -2 = 4, 1 * 2 = 2 and -1 * -1 = 1: half of the tokens is at or
-    # above 2, and the bucket of 2 holds two, so three are penalised.
+    # Means: A 0, log p -2. Covariances 2 * 1 = 2, -2 * -2 = 4, 1 * 2 = 2 and -1 * -1 = 1: of a half, the second token is
+    # one and each of the first and third is the other one by half a chance; three quarters are these three.
     t = tokens_at(row(2.0, 0.5, 1.0, 2.0), row(2.0, -2.0, 1.0, -1.0), old_log_prob=torch.zeros(1, 4))
     t = t._replace(log_prob=row(-1.0, -4.0, 0.0, -3.0))
-    method = KlCov(share=0.5, coefficient=0.5)
-    mean_advantage, mean_log_prob, bound = decision(method, t).tolist()
-    assert (mean_advantage, mean_log_prob) == (0.0, -2.0)
-    assert 2 / 1.009 < bound < 2
+    mean_advantage, mean_log_prob, low, high, part = decision(KlCov(share=0.5), t).tolist()
+    assert (mean_advantage, mean_log_prob, part) == (0.0, -2.0, 0.5)
+    assert 2 / 1.009 < low < 2 < high < 2 * 1.009
+    method = KlCov(share=0.75, coefficient=0.5)
+    assert decision(method, t)[-1] == 1
     found = outcome(method, t)
     # r - 0.5 sign(log r) / A: 2 - 0.25, 0.5 - 0.25, 1 (its log-ratio is 0), and the last is not penalised.
     assert_close(found.weight, row(1.75, 0.25, 1.0, 2.0))
@@ -46,6 +48,25 @@ def test_by_hand():
     # A share of 1 penalises every token with an advantage.
     t = tokens_at(row(2.0, 2.0, 2.0), row(1.0, -1.0, 0.0), old_log_prob=torch.zeros(1, 3))
     assert_close(outcome(KlCov(share=1.0), t).weight, row(1.0, 3.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share", "wanted"),
+    # verl takes as many as the share says, and at least one, also where all covariances are alike or small.
+    [(2, 2e-4, 1), (480, 2e-4, 1), (480, 0.1, 48), (480, 0.9, 432), (4096, 0.01, 40)],
+)
+@pytest.mark.parametrize("spread", [0.0, 1e-5, 1.0])
+def test_as_many_tokens_are_penalised_as_verl_takes_on_average(tokens, share, wanted, spread):
+    penalised, draws = 0, 400 if tokens == 2 else 40
+    for seed in range(draws):
+        generator = torch.Generator().manual_seed(seed)
+        old = -3 * torch.rand(tokens, 1, generator=generator, dtype=torch.float64)
+        # All of one advantage, or of nearly one, or of two.
+        advantages = 1 + spread * (torch.arange(tokens) % 2)[:, None]
+        t = tokens_at(torch.full_like(old, 1.1), advantages.double(), old_log_prob=old)
+        penalised += int((outcome(KlCov(share=share), t).weight != t.ratio).sum())
+    # By chance within three standard deviations, at most those of so many independent draws.
+    assert abs(penalised / draws - wanted) <= 3 * math.sqrt(wanted / draws) + 1e-9
 
 
 def test_buckets_are_0_8_percent_wide():

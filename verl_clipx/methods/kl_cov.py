@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, cat, where
 
 from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
-from verl_clipx.base.histogram import bucket_of, whole_sums
+from verl_clipx.base.histogram import bucket_of, ratio_or_zero, whole_sums
 from verl_clipx.base.method import Bounds, Limit, Method
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
+from verl_clipx.methods.clip_cov import uniform
 
 # Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
 BUCKETS = 2048
@@ -23,14 +24,19 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
     """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
 
     F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
-    and log-probability over the mini-batch, to the width of a bucket (0.8 % of the covariance). verl takes the highest
-    of each micro-batch, about its means. Where A is 0 there is no penalty here; verl's has one.
+    and log-probability over the mini-batch. Of the last bucket of covariances (0.8 % wide; all up to 1e-4 share one) as
+    many as are still wanted are drawn on average, as by `clip_cov`. verl takes the highest of each micro-batch, about
+    its means. Where A is 0 there is no penalty here; verl's has one.
     """
 
     unconstrained_weight = True
 
     logs = (
-        of_decision("covariance_bound", "tokens with a covariance above this are penalised", "nats times advantage"),
+        of_decision(
+            "covariance_bound",
+            "tokens with a covariance above this are penalised, some of those up to 0.8 % above it",
+            "nats times advantage",
+        ),
     )
 
     share: float = parameter(
@@ -70,16 +76,16 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
         return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """The two means, and the covariance above which a token is penalised."""
+        """The two means, the edges of the bucket in which the share ends, and the part of it that is penalised."""
         number, counts = statistics[:1], statistics[SUMS:]
         # At least one token, as in verl.
         wanted = (self.share * number).floor().clamp(min=1.0)
         from_above = counts.flip(0).cumsum(0)
         steps_down = (from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
-        below = torch.full_like(counts[:1], -torch.inf)
-        lower_edges = cat([below, inner_edges(statistics.device)])
-        bound = lower_edges.gather(0, BUCKETS - 1 - steps_down)
-        return cat([means_of(statistics), bound])
+        last, open_end = BUCKETS - 1 - steps_down, torch.full_like(counts[:1], torch.inf)
+        edges, inside = cat([-open_end, inner_edges(statistics.device), open_end]), counts.gather(0, last)
+        part = ratio_or_zero(wanted - from_above.gather(0, steps_down) + inside, inside)
+        return cat([means_of(statistics), edges.gather(0, last), edges.gather(0, last + 1), part])
 
     def bounded(self, t: Tokens) -> Tensor:
         """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
@@ -87,7 +93,8 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """Bounds on the log-probability beyond which the covariance is too high: above for A > mean A, else below."""
-        mean_advantage, mean_log_prob, bound = decision.to(t.ratio.dtype).unbind()
+        mean_advantage, mean_log_prob, low, high, part = decision.to(t.ratio.dtype).unbind()
+        bound = where(uniform(t.old_log_prob, 0) < part, low, high)
         A = t.advantages - mean_advantage
         edge = mean_log_prob + bound / where(A == 0, 1.0, A)
         # Where A is the mean, the covariance is 0 whatever the log-probability.
