@@ -12,7 +12,7 @@ import torch
 from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
-from tests.worker.updates import extra_passes, loss_function, train
+from tests.worker.updates import extra_passes, loss_function, planned, train
 from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
@@ -77,6 +77,22 @@ def test_both_passes_add_up_to_the_plain_update_and_each_counts_its_own_tokens(a
         assert sum(one.metrics[f"clipx/{name}"] for name in names) == pytest.approx(1)
         ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[batch["mask"] & tokens].mean()
         assert one.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["low", "high"])
+def test_a_mask_takes_out_the_same_tokens_of_a_pass_before_the_update_as_in_it(actor, name):
+    config = actor("+clipx=acpo", "+clipx/mask=opsm", "clipx.mask.delta=0.1", "clipx.metrics=all")
+    batch, token_pass = example(), TokenPass(name, ETA, True)
+    # The sampler found each sequence more likely, and of a sequence one pass's tokens have A < 0, more so than all.
+    batch["sampler_log_prob"] = batch["log_prob"] + 0.5
+    in_pass = (batch["old_log_prob"].exp() <= ETA) == (name == "low")
+    batch["advantages"] = torch.where(in_pass, -1.0, 5.0).double()
+    batch["advantages"][1] *= -1
+    step = planned(config, batch, token_pass=token_pass)
+    metrics = train(loss_function(config, step), batch, entropy=batch["entropy"]).metrics
+    left = (1 - metrics["clipx/rejected_fraction"]) * step.counted_tokens
+    assert sum(metrics[f"clipx/count/bin_{index}"] for index in range(5)) == pytest.approx(left)
+    assert 0 < left < step.counted_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

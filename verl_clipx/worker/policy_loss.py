@@ -43,6 +43,8 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
 def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
     """The inputs of a method's formulas for one micro-batch: the tensors, each (sequences, response length), and more.
 
+    Tokens outside Lopti's pass have no advantage, as in the loss.
+
     Raises:
         ValueError: the method needs a field that is missing; says how to provide it.
     """
@@ -50,6 +52,8 @@ def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Input
     for name, tensor in optional.items():
         if tensor is None:
             raise ValueError(f"clipx_{settings.method.name} needs {name}: {REMEDIES[name]}.")
+    if known.counted is not None:
+        tensors["advantages"] = torch.where(known.counted, tensors["advantages"], 0.0)
     return Inputs(**tensors, counted=known.counted, **optional)
 
 
