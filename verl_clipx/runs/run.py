@@ -143,8 +143,10 @@ class Run:
         prompts, mini_batch, epochs = sizes = [self.configuration.get(key) for key in named]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
             return None
-        passes = 2 if self.configuration.get("clipx.update.eta") is not None else 1
-        return math.ceil(prompts / mini_batch) * epochs * passes
+        # Lopti makes two passes, or only the first of them.
+        update = "clipx.update."
+        twice = f"{update}eta" in self.configuration and self.configuration.get(f"{update}order") != "low_only"
+        return math.ceil(prompts / mini_batch) * epochs * (1 + twice)
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
