@@ -31,8 +31,8 @@ VERLS["kl_cov by verl's keys"] = same((), 0.05, 0.3)
 
 
 def test_by_hand():
-    # Means: A 0, log p -2. Covariances 2 * 1 = 2, -2 * -2 = 4, 1 * 2 = 2 and -1 * -1 = 1: of a half, the second token is
-    # one and each of the first and third is the other one by half a chance; three quarters are these three.
+    # Means: A 0, log p -2. Covariances 2 * 1 = 2, -2 * -2 = 4, 1 * 2 = 2 and -1 * -1 = 1: the second token is one of
+    # a half, and each of the first and third is the other one by half a chance; three quarters are these three.
     t = tokens_at(row(2.0, 0.5, 1.0, 2.0), row(2.0, -2.0, 1.0, -1.0), old_log_prob=torch.zeros(1, 4))
     t = t._replace(log_prob=row(-1.0, -4.0, 0.0, -3.0))
     mean_advantage, mean_log_prob, low, high, part = decision(KlCov(share=0.5), t).tolist()

@@ -294,6 +294,23 @@ def test_a_sweep_is_answered_for_its_first_run_and_writes_nothing(explain, tmp_p
     assert not [name for name in os.listdir(tmp_path) if name in ("multirun", "outputs")]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [(), ("+clipx=grpo",), ("+clipx=observe",)])
+def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, group):
+    lengths = ("data.max_prompt_length=4", "data.max_response_length=6")
+    answer = explain(*group, *lengths, "actor_rollout_ref.rollout.max_model_len=8")
+    assert answer["cut"].startswith("cut by actor_rollout_ref.rollout.max_model_len=8: it holds less than 6 beside")
+    assert any("responses: cut by" in line for line in answer["text"])
+    for length, name, is_cut in (
+        (10, "vllm", False),
+        (10, "sglang", True),
+        (11, "sglang", False),
+        ("null", "vllm", False),
+    ):
+        rollout = (f"actor_rollout_ref.rollout.max_model_len={length}", f"actor_rollout_ref.rollout.name={name}")
+        assert (explain(*group, *lengths, *rollout)["cut"] is not None) == is_cut
+
+
 @pytest.mark.parametrize(
     ("method", "values", "expected"),
     [

@@ -129,6 +129,42 @@ def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
     assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
 
 
+@pytest.mark.parametrize(
+    ("rollout", "cut"),
+    [
+        # Prompts of 2, 3 and 4 tokens with responses of 6, 5 and 4 as in verl's issue 7823, and one of 2 and 4. The
+        # first has data.max_response_length.
+        (dict(max_model_len=8), 0.75),
+        (dict(max_model_len=9), 0.25),
+        (dict(max_model_len=9, name="sglang"), 0.75),
+        (dict(max_model_len=None), 0.25),
+        (dict(max_model_len=8, response_length=4), 1),
+        (dict(response_length=5), 0.5),
+    ],
+)
+@pytest.mark.parametrize("with_lengths", [False, True])
+def test_responses_that_fill_the_servers_context_are_cut(rollout, cut, with_lengths):
+    Tracking("project", "run", ["console"], config=CUT_AT_6 | {"actor_rollout_ref": {"rollout": rollout}})
+    of_prompts, of_responses = torch.tensor([2, 3, 4, 2]), torch.tensor([6, 5, 4, 4])
+    # Prompts are padded on the left.
+    prompt_mask = torch.arange(4) >= 4 - of_prompts[:, None]
+    mask = torch.arange(6) < of_responses[:, None]
+    tensors = {
+        "prompts": torch.zeros(4, 4).long(),
+        "responses": torch.zeros(4, 6).long(),
+        "response_mask": mask.long(),
+        "attention_mask": torch.cat([prompt_mask, mask], 1).long(),
+        **{name: torch.zeros(4, 6) for name in ("token_level_scores", "token_level_rewards", "advantages", "returns")},
+    }
+    if with_lengths:
+        tensors |= {"prompt_length": of_prompts.float(), "response_length": of_responses.float()}
+    given = DataProto.from_dict(tensors=tensors)
+    assert metric_utils.compute_data_metrics(given, use_critic=False)["health/cut_responses"] == cut
+
+
+CUT_AT_6 = {"trainer": {}, "data": {"max_response_length": 6}, "clipx": {"log": False}}
+
+
 def test_responses_are_cut_at_the_runs_length_and_a_run_without_a_node_logs_verls_metrics_alone(run_of):
     for longest, cut in ((2, 0.25), (3, 0), (None, None)):
         run_of(longest, {"log": False})

@@ -244,8 +244,8 @@ UNDECIDED = HEALTH(
 )
 CUT_RESPONSES = HEALTH(
     "health/cut_responses",
-    "share of the responses with `data.max_response_length` tokens. (verl's `response_length/clip_ratio` is the share "
-    "with as many tokens as the batch's longest response.)",
+    "share of the responses with `data.max_response_length` tokens, or as many as `rollout.max_model_len` leaves "
+    "beside the prompt. (verl's `response_length/clip_ratio` is the share with as many as the batch's longest response.)",
     "fraction of responses",
     logged_as="health/cut_responses",
 )

@@ -487,7 +487,8 @@ RULES = (
         onset=_beyond(keys.CUT, MOST_CUT),
         threshold=f"{MOST_CUT:.0%} of the responses or more, {LASTING} steps in a row",
         reason="judgement",
-        remedy="Raise data.max_response_length, or look whether responses ramble.",
+        remedy="Raise data.max_response_length, or rollout.max_model_len where that is reached, or look whether "
+        "responses ramble.",
         link="docs/reading.md#health",
         kind=Kind.TREND,
         heuristic=True,

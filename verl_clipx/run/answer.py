@@ -45,6 +45,7 @@ from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import group_names
+from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import NAMES
 from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
@@ -85,6 +86,7 @@ class Answer:
         taken: from parameters of the method to verl's key and value that they take over.
         unused: from clip keys of verl's that the method does not read to their values.
         uncorrected: that stale samples are not corrected, and what would correct them.
+        cut: that responses end before data.max_response_length, if the server's context does not hold them.
         untested: options of the run that no test has run.
         cost: what the loss costs beyond verl's own.
         files: from what the run keeps (log, record, traces) to where.
@@ -106,6 +108,7 @@ class Answer:
     taken: dict[str, str] = field(default_factory=dict)
     unused: dict[str, Any] = field(default_factory=dict)
     uncorrected: str | None = None
+    cut: str | None = None
     untested: list[str] = field(default_factory=list)
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
@@ -132,6 +135,7 @@ class Answer:
             "averages": self.averages,
             "verl adds": ", ".join(self.of_verl),
             "samples": self.uncorrected,
+            "responses": self.cut,
             "costs": self.cost,
             "writes": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
             "receipt": self.receipt,
@@ -163,6 +167,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         updates=updates_of(run, limit_of_verl(loss_mode)),
         averages=run.loss_agg_mode if loss_mode == "vanilla" else None,
         of_verl=terms(config),
+        cut=cut_by_context(config),
         stops=[*refused_by_verls_check(config), *what_does_not_divide(config)],
     )
 
@@ -177,6 +182,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         "averages": averages(run, settings).removeprefix("loss_agg_mode "),
         "of_verl": [*terms(config), *filter(None, others)],
         "uncorrected": f"{missing}. Add {REMEDIES}" if (missing := uncorrected(run, settings)) else None,
+        "cut": cut_by_context(config),
         "untested": untested_options(run),
         "files": files(config, settings),
     }
@@ -270,6 +276,17 @@ def terms(config: DictConfig) -> list[str]:
         *([f"KL penalty in the rewards {algorithm.kl_ctrl.kl_coef:g}"] if algorithm.use_kl_in_reward else []),
         *(["the critic's own loss"] if has_critic else []),
     ]
+
+
+def cut_by_context(config: DictConfig) -> str | None:
+    """That the server's context ends responses early; None if it holds the longest prompt with its response."""
+    prompt, (response, context) = config.data.max_prompt_length, lengths_of(config)
+    if context is None or response is None or context >= prompt + response:
+        return None
+    whole = f"{response} beside the longest prompt, of {prompt} (data.max_prompt_length)"
+    return (
+        f"cut by {ROLLOUT}.max_model_len={config.actor_rollout_ref.rollout.max_model_len}: it holds less than {whole}"
+    )
 
 
 def cost(settings: Settings, run: RunFacts, *, twice: bool) -> str:

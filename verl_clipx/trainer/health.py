@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
+from verl_clipx.run.lengths import Lengths
 from verl_clipx.runs.keys import REWARD_ERROR
 
 # The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
@@ -16,18 +17,18 @@ FIELDS = {
 }
 
 
-def step_metrics(batch: Any, longest: int | None) -> dict[str, float]:
+def step_metrics(batch: Any, longest: Lengths) -> dict[str, float]:
     """The metrics of a step's health, and the standard error of its reward."""
     scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
     error = standard_error(scores, prompt_numbers(batch), counted)
     return health_of(batch, longest) | ({} if error is None else {REWARD_ERROR: error})
 
 
-def health_of(batch: Any, longest: int | None) -> dict[str, float]:
+def health_of(batch: Any, longest: Lengths) -> dict[str, float]:
     """The metrics of a step's health, of verl's DataProto.
 
-    Without uids, responses to equal prompts count as one prompt's; without `longest`, data.max_response_length, nothing
-    is said about cut responses.
+    Without uids, responses to equal prompts count as one prompt's; without a length in `longest`, nothing is said about
+    cut responses.
     """
     data, mask = batch.batch, batch.batch["response_mask"].bool()
     # An aborted response has no tokens.
@@ -42,12 +43,16 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
     alike = share_alike(data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted])
     if alike is not None:
         metrics[ALIKE_PROMPTS.key] = alike
-    if longest is not None and counted.any():
+    if longest != (None, None) and counted.any():
         if "response_length" in data:
-            lengths = data["response_length"]
+            prompts, responses = data["prompt_length"], data["response_length"]
         else:
-            lengths = data["attention_mask"][:, data["prompts"].shape[1] :].sum(-1)
-        metrics[CUT_RESPONSES.key] = float((lengths[counted] >= longest).float().mean())
+            width = data["prompts"].shape[1]
+            prompts, responses = (part.sum(-1) for part in data["attention_mask"].tensor_split([width], 1))
+        cut = torch.zeros_like(counted)
+        for lengths, limit in zip((responses, prompts + responses), longest, strict=True):
+            cut = cut if limit is None else cut | (lengths >= limit)
+        metrics[CUT_RESPONSES.key] = float(cut[counted].float().mean())
     if "undecided" in batch.non_tensor_batch:
         metrics |= undecided_share(batch.non_tensor_batch["undecided"])
     return metrics

@@ -20,10 +20,11 @@ class TrainedRun:
     """
 
     def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]]):
+        from verl_clipx.run.lengths import lengths_of
         from verl_clipx.trainer.receipt import ReceiptCheck
         from verl_clipx.trainer.watch import Watch
 
-        self.longest = (config.get("data") or {}).get("max_response_length")
+        self.longest = lengths_of(config)
         # A reward returns a verdict always or never.
         self.has_verdicts = True
         self._checks = (ReceiptCheck(config), Watch(config, before, stops=config[NODE].get("health") == "stop"))
