@@ -95,6 +95,13 @@ def test_a_mask_takes_out_the_same_tokens_of_a_pass_before_the_update_as_in_it(a
     assert 0 < left < step.counted_tokens
 
 
+@pytest.mark.parametrize(("method", "size"), [("acpo", 128), ("bapo", 888), ("m2po", 16_424), ("kl_cov", 16_416)])
+def test_an_updates_all_reduces_have_as_many_bytes_as_the_page_says(actor, method, size):
+    sent = []
+    planned(actor(f"+clipx={method}"), example(), all_reduce=lambda vector: sent.append(vector.nbytes) or vector)
+    assert sum(sent) == size and len(sent) == 1 + (method == "kl_cov")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsksForAll(Method):
     """Its statistics are sums of what it asks for."""
