@@ -21,7 +21,7 @@ SMALLEST_HALVINGS = 64
 class FutureInfluence:
     """Multiplies each advantage by f = exp(sum over k >= t of gamma^(k - t) log r_k), clamped.
 
-    Source: FIPO, as ms-swift computes it (loss_type=fipo); gamma = 2^(-1 / half_life).
+    Source: FIPO (arXiv 2603.19835), as ms-swift computes it (loss_type=fipo); gamma = 2^(-1 / half_life).
     """
 
     node: ClassVar[str] = "clipx.shaping"

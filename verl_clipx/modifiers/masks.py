@@ -42,7 +42,8 @@ class OffPolicySequenceMask:
 
     def __post_init__(self) -> None:
         validate(self, self.node)
-        require_threshold(self, "Peers differ: slime and miles have 1e-4, TRL's documentation suggests 0.5.")
+        known = "TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old policy."
+        require_threshold(self, known)
 
     def drops(self, inputs: Inputs) -> Tensor:
         """The sequences that are taken out: bool, (sequences, 1)."""
@@ -54,7 +55,7 @@ class OffPolicySequenceMask:
 class SequenceDivergence:
     """Takes out tokens that would widen the difference to the sampler, in sequences in which it is large.
 
-    Source: VACO (arXiv 2603.01365), by open-instruct's rho_mask_tv_divergence.
+    Source: VACO (arXiv 2603.01365), by open-instruct's old rule rho_mask_tv_divergence.
     """
 
     node: ClassVar[str] = "clipx.mask"
@@ -71,7 +72,7 @@ class SequenceDivergence:
 
     def __post_init__(self) -> None:
         validate(self, self.node)
-        require_threshold(self, "open-instruct, which has the rule, leaves it to the user.")
+        require_threshold(self, "open-instruct, which had the rule, left it to the user.")
 
     def drops(self, inputs: Inputs) -> Tensor:
         """The tokens that are taken out: bool, (sequences, length)."""
