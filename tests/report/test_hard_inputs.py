@@ -5,11 +5,13 @@ formulas. Not covered: how the worker counts them (tests/worker), the contents o
 
 import json
 import re
+from pathlib import Path
 
 import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
+import verl
 
 from tests.diagnose.test_findings import findings
 from tests.runs.commands import clipx, page_of
@@ -26,7 +28,7 @@ NAN, INF = float("nan"), float("inf")
 CONFIGURATION = {
     "clipx": {"method": "acpo"},
     "data": {"seed": 1, "train_batch_size": 64},
-    "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 8, "ppo_epochs": 1}},
+    "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 8, "ppo_epochs": 1, "strategy": "fsdp2"}},
 }
 # A step's metrics while no update is taken: the ratio stays 1.
 STILL = {keys.REWARD: 0.5, keys.ENTROPY: 1.0, keys.KL: 0.0, keys.RATIO: 1.0, keys.GRADIENT_NORM: 0.3}
@@ -71,9 +73,25 @@ def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_pat
     skipped = [{keys.SKIPPED_UPDATES: 1.0}, {keys.SKIPPED_UPDATES: 0.0}]
     for index, configuration in enumerate(({}, {"clipx": {"method": "acpo"}}, {"data": {"train_batch_size": 0}})):
         run = write(tmp_path / f"of-{index}-known", skipped, configuration)
-        assert said_of(run)[0].text.startswith("1 update skipped since.")
+        assert said_of(run)[0].text.startswith("1 update skipped or taken, depending on the engine, since.")
     endless = write_log(tmp_path / "endless.jsonl", [{keys.SKIPPED_UPDATES: INF, keys.ENTROPY: 0.5}] * 12)
     assert "skipped updates" in clipx("diagnose", endless)
+
+
+@pytest.mark.parametrize("row", [{keys.SKIPPED_UPDATES: 1.0}, {keys.GRADIENT_NORM: NAN}])
+@pytest.mark.parametrize(
+    ("strategy", "fate", "stayed"),
+    [(name, "skipped", True) for name in ("fsdp", "fsdp2", "veomni", "torchtitan", "automodel")]
+    + [("megatron", "taken", False)],
+)
+def test_what_became_of_a_step_without_a_finite_gradient_is_said_by_engine(tmp_path, row, strategy, fate, stayed):
+    # Of verl 0.9.1's engines only Megatron's looks at no norm before it steps.
+    engine = Path(verl.__file__).parent / "workers/engine" / strategy.removesuffix("2") / "transformer_impl.py"
+    assert ("grad_norm is not finite" in engine.read_text()) == stayed
+    configuration = {**CONFIGURATION, "actor_rollout_ref": {"actor": {"strategy": strategy}}}
+    first = said_of(write(tmp_path / "mine", [{}, row], configuration))[0]
+    assert f" {fate} " in first.text and ("he policy stayed as it was" in first.text) == stayed
+    assert ("took the step" in first.text) != stayed
 
 
 @pytest.mark.parametrize("value", [NAN, INF, None])

@@ -172,8 +172,8 @@ HELD_MISSED = of_decision(
 )
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
-    "number of the rollout batch's updates that verl skipped because the gradient's norm was not finite; under Lopti "
-    "in both passes",
+    "number of the rollout batch's updates whose gradient's norm was not finite, which verl skips, but under Megatron "
+    "takes; under Lopti in both passes",
     "updates",
 )
 RECEIPT = RUN(
@@ -245,7 +245,7 @@ UNDECIDED = HEALTH(
 CUT_RESPONSES = HEALTH(
     "health/cut_responses",
     "share of the responses with `data.max_response_length` tokens, or as many as `rollout.max_model_len` leaves "
-    "beside the prompt. (verl's `response_length/clip_ratio` is the share with as many as the batch's longest response.)",
+    "beside the prompt. (verl's `response_length/clip_ratio`: as many as the batch's longest response.)",
     "fraction of responses",
     logged_as="health/cut_responses",
 )

@@ -23,6 +23,15 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
     return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", with_value, remedy if isinstance(remedy, str) else remedy(run))
 
 
+def after_skipped(run: Run) -> str:
+    """What an update with a gradient that is not finite has left, by the run's engine."""
+    kept = "the policy stayed as it was, so that clipping and bounds do not show how the method trains"
+    broken = "verl's Megatron engine took the step, and the weights may not be finite since: resume from before it"
+    first = {"skipped": kept, "taken": broken}.get(run.fate_of_skipped, f"If skipped, {kept}; otherwise {broken}")
+    named = "The run's output names rank, fields and prompts of values that are not finite."
+    return f"{first[0].upper()}{first[1:]}. {named}"
+
+
 def more_entropy(run: Run) -> str:
     """Against a collapse of entropy: a higher bound, unless it is DAPO's or higher, and other methods."""
     ours = run.configuration.get("clipx.method", "observe") != "observe"

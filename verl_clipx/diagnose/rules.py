@@ -10,7 +10,7 @@ import numpy
 import pandas
 
 from verl_clipx.common.statistics.collapse import KEPT, collapse
-from verl_clipx.diagnose.advice import more_entropy, other_prompts, with_values
+from verl_clipx.diagnose.advice import after_skipped, more_entropy, other_prompts, with_values
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -293,11 +293,12 @@ def _skipped(run: Run) -> Onset | None:
     skipped = run.skipped_updates
     if skipped is None:
         return None
-    count = f"updates skipped in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
+    fate = run.fate_of_skipped if run.fate_of_skipped != "taken" else "taken with a gradient that is not finite"
+    count = f"updates {fate} in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
     if skipped.updates is not None:
         all_updates = (run.updates_a_step or 0) * skipped.trained
         of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
-        count = f"{skipped.updates}{of_all} update{'' if skipped.updates == 1 and not of_all else 's'} skipped since"
+        count = f"{skipped.updates}{of_all} update{'' if skipped.updates == 1 and not of_all else 's'} {fate} since"
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
         # -1: it came up in the backward pass.
@@ -328,9 +329,8 @@ RULES = (
         reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
         onset=_skipped,
         threshold="any",
-        reason="verl skips an update only where its gradient is not finite",
-        remedy="The policy stayed as it was, so that clipping and bounds do not show how the method trains. The run's "
-        "output names rank, fields and prompts of values that are not finite.",
+        reason="a gradient that is not finite: verl skips the update, but under Megatron takes it",
+        remedy=after_skipped,
         link="docs/reading.md#health",
         kind=Kind.FACT,
         any_of=True,

@@ -121,6 +121,12 @@ class Run:
         return values[numpy.isfinite(values)]
 
     @property
+    def fate_of_skipped(self) -> str:
+        """What verl 0.9.1 did with an update whose gradient is not finite, by the run's engine."""
+        strategy = self.configuration.get("actor_rollout_ref.actor.strategy")
+        return {None: "skipped or taken, depending on the engine,", "megatron": "taken"}.get(strategy, "skipped")
+
+    @property
     def skipped_updates(self) -> SkippedUpdates | None:
         """The optimizer updates that verl skipped, None if it took them all.
 

@@ -46,6 +46,9 @@ class SkippedUpdates:
     def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
         self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
         self._named: set[str] = set()
+        # verl's Megatron engine steps whatever the gradient is.
+        strategy = getattr(getattr(engine, "engine_config", None), "strategy", None)
+        self._verb = "takes" if strategy == "megatron" else "skips"
 
     def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> None:
         """Counts the update that ends if verl skipped it, and warns of what no earlier warning named."""
@@ -61,11 +64,11 @@ class SkippedUpdates:
     def _warn(self, step: OptimizerStep, wrong: dict[str, NotFinite]) -> None:
         if new := wrong.keys() - self._named:
             self._named |= new
-            verb = "takes" if step.taken else "skips"
+            verb = "takes" if step.taken else self._verb
             logger.warning(NOT_FINITE, verb, step.gradient_norm, self._rank, describe(wrong))
         elif not step.taken and not wrong and self._rank == 0 and GRADIENT not in self._named:
             self._named.add(GRADIENT)
-            logger.warning(GRADIENT_NOT_FINITE, step.gradient_norm)
+            logger.warning(GRADIENT_NOT_FINITE, self._verb, step.gradient_norm)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
@@ -84,10 +87,10 @@ class SkippedUpdates:
 
 NOT_FINITE = (
     "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
-    "named only once; clipx/skipped_updates counts the updates that verl skips."
+    "named only once; clipx/skipped_updates counts such updates."
 )
 GRADIENT_NOT_FINITE = (
-    "clipx: verl skips an update whose gradient's norm is %s, although everything that the loss is computed from is "
+    "clipx: verl %s an update whose gradient's norm is %s, although everything that the loss is computed from is "
     "finite on rank 0. Either another rank names what is not finite, or it arose in the backward pass through the "
-    "model. This is said only once; clipx/skipped_updates counts the updates that verl skips."
+    "model. This is said only once; clipx/skipped_updates counts such updates."
 )
