@@ -2,12 +2,13 @@
 
 from verl_clipx.base.method import NODE
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.run.verl_keys import ROWS, verl_key
+from verl_clipx.run.keys import ROWS
+from verl_clipx.run.takeover import verl_key
 
 
 def refusal_list() -> str:
     """The list in docs/support.md of the keys that a run may be refused for."""
-    refused = [row for row in ROWS if row.refusal]
+    refused = [row for row in ROWS.values() if row.refusal]
     return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.refusal.__doc__}" for row in refused)
 
 

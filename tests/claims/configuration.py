@@ -17,8 +17,8 @@ from verl.workers.config import ActorConfig
 
 from tests.composition import by_hydra, group_s_own
 from verl_clipx.base.refusal import Refusal
+from verl_clipx.run.keys import READ
 from verl_clipx.run.start import Decision, decide
-from verl_clipx.run.verl_keys import READ
 
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"

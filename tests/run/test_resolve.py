@@ -18,9 +18,9 @@ from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s, merged, refusals_in, refused
 from verl_clipx.base.refusal import Refusal
+from verl_clipx.run.keys import FACTS
 from verl_clipx.run.resolve import resolve
 from verl_clipx.run.trace import Trace
-from verl_clipx.run.verl_keys import FACTS
 
 WIDER, LIKE_VERL = f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.clip_ratio_low=0.2"
 TAKEN = {"clip_high": {"key": "clip_ratio_high", "given": 0.28, "value": 1.28}}

@@ -18,16 +18,8 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from tests.claims.configuration import ACTOR, actor_of, decided, hydra_s, merged, parsed, refused
+from verl_clipx.run.keys import CLIP_KEYS, LOSS_MODE, NOT_IN_VERL, READ_BY_VERL, ROWS, declare, paths, read, row_of
 from verl_clipx.run.start import decide
-from verl_clipx.run.verl_keys import (
-    CLIP_KEYS,
-    NOT_IN_VERL,
-    ON_THE_PATH,
-    ROWS,
-    paths,
-    read,
-    row_of,
-)
 
 REPOSITORY = Path(__file__).parents[2]
 CORRECTION, ROLLOUT = "algorithm.rollout_correction", "actor_rollout_ref.rollout"
@@ -259,7 +251,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_every_refusal_of_the_table_is_met_above():
-    tests, met = {row.refusal for row in ROWS if row.refusal is not None}, set()
+    tests, met = {row.refusal for row in ROWS.values() if row.refusal is not None}, set()
     for _, *overrides in REFUSED:
         groups = [word for word in overrides if word.startswith("+clipx")]
         if groups:
@@ -330,20 +322,21 @@ def test_every_key_that_verl_composes_is_known(engine):
     keys = paths(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
     # Keys, and whole subtrees, that nothing on the way to the loss reads under a name that it does not have elsewhere.
     off_the_path = (Path(__file__).parent / "fixtures" / "keys_off_the_path.txt").read_text().split()
-    known = {row.key for row in ROWS} | {*off_the_path}
+    known = {row.key for row in ROWS.values()} | {*off_the_path}
     inside = {key for key in keys if any(f"{key}.".startswith(f"{part}.") for part in known)}
     nodes = {key for key in keys if any(part.startswith(f"{key}.") for part in known)}
     new = [key for key in keys if key not in inside | nodes]
-    assert new == [], "on the way to the loss: a row in verl_clipx/run/verl_keys.py; off it: keys_off_the_path.txt"
+    assert new == [], "on the way to the loss: a row in verl_clipx/run/keys.py; off it: keys_off_the_path.txt"
 
 
 def test_a_key_has_one_row_and_the_page_names_each_that_may_be_refused():
-    assert len({row.key for row in ROWS}) == len(ROWS)
+    with pytest.raises(ValueError, match="loss_mode has a row already"):
+        declare(LOSS_MODE, READ_BY_VERL, "somebody else")
     assert row_of(f"{ACTOR}.clip_ratio_low").key == f"{ACTOR}.clip_ratio_low"
     assert row_of("critic.optim.lr").key == "critic" and row_of("data_of_mine") is None
     # A new key beside those of the path has none.
     for node in (ACTOR, POLICY_LOSS, "algorithm", CORRECTION, "distillation.distillation_loss"):
-        assert any(row.key.rpartition(".")[0] == node for row in ON_THE_PATH)
+        assert any(row.key.rpartition(".")[0] == node for row in ROWS.values() if row.on_path)
         assert row_of(f"{node}.a_new_key") is None
     refusals = runpy.run_path(str(REPOSITORY / "scripts" / "key_tables.py"))["refusal_list"]().splitlines()
     assert [line for line in refusals if line not in (REPOSITORY / "docs" / "support.md").read_text()] == []

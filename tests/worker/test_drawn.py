@@ -24,20 +24,27 @@ from tests.composition import built_once, composition
 from tests.jagged import jagged
 from tests.worker.updates import Update
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.run import verl_keys
 from verl_clipx.run.groups import group_names, node_of
-from verl_clipx.run.start import decide
-from verl_clipx.run.verl_keys import (
+from verl_clipx.run.keys import (
     ACTOR,
     BYPASS,
     DISTILLATION,
+    DISTILLATION_COEFFICIENT,
     DISTILLATION_LOSS,
+    LOSS_TYPE,
+    NOT_IN_VERL,
+    READ_BY_VERL,
+    REFUSED,
     ROLLOUT_IS,
     ROLLOUT_RS,
+    ROWS,
+    TAKEN,
+    TASK_REWARDS,
     WITH_ROLLOUT_IS,
     WITH_ROLLOUT_RS,
     row_of,
 )
+from verl_clipx.run.start import decide
 from verl_clipx.worker.layout import pad_rows
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
@@ -94,14 +101,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     WITH_ROLLOUT_IS[1]: (True,),
     ROLLOUT_RS: ("seq_mean_k3", "token_k3", "seq_mean_k1", "token_k2,seq_max_k2"),
     WITH_ROLLOUT_RS[0]: ("0.01", "0.999_1.001", "0.5,0.5", 0.05),
-    verl_keys.LOSS_TYPE: ("ppo_clip", "reinforce"),
+    LOSS_TYPE: ("ppo_clip", "reinforce"),
     "algorithm.gamma": (0.9,),
     "algorithm.norm_adv_by_std_in_grpo": (False,),
     "algorithm.kl_ctrl.kl_coef": (0.01,),
     DISTILLATION: (True, True, False),
-    verl_keys.TASK_REWARDS: (True, True, False),
+    TASK_REWARDS: (True, True, False),
     DISTILLATION_LOSS: ("k1", "k3", "mse"),
-    verl_keys.DISTILLATION_COEFFICIENT: (0.5,),
+    DISTILLATION_COEFFICIENT: (0.5,),
     f"{OF_DISTILLATION}.use_policy_gradient": (True, False),
     f"{OF_DISTILLATION}.policy_loss_mode": ("vanilla",),
     f"{OF_DISTILLATION}.loss_max_clamp": (0.2, None),
@@ -157,7 +164,7 @@ def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
 
 
 # The keys that may be taken over are drawn most, those that are refused least.
-OFTEN = {verl_keys.TAKEN: 6, verl_keys.READ_BY_VERL: 3, verl_keys.REFUSED: 1}
+OFTEN = {TAKEN: 6, READ_BY_VERL: 3, REFUSED: 1}
 COUNTS = [OFTEN[row_of(key).fate] for key in VALUES]
 
 
@@ -174,8 +181,8 @@ def drawn(number: int) -> Drawn:
 
 
 def test_every_key_on_the_path_is_drawn_or_says_why_not():
-    keys = {row.key for row in verl_keys.ON_THE_PATH}
-    assert {row_of(key).key for key in (*VALUES, *NOT_DRAWN)} == keys
+    on_path = {row.key for row in ROWS.values() if row.on_path}
+    assert {row_of(key).key for key in (*VALUES, *NOT_DRAWN)} == on_path
     assert not NOT_DRAWN & {*VALUES}
 
 
@@ -251,18 +258,18 @@ def hold_refusal(one: Drawn, refusal: Refusal):
         about = [key for key in one.values if key in keys]
         assert about and len(keys) > 1, f"{one}: {part}"
         rows = [row_of(key) for key in about]
-        assert any(row.refusal is not None or row.fate == verl_keys.TAKEN for row in rows), f"{one}: {part}"
+        assert any(row.refusal is not None or row.fate == TAKEN for row in rows), f"{one}: {part}"
 
 
 def hold_served(one: Drawn, config, decision):
-    """No drawn key that is refused was let through; tests/run/test_verl_keys.py has what is taken over."""
+    """No drawn key that is refused was let through; tests/run/test_keys.py has what is taken over."""
     if one.group == "observe":
         assert decision.line.startswith("clipx: verl's own loss")
         return
     for key, value in one.values.items():
-        alone = {verl_keys.LOSS_TYPE: value == "ppo_clip", verl_keys.TASK_REWARDS: not config.distillation.enabled}
-        harmless = alone.get(key, False) or (key == verl_keys.TASK_REWARDS and value)
-        assert row_of(key).fate != verl_keys.REFUSED or harmless, f"{one}: {key} was let through"
+        alone = {LOSS_TYPE: value == "ppo_clip", TASK_REWARDS: not config.distillation.enabled}
+        harmless = alone.get(key, False) or (key == TASK_REWARDS and value)
+        assert row_of(key).fate != REFUSED or harmless, f"{one}: {key} was let through"
 
 
 def trained(one: Drawn, config):
@@ -297,7 +304,7 @@ def verl_s_own(one: Drawn):
         return None
     for key, value in one.values.items():
         name = key.removeprefix(f"{ACTOR}.policy_loss.")
-        if name in verl_keys.NOT_IN_VERL:
+        if name in NOT_IN_VERL:
             values[f"{ACTOR}.{name}"] = value
         elif not (value is None and key in values):
             values[key] = value

@@ -15,7 +15,7 @@ from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
 from verl_clipx.modifiers.entropy_selection import entropy_statistics
 from verl_clipx.run.config import build
-from verl_clipx.run.verl_keys import ROLLOUT_RS
+from verl_clipx.run.keys import ROLLOUT_RS
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.plan import finish_step, plan_step, token_passes
 from verl_clipx.worker.state import ControllerState

@@ -26,7 +26,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
 from verl_clipx.check.doctor import VERL_RANGE
-from verl_clipx.run.verl_keys import row_of
+from verl_clipx.run.keys import row_of
 
 LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verl_loss_keys.py"))
 STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}
@@ -130,7 +130,7 @@ def test_bypass_mode_names_verls_loss_on_the_driver_alone(composed):
 def unknown_keys(package):
     """What to say of each key that verl's losses read, by their source, and that the table doesn't know."""
     return [
-        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/verl_keys.py what becomes of it under a "
+        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/keys.py what becomes of it under a "
         "method of the plugin"
         for key, places in LOSS_KEYS["keys_of"](package).items()
         if row_of(key) is None
@@ -171,6 +171,6 @@ def test_a_new_key_is_named(tmp_path):
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text((package / module).read_text() + NEW * module.endswith("core_algos.py"))
     said = sorted(unknown_keys(tmp_path))
-    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/verl_keys.py" in one for one in said)
+    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/keys.py" in one for one in said)
     keys = [re.search(r"reads actor_rollout_ref\.actor\.([\w.]+):", one).group(1) for one in said]
     assert sorted(keys) == ["new_scale", "new_shift", "policy_loss.new_width", "rollout_correction.new_veto"]

@@ -10,6 +10,9 @@ import numpy
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.suggestions import did_you_mean
 
+# The node of a run's configuration that has the plugin's parameters.
+NODE = "clipx"
+
 FLOAT32_LARGEST = 3.4028234663852886e38
 
 

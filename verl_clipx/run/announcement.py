@@ -11,8 +11,7 @@ from verl_clipx.base.refusal import written
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import OBSERVE, group_names, group_settings
-from verl_clipx.run.support import untested
-from verl_clipx.run.verl_keys import (
+from verl_clipx.run.keys import (
     ACTOR,
     BYPASS,
     CALCULATE_LOG_PROBS,
@@ -27,6 +26,7 @@ from verl_clipx.run.verl_keys import (
     log_prob_mismatch,
     ratio_to_the_rollout_policy,
 )
+from verl_clipx.run.support import untested
 
 
 def announcement(policy_loss: Any) -> str:

@@ -45,13 +45,13 @@ from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import group_names
+from verl_clipx.run.keys import ACTOR, LOSS_MODE, MINI_BATCH, RESPONSES, ROLLOUT, distillation_term, read
 from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import NAMES
 from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
-from verl_clipx.run.verl_keys import ACTOR, LOSS_MODE, MINI_BATCH, RESPONSES, ROLLOUT, distillation_term, read
 
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,6 +45,9 @@ class Node:
     Raises:
         ValueError: when built with a value outside a parameter's range.
     """
+
+    # Whether the run trains a method of the plugin, and not verl's own loss.
+    trains: ClassVar[bool] = True
 
     compile: str | bool = parameter(
         "auto",
@@ -196,6 +199,8 @@ class Settings(Node):
 @dataclass(frozen=True, kw_only=True)
 class Observe(Node):
     """The clipx node of +clipx=observe: verl's own loss, whatever loss_mode is, with the plugin's metrics."""
+
+    trains: ClassVar[bool] = False
 
     receipt: str = parameter(
         "auto", choice("auto", "off"), "verl's own loss announces no gradient: nothing is compared"

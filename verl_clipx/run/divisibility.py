@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
-from verl_clipx.run.verl_keys import ACTOR, ROLLOUT
+from verl_clipx.run.keys import ACTOR, ROLLOUT
 
 # Under other engines, ranks share a sequence or the layers in ways of their own.
 FSDP = ("fsdp", "fsdp2")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.run.verl_keys import (
+from verl_clipx.run.keys import (
     BYPASS,
     CALCULATE_LOG_PROBS,
     EPOCHS,
@@ -37,7 +37,7 @@ class RunFacts:
             actor_rollout_ref.actor), its value as `given`, and the parameter's `value`.
         unused: verl's clip keys, in full, that are set and that the method does not read, with their values.
         trace_folder: where traces go unless clipx.trace.folder says so, or None if nothing is traced.
-        options: the keys of `verl_keys.READ` with their values.
+        options: the keys of `keys.READ` with their values.
     """
 
     group: str | None = None

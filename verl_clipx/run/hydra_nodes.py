@@ -7,8 +7,8 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.config import Observe, Settings, build
 from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.keys import FACTS
 from verl_clipx.run.resolve import missing_method
-from verl_clipx.run.verl_keys import FACTS
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 

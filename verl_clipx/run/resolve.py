@@ -21,16 +21,8 @@ from verl_clipx.methods import METHODS
 from verl_clipx.run.announcement import REMEDIES, uncorrected
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.verl_keys import (
-    LOSS_MODE,
-    OF_THE_PLUGIN,
-    POLICY_LOSS,
-    ClipKeys,
-    clip_keys,
-    misplaced,
-    read,
-    refusals,
-)
+from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
+from verl_clipx.run.takeover import ClipKeys, clip_keys
 
 NAMES = ("project_name", "experiment_name")
 

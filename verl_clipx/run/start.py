@@ -18,9 +18,9 @@ from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import lock_path, own_log_path
 from verl_clipx.common.run_lock import hold
 from verl_clipx.run.announcement import announcement
+from verl_clipx.run.keys import NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
-from verl_clipx.run.verl_keys import NOT_IN_VERL, POLICY_LOSS
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 

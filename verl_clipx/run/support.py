@@ -6,7 +6,7 @@ docs/support.md lists all options, and tests/run/test_support.py says which test
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_clipx.run.verl_keys import (
+from verl_clipx.run.keys import (
     BYPASS,
     DISTILLATION,
     ENGINE_NAME,
@@ -52,7 +52,7 @@ def untested(values: Values) -> list[str]:
     """What no test has run of a run's options: keys with their values, and names of options.
 
     Args:
-        values: the keys of `verl_keys.READ` with their values.
+        values: the keys of `keys.READ` with their values.
     """
     others = [f"{key}={values.get(key)}" for key, tested in TESTED.items() if values.get(key) not in tested]
     return others + [

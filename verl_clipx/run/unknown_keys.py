@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.base.method import NODE
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.suggestions import did_you_mean
-from verl_clipx.run.verl_keys import FACTS, paths
+from verl_clipx.run.keys import FACTS, paths
 
 # The error of verl's dataclasses for a key that was added with +.
 NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", re.DOTALL)

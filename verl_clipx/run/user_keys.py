@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from verl_clipx.base.method import NODE
-from verl_clipx.run.verl_keys import paths
+from verl_clipx.run.keys import paths
 
 # The files of these providers are Hydra's, and the plugin's (search_path.py).
 PROVIDERS = ("hydra", "schema", "verl-clipx")

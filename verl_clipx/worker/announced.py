@@ -10,7 +10,7 @@ from verl_clipx.loss.loss import apply, token_statistics, tokens_in
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_RS
 from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, with_leaf
 from verl_clipx.worker.policy_loss import inputs_of

@@ -14,7 +14,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.modifiers.masks import remaining
-from verl_clipx.run.verl_keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.run.keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 from verl_clipx.worker.layout import pad_rows, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import rejection_of

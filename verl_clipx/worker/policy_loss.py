@@ -15,7 +15,7 @@ from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, 
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings, settings_without_group
-from verl_clipx.run.verl_keys import another_loss, padded_length
+from verl_clipx.run.keys import another_loss, padded_length
 from verl_clipx.worker.aggregation import aggregate
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, current_micro_batch

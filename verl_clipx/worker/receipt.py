@@ -22,7 +22,7 @@ from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS
 from verl_clipx.worker.announced import Announced
 from verl_clipx.worker.layout import flat, pad_rows, with_leaf
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.modifiers.rejection import Rejection, parse_criteria
-from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.worker.layout import pad_rows
 
 NOTHING_REJECTED = Rejection()
@@ -34,7 +34,7 @@ def rejects_before(policy_loss: Any) -> bool:
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
     """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
 
-    `options` are the run's keys of `verl_keys.READ`, `log_ratio` is relative to the rollout policy.
+    `options` are the run's keys of `keys.READ`, `log_ratio` is relative to the rollout policy.
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 

@@ -1,0 +1,669 @@
+"""The keys of verl's configuration that the plugin knows: one row a key, or a subtree, with its refusal beside it.
+
+Every key that verl's losses, aggregation, distillation and rollout correction read has its own row
+(scripts/verl_loss_keys.py finds these keys in verl's source). A node that contains such keys has no row as a whole, so
+that a key that a new verl adds to it has no row, and a test names it.
+
+What a clip key of verl's means to a method stands in the method's class (`parameter(…, verl=)`); what becomes of it in
+a run is `takeover`'s. Importing this is cheap.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.base.parameters import NODE
+from verl_clipx.base.refusal import Refusal, written
+from verl_clipx.run.groups import OBSERVE
+
+if TYPE_CHECKING:
+    from verl_clipx.run.config import Observe, Settings
+
+Values = Mapping[str, Any]
+Test = Callable[[Values, "Settings | Observe"], Refusal | None]
+
+# What may become of a key.
+READ_BY_VERL, TAKEN, REFUSED, IRRELEVANT = "read by verl as always", "taken over or not used", "refused", "irrelevant"
+NOT_READ = object()
+
+# What reads a key.
+LOSSES, BYPASS_LOSS, CORRECTION = "verl's own losses", "verl's bypass loss", "verl's rollout correction"
+AGGREGATION = "verl's aggregation, which the line names"
+BESIDE = "verl's ppo_loss, which adds it to the method's loss"
+SAMPLES = "what makes the samples and their advantages, which is the same for every loss"
+ENGINE = "the engine that computes log-probabilities and gradients"
+TRAINER = "the trainer; the line names the number of updates"
+SERVER = "the server that samples"
+
+
+class Row(NamedTuple):
+    """What becomes of a key, and of all keys below it.
+
+    Attributes:
+        key: the full key.
+        fate: one of the four above. A key that verl reads may have values that are refused.
+        reader: what reads it, or why it does not matter.
+        default: its value where the configuration lacks it; `NOT_READ` if the plugin does not look at it.
+        on_path: whether verl reads it on the way to the loss.
+        refusal: returns why a run with its value is refused, or None. Its docstring says when, for docs/support.md.
+    """
+
+    key: str
+    fate: str
+    reader: str
+    default: Any = NOT_READ
+    on_path: bool = True
+    refusal: Test | None = None
+
+
+ROWS: dict[str, Row] = {}
+
+
+def declare(name: str, fate: str, reader: str, default: Any = NOT_READ, *, on_path: bool = True) -> str:
+    """Gives a key its row, and returns it."""
+    if name in ROWS:
+        raise ValueError(f"{name} has a row already")
+    ROWS[name] = Row(name, fate, reader, default, on_path)
+    return name
+
+
+def declare_all(fate: str, reader: str, below: str, *names: str, **row: Any) -> tuple[str, ...]:
+    """Gives each key in a node a row, as `declare` does, and returns the full keys."""
+    return tuple(declare(f"{below}.{name}", fate, reader, **row) for name in names)
+
+
+def refuses(name: str) -> Callable[[Test], Test]:
+    """Puts a test on a key's row."""
+
+    def put(test: Test) -> Test:
+        ROWS[name] = ROWS[name]._replace(refusal=test)
+        return test
+
+    return put
+
+
+def chosen(node: "Settings | Observe") -> str:
+    """How a node is called in a message."""
+    return f"+{NODE}={OBSERVE}" if not node.trains else f"the method {node.method.name}"
+
+
+# --- The loss --------------------------------------------------------------------------------------------------------
+
+ACTOR, ROLLOUT, REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+FACTS = f"{POLICY_LOSS}.run"
+# What the plugin puts into verl's node, and what its groups write there (configs/clipx/base.yaml).
+OF_THE_PLUGIN = {FACTS: "${clipx_run:}", f"{POLICY_LOSS}.{NODE}": f"${{{NODE}}}"}
+
+# Keys of verl's own losses, under the actor, with verl's defaults. dro_beta has none in verl, whose dro stops without.
+CLIP_KEYS: dict[str, Any] = {
+    "clip_ratio": 0.2,
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "tau_pos": 1.0,
+    "tau_neg": 1.05,
+    "policy_loss.dro_beta": None,
+    "policy_loss.tau_pos": None,
+    "policy_loss.tau_neg": None,
+    "policy_loss.clip_cov_ratio": 0.0002,
+    "policy_loss.clip_cov_lb": 1.0,
+    "policy_loss.clip_cov_ub": 5.0,
+    "policy_loss.kl_cov_ratio": 0.0002,
+    "policy_loss.ppo_kl_coef": 0.1,
+}
+for _name, _default in CLIP_KEYS.items():
+    declare(f"{ACTOR}.{_name}", TAKEN, LOSSES, _default)
+
+# verl's SAPO reads the actor's temperatures, but its scripts write them under policy_loss, where verl has no such keys.
+NOT_IN_VERL = ("tau_pos", "tau_neg")
+
+LOSS_MODE = declare(f"{POLICY_LOSS}.loss_mode", REFUSED, LOSSES, "vanilla")
+
+
+def another_loss(loss_mode: str, settings: "Settings") -> Refusal | None:
+    """The refusal if loss_mode names another loss than the clipx node does; None if they agree."""
+    name = settings.method.name
+    if loss_mode in ("clipx_custom", f"clipx_{name}"):
+        return None
+    return Refusal(
+        LOSS_MODE,
+        loss_mode,
+        f"contradicts {NODE}.method={name}: verl would train the loss that it names",
+        f"Choose the method only by its group (+{NODE}={name}), or keep verl's loss with +{NODE}={OBSERVE}.",
+    )
+
+
+@refuses(LOSS_MODE)
+def other_loss(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """other than the group's own; under observe, other than verl's"""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    loss_mode = str(values[LOSS_MODE])
+    if node.trains:
+        return another_loss(loss_mode, node)
+    if loss_mode.startswith(f"{NODE}_"):
+        return Refusal(
+            LOSS_MODE,
+            loss_mode,
+            f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway",
+            f"Choose the method by its group (+{NODE}={loss_mode[6:]}), or observe one of verl's (loss_mode=vanilla).",
+        )
+    known = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_"))
+    if loss_mode in known:
+        return None
+    advice = f"Set it to one of {', '.join(known)}, or name the module that registers it in VERL_USE_EXTERNAL_MODULES."
+    return Refusal(LOSS_MODE, loss_mode, "verl has no such loss to observe", advice)
+
+
+POLICY_LOSS_CORRECTION = declare(f"{POLICY_LOSS}.rollout_correction", REFUSED, BYPASS_LOSS, None)
+
+
+@refuses(POLICY_LOSS_CORRECTION)
+def misplaced_correction(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """which only verl's bypass loss reads"""
+    correction = values[POLICY_LOSS_CORRECTION] or {}
+    if not node.trains or not correction:
+        return None
+    key, value = next(iter(correction.items()))
+    reason = f"only verl's own loss bypass_mode reads it there, and {chosen(node)} would ignore it"
+    advice = "Set a run's corrections under algorithm.rollout_correction."
+    return Refusal(f"{POLICY_LOSS_CORRECTION}.{key}", value, reason, advice)
+
+
+LOSS_AGG_MODE = declare(f"{ACTOR}.loss_agg_mode", READ_BY_VERL, AGGREGATION, "token-mean")
+LOSS_SCALE_FACTOR = declare(f"{ACTOR}.loss_scale_factor", READ_BY_VERL, AGGREGATION, None)
+
+
+def padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Refusal | None:
+    """The refusal if verl would divide a sum over a sequence by a length that depends on the micro-batch."""
+    if loss_agg_mode != "seq-mean-token-sum-norm" or loss_scale_factor is not None:
+        return None
+    return Refusal(
+        LOSS_AGG_MODE,
+        loss_agg_mode,
+        f"with {LOSS_SCALE_FACTOR}=null verl would divide by the padded length of each micro-batch",
+        f"Set {LOSS_SCALE_FACTOR} to a constant, for example ${{data.max_response_length}}.",
+    )
+
+
+@refuses(LOSS_AGG_MODE)
+def no_constant_length(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length"""
+    return None if not node.trains else padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
+
+
+declare_all(READ_BY_VERL, BESIDE, ACTOR, "entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
+STRATEGY = declare(f"{ACTOR}.strategy", READ_BY_VERL, ENGINE, None)
+declare_all(IRRELEVANT, "verl, which fills it in", ACTOR, "global_batch_info")
+declare_all(IRRELEVANT, "verl, which fills it in", "distillation.distillation_loss", "global_batch_info")
+
+# --- Rollout correction ----------------------------------------------------------------------------------------------
+
+OF_CORRECTION = "algorithm.rollout_correction"
+BYPASS = declare(f"{OF_CORRECTION}.bypass_mode", READ_BY_VERL, CORRECTION, None)
+ROLLOUT_IS = declare(f"{OF_CORRECTION}.rollout_is", READ_BY_VERL, CORRECTION, None)
+# The keys that go with verl's weights, and with its rejection.
+WITH_ROLLOUT_IS = declare_all(
+    *(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_is_threshold", "rollout_is_batch_normalize"), default=None
+)
+ROLLOUT_RS = declare(f"{OF_CORRECTION}.rollout_rs", READ_BY_VERL, CORRECTION, None)
+WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_rs_threshold", default=None)
+LOSS_TYPE = declare(f"{OF_CORRECTION}.loss_type", REFUSED, BYPASS_LOSS, None)
+
+
+@refuses(ROLLOUT_IS)
+def weights_count_twice(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """in bypass mode and with a method whose ratio is to the sampler: it would correct twice"""
+    if not node.trains or values[ROLLOUT_IS] is None:
+        return None
+    if values[BYPASS]:
+        because, other = f"{BYPASS}=True", f"{BYPASS}=False"
+    elif node.method.ratio_to_sampler:
+        by_behaviour = "behaviour" in node.method.parameters
+        because = f"{NODE}.behaviour=rollout" if by_behaviour else chosen(node)
+        other = f"{NODE}.behaviour=old" if by_behaviour else "choose another method"
+    else:
+        return None
+    reason = (
+        f"with {because} the ratio of {chosen(node)} is already relative to the policy that sampled, and the weights "
+        "would correct for that policy a second time"
+    )
+    return Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
+
+
+@refuses(BYPASS)
+def mask_without_effect(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """True beside a mask that compares the old policy with the sampler: they are the same then"""
+    mask = node.mask if node.trains else None
+    if not values[BYPASS] or mask is None or not mask.of_old_policy:
+        return None
+    reason = (
+        f"the old log-probabilities are then the sampler's own, so that {NODE}.mask.rule={mask.rule}, which compares "
+        "the two, would never take anything out"
+    )
+    return Refusal(BYPASS, True, reason, f"Set {BYPASS}=False, or leave out +{NODE}/mask={mask.rule}.")
+
+
+@refuses(WITH_ROLLOUT_IS[0])
+def weights_verl_refuses(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """and rollout_is, if verl's own code refuses them, as it would at the first batch"""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    return refused_by_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
+
+
+@refuses(ROLLOUT_RS)
+def rejection_verl_refuses(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """likewise, with its threshold"""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    return refused_by_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
+
+
+def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str) -> Refusal | None:
+    """verl's own objection, tried on two sequences; a run would meet it only with the first batch."""
+    import torch
+
+    if values[key] is None:
+        return None
+    arguments = {name.rpartition(".")[2]: values[name] for name in (key, threshold)}
+    try:
+        correct(torch.zeros(2, 2), torch.ones(2, 2), **arguments)
+    except (ValueError, TypeError) as error:
+        reason = f"with {threshold}={written(values[threshold])} verl's rollout correction refuses it: {error}"
+        return Refusal(key, values[key], reason.rstrip("."), f"Change it, or set {key}=null.")
+    return None
+
+
+@refuses(LOSS_TYPE)
+def other_bypass_loss(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """other than ppo_clip, which only verl's bypass loss reads"""
+    loss_type = values[LOSS_TYPE]
+    if not node.trains or loss_type in (None, "ppo_clip"):
+        return None
+    reason = f"only verl's own bypass loss reads it, and {chosen(node)} would ignore it"
+    return Refusal(LOSS_TYPE, loss_type, reason, f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's.")
+
+
+declare_all(READ_BY_VERL, SAMPLES, "algorithm", "gamma", "norm_adv_by_std_in_grpo", "kl_ctrl")
+declare_all(READ_BY_VERL, SAMPLES, "algorithm", "gdpo_reward_keys", "gdpo_reward_weights")
+
+# --- Distillation ----------------------------------------------------------------------------------------------------
+
+OF_DISTILLATION = "distillation.distillation_loss"
+TASK_REWARDS = declare(f"{OF_DISTILLATION}.use_task_rewards", REFUSED, "verl's distillation", True)
+DISTILLATION = declare("distillation.enabled", READ_BY_VERL, BESIDE, None)
+DISTILLATION_LOSS = declare(f"{OF_DISTILLATION}.loss_mode", READ_BY_VERL, BESIDE, None)
+DISTILLATION_COEFFICIENT = declare(f"{OF_DISTILLATION}.distillation_loss_coef", READ_BY_VERL, BESIDE, None)
+declare_all(
+    *(READ_BY_VERL, BESIDE, OF_DISTILLATION, "topk", "loss_max_clamp", "log_prob_min_clamp", "use_policy_gradient"),
+    *("policy_loss_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high"),
+    *("use_chunked_topk", "chunked_topk_chunk_size"),
+)
+
+
+@refuses(TASK_REWARDS)
+def no_task_rewards(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """False under distillation: verl would train no policy loss"""
+    rewards = values[TASK_REWARDS]
+    if not values[DISTILLATION] or rewards:
+        return None
+    effect = "would describe a loss that is not trained" if not node.trains else "would train nothing"
+    reason = f"with {DISTILLATION}=True verl trains only its distillation loss, so that {chosen(node)} {effect}"
+    advice = f"Set {TASK_REWARDS}=True, which adds the distillation loss to the policy loss, or leave out +{NODE}."
+    return Refusal(TASK_REWARDS, rewards, reason, advice)
+
+
+def distillation_term(values: Values) -> str | None:
+    """What verl adds to the policy loss under distillation with task rewards, in words; None without distillation."""
+    if not values.get(DISTILLATION):
+        return None
+    loss, coefficient = values.get(DISTILLATION_LOSS), values.get(DISTILLATION_COEFFICIENT)
+    return f"verl's distillation loss {loss} is added to it with coefficient {coefficient}"
+
+
+CRITIC = declare("critic", READ_BY_VERL, "the critic's own loss")
+declare_all(READ_BY_VERL, "the critic's own loss", CRITIC, "loss_agg_mode", "loss_scale_factor")
+
+# --- The trainer: keys beside the path to the loss from here on ------------------------------------------------------
+
+
+def declare_beside(name: str, reader: str, default: Any = None) -> str:
+    """Gives a key that verl reads beside the path to the loss its row, and returns it."""
+    return declare(name, READ_BY_VERL, reader, default, on_path=False)
+
+
+EPOCHS = declare_beside(f"{ACTOR}.ppo_epochs", TRAINER, 1)
+
+
+@refuses(EPOCHS)
+def no_update(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """below 1: no update would be made"""
+    epochs = values[EPOCHS]
+    if epochs is None or (isinstance(epochs, int) and epochs >= 1):
+        return None
+    return Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
+
+
+MINI_BATCH = declare_beside(f"{ACTOR}.ppo_mini_batch_size", TRAINER)
+RESPONSES = declare_beside(f"{ROLLOUT}.n", TRAINER)
+# A share of so many sequences moves in steps of 0.2 %.
+FEWEST_SEQUENCES = 512
+
+
+@refuses(MINI_BATCH)
+def too_few_sequences(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """times rollout.n, below 512 where the bounds on a sequence's ratio hold a target"""
+    prompts, samples = values[MINI_BATCH], values[RESPONSES]
+    holds = node.trains and node.hold is not None and node.method.by_sequence
+    if not holds or None in (prompts, samples) or prompts * samples >= FEWEST_SEQUENCES:
+        return None
+    reason = (
+        f"with {RESPONSES}={samples} a mini-batch has {prompts * samples} sequences, too few for {NODE}.hold: the "
+        "share that is clipped would move in steps that are too coarse"
+    )
+    return Refusal(MINI_BATCH, prompts, reason, f"Have at least {FEWEST_SEQUENCES}, or leave out +{NODE}/hold.")
+
+
+ROLLOUT_PROMPTS, USE_V1 = declare_beside("data.train_batch_size", TRAINER), declare_beside("trainer.use_v1", TRAINER)
+WARMUP = declare_beside("trainer.critic_warmup", TRAINER)
+# Of verl's experimental trainers, which do not read trainer.v1.
+STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", TRAINER)
+ROLLOUT_NODES = declare_beside("rollout.nnodes", TRAINER)
+MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", TRAINER)
+TRAINER_MODE = declare_beside("trainer.v1.trainer_mode", TRAINER)
+# Of the mode that trainer.v1.trainer_mode names; `read` adds it.
+SYNC_STEP = "trainer.v1.*.parameter_sync_step"
+
+# --- The engine ------------------------------------------------------------------------------------------------------
+
+# Each of these keys can switch torch.compile off.
+TORCH_COMPILE = tuple(
+    declare_beside(f"{ACTOR}.{name}", "clipx.compile=auto too, which then compiles nothing")
+    for name in ("use_torch_compile", "fsdp_config.use_torch_compile")
+)
+MODEL_PATH = declare_beside("actor_rollout_ref.model.path", ENGINE)
+FUSED_KERNELS = declare_beside("actor_rollout_ref.model.use_fused_kernels", ENGINE)
+
+
+@refuses(FUSED_KERNELS)
+def sharded_head(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop"""
+    path = values[MODEL_PATH]
+    config = model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
+    if config is None or config.get_text_config().tie_word_embeddings:
+        return None
+    reason = (
+        f"with {STRATEGY}=fsdp2 and {MODEL_PATH}={path}, whose output embedding is not its input embedding, FSDP2 "
+        "shards it by itself, and verl 0.9.1's fused forward pass multiplies with a part of it"
+    )
+    return Refusal(FUSED_KERNELS, True, reason, f"Set {FUSED_KERNELS}=False.")
+
+
+def model_config(path: str | None) -> Any:
+    """A model's configuration in transformers; None if it is not on this machine."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+QAT, MTP = declare_beside(f"{ACTOR}.qat.enable", ENGINE), declare_beside("actor_rollout_ref.model.mtp.enable", ENGINE)
+PREFIX_GROUPER = declare_beside(f"{ACTOR}.use_prefix_grouper", ENGINE)
+ROUTER_REPLAY = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
+
+
+@refuses(ROUTER_REPLAY)
+def recorded_routes(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """R2, if the method needs the extra pass: it would choose routes of its own"""
+    if not node.trains or values[STRATEGY] != "veomni" or values[ROUTER_REPLAY] != "R2":
+        return None
+    rejects = values[BYPASS] and values[ROLLOUT_RS] is not None
+    if not (node.needs_extra_pass or (rejects and node.select is not None)):
+        return None
+    return Refusal(
+        ROUTER_REPLAY,
+        "R2",
+        f"under {chosen(node)} the extra pass over the mini-batch would choose its own routes and see other "
+        "probabilities than the update trains on",
+        "Set it to R3 or disabled, or do without that pass (clipx.scope=lagged or micro_batch, "
+        "clipx.select.over=sequence).",
+    )
+
+
+DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", ENGINE)
+
+
+@refuses(DYNAMIC_CONTEXT)
+def dynamic_context(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """True: each rank would be its own data-parallel group"""
+    if values[STRATEGY] != "megatron" or not values[DYNAMIC_CONTEXT]:
+        return None
+    reason = (
+        "verl then gives each rank its own data-parallel group, so statistics and metrics would be those of one rank"
+    )
+    advice = f"Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is supported."
+    return Refusal(DYNAMIC_CONTEXT, True, reason, advice)
+
+
+# The keys of the models' attention, and from each key of sequence parallelism to the key of that model's attention.
+ATTENTION = declare_beside("actor_rollout_ref.model.override_config.attn_implementation", ENGINE)
+CRITIC_ATTENTION = declare_beside("critic.model.override_config.attn_implementation", ENGINE)
+_ATTENTION_OF_VEOMNI = {
+    model: declare_beside(f"{model}.veomni.attn_implementation", ENGINE) for model in (ACTOR, REFERENCE)
+}
+SEQUENCE_PARALLEL = {
+    declare_beside(f"{model}.{name}", ENGINE): attention
+    for model, name, attention in (
+        (ACTOR, "ulysses_sequence_parallel_size", ATTENTION),
+        (ACTOR, "fsdp_config.ulysses_sequence_parallel_size", ATTENTION),
+        (REFERENCE, "ulysses_sequence_parallel_size", ATTENTION),
+        (REFERENCE, "fsdp_config.ulysses_sequence_parallel_size", ATTENTION),
+        (CRITIC, "ulysses_sequence_parallel_size", CRITIC_ATTENTION),
+        (CRITIC, "fsdp.ulysses_sequence_parallel_size", CRITIC_ATTENTION),
+        *((model, "veomni.ulysses_parallel_size", of) for model, of in _ATTENTION_OF_VEOMNI.items()),
+    )
+}
+WRONG_ATTENTION = (
+    "each rank would attend to its own slice of a sequence and train on wrong log-probabilities, because verl patches "
+    "only flash attention"
+)
+
+
+def has_sequence_parallel_attention(name: str | None) -> bool:
+    """Whether an attention, by its name, works with a slice of each sequence; None is verl's flash_attention_2."""
+    # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
+    return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
+
+
+@refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
+def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice"""
+    from verl.plugin.platform import get_platform
+
+    for key, attention in SEQUENCE_PARALLEL.items():
+        size, name = values[key], values[attention]
+        if attention == CRITIC_ATTENTION and get_platform().device_name != "cpu":
+            # verl's critic ignores this key and takes flash attention (utils/model.py), which a CPU does not have.
+            continue
+        if size and size > 1 and not has_sequence_parallel_attention(name):
+            advice = f"Set {attention}=flash_attention_2 (on a CPU there is none), or {key}=1."
+            return Refusal(key, size, f"with {attention}={name}: {WRONG_ATTENTION}", advice)
+    return None
+
+
+# --- The server that samples -----------------------------------------------------------------------------------------
+
+ENGINE_NAME, TEMPERATURE = declare_beside(f"{ROLLOUT}.name", SERVER), declare_beside(f"{ROLLOUT}.temperature", SERVER)
+LOG_PROB_MODE = declare_beside(f"{ROLLOUT}.logprobs_mode", SERVER)
+# verl's vLLM server gives this key precedence over its own arguments.
+LOG_PROB_MODE_OF_VLLM = declare_beside(f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode", SERVER)
+# From each key that truncates sampling to a test whether a value truncates, and the value that does not.
+TRUNCATING: dict[str, tuple[Callable[[float], bool], float]] = {
+    declare_beside(f"{ROLLOUT}.top_p", SERVER): (lambda value: value < 1, 1),
+    declare_beside(f"{ROLLOUT}.top_k", SERVER): (lambda value: value > 0, -1),
+    declare_beside(f"{ROLLOUT}.min_p", SERVER): (lambda value: value > 0, 0),
+}
+
+
+class Mismatch(NamedTuple):
+    """By which keys and values the rollout's log-probabilities are not the trainer's for the same weights."""
+
+    settings: dict[str, Any]
+    effect: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+def log_prob_mismatch(values: Values) -> Mismatch | None:
+    """Why the rollout's log-probabilities belong to another distribution than the trainer's; None if they do not.
+
+    The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
+    server of +hardware=cpu return what logprobs_mode says. verl does not pass this key to other servers.
+    """
+    engine, temperature = values.get(ENGINE_NAME), values.get(TEMPERATURE)
+    truncating = {
+        key: value
+        for key, (truncates, _) in TRUNCATING.items()
+        if isinstance(value := values.get(key), int | float) and truncates(value)
+    }
+    from_all = ", ".join(f"{key}={TRUNCATING[key][1]}" for key in truncating)
+    off = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
+    if engine not in ("vllm", "cpu"):
+        effect = (
+            f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are {off}: every "
+            "ratio is then off by the probability that is kept"
+        )
+        return Mismatch(truncating, effect, f"Set {from_all}") if truncating else None
+    key = LOG_PROB_MODE_OF_VLLM if engine == "vllm" and values.get(LOG_PROB_MODE_OF_VLLM) else LOG_PROB_MODE
+    mode = values.get(key)
+    if mode == "processed_logprobs":
+        effect = f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
+        remedy = f"Set {from_all}" + f", or {key}=raw_logprobs" * (temperature == 1)
+        return Mismatch({**truncating, key: mode}, effect, remedy) if truncating else None
+    # null means vLLM's own default, raw_logprobs.
+    if mode not in (None, "raw_logprobs"):
+        effect = f"{engine} returns logits in place of log-probabilities"
+        return Mismatch({key: mode}, effect, f"Set {key}=processed_logprobs")
+    if temperature == 1:
+        return None
+    effect = f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}"
+    remedy = f"Set {key}=processed_logprobs" + f" and {from_all}" * bool(truncating)
+    return Mismatch({key: mode, TEMPERATURE: temperature}, effect, remedy)
+
+
+@refuses(f"{ROLLOUT}.top_p")
+def ratios_are_off(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off"""
+    mismatch, asking = log_prob_mismatch(values), ratio_to_the_rollout_policy(values, node)
+    if not node.trains or mismatch is None or asking is None:
+        return None
+    (key, value), *others = mismatch.settings.items()
+    beside = ", ".join([asking, *(f"{other}={written(of)}" for other, of in others)])
+    return Refusal(key, value, f"with {beside}: {mismatch.effect}", f"{mismatch.remedy}.")
+
+
+CALCULATE_LOG_PROBS = declare_beside(f"{ROLLOUT}.calculate_log_probs", SERVER)
+
+
+@refuses(CALCULATE_LOG_PROBS)
+def no_log_probs(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """False where a correction, bypass mode or the method needs them"""
+    returned = values[CALCULATE_LOG_PROBS]
+    asking = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values[key])]
+    by_method = asking_for_rollout_log_probs(node) if node.trains else ""
+    if returned or (returned is None and not by_method) or not (asking or by_method):
+        return None
+    reason = f"{', '.join(filter(None, [by_method, *asking]))} needs the rollout's log-probabilities"
+    switch = f" or do without {(by_method or asking[0]).partition('=')[0]}"
+    return Refusal(CALCULATE_LOG_PROBS, returned, reason, f"Set it to True,{switch}.")
+
+
+def asking_for_rollout_log_probs(node: "Settings") -> str:
+    """The key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
+    method = node.method
+    if "rollout_log_prob" not in method.asks_for:
+        return "" if node.mask is None else f"{NODE}.mask.rule={node.mask.rule}"
+    asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
+    return (asking or [f"{NODE}.method={method.name}"])[0]
+
+
+def ratio_to_the_rollout_policy(values: Values, node: "Settings | Observe") -> str | None:
+    """The key, with its value, that puts a ratio to the rollout policy into the objective; None if none does."""
+    if node.trains and (asking := asking_for_rollout_log_probs(node)):
+        return asking
+    keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values.get(key))]
+    return keys[0] if keys else None
+
+
+ESTIMATOR = declare_beside("algorithm.adv_estimator", SAMPLES)
+GROUP_FILTERING = declare_beside("algorithm.filter_groups.enable", SAMPLES)
+
+# --- What becomes of a configuration's keys --------------------------------------------------------------------------
+
+READ = tuple(row.key for row in ROWS.values() if row.default is not NOT_READ)
+
+
+def row_of(key: str) -> Row | None:
+    """The row of a key: its own, or that of the smallest subtree around it. None if there is no such row."""
+    holding = [row for row in ROWS.values() if f"{key}.".startswith(f"{row.key}.")]
+    return max(holding, key=lambda row: len(row.key), default=None)
+
+
+def read(config: DictConfig) -> dict[str, Any]:
+    """The keys of `READ` with their values in verl's configuration, and `SYNC_STEP`."""
+    values = {row.key: _value(config, row.key, row.default) for row in ROWS.values() if row.default is not NOT_READ}
+    mode = values[TRAINER_MODE] or "sync"
+    return values | {SYNC_STEP: _value(config, f"trainer.v1.{mode}.parameter_sync_step", 1)}
+
+
+def _value(config: DictConfig, key: str, default: Any) -> Any:
+    value = OmegaConf.select(config, key, default=default)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def refusals(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """Why a run cannot be what its configuration says, as far as verl's keys by themselves show it."""
+    for row in ROWS.values():
+        if row.refusal is not None and (refusal := row.refusal(values, node)) is not None:
+            yield refusal
+
+
+# Keys in such a node belong to the code that verl passes them on to.
+
+
+# Keys in such a node belong to the code that verl passes them on to.
+PASSED_ON = ("kwargs", "override")
+NAMES_ON_THE_PATH = {
+    row.key.rpartition(".")[2]: row.key
+    for row in reversed(ROWS.values())
+    if row.on_path and row.reader in (LOSSES, AGGREGATION, BESIDE) and row.key.startswith(f"{ACTOR}.")
+}
+
+
+def misplaced(config: DictConfig) -> Iterator[Refusal]:
+    """Keys of the policy loss, by their names, at places where nothing reads them."""
+    for key in paths(OmegaConf.to_container(config, resolve=False)):
+        node, _, name = key.rpartition(".")
+        if name not in NAMES_ON_THE_PATH or key in ROWS or key.startswith((f"{NODE}.", *OF_THE_PLUGIN)):
+            continue
+        if not any(part in node for part in PASSED_ON):
+            value = OmegaConf.select(config, key, throw_on_resolution_failure=False)
+            advice = f"Set {NAMES_ON_THE_PATH[name]}, which verl reads, or remove {key}."
+            yield Refusal(key, value, "nothing reads it there", advice)
+
+
+def paths(node: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The full key of every value and of every node in a nested configuration, each with what it holds."""
+    full = {}
+    for key, value in node.items():
+        full[f"{before}{key}"] = value
+        if isinstance(value, dict):
+            full |= paths(value, f"{before}{key}.")
+    return full

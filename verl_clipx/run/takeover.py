@@ -1,0 +1,118 @@
+"""What becomes of verl's clip keys under a method: a parameter takes one over, or the run is refused."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from verl_clipx.base.method import NODE, Method
+from verl_clipx.base.parameters import VerlKey
+from verl_clipx.base.refusal import Refusal, written
+from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
+
+
+class ClipKeys(NamedTuple):
+    """What becomes of verl's clip keys under a method; `taken` and `unused` are as in `facts.RunFacts`."""
+
+    taken: dict[str, dict[str, Any]]
+    unused: dict[str, Any]
+    refused: list[Refusal]
+
+
+def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> ClipKeys:
+    """What becomes of verl's clip keys under a method.
+
+    Args:
+        method: with the parameters of its group and of the user's overrides. A parameter that still has its default
+            takes verl's value over.
+        values: from `read`.
+        named: full keys that the command line or a file of the user's names, verl's and the plugin's. Such a key counts
+            even if it repeats verl's default.
+    """
+    taken, refused, known, replaced = {}, [], set(), set()
+    for field in dataclasses.fields(method):
+        verl = verl_key(type(method), field.name)
+        if verl is None:
+            continue
+        if field.name in method.replaced:
+            replaced |= {*verl.names, verl.instead}
+            continue
+        known |= {*verl.names, verl.instead}
+        sources = [name for name in verl.names if is_set(name, verl, values, named)]
+        if not sources and verl.instead and is_set(verl.instead, verl, values, named):
+            sources = [verl.instead]
+        for index, name in enumerate(sources):
+            value = values[f"{ACTOR}.{name}"]
+            if index and value != (first := values[f"{ACTOR}.{sources[0]}"]):
+                reason = f"contradicts {ACTOR}.{sources[0]}={written(first)}"
+                refused.append(Refusal(f"{ACTOR}.{name}", value, reason, "Remove one of the two."))
+                continue
+            became = becomes(method, field, verl, name, value, named)
+            if isinstance(became, Refusal):
+                refused.append(became)
+            elif not is_same_bound(became, getattr(method, field.name)):
+                taken.setdefault(field.name, {"key": name, "given": value, "value": became})
+    unused = {
+        f"{ACTOR}.{key}": value
+        for key, default in CLIP_KEYS.items()
+        if key not in known
+        and (value := values[f"{ACTOR}.{key}"]) is not None
+        and (value != default or (key in replaced and f"{ACTOR}.{key}" in named))
+    }
+    return ClipKeys(taken, unused, refused)
+
+
+def verl_key(method: type[Method], parameter: str) -> VerlKey | None:
+    """The key of verl's that a parameter takes over, by its class or by a base that has the same parameter."""
+    for base in method.__mro__:
+        field = getattr(base, "__dataclass_fields__", {}).get(parameter)
+        if field is not None and (key := field.metadata.get("verl")) is not None:
+            return key
+    return None
+
+
+def is_set(name: str, verl: VerlKey, values: Values, named: Collection[str]) -> bool:
+    """Whether a key of verl's has been set; null leaves widths and keys without a default to others."""
+    value, default = values[f"{ACTOR}.{name}"], CLIP_KEYS[name]
+    if value is None and (verl.instead is not None or default is None):
+        return False
+    return value != default or f"{ACTOR}.{name}" in named
+
+
+def becomes(
+    method: Method, field: dataclasses.Field, verl: VerlKey, name: str, given: Any, named: Collection[str]
+) -> float | Refusal | None:
+    """A parameter's value from that of verl's key `name` below the actor, or why it cannot have it."""
+    full, own, current = f"{ACTOR}.{name}", f"{NODE}.{field.name}", getattr(method, field.name)
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
+        return Refusal(full, given, "must be a number")
+    value = None if given is None else verl.conversion.convert(given)
+    if is_same_bound(value, current):
+        return value
+    would_be, kept = f"would be {own}={_short(value)}", f"{own}={_short(current)}"
+    allowed = field.metadata["allowed"]
+    try:
+        allowed.convert(value)
+    except (ValueError, TypeError, OverflowError):
+        change = f"For {given:g} %, write {given / 100:g}" if verl.instead and given and given > 1 else "Change it"
+        return Refusal(
+            full, given, f"{would_be}, which must be {allowed.description}", f"{change}, or remove it to keep {kept}."
+        )
+    if current != field.default or own in named:
+        reason = f"{would_be}, but its group or the command line says {kept}"
+        return Refusal(full, given, reason, "Remove one of the two.")
+    if verl.usual_because and value is not None and not allowed.usual[0] <= value <= allowed.usual[1]:
+        advice = f"Remove it to keep {kept}, or also set {own}={_short(value)} if you mean it."
+        return Refusal(full, given, f"{would_be}: {verl.usual_because}", advice)
+    return value
+
+
+def is_same_bound(value: float | None, current: float | None) -> bool:
+    """Whether a parameter has a value already. A bound of 0 or less equals null, because ratios are above 0."""
+    if value is None:
+        return current is None
+    return value <= 0 if current is None else math.isclose(value, current, rel_tol=1e-9)
+
+
+def _short(value: float | None) -> str:
+    return "null" if value is None else f"{value:g}"
