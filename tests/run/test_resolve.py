@@ -87,7 +87,7 @@ def test_in_a_notebook_the_first_read_resolves_it():
     # A configuration that has changed is resolved anew.
     config, decision = decided("+clipx=grpo")
     config.actor_rollout_ref.actor.ppo_epochs = 2
-    assert (decision.resolved.run.updates, resolve(config).run.updates) == (4, 8)
+    assert (decision.resolved.run.schedule.updates, resolve(config).run.schedule.updates) == (4, 8)
 
 
 def test_verls_tinker_worker_gets_it_by_its_first_read():
@@ -96,7 +96,7 @@ def test_verls_tinker_worker_gets_it_by_its_first_read():
     assert "omega_conf_to_dataclass(self.config.actor)" in inspect.getsource(ActorRolloutRefWorker.init_model)
     config = pickle.loads(pickle.dumps(hydra_s("+clipx=grpo", WIDER, f"{ACTOR}.ppo_epochs=3").actor_rollout_ref))
     policy_loss = omega_conf_to_dataclass(config.actor).policy_loss
-    assert (policy_loss.run.taken, policy_loss.run.updates) == (TAKEN, 12)
+    assert (policy_loss.run.taken, policy_loss.run.schedule.updates) == (TAKEN, 12)
     assert policy_loss.clipx.method.clip_high == 1.28
 
 
@@ -116,7 +116,7 @@ def test_rollout_batches_that_verl_logs_as_one_step():
     of_v1 = "trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=4"
     for words, batches in (("", 1), (of_v1, 4), ("async_training.trigger_parameter_sync_step=3", 3)):
         run = decided("+clipx=grpo", *words.split(), "trainer.critic_warmup=2")[1].resolved.run
-        assert run.batches_a_step == batches and run.critic_warmup == 2
+        assert run.schedule.batches_a_step == batches and run.critic_warmup == 2
 
 
 @pytest.mark.parametrize(

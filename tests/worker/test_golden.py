@@ -17,6 +17,7 @@ from tests.golden.settings import TOKEN_SETUPS, overrides_of, setups
 from tests.jagged import micro_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.base.tokens import saturation_limit
+from verl_clipx.run.schedule import PASSES
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.step import OptimizerStep
 
@@ -244,7 +245,7 @@ def test_selected_tokens(case):
 def token_passes(case):
     """The passes of the composed update by the release's names."""
     update = built_once(overrides_of(case)).policy_loss.clipx.update
-    passes = [TokenPass(name, update.eta, update.equal) for name in update.passes]
+    passes = [TokenPass(name, update.eta, update.equal) for name in PASSES[update.order]]
     return dict(zip(("pass1", "pass2"), passes, strict=True))
 
 

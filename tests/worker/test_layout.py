@@ -18,6 +18,7 @@ from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
+from verl_clipx.run.schedule import schedule_of
 from verl_clipx.worker.layout import TokenPass, ages, in_model_output, pad_rows, prompt_groups, response_part, restrict
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.plan import plan_step
@@ -156,7 +157,7 @@ def test_a_method_gets_what_it_asks_for():
     assert micro_batch_of(SETTINGS, OptimizerStep(), without).rollout_log_prob is None
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
-        policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(makes_one_update=False, options={}))
+        policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(schedule=schedule_of({}, settings)))
         over_all = partial(extra_passes, policy_loss, batch, [[ROWS]])
         alone = dict(extra_pass=over_all, all_reduce=lambda vector: vector)
         step = plan_step(policy_loss, ControllerState(), RolloutBatch(), data, **alone)

@@ -15,7 +15,8 @@ from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
 from verl_clipx.modifiers.entropy_selection import entropy_statistics
 from verl_clipx.run.config import build
-from verl_clipx.run.keys import ROLLOUT_RS
+from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, ROLLOUT_RS, TRAINER_MODE
+from verl_clipx.run.schedule import schedule_of
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.plan import finish_step, plan_step, token_passes
 from verl_clipx.worker.state import ControllerState
@@ -30,7 +31,9 @@ class Run:
 
     def __init__(self, method, *, rejects=False, one_update=False, **parameters):
         self.settings = build(method, **parameters)
-        run = SimpleNamespace(makes_one_update=one_update, options={ROLLOUT_RS: "token_k1"} if rejects else {})
+        values = {TRAINER_MODE: "sync", ROLLOUT_PROMPTS: 1 if one_update else 2, MINI_BATCH: 1}
+        values |= {ROLLOUT_RS: "token_k1"} if rejects else {}
+        run = SimpleNamespace(schedule=schedule_of(values, self.settings))
         self.policy_loss = SimpleNamespace(clipx=self.settings, run=run)
         self.state = ControllerState()
         self.reductions = self.passes = 0
@@ -175,9 +178,10 @@ def test_token_counts_are_over_all_ranks_and_the_threshold_selects_the_share_ask
 def test_loptis_threshold_at_a_quantile_and_its_first_pass_alone():
     run, data = Run("grpo", update=Lopti(quantile=0.4)), batch()
     mask = data["response_mask"]
-    low, high = (one.tokens(data) for one in token_passes(run.settings, data, run.all_reduce))
+    low, high = (one.tokens(data) for one in token_passes(run.policy_loss, data, run.all_reduce))
     assert float(low.sum() / mask.sum()) == pytest.approx(0.4, abs=1 / 25) and not (low & high).any()
-    (low,) = token_passes(build("grpo", update=Lopti(eta=0.25, order="low_only")), data, run.all_reduce)
+    run = Run("grpo", update=Lopti(eta=0.25, order="low_only"))
+    (low,) = token_passes(run.policy_loss, data, run.all_reduce)
     assert torch.equal(low.tokens(data), (data["old_log_probs"].exp() <= 0.25) & mask)
 
 

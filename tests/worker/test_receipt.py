@@ -340,11 +340,11 @@ def without_modifier(announced, actor, monkeypatch, _):
 
 def with_its_pass(config, split=([ROWS],), *, ranks=1, noise=0.0):
     """An update at ratio 1 whose bounds were decided by an extra pass, by some of the micro-batches and ranks."""
-    batch, settings = example(), config.policy_loss.clipx
+    batch = example()
     apart = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch["log_prob"] = batch["old_log_prob"] + noise * apart
     step = planned(config, batch, split, all_reduce=lambda vector: vector * ranks)
-    assert settings.needs_extra_pass and step.statistics is not None
+    assert config.policy_loss.run.schedule.may_need_extra_pass and step.statistics is not None
     update = Update(config, step)
     update.run()
     return update

@@ -23,7 +23,6 @@ from verl_clipx.methods import BUILT_IN
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.plan import passes_for_selection
 from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
@@ -157,7 +156,7 @@ def test_selection_is_among_the_tokens_that_remain(actor, over):
     config, batch = actor("+clipx=grpo", *overrides, *bypassed("tokens by ratio")), example()
     mask = left(batch, "tokens by ratio")
     chosen = config.policy_loss.clipx.select.selected(batch["entropy"], mask)
-    assert 0 < chosen.sum() < mask.sum() and passes_for_selection(config.policy_loss)
+    assert 0 < chosen.sum() < mask.sum() and config.policy_loss.run.schedule.selects_by_pass
     step, found = trained(config, batch, SPLITS["ranks"])
     assert float(step.selected_tokens) == int(chosen.sum())
     assert_close(found.gradient, recomputed(config, batch, chosen, normaliser=chosen.sum())[1])

@@ -16,6 +16,7 @@ import torch
 from tests.worker.test_tracer import shards_after, tracer_to
 from verl_clipx.methods import METHODS
 from verl_clipx.run.config import build
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.worker import training_worker as worker_module
 from verl_clipx.worker.state import FILE, ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.worker.training_worker import ClipxTraining
@@ -95,7 +96,7 @@ class Worker(ClipxTraining, VerlsWorker):
     """Ours on top of it."""
 
     def __init__(self, **parameters):
-        self.policy_loss = SimpleNamespace(clipx=build(**parameters), run=SimpleNamespace(batches_a_step=1))
+        self.policy_loss = SimpleNamespace(clipx=build(**parameters), run=SimpleNamespace(schedule=Schedule()))
         self.state = ControllerState()
 
 

@@ -223,7 +223,7 @@ def _anchored(run: Run) -> Onset | None:
     # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
     kl = _trained(run, keys.KL).reindex(ratio.index, fill_value=0.0)
     moved = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
-    step = _lasts(moved) if run.updates_a_step == 1 else None
+    step = _lasts(moved) if run.schedule.updates_a_step == 1 else None
     evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
     return _onset(step, lambda at: evidence.format(keys.RATIO, ratio[at], keys.KL, kl[at]))
 
@@ -296,7 +296,7 @@ def _skipped(run: Run) -> Onset | None:
     fate = run.fate_of_skipped if run.fate_of_skipped != "taken" else "taken with a gradient that is not finite"
     count = f"updates {fate} in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
     if skipped.updates is not None:
-        all_updates = (run.updates_a_step or 0) * skipped.trained
+        all_updates = (run.schedule.updates_a_step or 0) * skipped.trained
         of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
         count = f"{skipped.updates}{of_all} update{'' if skipped.updates == 1 and not of_all else 's'} {fate} since"
     ranks = run.values(keys.NOT_FINITE_RANK)

@@ -43,11 +43,6 @@ class Lopti:
     def __post_init__(self) -> None:
         validate(self, self.node)
 
-    @property
-    def passes(self) -> tuple[str, ...]:
-        """The names of the passes in their order."""
-        return {"low_first": ("low", "high"), "high_first": ("high", "low"), "low_only": ("low",)}[self.order]
-
 
 def low_probability(old_log_prob: Tensor, *, eta: float | Tensor, equal: bool) -> Tensor:
     """The tokens of the low-probability group, compared in float64; the rest of the mask is the other group.

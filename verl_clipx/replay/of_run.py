@@ -71,7 +71,7 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
     if not tables or not all(numpy.isfinite(table[fields]).all(axis=None) for table in tables):
         return None
     whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
-    whole = whole and has_all_updates(of_step, run.updates_a_step)
+    whole = whole and has_all_updates(of_step, run.schedule.updates_a_step)
     return numbers_of_run(tables, whole=whole), whole
 
 

@@ -93,7 +93,7 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
         raise ValueError(f"--step {step}: not traced. Traced are {', '.join(map(str, steps))}.")
     for chosen in [step] if step is not None else [*reversed(steps), steps[-1]]:
         of_step = run.shards_at(chosen)
-        complete = has_all_updates(of_step, run.updates_a_step)
+        complete = has_all_updates(of_step, run.schedule.updates_a_step)
         places = sorted({shard.update for shard in of_step})
         updates = [update for place in places if (update := _update(run, chosen, place, complete))]
         if any((update.table.advantage != 0).any() for update in updates):

@@ -26,6 +26,7 @@ from verl_clipx.run.keys import (
     log_prob_mismatch,
     ratio_to_the_rollout_policy,
 )
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.run.support import untested
 
 
@@ -34,11 +35,10 @@ def announcement(policy_loss: Any) -> str:
     settings, run = policy_loss.clipx, policy_loss.run
     observed, always = isinstance(settings, Observe), ""
     if observed:
-        loss, limit, twice = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx={OBSERVE})", VERL_LIMIT, False
+        loss, limit = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx={OBSERVE})", VERL_LIMIT
     else:
         loss, limit = describe_loss(settings, run), settings.method.what_limits
         always = settings.method.acts_at_ratio_one
-        twice = settings.update is not None and len(settings.update.passes) == 2
     untested_by = ", ".join(untested_options(run))
     unused = ", ".join(f"{key.removeprefix(f'{ACTOR}.')}={written(value)}" for key, value in run.unused.items())
     parts = [
@@ -52,7 +52,7 @@ def announcement(policy_loss: Any) -> str:
         untested_by and f"no test has run {untested_by}",
         ratio_to(run, settings),
         f"old_log_probs {source_of_old_log_probs(run)}",
-        updates(run, limit, twice=twice, always=always),
+        updates(run.schedule, limit, always=always),
     ]
     return f"{'; '.join(filter(None, parts))}{traced(settings)}"
 
@@ -209,26 +209,25 @@ def source_of_old_log_probs(run: RunFacts) -> str:
     """Where verl's trainer gets old_log_probs from."""
     if run.bypass:
         return "are the rollout's own (bypass_mode)"
-    if run.old_policy_starts_the_update:
+    if run.schedule.starts_at_ratio_one:
         return "are recomputed with the weights at the start of a rollout batch's first update"
     if run.mini_batches_at_once or (run.uses_v1 and run.trainer_mode == "separate_async"):
         return "are recomputed with the weights that the rollout last received"
     return "are the trainer's"
 
 
-def updates(run: RunFacts, limit: Limit, *, twice: bool, always: str = "", size: str = "") -> str:
-    """The number of updates per rollout batch, and whether limits can act.
+def updates(schedule: Schedule, limit: Limit, *, always: str = "", size: str = "") -> str:
+    """Returns the number of updates per rollout batch, and whether limits can act.
 
     Args:
-        twice: whether Lopti makes two passes.
         always: `Method.acts_at_ratio_one`.
         size: what follows the word updates, such as " of 32 prompts".
     """
-    if run.updates is None:
+    if schedule.updates is None:
         return "an unknown number of updates per rollout batch"
-    number = f"{run.updates} update{'' if run.updates == 1 else 's'}{size} per rollout batch"
-    number += " and pass of Lopti" * twice
-    if run.makes_one_update and not twice:
+    number = f"{schedule.updates} update{'' if schedule.updates == 1 else 's'}{size} per rollout batch"
+    number += " and pass of Lopti" * (len(schedule.passes) == 2)
+    if schedule.only_at_ratio_one:
         if always:
             return f"{number}: {always} can act"
         several = f"to make several updates, set {MINI_BATCH} below data.train_batch_size"

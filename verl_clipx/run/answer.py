@@ -48,6 +48,7 @@ from verl_clipx.run.groups import group_names
 from verl_clipx.run.keys import ACTOR, LOSS_MODE, MINI_BATCH, RESPONSES, ROLLOUT, distillation_term, read
 from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import NAMES
+from verl_clipx.run.schedule import Schedule, schedule_of
 from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
@@ -159,7 +160,8 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     if decision is not None:
         stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
         return dataclasses.replace(of_decision(config, decision), stops=stops)
-    run = RunFacts(options=read(config))
+    values = read(config)
+    run = RunFacts(options=values, schedule=schedule_of(values))
     return Answer(
         f"{loss_mode}, verl's own loss; the plugin has no part in this run",
         loss_mode,
@@ -191,7 +193,6 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         bounds = bounds_of_verl(config.actor_rollout_ref.actor)
         made = updates_of(run, limit_of_verl(loss_mode))
         return Answer(loss, loss_mode, True, bounds=bounds, updates=made, cost="metrics only", **common)
-    twice = settings.update is not None and len(settings.update.passes) == 2
     to, source = ratio_to(run, settings).removeprefix("ratio "), source_of_old_log_probs(run)
     chosen = f" (+{NODE}={run.group})" if run.group else ""
     scope = f", scope {settings.scope}: {SCOPES[settings.scope]}" if settings.adaptive else ""
@@ -201,11 +202,11 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         True,
         settings=settings_of(settings, run),
         bounds=bounds_of(settings.method),
-        updates=updates_of(run, settings.method.what_limits, twice=twice, always=settings.method.acts_at_ratio_one),
+        updates=updates_of(run, settings.method.what_limits, always=settings.method.acts_at_ratio_one),
         ratio=f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
         taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
         unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
-        cost=cost(settings, run, twice=twice),
+        cost=cost(settings, run.schedule),
         receipt=of_receipt(settings, run),
         **common,
     )
@@ -233,12 +234,12 @@ def settings_of(settings: Settings, run: RunFacts) -> str:
     return f"{', '.join(own) or 'no parameters'}: {whose}"
 
 
-def updates_of(run: RunFacts, limit: Limit, *, twice: bool = False, always: str = "") -> str:
+def updates_of(run: RunFacts, limit: Limit, *, always: str = "") -> str:
     """The number of updates and whether limits can act, the responses of each, and the steps without any."""
     mini_batch, responses = run.options.get(MINI_BATCH), run.options.get(RESPONSES)
     size = f" of {mini_batch} prompts x {responses} response{'s' * (responses > 1)}" if mini_batch and responses else ""
     warmup = run.critic_warmup
-    made = updates(run, limit, twice=twice, always=always, size=size)
+    made = updates(run.schedule, limit, always=always, size=size)
     return made + (f"; steps before {warmup} update only the critic" if warmup > 1 else "")
 
 
@@ -289,13 +290,13 @@ def cut_by_context(config: DictConfig) -> str | None:
     )
 
 
-def cost(settings: Settings, run: RunFacts, *, twice: bool) -> str:
-    """What the loss costs beyond verl's own; `twice` is whether Lopti makes two passes."""
-    extra = settings.needs_extra_pass and (settings.selects_over_mini_batch or not run.makes_one_update)
-    passes = ["one extra forward pass before each update"] * extra + ["a second pass of each update (Lopti)"] * twice
-    without = extra and settings.scope == "mini_batch" and not settings.selects_over_mini_batch
-    instead = f"; {NODE}.scope=lagged needs none" if without and not settings.method.second_statistics_size else ""
-    return (" and ".join(passes) or "no extra pass") + instead
+def cost(settings: Settings, schedule: Schedule) -> str:
+    """Returns what the loss costs beyond verl's own."""
+    extra = [f"one extra forward pass {schedule.extra_passes}"] if schedule.extra_passes else []
+    passes = extra + ["a second pass of each update (Lopti)"] * (len(schedule.passes) == 2)
+    of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
+    can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
+    return (" and ".join(passes) or "no extra pass") + f"; {NODE}.scope=lagged needs none" * bool(of_scope and can_lag)
 
 
 def of_receipt(settings: Settings, run: RunFacts) -> str:

@@ -189,12 +189,6 @@ class Settings(Node):
         """Whether entropy selection needs a threshold over the mini-batch."""
         return self.select is not None and self.select.over == "mini_batch"
 
-    @property
-    def needs_extra_pass(self) -> bool:
-        """Whether some optimizer steps need the extra pass, a pass without gradient over the mini-batch."""
-        of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
-        return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Observe(Node):

@@ -1,7 +1,6 @@
 """What a run is, beside its loss: resolved once, and carried to the workers in the configuration's own node."""
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,20 +8,15 @@ from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.keys import (
     BYPASS,
     CALCULATE_LOG_PROBS,
-    EPOCHS,
     LOSS_AGG_MODE,
     LOSS_SCALE_FACTOR,
-    MINI_BATCH,
     MINI_BATCHES_AT_ONCE,
     ROLLOUT_NODES,
-    ROLLOUT_PROMPTS,
-    STEPS_A_VERSION,
-    SYNC_STEP,
     TORCH_COMPILE,
     TRAINER_MODE,
-    USE_V1,
     WARMUP,
 )
+from verl_clipx.run.schedule import Schedule, reads_v1
 
 
 @dataclass(frozen=True)
@@ -38,6 +32,7 @@ class RunFacts:
         unused: verl's clip keys, in full, that are set and that the method does not read, with their values.
         trace_folder: where traces go unless clipx.trace.folder says so, or None if nothing is traced.
         options: the keys of `keys.READ` with their values.
+        schedule: what the updates on a rollout batch consist of.
     """
 
     group: str | None = None
@@ -45,6 +40,7 @@ class RunFacts:
     unused: dict[str, Any] = field(default_factory=dict)
     trace_folder: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    schedule: Schedule = field(default_factory=Schedule)
 
     def complete(self, settings: Settings | Observe) -> Settings | Observe:
         """The settings with what they get from the run: taken-over values, the traces' folder, verl's compile switch.
@@ -100,25 +96,7 @@ class RunFacts:
     @property
     def uses_v1(self) -> bool:
         """Whether the trainer reads the keys of trainer.v1."""
-        # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
-        experimental = self.options.get(ROLLOUT_NODES) is not None or self.mini_batches_at_once
-        return self.options.get(USE_V1) is not False and not experimental
-
-    @property
-    def updates(self) -> int | None:
-        """The number of optimizer steps on each rollout batch as the worker gets it, or None if unknown."""
-        epochs = self.options.get(EPOCHS) or 1
-        if self.mini_batches_at_once:
-            return self.mini_batches_at_once * epochs
-        prompts, mini_batch = self.options.get(ROLLOUT_PROMPTS), self.options.get(MINI_BATCH)
-        if not prompts or not mini_batch:
-            return None
-        return math.ceil(prompts / self._parts / mini_batch) * epochs
-
-    @property
-    def batches_a_step(self) -> int:
-        """How many rollout batches, as the worker gets them, belong to one logged step and to one weight version."""
-        return self._parts * (self.options.get(STEPS_A_VERSION) or 1)
+        return reads_v1(self.options)
 
     @property
     def uncompiled_by(self) -> str | None:
@@ -130,19 +108,3 @@ class RunFacts:
         """Whether the trainer may train on samples of weights older than those that a rollout batch starts from."""
         experimental = self.options.get(ROLLOUT_NODES) is not None or self.mini_batches_at_once
         return bool(experimental or (self.uses_v1 and self.trainer_mode in ("separate_async", "colocate_async")))
-
-    @property
-    def old_policy_starts_the_update(self) -> bool:
-        """Whether old_log_probs come from the same weights that a rollout batch's first update starts from."""
-        in_step = not self.uses_v1 or self.trainer_mode in ("sync", "colocate_async")
-        return in_step and not self.bypass and not self.mini_batches_at_once
-
-    @property
-    def makes_one_update(self) -> bool:
-        """Whether each rollout batch gets a single update, which starts at ratio 1."""
-        return self.old_policy_starts_the_update and self.updates == 1
-
-    @property
-    def _parts(self) -> int:
-        # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
-        return (self.options.get(SYNC_STEP) or 1) if self.uses_v1 else 1

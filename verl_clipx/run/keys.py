@@ -417,24 +417,6 @@ PREFIX_GROUPER = declare_beside(f"{ACTOR}.use_prefix_grouper", ENGINE)
 ROUTER_REPLAY = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
 
 
-@refuses(ROUTER_REPLAY)
-def recorded_routes(values: Values, node: "Settings | Observe") -> Refusal | None:
-    """R2, if the method needs the extra pass: it would choose routes of its own"""
-    if not node.trains or values[STRATEGY] != "veomni" or values[ROUTER_REPLAY] != "R2":
-        return None
-    rejects = values[BYPASS] and values[ROLLOUT_RS] is not None
-    if not (node.needs_extra_pass or (rejects and node.select is not None)):
-        return None
-    return Refusal(
-        ROUTER_REPLAY,
-        "R2",
-        f"under {chosen(node)} the extra pass over the mini-batch would choose its own routes and see other "
-        "probabilities than the update trains on",
-        "Set it to R3 or disabled, or do without that pass (clipx.scope=lagged or micro_batch, "
-        "clipx.select.over=sequence).",
-    )
-
-
 DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", ENGINE)
 
 
@@ -616,14 +598,16 @@ def row_of(key: str) -> Row | None:
     return max(holding, key=lambda row: len(row.key), default=None)
 
 
-def read(config: DictConfig) -> dict[str, Any]:
-    """The keys of `READ` with their values in verl's configuration, and `SYNC_STEP`."""
+def read(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of `READ` with their values, and `SYNC_STEP`; of verl's configuration, or its leaves by key."""
     values = {row.key: _value(config, row.key, row.default) for row in ROWS.values() if row.default is not NOT_READ}
     mode = values[TRAINER_MODE] or "sync"
     return values | {SYNC_STEP: _value(config, f"trainer.v1.{mode}.parameter_sync_step", 1)}
 
 
-def _value(config: DictConfig, key: str, default: Any) -> Any:
+def _value(config: DictConfig | Mapping[str, Any], key: str, default: Any) -> Any:
+    if not OmegaConf.is_config(config):
+        return config.get(key, default)
     value = OmegaConf.select(config, key, default=default)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 

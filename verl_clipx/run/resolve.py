@@ -22,6 +22,7 @@ from verl_clipx.run.announcement import REMEDIES, uncorrected
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
+from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.takeover import ClipKeys, clip_keys
 
 NAMES = ("project_name", "experiment_name")
@@ -68,14 +69,19 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *of_clip_keys.refused])
     taken = {**taken_before(node), **of_clip_keys.taken}
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
-    run = RunFacts(group, taken, of_clip_keys.unused, folder, values)
+    run = RunFacts(group, taken, of_clip_keys.unused, folder, values, schedule_of(values, settings))
     refuse([correction_missing(run, settings)])
     return Resolved(node.loss_mode, run.complete(settings), run)
 
 
 def as_node(run: RunFacts) -> DictConfig:
     """The facts as a node of the configuration, which verl resolves in place and its workers build."""
-    return OmegaConf.create({"_target_": f"{RunFacts.__module__}.{RunFacts.__name__}", **dataclasses.asdict(run)})
+    return OmegaConf.create(target_node(run) | {"schedule": target_node(run.schedule)})
+
+
+def target_node(value: Any) -> dict[str, Any]:
+    """Returns a dataclass as the node that Hydra builds it from."""
+    return {"_target_": f"{type(value).__module__}.{type(value).__name__}", **dataclasses.asdict(value)}
 
 
 def facts_node(config: DictConfig) -> DictConfig | None:

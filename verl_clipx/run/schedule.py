@@ -1,18 +1,239 @@
-"""What the updates on a rollout batch of a run consist of: passes, updates, where bounds come from, extra passes.
+"""What the updates on a rollout batch consist of: passes, updates, where bounds come from, extra passes.
 
-A run's schedule is made once, when its configuration is resolved, and kept in the run's record. The worker's planner,
-the line, `clipx explain`, the receipt, replay, the page and the papers' presets read it. Importing this is cheap.
+A run's schedule is made once, when its configuration is resolved, and the record keeps it. The worker's planner, the
+line, `clipx explain`, the receipt, replay, the page and the papers' presets read it. Importing this is cheap.
 """
 
+import dataclasses
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from verl_clipx.base.refusal import Refusal
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.run.keys import (
+    BYPASS,
+    EPOCHS,
+    FACTS,
+    MINI_BATCH,
+    MINI_BATCHES_AT_ONCE,
+    ROLLOUT_NODES,
+    ROLLOUT_PROMPTS,
+    ROLLOUT_RS,
+    ROUTER_REPLAY,
+    STEPS_A_VERSION,
+    STRATEGY,
+    SYNC_STEP,
+    TRAINER_MODE,
+    USE_V1,
+    Values,
+    chosen,
+    read,
+    refuses,
+)
+
 if TYPE_CHECKING:
-    pass
+    from verl_clipx.run.config import Observe, Settings
 
-Values = Mapping[str, Any]
-
-# The name of the only pass over a rollout batch without Lopti.
-WHOLE = ""
-# From Lopti's order to the names of its passes.
+# From Lopti's order to the names of its passes over a rollout batch.
 PASSES = {"low_first": ("low", "high"), "high_first": ("high", "low"), "low_only": ("low",)}
+
+
+def position(update: int, name: str | None = None) -> str:
+    """Returns the name of an update within its rollout batch; `name` is that of Lopti's pass."""
+    return f"{name}/update_{update}" if name else f"update_{update}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the optimizer updates on each rollout batch of a run consist of.
+
+    Args:
+        updates: of one pass over a rollout batch as the worker gets it; None if unknown.
+        batches_a_step: how many rollout batches, as the worker gets them, are one logged step and one weight version.
+        passes: the names of Lopti's passes in their order; empty without Lopti, where there is one pass.
+        starts_at_ratio_one: whether old_log_probs are of the weights that the first update starts from.
+        bounds: the tokens that bounds are decided from.
+        bounds_of_first: those of the first update on a rollout batch.
+        bounds_without_past: those under scope=lagged, until the same update of an earlier rollout batch is known.
+        selects_by_pass: whether each update needs the extra pass because of its entropy selection.
+        counts: the numbers of tokens that the ranks sum before an update: "counted", where the loss's own tokens are
+            fewer than verl's, and "selected".
+        second_stage: whether statistics have a second stage, with a sum of its own.
+    """
+
+    updates: int | None = None
+    batches_a_step: int = 1
+    passes: tuple[str, ...] = ()
+    starts_at_ratio_one: bool = False
+    bounds: DecidedFrom = DecidedFrom.MICRO_BATCH
+    bounds_of_first: DecidedFrom = DecidedFrom.MICRO_BATCH
+    bounds_without_past: DecidedFrom = DecidedFrom.MICRO_BATCH
+    selects_by_pass: bool = False
+    counts: tuple[str, ...] = ()
+    second_stage: bool = False
+
+    def __post_init__(self) -> None:
+        # As a node of a configuration gives them.
+        for name in ("passes", "counts"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("bounds", "bounds_of_first", "bounds_without_past"):
+            object.__setattr__(self, name, DecidedFrom(getattr(self, name)))
+
+    @property
+    def updates_on_batch(self) -> int | None:
+        """The updates of all passes over a rollout batch as the worker gets it; None if unknown."""
+        return self.updates and self.updates * max(len(self.passes), 1)
+
+    @property
+    def updates_a_step(self) -> int | None:
+        """The updates of a logged step; None if unknown."""
+        return self.updates_on_batch and self.updates_on_batch * self.batches_a_step
+
+    @property
+    def only_at_ratio_one(self) -> bool:
+        """Whether each rollout batch gets a single update, which starts at ratio 1."""
+        return self.starts_at_ratio_one and self.updates == 1 and len(self.passes) < 2
+
+    def decided_from(self, at: str, *, past: bool = False) -> DecidedFrom:
+        """Returns the tokens that an update's bounds are decided from.
+
+        Args:
+            at: the update, by `position`.
+            past: whether the same update of an earlier rollout batch is known.
+        """
+        if self.bounds is DecidedFrom.LAGGED and not past:
+            return self.bounds_without_past
+        return self.bounds_of_first if at == position(0) else self.bounds
+
+    def makes_extra_pass(self, at: str, *, past: bool = False) -> bool:
+        """Returns whether an update is preceded by a pass without gradient over its mini-batch; as `decided_from`."""
+        return self.selects_by_pass or self.decided_from(at, past=past) is DecidedFrom.MINI_BATCH
+
+    @property
+    def extra_passes(self) -> str:
+        """Which updates of the configuration have an extra pass, in words; empty if none has."""
+        if self.makes_extra_pass(position(0, *self.passes[:1]), past=True):
+            return "before each update"
+        without_past = self.bounds is DecidedFrom.LAGGED and self.makes_extra_pass(position(0))
+        return "before each update of the first rollout batch" if without_past else ""
+
+    @property
+    def may_need_extra_pass(self) -> bool:
+        """Whether some update may have an extra pass: verl may make more updates than the configuration gives."""
+        of_bounds = (self.bounds, self.bounds_of_first, self.bounds_without_past)
+        return self.selects_by_pass or DecidedFrom.MINI_BATCH in of_bounds
+
+    def sums_over_ranks(self, at: str, *, past: bool = False) -> int:
+        """Returns the number of all-reduces before an update; as `decided_from`."""
+        source = self.decided_from(at, past=past)
+        sums = bool(self.counts) or self.selects_by_pass or source is not DecidedFrom.MICRO_BATCH
+        return sums + (self.second_stage and source in (DecidedFrom.MINI_BATCH, DecidedFrom.RATIO_ONE))
+
+
+def schedule_of(values: Values, settings: "Settings | Observe | None" = None) -> Schedule:
+    """Makes the schedule of a run.
+
+    Args:
+        values: the keys of `keys.READ` with their values.
+        settings: its clipx node, built; None for what verl's keys alone determine.
+    """
+    of_v1 = reads_v1(values)
+    # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
+    parts = (values.get(SYNC_STEP) or 1) if of_v1 else 1
+    in_step = not of_v1 or values.get(TRAINER_MODE) in ("sync", "colocate_async")
+    rejects_before = values.get(ROLLOUT_RS) is not None and not values.get(BYPASS)
+    schedule = Schedule(
+        updates_of(values, parts),
+        batches_a_step=parts * (values.get(STEPS_A_VERSION) or 1),
+        starts_at_ratio_one=in_step and not values.get(BYPASS) and not values.get(MINI_BATCHES_AT_ONCE),
+        counts=("counted",) * rejects_before,
+    )
+    return schedule if settings is None or not settings.trains else with_settings(schedule, settings, values)
+
+
+def reads_v1(values: Values) -> bool:
+    """Returns whether the trainer reads the keys of trainer.v1."""
+    # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
+    experimental = values.get(ROLLOUT_NODES) is not None or values.get(MINI_BATCHES_AT_ONCE)
+    return values.get(USE_V1) is not False and not experimental
+
+
+def updates_of(values: Values, parts: int) -> int | None:
+    """Returns the optimizer updates of one pass over a part of a rollout batch, or None if unknown."""
+    epochs = values.get(EPOCHS) or 1
+    if at_once := values.get(MINI_BATCHES_AT_ONCE):
+        return at_once * epochs
+    sizes = prompts, mini_batch, _ = values.get(ROLLOUT_PROMPTS), values.get(MINI_BATCH), epochs
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    return math.ceil(prompts / parts / mini_batch) * epochs
+
+
+def with_settings(schedule: Schedule, settings: "Settings", values: Values) -> Schedule:
+    """Adds what the plugin's part in a run determines of its schedule."""
+    passes = () if settings.update is None else PASSES[settings.update.order]
+    select, in_bypass = settings.select, bool(values.get(BYPASS) and values.get(ROLLOUT_RS) is not None)
+    # A threshold over the mini-batch is known only from a pass. So is the number of tokens that a selection within each
+    # sequence keeps, where the loss rejects by the current weights.
+    by_pass = select is not None and (select.over == "mini_batch" or in_bypass)
+    counts = ("counted",) if passes else schedule.counts
+    return dataclasses.replace(
+        schedule,
+        passes=passes,
+        **bounds_of(schedule, settings, whole=not passes),
+        selects_by_pass=by_pass,
+        counts=(*counts, *(("selected",) if select is not None and not by_pass else ())),
+        second_stage=settings.method.second_statistics_size > 0,
+    )
+
+
+def bounds_of(schedule: Schedule, settings: "Settings", *, whole: bool) -> dict[str, DecidedFrom]:
+    """Returns where the bounds of each update come from; `whole` is whether a single pass trains all tokens."""
+    if not settings.adaptive or settings.scope == "micro_batch":
+        return {}
+    # Without a forward pass the current policy's entropy is unknown.
+    at_ratio_one = DecidedFrom.MINI_BATCH if "entropy" in settings.method.asks_for else DecidedFrom.RATIO_ONE
+    if settings.scope == "lagged":
+        return dict(bounds=DecidedFrom.LAGGED, bounds_of_first=DecidedFrom.LAGGED, bounds_without_past=at_ratio_one)
+    # A pass that is made anyway is used.
+    free = whole and schedule.only_at_ratio_one and not settings.selects_over_mini_batch
+    first = at_ratio_one if free else DecidedFrom.MINI_BATCH
+    return dict(bounds=DecidedFrom.MINI_BATCH, bounds_of_first=first)
+
+
+def counted_schedule(values: Values, order: str | None) -> Schedule:
+    """Returns as much of a schedule as verl's keys and Lopti's order, `clipx.update.order`, determine: the counts."""
+    return dataclasses.replace(schedule_of(values), passes=PASSES.get(order, ()))
+
+
+def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
+    """Returns the schedule of a run from its recorded configuration, by dotted key.
+
+    A record of an older version, or of a run without the plugin, has no schedule, but the keys that its counts follow
+    from.
+    """
+    names = [field.name for field in dataclasses.fields(Schedule)]
+    recorded = {name: configuration[key] for name in names if (key := f"{FACTS}.schedule.{name}") in configuration}
+    if recorded:
+        return Schedule(**recorded)
+    default = "low_first" if "clipx.update.eta" in configuration else None
+    return counted_schedule(read(configuration), configuration.get("clipx.update.order", default))
+
+
+@refuses(ROUTER_REPLAY)
+def recorded_routes(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """R2, if the method needs the extra pass: it would choose routes of its own"""
+    if not node.trains or values[STRATEGY] != "veomni" or values[ROUTER_REPLAY] != "R2":
+        return None
+    if not schedule_of(values, node).may_need_extra_pass:
+        return None
+    return Refusal(
+        ROUTER_REPLAY,
+        "R2",
+        f"under {chosen(node)} the extra pass over the mini-batch would choose its own routes and see other "
+        "probabilities than the update trains on",
+        "Set it to R3 or disabled, or do without that pass (clipx.scope=lagged or micro_batch, "
+        "clipx.select.over=sequence).",
+    )

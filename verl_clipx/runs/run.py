@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pandas
 
+from verl_clipx.run.schedule import Schedule, recorded_schedule
 from verl_clipx.runs import keys
 
 if TYPE_CHECKING:
@@ -141,18 +142,10 @@ class Run:
             return None
         return SkippedUpdates(int(steps[0]), len(steps), int((self.log.index >= steps[0]).sum()), updates)
 
-    @property
-    def updates_a_step(self) -> int | None:
-        """Optimizer updates of a training step; None where the configuration does not say it."""
-        actor = "actor_rollout_ref.actor"
-        named = ("data.train_batch_size", f"{actor}.ppo_mini_batch_size", f"{actor}.ppo_epochs")
-        prompts, mini_batch, epochs = sizes = [self.configuration.get(key) for key in named]
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            return None
-        # Lopti makes two passes, or only the first of them.
-        update = "clipx.update."
-        twice = f"{update}eta" in self.configuration and self.configuration.get(f"{update}order") != "low_only"
-        return math.ceil(prompts / mini_batch) * epochs * (1 + twice)
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What the updates on a rollout batch consist of, as far as its configuration says it."""
+        return recorded_schedule(self.configuration)
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:

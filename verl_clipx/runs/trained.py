@@ -23,7 +23,8 @@ def what_was_trained(runs: list[Run]) -> list[str]:
 
 def _describe(run: Run) -> str:
     values = run.configuration
-    prompts, responses, updates = values.get("data.train_batch_size"), values.get(f"{ROLLOUT}.n"), run.updates_a_step
+    prompts, responses = values.get("data.train_batch_size"), values.get(f"{ROLLOUT}.n")
+    updates = run.schedule.updates_a_step
     rate = values.get(f"{ACTOR}.optim.lr")
     batch = f"{prompts} prompts" + (f" × {responses} responses" if responses else "") + " a rollout batch"
     model = name_of_model(values.get("actor_rollout_ref.model.path"))

@@ -14,27 +14,27 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.modifiers.masks import remaining
-from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import TokenPass, pad_rows
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import rejection_of, rejects_before
 from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, micro_batch_of
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, micro_batch_of
 
 # Sums a float64 vector over the data-parallel ranks.
 AllReduce = Callable[[Tensor], Tensor]
 
 
-def token_passes(settings: Settings | Observe, data: Any, all_reduce: AllReduce) -> list[TokenPass | None]:
-    """The passes over this rank's rollout batch: those of Lopti, or a single one over all tokens, which is None."""
-    update = None if isinstance(settings, Observe) else settings.update
-    if update is None:
+def token_passes(policy_loss: Any, data: Any, all_reduce: AllReduce) -> list[TokenPass | None]:
+    """Returns the passes over this rank's rollout batch: Lopti's, or a single one over all tokens, which is None."""
+    passes = policy_loss.run.schedule.passes
+    if not passes:
         return [None]
+    update = policy_loss.clipx.update
     eta: float | Tensor = update.eta
     if update.quantile is not None:
         local = probability_statistics(pad_rows(data["old_log_probs"]), pad_rows(data["response_mask"]))
         eta = float(probability_quantile(all_reduce(local), portion=update.quantile))
-    return [TokenPass(name, eta, update.equal) for name in update.passes]
+    return [TokenPass(name, eta, update.equal) for name in passes]
 
 
 def plan_step(
@@ -53,14 +53,15 @@ def plan_step(
         batch, data: the rollout batch, at this step; this rank's mini-batch.
         extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name.
     """
-    settings = policy_loss.clipx
-    step = OptimizerStep(batch.token_pass, decided_from=source_of_bounds(policy_loss, state, batch.position))
+    settings, schedule = policy_loss.clipx, policy_loss.run.schedule
+    past = state.knows(batch.position)
+    step = OptimizerStep(batch.token_pass, decided_from=schedule.decided_from(batch.position, past=past))
     sums, seen = token_counts(policy_loss, batch.token_pass, data), []
     if step.decided_from is DecidedFrom.RATIO_ONE:
         seen.append(inputs_at_ratio_one(settings, step, data))
         own = settings.functions(seen[0].mask.device).statistics(seen[0])
         sums["statistics"] = own[: settings.method.statistics_size]
-    if step.decided_from is DecidedFrom.MINI_BATCH or passes_for_selection(policy_loss):
+    if schedule.makes_extra_pass(batch.position, past=past):
         sums |= extra_pass(data, step, seen)
     if state.waiting is not None:
         sums["waiting"] = state.waiting[1]
@@ -92,42 +93,15 @@ def finish_step(settings: Settings, state: ControllerState, step: OptimizerStep,
         state.waiting = position, step.statistics_of_training
 
 
-def source_of_bounds(policy_loss: Any, state: ControllerState, position: str) -> DecidedFrom:
-    """The tokens that the bounds of the update at a position are decided from."""
-    settings = policy_loss.clipx
-    if not settings.adaptive or settings.scope == "micro_batch":
-        return DecidedFrom.MICRO_BATCH
-    if settings.scope == "lagged" and state.knows(position):
-        return DecidedFrom.LAGGED
-    # verl may fill up a rollout batch to more updates than the configuration gives: only the first is at ratio 1.
-    first = policy_loss.run.makes_one_update and settings.update is None and position == FIRST.position
-    # Without a forward pass the current policy's entropy is unknown. A pass that is made anyway is used.
-    at_ratio_one = settings.scope == "lagged" or (first and not settings.selects_over_mini_batch)
-    needs_entropy = "entropy" in settings.method.asks_for
-    return DecidedFrom.RATIO_ONE if at_ratio_one and not needs_entropy else DecidedFrom.MINI_BATCH
-
-
-def passes_for_selection(policy_loss: Any) -> bool:
-    """Whether every step needs the extra pass for its selection.
-
-    A selection over the mini-batch needs its threshold. Where the loss rejects by the current weights, the number of
-    tokens that a selection within each sequence keeps is known only from a pass.
-    """
-    select = policy_loss.clipx.select
-    return select is not None and (select.over == "mini_batch" or bool(rejection_of(policy_loss).criteria))
-
-
 def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> dict[str, Tensor]:
-    """This rank's numbers of tokens, where verl's own number is not the one that the loss uses."""
-    select = None if isinstance(policy_loss.clipx, Observe) else policy_loss.clipx.select
-    sums = {}
-    if token_pass is not None:
-        sums["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
-    elif rejects_before(policy_loss):
-        sums["counted"] = pad_rows(data["response_mask"]).sum(dtype=torch.float64)[None]
-    if select is not None and not passes_for_selection(policy_loss):
-        sums["selected"] = select.counts(pad_rows(data["response_mask"])).sum(dtype=torch.float64)[None]
-    return sums
+    """Returns this rank's numbers of tokens, where verl's own number is not the one that the loss uses."""
+    mask = pad_rows(data["response_mask"])
+    of_loss = mask if token_pass is None else token_pass.tokens(data)
+    counts = {
+        "counted": lambda: of_loss,
+        "selected": lambda: policy_loss.clipx.select.counts(mask),
+    }
+    return {name: counts[name]().sum(dtype=torch.float64)[None] for name in policy_loss.run.schedule.counts}
 
 
 def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all_reduce: AllReduce) -> Tensor:

@@ -77,7 +77,7 @@ class Receipt(Observer):
         decides = not settings.adaptive or settings.scope == "micro_batch" or step.decision is not None
         self._expect(decides, f"no bounds were decided for the mini-batch under {NODE}.scope={settings.scope}")
         if step.token_pass is not None:
-            turn, taken = settings.update.passes[min(batch.updates_before_pass, 1)], step.token_pass.name
+            turn, taken = self.run.schedule.passes[min(batch.updates_before_pass, 1)], step.token_pass.name
             self._expect(taken == turn, f"Lopti's pass over the {turn} tokens takes the {taken} ones")
 
     def end_micro_batch(
@@ -93,7 +93,7 @@ class Receipt(Observer):
             self._expect(not announced.rejected, wrong, stops=True)
         if not self._tokens and pad_rows(data["response_mask"]).any():
             self._compare_on_copies(announced, dp_group)
-        if self.run.old_policy_starts_the_update and not self._updates:
+        if self.run.schedule.starts_at_ratio_one and not self._updates:
             moved = (announced.inputs.log_prob - announced.inputs.old_log_prob)[announced.inputs.mask].abs().double()
             away, most = float(moved[moved.isfinite()].sum()) / max(len(moved), 1), DISTANCE[self.half]
             recomputed = "old_log_probs are announced as recomputed with the weights of the first update"
@@ -137,8 +137,7 @@ class Receipt(Observer):
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Closes the receipt after the first rollout batch: rank 0 prints it, NaN is logged if no rank compared any."""
         self.finished = True
-        passes = 1 if self.settings.update is None else len(self.settings.update.passes)
-        made, announced = batch.updates_before_pass + batch.update, self.run.updates and self.run.updates * passes
+        made, announced = batch.updates_before_pass + batch.update, self.run.schedule.updates_on_batch
         other = f"{made} updates on the first rollout batch, not {announced} as announced"
         self._expect(announced in (None, made), other)
         compared = float(self.all_reduce(torch.tensor([float(self._tokens)], dtype=torch.float64)))

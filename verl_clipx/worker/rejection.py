@@ -25,12 +25,6 @@ def rejection_of(policy_loss: Any) -> Rejection:
     return parse_criteria(str(options[ROLLOUT_RS]), str(options.get(WITH_ROLLOUT_RS[0])))
 
 
-def rejects_before(policy_loss: Any) -> bool:
-    """Whether verl's trainer removes tokens from response_mask that verl's own token count still includes."""
-    options = policy_loss.run.options
-    return options.get(ROLLOUT_RS) is not None and not options.get(BYPASS)
-
-
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
     """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
 

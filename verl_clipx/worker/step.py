@@ -16,6 +16,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.schedule import position
 from verl_clipx.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
 from verl_clipx.worker.not_finite import NotFinite
 
@@ -94,7 +95,7 @@ class RolloutBatch:
     @property
     def position(self) -> str:
         """The name of the next update within the rollout batch."""
-        return ("" if self.token_pass is None else f"{self.token_pass.name}/") + f"update_{self.update}"
+        return position(self.update, None if self.token_pass is None else self.token_pass.name)
 
 
 # Used if a worker gets no rollout batch: each of its updates then counts as the first.

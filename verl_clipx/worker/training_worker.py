@@ -26,7 +26,7 @@ from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice
 from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
-from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
+from verl_clipx.worker.plan import finish_step, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
@@ -77,7 +77,7 @@ class ClipxTraining:
         self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
         # verl counts the steps before critic_warmup too, in which it trains only the critic.
         run = config.policy_loss.run
-        self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.batches_a_step)
+        self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.schedule.batches_a_step)
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
             print(announcement(config.policy_loss), flush=True)
@@ -94,7 +94,7 @@ class ClipxTraining:
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
             return
-        if settings.needs_extra_pass or passes_for_selection(config.policy_loss):
+        if config.policy_loss.run.schedule.may_need_extra_pass:
             refuse_dropout(self.engine.module)
             self.extra_pass = partial(extra_pass, config.policy_loss, self.engine, cut=self._cut(), device=device)
         functions.prepare(device, counted=settings.update is not None, asks_for=settings.asks_for)
@@ -111,7 +111,7 @@ class ClipxTraining:
             observers.append(Receipt(settings, run, loss_fn, self._all_reduce, **of_rank))
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
             of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
-            of_run = dict(batches_a_step=run.batches_a_step, last=config.optim.total_training_steps)
+            of_run = dict(batches_a_step=run.schedule.batches_a_step, last=config.optim.total_training_steps)
             observers.append(Tracer(settings.trace, tokenizer=self.model_config.tokenizer, **of_rank, **of_run))
         return observers
 
@@ -129,12 +129,12 @@ class ClipxTraining:
         return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
 
     def _train_rollout_batch(self, data):
-        age = ages(data, self.rollouts // self.policy_loss.run.batches_a_step)
+        age = ages(data, self.rollouts // self.policy_loss.run.schedule.batches_a_step)
         if age is not None and isinstance(self.policy_loss.clipx, Settings):
             data[AGE] = age
         for observer in self.observers:
             observer.begin_rollout_batch(data, self.batch)
-        groups, metrics = token_passes(self.policy_loss.clipx, data, self._all_reduce), {}
+        groups, metrics = token_passes(self.policy_loss, data, self._all_reduce), {}
         for token_pass in groups:
             last = token_pass is groups[-1]
             self.batch.begin(token_pass, last=last)
@@ -226,7 +226,7 @@ class ClipxTraining:
             rank = state_rank(self.engine, get_device_id())
             self.state = restored_state(Path(local_path), settings, rank, get_device_id())
         # The name of verl's folder says how many steps its weights were trained for.
-        trained = checkpoint_step(local_path) * self.policy_loss.run.batches_a_step
+        trained = checkpoint_step(local_path) * self.policy_loss.run.schedule.batches_a_step
         self.rollouts = max(self.rollouts, trained)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
