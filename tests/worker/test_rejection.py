@@ -22,6 +22,7 @@ from verl_clipx.loss.loss import apply, token_statistics
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import build
+from verl_clipx.run.schedule import schedule_of
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
@@ -51,8 +52,9 @@ def switched(config, method="grpo", rejection=None, options=None, **fields):
         keys = (f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold")
         options |= dict(zip(keys, REJECTIONS[rejection], strict=True))
     config, policy_loss = copy.copy(config), copy.copy(config.policy_loss)
-    run = dataclasses.replace(policy_loss.run, options={**policy_loss.run.options, **options})
-    given = dict(run=run, clipx=build(method, metrics="all"), loss_mode=f"clipx_{method}")
+    settings, options = build(method, metrics="all"), {**policy_loss.run.options, **options}
+    run = dataclasses.replace(policy_loss.run, options=options, schedule=schedule_of(options, settings))
+    given = dict(run=run, clipx=settings, loss_mode=f"clipx_{method}")
     for owner, changed in ((policy_loss, given), (config, fields | {"policy_loss": policy_loss})):
         for name, value in changed.items():
             object.__setattr__(owner, name, value)
