@@ -1,7 +1,6 @@
 """Compiles functions of a micro-batch's tokens with torch.compile into one graph each, before the first step."""
 
 import logging
-import math
 import types
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -22,11 +21,8 @@ logger = logging.getLogger(__name__)
 TokenTensors = TypeVar("TokenTensors", bound=tuple)
 
 # Sizes that differ from each other and from all others, because equal sizes would become one symbol of the graph. The
-# compiler chooses the tiles of sums over a whole sequence by the example, so on an accelerator its length is realistic.
-EXAMPLE_SEQUENCES, EXAMPLE_LENGTH, EXAMPLE_LENGTH_ON_CPU = 37, 4099, 41
-
-# The widest vector of a CPU holds this many float32 numbers; it is also a multiple of the width for float64.
-VECTOR = 16
+# compiler chooses the tiles of sums over a whole sequence by the example, so its length is realistic.
+EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 4099
 
 
 class Functions:
@@ -71,9 +67,6 @@ class TokenFunctions(Functions):
         if not self.compiled:
             return self.call(token_loss, inputs, decision, self.detailed)
         rows, columns = inputs.mask.shape
-        if inputs.mask.device.type == "cpu":
-            both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
-            return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
         function = token_loss if self.by_sequence else token_loss_in_parts
         value, weighted, sums = self.call(function, inputs, decision, self.detailed)
         return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
@@ -82,9 +75,7 @@ class TokenFunctions(Functions):
         """As `token_statistics`."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
-        if inputs.mask.device.type == "cpu" or not self.compiled:
-            return self.call(token_statistics, inputs, first)
-        return self.call(token_statistics_in_parts, inputs, first)
+        return self.call(token_statistics_in_parts if self.compiled else token_statistics, inputs, first)
 
     def prepare(
         self,
@@ -108,18 +99,6 @@ class TokenFunctions(Functions):
             if self.method.second_statistics_size:
                 statistics = self.statistics(inputs, statistics[: self.method.statistics_size])
             self.loss(inputs, self.method.decide(statistics))
-
-
-def token_loss_in_one(
-    method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool
-) -> tuple[Tensor, Tensor]:
-    """As `token_loss`, but value and weighted are one tensor, (sequences, 2, length), followed by the sums.
-
-    On a CPU the compiler then makes a single loop. With two tensors it would make a loop over all tokens, which cannot
-    include sums over each sequence. It would need two more loops and would store what all three share.
-    """
-    value, weighted, sums = token_loss(method, shaping, inputs, decision, detailed)
-    return torch.stack((value, weighted), 1), sums
 
 
 def token_loss_in_parts(
@@ -164,14 +143,13 @@ class ObservedFunctions(Functions):
 
     def sums(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
         """As `observed_sums`."""
-        on_cpu = tokens.mask.device.type == "cpu"
-        function = observed_sums if on_cpu else observed_sums_in_parts
+        function = observed_sums_in_parts if self.compiled else observed_sums
         return self.call(function, tokens, bounds, by_sequence, self.detailed)
 
     def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
         """Compiles now, so that no step waits for it; device: where the tokens will be."""
         if self.compiled:
-            one = torch.full(example_size(device), -1.0, device=device)
+            one = torch.full((EXAMPLE_SEQUENCES, EXAMPLE_LENGTH), -1.0, device=device)
             tokens = ObservedTokens(one, one.clone(), one.clone(), one.bool(), one.clone())
             self.sums(tokens, bounds, by_sequence)
 
@@ -181,12 +159,8 @@ token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunct
 
 
 # By default the compiler stores, for each token, what is computed from many tensors or in many operations. With these
-# options it computes that again where it is needed: on an accelerator the statistics read the tokens once, and on a CPU
-# a loss is one loop.
-OPTIONS = {
-    token_statistics_in_parts: {"realize_reads_threshold": 100, "realize_opcount_threshold": 1000},
-    token_loss_in_one: {"realize_reads_threshold": 100},
-}
+# options it computes that again where it is needed, so that the statistics read the tokens once.
+OPTIONS = {token_statistics_in_parts: {"realize_reads_threshold": 100, "realize_opcount_threshold": 1000}}
 
 
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,13 +184,10 @@ def alike(inputs: TokenTensors) -> TokenTensors:
         inputs: a micro-batch: `Inputs`, or another NamedTuple of such tensors with a mask and log_prob.
 
     Returns:
-        Detached, contiguous, padded inputs in the compute dtype. They are padded because a size of 0 or 1 would need
-        its own graph, and because at the end of a row that is not a multiple of its vectors, a CPU's code uses another
-        exp, which differs in the last bit.
+        Detached, contiguous inputs in the compute dtype, padded where a size of 0 or 1 would need its own graph.
     """
     rows, columns = inputs.mask.shape
-    multiple = VECTOR if inputs.mask.device.type == "cpu" else 1
-    missing = (0, max(math.ceil(columns / multiple) * multiple, 2) - columns, 0, max(2 - rows, 0))
+    missing = (0, max(2 - columns, 0), 0, max(2 - rows, 0))
     dtype = compute_dtype(inputs.log_prob.dtype)
 
     def one(values: Tensor | None) -> Tensor | None:
@@ -232,15 +203,9 @@ def alike(inputs: TokenTensors) -> TokenTensors:
     return type(inputs)(*map(one, inputs))
 
 
-def example_size(device: torch.device | str) -> tuple[int, int]:
-    """The numbers of sequences and of tokens in each that functions are compiled with."""
-    on_cpu = torch.device(device).type == "cpu"
-    return EXAMPLE_SEQUENCES, EXAMPLE_LENGTH_ON_CPU if on_cpu else EXAMPLE_LENGTH
-
-
 def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
     """The micro-batch that functions are compiled with; the arguments are those of `TokenFunctions.prepare`."""
-    size = example_size(device)
+    size = EXAMPLE_SEQUENCES, EXAMPLE_LENGTH
     log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
     mask = torch.ones(size, dtype=torch.bool, device=device)
     optional = {
