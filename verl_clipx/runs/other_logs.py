@@ -1,9 +1,10 @@
-"""Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B and its runs."""
+"""Logs besides verl's file log: TensorBoard's folders, CSV exports of W&B and its runs."""
 
 import codecs
 import contextlib
 import csv
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -11,14 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
-from verl_clipx.runs.run_log import Rows
+from verl_clipx.runs.console import read_console
+from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
 
 EVENTS = "events.out.tfevents.*"
-
-# A step as verl's console logger prints it; Ray puts a prefix before a worker's lines and may colour them.
-STEP = re.compile(r"(?:^|\s)step:(\d+) - (.+)$")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-METRIC = re.compile(r"(?P<key>[^\s:]+):(?:np\.\w+\()?(?P<value>[-+.\w]+)\)?")
 
 # The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
@@ -45,22 +42,6 @@ def reader_of(path: Path) -> Callable[[Path], Rows] | None:
     return None if content.lstrip().startswith(b"{") else read_console
 
 
-def read_console(path: Path) -> Rows:
-    """The steps in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
-
-    Raises:
-        ValueError: there is no such line.
-    """
-    rows: Rows = {}
-    for line in COLOUR.sub("", read_text(path)).splitlines():
-        if step := STEP.search(line):
-            metrics = filter(None, (METRIC.fullmatch(part.strip()) for part in step[2].split(" - ")))
-            rows.setdefault(int(step[1]), {}).update({one["key"]: _number(one["value"]) for one in metrics})
-    if not rows:
-        raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print.")
-    return rows
-
-
 def read_tensorboard(path: Path) -> Rows:
     """The scalars of a TensorBoard folder, that of one run, or one above it.
 
@@ -75,12 +56,9 @@ def read_tensorboard(path: Path) -> Rows:
         names = ", ".join(str(one.relative_to(path)) for one in folders)
         raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
     events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
-    rows: Rows = {}
-    for tag in events.Tags()[SCALARS]:
-        for event in events.Scalars(tag):
-            # If a resumed run logged a step again, its last value counts.
-            rows.setdefault(event.step, {})[tag] = float(event.value)
-    return rows
+    scalars = [(one.wall_time, one.step, tag, one.value) for tag in events.Tags()[SCALARS] for one in events.Scalars(tag)]
+    steps = itertools.groupby(sorted(scalars), key=lambda scalar: scalar[1])
+    return last_run(path, (Logged(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps))
 
 
 def read_exports(path: Path) -> Rows:

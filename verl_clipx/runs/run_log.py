@@ -4,7 +4,7 @@ import gzip
 import math
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,17 @@ from verl_clipx.runs import keys
 
 Rows = dict[int, dict[str, float]]
 """Step to metric to number."""
+
+
+VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard's folder, or W&B's run or export."
+
+
+class Logged(NamedTuple):
+    """What was logged of a step at once, and by which process, if the log says it."""
+
+    step: int
+    metrics: dict[str, float]
+    process: str = ""
 
 
 class Entry(NamedTuple):
@@ -51,10 +62,44 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
 
 
 def rows_of(text: bytes, path: Path) -> Rows:
-    """The numbers of a log, as for `entries_in`; a step that was logged twice, as by the first validation, is one."""
+    """The numbers of a log's last run, as for `entries_in` and `last_run`."""
+    return last_run(path, (Logged(entry.step, _numbers(entry.data)) for entry in entries_in(text, path)))
+
+
+def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
+    """The numbers of the last run in a log, by step; a step that was logged in parts, as by a validation, is one.
+
+    Where the steps go back, a run was resumed, and what it logged since counts; where they go back to the first, it is
+    another run. Both give a warning.
+
+    Raises:
+        ValueError: steps of several processes or runs alternate, so that no run can be told.
+    """
     rows: Rows = {}
-    for entry in entries_in(text, path):
-        rows.setdefault(entry.step, {}).update(_numbers(entry.data))
+    processes: dict[str, None] = {}
+    last, count, said, mixed, ahead = 0, 0, [], False, []
+    for step, metrics, process in logged:
+        mixed |= process in processes and process != next(reversed(processes))
+        processes |= {process: None} if process else {}
+        count += 1
+        ahead.append((step, metrics))
+        # A validation may be of an earlier checkpoint; the next step that trains says what it belongs to.
+        if all(key.startswith("val-") for key in metrics):
+            continue
+        if step < last or (step == last > 0 and metrics.keys() & rows[step].keys()):
+            rows = {at: row for at, row in rows.items() if 1 < step and at < step}
+            how = "goes on, as a resumed run does: its later values" if step > 1 else "begins anew: the last run's steps"
+            said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
+        for at, values in ahead:
+            rows.setdefault(at, {}).update(values)
+        last, ahead = step, []
+    if mixed or (len(said) > 2 and 2 * len(said) >= count):
+        names = f" of {' and '.join(processes)}" if processes else ""
+        raise ValueError(f"{path}: steps{names} alternate, so several runs wrote it. Keep each one's lines in a file.")
+    for what in said:
+        warnings.warn(what, stacklevel=2)
+    for at, values in ahead:
+        rows.setdefault(at, {}).update(values)
     return rows
 
 

@@ -1,0 +1,125 @@
+"""verl's console output: the steps in it, among other lines, behind progress bars, and as a terminal wrapped them."""
+
+import itertools
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.cells import cell_len
+
+from verl_clipx.common.files import read_bytes
+from verl_clipx.common.terminal import harmless
+from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
+
+# A step as verl's console logger prints it, at the beginning of a line or glued to a progress bar; not in a metric's
+# name, such as training/global_step.
+STEP = re.compile(r"(?<![A-Za-z_/.-])step:(\d{1,15}) - ")
+# What Ray puts before a process's line.
+PROCESS = re.compile(r"\([^()]*\bpid=\d+[^()]*\) ?")
+METRIC = re.compile(
+    r"(?P<key>(?:(?! - |:[-+.\d]).)+?):(?P<of_numpy>np\.\w+\()?"
+    r"(?P<value>[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)|True|False)(?(of_numpy)\))"
+)
+# Where a metric ends although something else is glued to it.
+ENDS = re.compile(METRIC.pattern + r"(?![-+.\d]|[eE](?![A-Za-z]))")
+# What a metric may consist of that was cut in two; no border or sign of an editor's.
+CUT = re.compile(r"[-\w/@.:+()=,]*(?: -?)?")
+WORDS = {"True": 1.0, "False": 0.0}
+
+
+def read_console(path: Path) -> Rows:
+    """The steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`, wrapped or not.
+
+    Raises:
+        ValueError: there is no such line, none can be read to its end, or the steps of two processes alternate.
+    """
+    # A byte that is no UTF-8 is in a progress bar that was cut.
+    rows = [harmless(row) for row in read_bytes(path).decode(errors="replace").splitlines()]
+    logged, damaged, cut = [], [], 0
+    for line in _unwrapped(path, rows):
+        for step, after in itertools.pairwise([*STEP.finditer(line), None]):
+            metrics, unread = _metrics_in(line[step.end() : after and after.start()])
+            process = [one[0].strip() for one in PROCESS.finditer(line, 0, step.start())][-1:]
+            logged.append(Logged(int(step[1]), metrics, *process))
+            damaged += [f"{path}, step {step[1]}: damaged, and left out: {' - '.join(filter(None, unread))!r:.80}."] * any(unread)
+            cut += bool(unread[-1])
+    if not logged:
+        raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print. {VERL_ONLY}")
+    if cut == len(logged):
+        raise ValueError(
+            f"{damaged[0]} So is every step, as where a terminal or an editor broke the lines: save the output itself, "
+            "by `2>&1 | tee train.log`, or log with trainer.logger=[console,file]."
+        )
+    if damaged:
+        more = f" So are parts of {len(damaged) - 1} more steps." * (len(damaged) > 1)
+        warnings.warn(damaged[0] + more, stacklevel=2)
+    return last_run(path, logged)
+
+
+def _metrics_in(text: str) -> tuple[dict[str, float], list[str]]:
+    """The metrics of a step, and of each part of its text what can't be read."""
+    *parts, last = PROCESS.split(text)[0].split(" - ")
+    found = [*((part, METRIC.fullmatch(part.strip())) for part in parts), (last, ENDS.match(last.strip()))]
+    metrics = {one["key"]: float(WORDS.get(one["value"], one["value"])) for _, one in found if one}
+    return metrics, ["" if one else part for part, one in found]
+
+
+def _unwrapped(path: Path, rows: list[str]) -> Iterator[str]:
+    """The lines that were printed: of each step, the rows into which a terminal of any width wrapped it are joined.
+
+    Rows that go on with a step are known by what they say: with them each metric is whole that was cut. Where a metric
+    could also end with its row, the width decides: a terminal wraps rows at its own.
+
+    Raises:
+        ValueError: nothing shows whether a row is the rest of a number.
+    """
+    widest = max(map(cell_len, rows), default=0)
+    line, full, wrapped, doubtful = "", False, False, ""
+    for number, row in enumerate(rows, 1):
+        # The terminal may have dropped a blank at the row's end, or moved a character of two cells into the next one.
+        fills = cell_len(row) >= widest - 1
+        joined = _joined(line, row, full, fills) if line and row.strip() else None
+        if joined is None and line:
+            yield line
+        elif line and METRIC.fullmatch(line.rpartition(" - ")[2]) and " - " not in row:
+            doubtful = doubtful or f"{path}, line {number}: {row!r:.40}"
+        else:
+            wrapped |= full and joined is not None
+        line, full = row if joined is None else joined, fills
+    yield line
+    if doubtful and not wrapped:
+        raise ValueError(
+            f"{doubtful} may be the rest of the number above it, as where a terminal wrapped the line, or a line of its "
+            "own. Join it to the line above, or remove it."
+        )
+
+
+def _joined(line: str, row: str, full: bool, fills: bool) -> str | None:
+    """A line with a further row, None if the row begins a line of its own.
+
+    Args:
+        full: whether the row before reaches the terminal's edge.
+        fills: whether this row does.
+    """
+    begins, process = [*STEP.finditer(line)], PROCESS.match(row)
+    # Ray repeats the process before the rest of a line of which it had read a part.
+    goes_on = bool(process and begins and process[0] in line[: begins[-1].start()])
+    if process and not goes_on:
+        return None
+    row = row[process.end() :] if process else row
+    blank = " " * (line.endswith(" -") and row[0] != " " or row.startswith("- ") and line[-1] != " ")
+    joined = line + blank + row
+    if not begins:
+        step = STEP.search(joined) if full else None
+        return joined if step and step.start() < len(line) < step.end() else None
+    *_, cut = line[begins[-1].end() :].rsplit(" - ", 1)
+    *parts, last = (cut + blank + row).split(" - ")
+    is_whole, at_a_blank = METRIC.fullmatch(cut), blank or row.startswith(" - ")
+    if STEP.match(row) and (is_whole or not full or STEP.match(joined, len(line))):
+        return None
+    if not all(METRIC.fullmatch(part.strip()) for part in parts) or is_whole and not (at_a_blank or full or goes_on):
+        return None
+    if cut and not (is_whole or CUT.fullmatch(parts[0] if parts else last)):
+        return None
+    return joined if parts or METRIC.fullmatch(last) or (fills and not is_whole) else None
