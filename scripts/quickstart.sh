@@ -151,10 +151,12 @@ failed() {
     exit "$3"
 }
 
-# Of what a training prints: the plugin's line, and each step with the mean reward of its responses.
+# Of what a training prints: the plugin's line, and each step with the mean reward of its responses. Several steps, or
+# a progress bar and a step, may stand in one line, and Ray may break a line that it has read a part of.
 progress() {
-    sed -un -e 's/^clipx: clipx_/    clipx_/p' \
-        -e "s|^.*[^a-z]step:\([0-9]*\) - .* - critic/rewards/mean:\([-+.0-9a-z]*\) .*$|    step \1 of $TOTAL_STEPS: reward \2|p"
+    sed -u -e 's/\(^\|[^a-zA-Z_/.-]\)\(step:[0-9]* - \)/\n\2/g' | sed -un -e 's/^clipx: clipx_/    clipx_/p' \
+        -e '/^step:[0-9]* - /h' \
+        -e '/critic\/rewards\/mean:/{G;s|^.*critic/rewards/mean:\([-+.0-9a-z]*\).*\nstep:\([0-9]*\) - .*$|    step \2 of '"$TOTAL_STEPS"': reward \1|p;}'
 }
 
 # Whether forward and backward can compute in bfloat16: emulated it would be slower than float32.

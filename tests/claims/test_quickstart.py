@@ -52,6 +52,7 @@ echo "$MODEL_PATH ${PARAM_DTYPE:-} ${MAX_PROMPT_LENGTH:-} $TOTAL_STEPS $TRAIN_FI
 echo "clipx: clipx_$METHOD (+clipx=$METHOD), bounds as announced"
 echo "a warning of verl's" >&2
 printf '\\e[36m(TaskRunnerV1 pid=7)\\e[0m step:1 - actor/lr:0.001 - critic/rewards/mean:0.25 - perf/time:2\\n'
+eval "${PRINTS:-}"
 exit "${TRAINING_EXIT:-0}"
 """
 
@@ -135,6 +136,24 @@ def test_it_shows_the_runs_line_and_steps_and_keeps_the_rest_in_a_log(start):
     assert "a warning of verl's" in log and "critic/rewards/mean:0.25" in log
     failed = start("dgpo", TRAINING_EXIT="7", SEED="2", code=7).stderr
     assert "training with +clipx=grpo failed. Its log: " in failed and "a warning of verl's" in failed
+
+
+@pytest.mark.parametrize(
+    "prints",
+    [
+        # Two in one line; behind a bar; in lines that Ray has broken; two at once.
+        "(A pid=7) {}(A pid=7) {}\\n",
+        "\\rTraining Progress: 50%%|#| 2/4 [00:05<00:05]{}{}\\n",
+        "{}\\rTraining Progress: 50%%|#| 2/4 [00:05<00:05]\\r{}",
+        "(A pid=7) {}\\n(A pid=7) {}\\n",
+        "(A pid=7) step:2 - a/b:0.\\n(A pid=7) 5 - critic/rewards/mean:0.2 - x/y:1\\n(A pid=7) {1}\\n",
+    ],
+)
+def test_each_step_is_shown_however_its_line_is_printed(start, prints):
+    lines = [f"step:{step} - training/global_step:{step} - critic/rewards/mean:0.{step} - perf/x:2" for step in (2, 3)]
+    started = start("grpo", TOTAL_STEPS="3", PRINTS=f"printf '{prints.format(*lines)}'")
+    shown = [line.strip() for line in started.stdout.splitlines() if "reward" in line and line.startswith("    step")]
+    assert shown == ["step 1 of 3: reward 0.25", "step 2 of 3: reward 0.2", "step 3 of 3: reward 0.3"]
 
 
 def test_a_method_is_compared_by_seeds_and_grpo_stands_alone_with_all_overrides(start):
