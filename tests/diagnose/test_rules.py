@@ -40,6 +40,8 @@ IDLE |= {keys.BOUND_LOW: (0.6, 0.6), keys.BOUND_HIGH: (1.2, 1.2)}
 # By rule: metric to its value before and from the onset on, the record, and the onset.
 PATHOLOGIES = {
     "entropy collapse": ({keys.ENTROPY: (1.0, 0.01)}, {}, ONSET),
+    "entropy explosion": ({keys.ENTROPY: (0.3, 13.0)}, {}, ONSET),
+    "no learning signal": ({"critic/advantages/min": (-0.9, 0.0), "critic/advantages/max": (1.5, 0.0)}, {}, ONSET),
     "few prompts teach, because samples score alike": ({keys.ALIKE: (0.3, 0.95)}, {}, ONSET),
     "one-sided clipping": ({keys.CLIPPED_LOW: (0.02, 0.04), keys.CLIPPED_HIGH: (0.02, 0.0)}, {}, ONSET),
     "bounds idle: one update a rollout batch": ({keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0)}, {}, 1),
@@ -165,13 +167,13 @@ ACPO = {"method": "acpo", "alpha": 3.0}
 @pytest.mark.parametrize(
     ("node", "metrics", "checked", "others", "lacks"),
     [
-        # Entropy, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
-        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 6, 7, "the run's configuration: ratio"),
+        # Entropy twice, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
+        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 7, 8, "the run's configuration: ratio"),
         # Nothing is said of another method's rules, and of its own only where a metric of theirs is missing.
-        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 4, 10, "val-core/*/mean@*: held-out score falls"),
-        (ACPO, {}, 3, 11, "this plugin's metrics (+clipx=observe): few prompts teach"),
-        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 3, 12, "bounds idle: the search never started"),
-        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 3, 11, "held target out of reach"),
+        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 5, 11, "val-core/*/mean@*: held-out score falls"),
+        (ACPO, {}, 4, 12, "this plugin's metrics (+clipx=observe): few prompts teach"),
+        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 4, 13, "bounds idle: the search never started"),
+        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 4, 12, "held target out of reach"),
     ],
 )
 def test_the_command_says_how_many_rules_were_checked_and_what_the_others_need(
@@ -195,6 +197,46 @@ def test_where_nothing_is_lacked_all_rules_are_checked():
     log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
     whole = run_of(log, {key: 1 for key in everything if "/" not in key})
     assert cover(whole) == {rule.name: [] for rule in RULES}
+
+
+ADVANTAGES = {"critic/advantages/min": -0.9, "critic/advantages/max": 1.5}
+DEAD = dict.fromkeys(ADVANTAGES, 0.0)
+SCORED_1 = {"critic/score/min": 1.0, "critic/score/max": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        # Nothing solved, everything solved, and scores that differ between prompts alone.
+        ([DEAD | {"critic/score/min": 0.0, "critic/score/max": 0.0}] * 30, {"no learning signal": 1}),
+        (
+            [ADVANTAGES | {"critic/score/min": 0.0, "critic/score/max": 1.0}] * 9 + [DEAD | SCORED_1] * 3,
+            {"no learning signal": 10},
+        ),
+        ([DEAD | {"critic/score/min": 0.0, "critic/score/max": 1.0}] * 5, {"no learning signal": 1}),
+        # What float32 leaves of GRPO's advantages where eight samples score 0.9: (0.9 - mean) / (std + 1e-6).
+        ([{"critic/advantages/min": -0.056, "critic/advantages/max": 0.056} | SCORED_1] * 5, {"no learning signal": 1}),
+        ([{"critic/advantages/min": -0.056, "critic/advantages/max": 0.056}] * 5, {}),
+        ([DEAD, DEAD, ADVANTAGES] * 9, {}),
+        (
+            [{"health/alike_prompts": 1.0}] * 5,
+            {"no learning signal": 1, "few prompts teach, because samples score alike": 1},
+        ),
+        ([{keys.ENTROPY: value} for value in [0.3] * 5 + [1.0, 4.0, 9.0, 13.0]], {"entropy explosion": 7}),
+        ([{keys.ENTROPY: value} for value in [2.4] * 5 + [8.0] * 3], {"entropy explosion": 6}),
+        # Wider than it began, as with DAPO's higher bound; or from next to nothing.
+        ([{keys.ENTROPY: value} for value in [0.3] * 5 + [1.2] * 30], {}),
+        ([{keys.ENTROPY: value} for value in [0.02] * 5 + [0.5] * 30], {}),
+        ([{keys.ENTROPY: value} for value in [3.0] * 5 + [5.5] * 30], {}),
+    ],
+)
+def test_what_teaches_nothing_and_what_becomes_noise_is_said_from_its_first_step(tmp_path, rows, found):
+    write_log(tmp_path / "run/metrics.jsonl", rows)
+    assert {one["finding"]: one["onset"] for one in answer("diagnose", tmp_path / "run")["findings"]} == found
+    said = clipx("diagnose", tmp_path / "run")
+    assert ("All samples score 1, so nothing is learned." in said) == (
+        "critic/score/min" in rows[-1] and bool(found) and rows[-1]["critic/score/min"] == 1
+    )
 
 
 FELL = {keys.ENTROPY: [1.0] * 9 + [0.01] * 9}

@@ -51,3 +51,19 @@ def other_prompts(run: Run) -> str:
     if mean.iloc[-1] > (low.min() + high.max()) / 2:
         return f"Most of them are solved, {score}: take harder prompts, or filter groups."
     return f"Most of them are not solved, {score}: take easier prompts, more samples a prompt, or filter groups."
+
+
+def less_entropy(run: Run) -> str:
+    """Against an explosion of entropy: no bonus on it, a lower bound, a lower learning rate."""
+    bonus = run.configuration.get("actor_rollout_ref.actor.entropy_coeff")
+    first = "Set actor.entropy_coeff to 0, lower" if bonus != 0 else "Lower"
+    return f"{first} actor.optim.lr or the upper bound, and go back to a checkpoint before."
+
+
+def some_signal(run: Run) -> str:
+    """Where no advantage differs from 0: what the scores say of it."""
+    low, high = run.values(keys.LOWEST_REWARD), run.values(keys.HIGHEST_REWARD)
+    what = "Whatever a prompt's samples answer scores the same, so nothing is learned."
+    if len(low) and low.iloc[-1] == high.iloc[-1]:
+        what = f"All samples score {low.iloc[-1]:g}, so nothing is learned."
+    return f"{what} Look whether the reward function reads the answers as it should; if it does: {other_prompts(run)}"

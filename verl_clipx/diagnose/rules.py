@@ -10,7 +10,14 @@ import numpy
 import pandas
 
 from verl_clipx.common.statistics.collapse import KEPT, collapse
-from verl_clipx.diagnose.advice import after_skipped, more_entropy, other_prompts, with_values
+from verl_clipx.diagnose.advice import (
+    after_skipped,
+    less_entropy,
+    more_entropy,
+    other_prompts,
+    some_signal,
+    with_values,
+)
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -19,7 +26,11 @@ COUNT = "actor/clipx/count/bin_*"
 # Steps in a row that a state must last: one bad rollout batch is no pathology.
 LASTING = 3
 ENTROPY_LEFT = 0.05
+# An entropy far above where it began, of which e^5 is as of about 150 equally likely tokens.
+ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
 MOST_ALIKE = 0.9
+# Of equal scores, whose mean is rounded, GRPO's advantages can be as far from 0.
+ADVANTAGE_IS_ZERO, ADVANTAGE_OF_EQUALS = 1e-6, 0.1
 ONE_SIDE, WORTH_CLIPPING, LONG = 0.98, 0.01, 5
 RATIO_IS_ONE = 1e-6
 RATIO_IS_NOT_ONE = 1e-2
@@ -182,6 +193,25 @@ def _entropy(run: Run) -> Onset | None:
     first = values.iloc[:LASTING].max()
     step = _lasts(values < ENTROPY_LEFT * first) if first > 0 else None
     return _onset(step, lambda at: f"{keys.ENTROPY} {values[at]:.3g}, at most {first:.3g} in its first steps")
+
+
+def _entropy_explosion(run: Run) -> Onset | None:
+    values = _trained(run, keys.ENTROPY)
+    first = values.iloc[:LASTING].max()
+    risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
+    return _onset(_lasts(risen), lambda at: f"{keys.ENTROPY} {values[at]:.3g}, at most {first:.3g} in its first steps")
+
+
+def _no_signal(run: Run) -> Onset | None:
+    lowest, highest = keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE
+    sides = pandas.DataFrame({key: _trained(run, key) for key in (lowest, highest)}).dropna()
+    if sides.empty:
+        alike = _trained(run, keys.ALIKE)
+        return _onset(_lasts(alike == 1), lambda at: f"{keys.ALIKE} 1, at most {alike.max():g}")
+    furthest, scores = sides.abs().max(axis=1), run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
+    equal = scores.reindex(furthest.index) == 0
+    step = _lasts((furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS)))
+    return _onset(step, lambda at: f"{lowest} {sides[lowest][at]:.3g}, {highest} {sides[highest][at]:.3g}")
 
 
 def _reward(run: Run) -> Onset | None:
@@ -356,6 +386,31 @@ RULES = (
         link="docs/faq.md",
         kind=Kind.TREND,
         heuristic=True,
+    ),
+    Rule(
+        name="entropy explosion",
+        reads=(keys.ENTROPY,),
+        onset=_entropy_explosion,
+        threshold=f"{ENTROPY_TIMES} times the greatest of its first {LASTING} steps and above {ENTROPY_FROM:g}, or "
+        f"{ENTROPY_TWICE} times and above {ENTROPY_HIGH:g}, {LASTING} steps in a row",
+        reason="no healthy run of docs/dev/diagnosis_evidence.md rises above its first steps for as long; an entropy "
+        "of 5 is that of 150 equally likely tokens",
+        remedy=less_entropy,
+        link="docs/faq.md",
+        kind=Kind.TREND,
+        heuristic=True,
+    ),
+    Rule(
+        name="no learning signal",
+        reads=(keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE, keys.ALIKE),
+        onset=_no_signal,
+        threshold=f"advantages of 0 to {ADVANTAGE_IS_ZERO:g}, of equal scores to {ADVANTAGE_OF_EQUALS:g}, or without "
+        f"them all prompts alike, {LASTING} steps in a row",
+        reason="an advantage of 0 has no gradient; the mean of equal scores is rounded",
+        remedy=some_signal,
+        link="docs/reading.md#health",
+        kind=Kind.TREND,
+        any_of=True,
     ),
     Rule(
         name="few prompts teach, because samples score alike",

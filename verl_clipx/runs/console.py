@@ -42,7 +42,9 @@ def read_console(path: Path) -> Rows:
             metrics, unread = _metrics_in(line[step.end() : after and after.start()])
             process = [one[0].strip() for one in PROCESS.finditer(line, 0, step.start())][-1:]
             logged.append(Logged(int(step[1]), metrics, *process))
-            damaged += [f"{path}, step {step[1]}: damaged, and left out: {' - '.join(filter(None, unread))!r:.80}."] * any(unread)
+            damaged += [
+                f"{path}, step {step[1]}: damaged, and left out: {' - '.join(filter(None, unread))!r:.80}."
+            ] * any(unread)
             cut += bool(unread[-1])
     if not logged:
         raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print. {VERL_ONLY}")
@@ -108,7 +110,7 @@ def _joined(line: str, row: str, full: bool, fills: bool) -> str | None:
     if process and not goes_on:
         return None
     row = row[process.end() :] if process else row
-    blank = " " * (line.endswith(" -") and row[0] != " " or row.startswith("- ") and line[-1] != " ")
+    blank = " " * ((line.endswith(" -") and row[0] != " ") or (row.startswith("- ") and line[-1] != " "))
     joined = line + blank + row
     if not begins:
         step = STEP.search(joined) if full else None
@@ -118,7 +120,7 @@ def _joined(line: str, row: str, full: bool, fills: bool) -> str | None:
     is_whole, at_a_blank = METRIC.fullmatch(cut), blank or row.startswith(" - ")
     if STEP.match(row) and (is_whole or not full or STEP.match(joined, len(line))):
         return None
-    if not all(METRIC.fullmatch(part.strip()) for part in parts) or is_whole and not (at_a_blank or full or goes_on):
+    if not all(METRIC.fullmatch(part.strip()) for part in parts) or (is_whole and not (at_a_blank or full or goes_on)):
         return None
     if cut and not (is_whole or CUT.fullmatch(parts[0] if parts else last)):
         return None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 REWARD, LOWEST_REWARD, HIGHEST_REWARD = (f"critic/score/{what}" for what in ("mean", "min", "max"))
+LOWEST_ADVANTAGE, HIGHEST_ADVANTAGE = "critic/advantages/min", "critic/advantages/max"
 # The standard error of that mean over prompts; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
 # Stands for the scores in the files of validations; no metric of the log.
@@ -76,6 +77,8 @@ DRAWN = (
 )
 DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")
 
+# Begins what only verl's trainers of policies log; of a panel of W&B, it may be all that there is.
+OF_VERL = ("actor/", "critic/", "response_length/", "val-core/", "health/")
 # Begins everything that the plugin logs by a name of its own; the page's table of numbers has it beside DRAWN.
 OWN = "actor/clipx/"
 

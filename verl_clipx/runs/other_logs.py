@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
 from verl_clipx.runs.console import read_console
-from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
+from verl_clipx.runs.run_log import Logged, Rows, last_run
 
 EVENTS = "events.out.tfevents.*"
 
@@ -56,7 +56,9 @@ def read_tensorboard(path: Path) -> Rows:
         names = ", ".join(str(one.relative_to(path)) for one in folders)
         raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
     events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
-    scalars = [(one.wall_time, one.step, tag, one.value) for tag in events.Tags()[SCALARS] for one in events.Scalars(tag)]
+    scalars = [
+        (one.wall_time, one.step, tag, one.value) for tag in events.Tags()[SCALARS] for one in events.Scalars(tag)
+    ]
     steps = itertools.groupby(sorted(scalars), key=lambda scalar: scalar[1])
     return last_run(path, (Logged(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps))
 

@@ -87,8 +87,10 @@ def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
         if all(key.startswith("val-") for key in metrics):
             continue
         if step < last or (step == last > 0 and metrics.keys() & rows[step].keys()):
-            rows = {at: row for at, row in rows.items() if 1 < step and at < step}
-            how = "goes on, as a resumed run does: its later values" if step > 1 else "begins anew: the last run's steps"
+            rows = {at: row for at, row in rows.items() if step > 1 and at < step}
+            how = (
+                "goes on, as a resumed run does: its later values" if step > 1 else "begins anew: the last run's steps"
+            )
             said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
         for at, values in ahead:
             rows.setdefault(at, {}).update(values)
