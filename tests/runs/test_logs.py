@@ -169,6 +169,25 @@ def test_exports_of_wandb(tmp_path, together):
     assert not any("MIN" in name or name == "note" for name in run.log)
 
 
+@pytest.mark.parametrize(
+    ("metric", "values", "found"),
+    [
+        ("critic/score/mean", [0.5] * 9 + [0.0] * 9, "mine: reward collapse from step 10 on"),
+        ("response_length/mean", [100.0] * 9 + [900.0] * 9, "response_length/mean 100 → 900"),
+    ],
+)
+def test_of_a_panel_with_one_metric_is_said_what_is_there(tmp_path, metric, values, found):
+    rows = "".join(f'"{step}","{value}","{value}","{value}"\n' for step, value in enumerate(values, 1))
+    (tmp_path / "mine.csv").write_text(PANEL.format(metric, "", "").split("\n")[0] + "\n" + rows)
+    assert found in clipx("diagnose", tmp_path / "mine.csv")
+    clipx("report", tmp_path / "mine.csv", "--out", tmp_path / "out")
+
+
+def test_a_cell_of_any_length_is_read_over(tmp_path):
+    (tmp_path / "mine.csv").write_text(HISTORY.replace(",a\n", f",{'x' * 200_000}\n"))
+    assert read_run(tmp_path / "mine.csv").values("actor/entropy").to_dict() == {1: 0.5}
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_exports_that_a_spreadsheet_saved(tmp_path, encoding, separator):
@@ -208,8 +227,14 @@ def test_a_run_at_wandb_is_read_by_its_api(tmp_path, monkeypatch):
     [
         ("a.log", b"no steps\n", "no line `step:1 - …`"),
         ("a.csv", b"Name,actor/entropy\nmine,1\n", "no column Step or _step"),
-        ("a.csv", b"Step,a - actor/entropy,b - actor/entropy\n1,1,1\n", "2 runs (a, b)"),
-        ("a.csv", b"Step,train/loss\n1,1\n", "no metric begins with actor/: not the log of a policy's training"),
+        (
+            "a.csv",
+            b"Step,a - actor/entropy,b - actor/entropy\n1,1,1\n",
+            "2 runs (a, b). Export each by itself, or name one as wandb://entity/project/run",
+        ),
+        ("a.csv", b"Step,a - train/reward\n1,1\n", "no metric begins with actor/, critic/, response_length/"),
+        ("a.csv", b"Step,a - actor/entropy\n1e300,1\n", "'1e300' is no step of a training"),
+        ("a.csv", b"Step,train/loss\n1,1\n", "no metric begins with actor/, critic/, response_length/"),
         *(
             (name, gzip.compress(b"\x00\x80" * 99, mtime=0), "a gzip file, but no kept run")
             for name in ("a.log", "a.csv")
@@ -235,6 +260,20 @@ def test_a_kept_run_is_read_with_its_header(tmp_path, packed):
     assert min(run.log.index) == 1 and "seconds" not in run.log
     # By the header's configuration.
     assert "truncated sampling from step 1 on" in clipx("diagnose", kept)
+
+
+@pytest.mark.slow
+def test_a_second_run_in_tensorboards_folder_is_read_alone(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    for entropy, count in ((0.5, 3), (0.7, 2)):
+        with SummaryWriter(str(tmp_path / "board"), filename_suffix=str(count)) as writer:
+            for step in range(1, count + 1):
+                writer.add_scalar("actor/entropy", entropy, step)
+                writer.add_scalar("critic/score/mean", entropy, step)
+    with pytest.warns(UserWarning, match="after step 3 it begins anew"):
+        run = read_run(tmp_path / "board")
+    assert run.values("actor/entropy").to_dict() == pytest.approx({1: 0.7, 2: 0.7})
 
 
 def test_two_runs_of_tensorboard_are_named_and_without_it_its_name_is_said(tmp_path, monkeypatch):

@@ -92,8 +92,8 @@ def _unwrapped(path: Path, rows: list[str]) -> Iterator[str]:
     yield line
     if doubtful and not wrapped:
         raise ValueError(
-            f"{doubtful} may be the rest of the number above it, as where a terminal wrapped the line, or a line of its "
-            "own. Join it to the line above, or remove it."
+            f"{doubtful} may be the rest of the number above it, as where a terminal wrapped the line, or a line of "
+            "its own. Join it to the line above, or remove it."
         )
 
 

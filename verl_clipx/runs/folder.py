@@ -1,11 +1,14 @@
 """The files of a run: its log, record, configuration, validations and traces, each read when it is asked for."""
 
+import os
 import re
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
@@ -15,12 +18,14 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.runs.run import Run, flat
-from verl_clipx.runs.run_log import Rows, not_finite_in, read_rows, table_of, with_entropy
+from verl_clipx.runs.run_log import VERL_ONLY, Rows, not_finite_in, read_rows, table_of, with_entropy
 from verl_clipx.runs.sameness import significant_values
 
 KEPT = ".jsonl.gz"
 """Ending of the name of a kept run: one file, its record in the first line, then its steps."""
 
+# The square of a greater number, summed over a log's steps, would be infinite.
+LARGEST = 1e150
 # Hydra's own record of the configuration, in a run's folder.
 COMPOSED = ".hydra/config.yaml"
 
@@ -63,7 +68,7 @@ class RunFolder:
         """What it wrote down of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
         path = record_path(self.log)
         if path.exists():
-            return read_json_object(path, {"versions": {str: str | None}})
+            return read_json_object(path, {"versions": {str: str | None}}, "remove it to read the log without it")
         return self._read[1] if self._is_logged else {}
 
     @property
@@ -116,8 +121,16 @@ def read_run(path: Path) -> Run:
     """
     files = RunFolder(path)
     log, not_finite = with_entropy(table_of(files.rows)), not_finite_in(files.rows)
-    if not any(name.startswith("actor/") for name in log):
-        raise ValueError(f"{files.log}: no metric begins with actor/: not the log of a policy's training by verl.")
+    if not any(name.startswith(keys.OF_VERL) for name in log):
+        begins = ", ".join(keys.OF_VERL)
+        raise ValueError(
+            f"{files.log}: no metric begins with {begins}: not the log of a policy's training. {VERL_ONLY}"
+        )
+    beyond = (log.abs() > LARGEST) & numpy.isfinite(log)
+    if beyond.any(axis=None):
+        which = ", ".join(beyond.columns[beyond.any()])
+        warnings.warn(f"{files.log}: left out, since nothing can be computed with such numbers: {which}.", stacklevel=2)
+        log = log.mask(beyond)
     folder = path if path.is_dir() else files.log.parent
     validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
     if steps := [reward.step for reward in validations if reward.not_finite]:
@@ -139,9 +152,11 @@ def read_run(path: Path) -> Run:
 
 
 def _name_of(path: Path) -> str:
-    if path.is_dir():
-        return path.resolve().name
-    return path.resolve().parent.name if path.name == METRICS else Path(path.name.removesuffix(".gz")).stem
+    whole = path.resolve()
+    if not path.is_dir():
+        whole = whole.parent if path.name == METRICS else Path(path.name.removesuffix(".gz")).with_suffix("")
+    # A page is UTF-8, while a file's name may have any bytes.
+    return os.fsencode(whole.name).decode(errors="replace")
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:

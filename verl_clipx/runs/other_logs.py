@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,26 +71,33 @@ def read_exports(path: Path) -> Rows:
         ValueError: a file has no column of steps, or those of several runs.
     """
     rows: Rows = {}
+    # A cell of a run's history may hold a table.
+    csv.field_size_limit(sys.maxsize)
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
         text = read_bytes(file).decode("utf-16") if read_bytes(file).startswith(UTF_16) else read_text(file)
         # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
         for separator in (",", ";", "\t"):
-            table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")), delimiter=separator)
+            table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=None), delimiter=separator)
             columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
             if steps := next((name for name in STEP_COLUMNS if name in columns), None):
                 break
         else:
             raise ValueError(
                 f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
-                "`run.history()` of its API."
+                f"`run.history()` of its API. {VERL_ONLY}"
             )
         # A panel's columns are called `RUN - METRIC`.
-        runs = {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS}
+        runs = {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS} - {""}
         if len(runs) > 1:
-            raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). Export each by itself.")
+            raise ValueError(
+                f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). Export each by itself, or name one as "
+                "wandb://entity/project/run, with the run's ID."
+            )
         metrics = {name: name.rpartition(" - ")[2] for name in columns if name != steps}
         for row in table:
             if math.isfinite(step := _number(row[steps] or "")):
+                if abs(step) > 2**53:
+                    raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
                 texts = {metric: row[name].strip() for name, metric in metrics.items() if row[name]}
                 if separator == ";":
                     texts = {metric: text.replace(",", ".") for metric, text in texts.items()}

@@ -57,7 +57,7 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
         yield Entry(line + b"\n", step, data)
     for where, shown in damaged:
         if not any_whole:
-            raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}')
+            raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}. {VERL_ONLY}')
         warnings.warn(f"{where}: cut off or damaged, and left out: {shown}", stacklevel=2)
 
 

@@ -1,0 +1,175 @@
+"""verl's console output as users save it: wrapped by a terminal of any width, with Ray's prefix and colours or without,
+behind progress bars, of two processes, of a second run or a resumed one; what can't be told is refused by name. Not
+covered: a blank within a data set's name at a row's end, a terminal whose width changed within a line.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from tests.runs.commands import answer, clipx
+from verl_clipx.demo.files import SHIPPED
+from verl_clipx.runs.folder import RunFolder, read_run
+
+RAY, RAY_ELSEWHERE = "(TaskRunner pid=17)", "(TaskRunner pid=123456, ip=10.0.0.12)"
+BAR = "Training Progress:  50%|█████     | 4/8 [00:05<00:05,  5.00s/it]"
+
+
+@cache
+def steps() -> dict[int, dict[str, float]]:
+    """The numbers of a real run of verl's."""
+    lines = (SHIPPED / "grpo-seed1/metrics.jsonl").read_text().splitlines()[:3]
+    return {one["step"]: {k: v for k, v in one["data"].items() if v is not None} for one in map(json.loads, lines)}
+
+
+def printed(prefix: str, colour: bool, bar: bool) -> list[str]:
+    """The lines of a console, as verl, Ray and tqdm print them."""
+    before = (f"\x1b[36m{prefix}\x1b[0m " if colour else f"{prefix} ") if prefix else ""
+    lines = []
+    for step, data in steps().items():
+        lines += [f"{before}12:30:05 - INFO - all is well", f"{before}{BAR}"]
+        metrics = " - ".join(f"{key}:{value!r}" for key, value in data.items())
+        lines.append(f"{BAR * bar}{before}step:{step} - {metrics}")
+    return lines
+
+
+def wrapped(line: str, width: int, trimmed: bool) -> list[str]:
+    """The rows of a terminal: colours take no cell; a copy may lack the blanks at a row's end."""
+    rows, cells = [""], 0
+    for sign in re.findall(r"\x1b\[[0-9;]*m|.", line):
+        taken = 0 if sign.startswith("\x1b") else cell_len(sign)
+        if cells + taken > width:
+            rows, cells = [*rows, ""], 0
+        rows[-1] += sign
+        cells += taken
+    return [row.rstrip(" ") if trimmed else row for row in rows]
+
+
+@given(
+    width=st.integers(40, 200),
+    ray=st.sampled_from([("", False), (RAY, False), (RAY, True), (RAY_ELSEWHERE, True)]),
+    bar=st.booleans(),
+    trimmed=st.booleans(),
+)
+def test_lines_that_a_terminal_wrapped_are_read_whole_at_every_width(tmp_path_factory, width, ray, bar, trimmed):
+    path = tmp_path_factory.mktemp("wrapped") / "train.log"
+    rows = [row for line in printed(*ray, bar) for row in wrapped(line, width, trimmed)]
+    path.write_text("\n".join(rows) + "\n")
+    assert RunFolder(path).rows == steps()
+
+
+def line(step: int, entropy: float = 0.5, process: str = "") -> str:
+    return f"{process}step:{step} - actor/entropy:{entropy} - critic/score/mean:0.25\n"
+
+
+def read(tmp_path: Path, text: str) -> dict[int, float]:
+    """The entropy by step."""
+    (tmp_path / "train.log").write_text(text)
+    return read_run(tmp_path / "train.log").values("actor/entropy").to_dict()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        line(1) + f"\r{BAR}" + line(2),
+        line(1) + BAR + line(2),
+        line(1, process=f"{BAR}{RAY}") + line(2, process=f"{RAY} {BAR}"),
+        # Unbuffered, a line's end is written by itself.
+        line(1).strip() + BAR + "\n" + line(2).strip() + " [repeated 2x across cluster]\n",
+        line(1, process=f"{RAY} ").strip() + line(2, process=f"{RAY} "),
+        # Ray had read a part of the line.
+        f"{RAY} step:1 - actor/entropy:0.5 - critic/sco\n{RAY} re/mean:0.25\n(WorkerDict pid=3) x\n" + line(2),
+    ],
+)
+def test_a_step_that_something_is_glued_to_is_read(tmp_path, text):
+    assert read(tmp_path, text) == {1: 0.5, 2: 0.5}
+    assert read_run(tmp_path / "train.log").values("critic/score/mean").to_dict() == {1: 0.25, 2: 0.25}
+
+
+def test_names_and_values_of_every_form_are_read(tmp_path):
+    metrics = {"val-core/my data/acc": "0.5", "val-core/lighteval:MATH/acc": "np.float64(1e-05)", "actor/x": "True"}
+    (tmp_path / "a.log").write_text("step:1 - " + " - ".join(map(":".join, metrics.items())) + " - actor/y:-inf\n")
+    row = read_run(tmp_path / "a.log").log.loc[1].to_dict()
+    assert row == {**dict(zip(metrics, (0.5, 1e-5, 1.0), strict=True)), "actor/y": float("-inf")}
+
+
+A, B = "(TaskRunner pid=17) ", "(TaskRunner pid=18) "
+FIRST = "".join(line(step, 0.5, A) for step in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("after", "entropy", "said"),
+    [
+        # A second run, by another process, by one of the same number in a container, and one that validates first.
+        (line(1, 0.7, B) + line(2, 0.7, B), [0.7, 0.7], "after step 4 it begins anew"),
+        (line(1, 0.7, A) + line(2, 0.7, A), [0.7, 0.7], "after step 4 it begins anew"),
+        (f"{B}step:0 - val-core/x/acc:1\n" + line(1, 0.7, B), [0.7], "after step 4 it begins anew"),
+        # A resumed run: with steps that are there twice, with its validation first, shorter than before, without any.
+        (line(3, 0.7, B) + line(4, 0.7, B) + line(5, 0.7, B), [0.5, 0.5, 0.7, 0.7, 0.7], "goes on, as a resumed run"),
+        (f"{B}step:2 - val-core/x/acc:1\n" + line(3, 0.7, B), [0.5, 0.5, 0.7], "goes on, as a resumed run"),
+        (line(5, 0.7, B), [0.5, 0.5, 0.5, 0.5, 0.7], None),
+        # A validation of an earlier checkpoint, after the training.
+        (f"{B}step:2 - val-core/x/acc:1\n", [0.5, 0.5, 0.5, 0.5], None),
+    ],
+)
+@pytest.mark.parametrize("ending", ["log", "jsonl"])
+def test_a_second_run_is_read_alone_and_a_resumed_one_whole(tmp_path, after, entropy, said, ending):
+    text = FIRST + after
+    if ending == "jsonl":
+        steps = [row.partition("step:")[2].split(" - ") for row in text.splitlines()]
+        pairs = [(int(step), dict(one.rsplit(":", 1) for one in metrics)) for step, *metrics in steps]
+        data = [(step, {key: float(value) for key, value in metrics.items()}) for step, metrics in pairs]
+        text = "".join(json.dumps({"step": step, "data": metrics}) + "\n" for step, metrics in data)
+    path = tmp_path / f"train.{ending}"
+    path.write_text(text)
+    shown = clipx("diagnose", path)
+    assert ("train." in shown and "after step" in shown) == (said is not None) and (said or "") in shown
+    if said:
+        with pytest.warns(UserWarning, match=said):
+            run = read_run(path)
+    else:
+        run = read_run(path)
+    assert list(run.values("actor/entropy")) == entropy
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            line(1, 0.5, A) + line(1, 0.7, B) + line(2, 0.5, A) + line(2, 0.7, B),
+            "(TaskRunner pid=17) and (TaskRunner pid=18) alternate",
+        ),
+        ("".join(line(step) for step in (1, 1, 2, 2, 3, 3)), "steps alternate, so several runs wrote it"),
+        # Wrapped with an indentation or a border, which no terminal adds.
+        (
+            "".join(line(step).replace("score", "sc\n    ore") for step in (1, 2)),
+            "So is every step, as where a terminal",
+        ),
+        ("".join(line(step).replace("score", "sc\n│ ore") for step in (1, 2)), "So is every step, as where a terminal"),
+        (line(1) + "7\n", "line 2: '7' may be the rest of the number above it"),
+        ("{'loss': 0.1, 'reward': 0.5}\n", "clipx reads verl's logs"),
+        ("step 1: {'train/loss': 0.1, 'rollout/raw_reward': 0.5}\n", "clipx reads verl's logs"),
+        ("12:30:05 SUCCESS Step 1 | Time: 5.0s | Reward: 0.5 | Throughput: 10 tokens/s\n", "clipx reads verl's logs"),
+    ],
+)
+def test_what_cannot_be_told_is_refused_by_name(tmp_path, text, said):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    shown = clipx("diagnose", path, code=1)
+    assert "train.log" in shown and said in shown
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    cut = line(2)[: -len("an:0.25\n")]
+    (tmp_path / "train.log").write_text(line(1) + cut + "\nTraceback (most recent call last)\n" + line(3))
+    shown = clipx("diagnose", tmp_path / "train.log")
+    assert "train.log, step 2: damaged, and left out: 'critic/score/me'" in shown
+    assert answer("diagnose", tmp_path / "train.log")["checked"]
+    with pytest.warns(UserWarning, match="step 2"):
+        assert list(read_run(tmp_path / "train.log").log.index) == [1, 2, 3]
