@@ -1,6 +1,7 @@
 """The command `clipx`."""
 
 import contextlib
+import itertools
 import sys
 import time
 from dataclasses import asdict
@@ -30,7 +31,17 @@ from verl_clipx.papers.tasks.commands import app as data_app
 
 
 class Commands(TyperGroup):
-    """The command group, which fails with a one-line message if a tool's package is missing."""
+    """The command group, which fails with a one-line message if a word is empty or a tool's package is missing."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Refuses empty words up to `--`, such as a variable of a script's: as a path they are the current folder."""
+        words = args[: args.index("--")] if "--" in args else args
+        for before, word in itertools.pairwise(["clipx", *words]):
+            if word == "" or (word.startswith("--") and word.endswith("=")):
+                fail(
+                    f"{before if word == '' else word}: followed by an empty word. Give it a value, or leave it out.", 2
+                )
+        return super().parse_args(ctx, args)
 
     def invoke(self, context: typer.Context) -> Any:
         """Run the command named on the command line."""

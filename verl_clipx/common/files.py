@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,19 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Gives an error within the block the file's name: that of a full disk or of a failed read has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+    except MemoryError:
+        raise ValueError(f"{path}: larger than this machine's memory; is it the right file?") from None
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to; the file becomes `path`, and is on the disk, when the block ends without an exception.
 
@@ -37,15 +51,11 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        yield partial
-        _reach_the_disk(partial)
-        os.replace(partial, path)
-        _reach_the_disk(path.parent)
-    except OSError as error:
-        # If the disk is full, the error names no file.
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
-        raise
+        with _naming(path):
+            yield partial
+            _reach_the_disk(partial)
+            os.replace(partial, path)
+            _reach_the_disk(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -106,7 +116,7 @@ def no_formula(cell: Any) -> Any:
 def hash_of_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with _naming(path), path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
@@ -121,7 +131,8 @@ def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str
 def read_bytes(path: Path) -> bytes:
     """Read a file."""
     _check_kind(path)
-    return path.read_bytes()
+    with _naming(path):
+        return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
@@ -135,7 +146,7 @@ def read_text(path: Path) -> str:
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, each with its end."""
     _check_kind(path)
-    with path.open("rb") as file:
+    with _naming(path), path.open("rb") as file:
         yield from file
 
 
@@ -163,26 +174,31 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path), str(path))
 
 
-def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, Any]:
+def read_json_object(
+    path: Path, shape: Mapping[Any, Any] = EMPTY, remedy: str = "remove it, or create it again"
+) -> dict[str, Any]:
     """Read a JSON file that holds an object of a shape; see `check_shape`."""
     content = read_json(path)
-    check_shape(path, content, shape)
+    check_shape(path, content, shape, remedy)
     return content
 
 
-def check_shape(path: Path | str, content: Any, shape: Mapping[Any, Any]) -> None:
+def check_shape(
+    path: Path | str, content: Any, shape: Mapping[Any, Any], remedy: str = "remove it, or create it again"
+) -> None:
     """Refuse what is not of a shape.
 
     Args:
         shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
             entries have; under the key `str`, that of every value. Further keys are free.
+        remedy: what to do about a file that is not of the shape.
 
     Raises:
         ValueError: it is not; names the key.
     """
     misfit = _misfit(content, shape, "")
     if misfit:
-        raise ValueError(f"{path}: {misfit}; remove it, or create it again")
+        raise ValueError(f"{path}: {misfit}; {remedy}")
 
 
 def _misfit(value: Any, shape: Any, where: str) -> str | None:
@@ -222,8 +238,8 @@ def read_config(path: Path) -> "DictConfig":
 def read_whole_number(path: Path) -> int:
     """Read a file that holds only one whole number, such as verl's file with the last checkpoint's step."""
     text = read_bytes(path).decode(errors="replace").strip()
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{path}: {text!r} is not a whole number; was it cut off?")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError(f"{path}: {text!r:.60} is not a whole number of at most 18 digits; was it cut off?")
     return int(text)
 
 
@@ -235,7 +251,7 @@ def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
 
     _check_kind(path)
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with _naming(path), pyarrow.parquet.ParquetFile(path) as file:
             yield file
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: not a Parquet file, or cut off ({error}); is the copy complete?") from None

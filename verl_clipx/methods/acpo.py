@@ -84,6 +84,10 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def statistics_size(self) -> int:
         return 3 * self.bins
 
+    @property
+    def never_negative(self) -> slice:
+        return slice(self.bins)
+
     def statistics(self, t: Tokens) -> Tensor:
         """The number of tokens of each bin, then the sum of r - 1, then the sum of (r - 1)^2."""
         # A masked sum a bin fuses into one pass without atomic additions: the same to the last bit each time. Over

@@ -155,6 +155,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         # n candidates make n + 1 intervals, and each holds two sums.
         return 2 * (self._count("upper") + 1) + 2 * (self._count("lower") + 1)
 
+    @property
+    def never_negative(self) -> slice:
+        return slice(None)
+
     def statistics(self, t: Tokens) -> Tensor:
         """Sums of w |A| and of w |A| r between neighbouring candidates: of positive tokens between upper candidates,
         then of negative tokens between lower ones; P and N at every candidate follow by cumulative sums."""

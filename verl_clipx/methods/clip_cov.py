@@ -81,6 +81,10 @@ class ClipCov(
     def statistics_size(self) -> int:
         return SUMS
 
+    @property
+    def never_negative(self) -> slice:
+        return slice(1)
+
     def statistics(self, t: Tokens) -> Tensor:
         return sums_for_means(t)
 

@@ -62,6 +62,10 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
     def statistics_size(self) -> int:
         return SUMS
 
+    @property
+    def never_negative(self) -> slice:
+        return slice(1)
+
     def statistics(self, t: Tokens) -> Tensor:
         return sums_for_means(t)
 

@@ -87,6 +87,10 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     def statistics_size(self) -> int:
         return 2 * OCTAVES.buckets
 
+    @property
+    def never_negative(self) -> slice:
+        return slice(None)
+
     def statistics(self, t: Tokens) -> Tensor:
         """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
         A, x = t.advantages, self.bounded(t)

@@ -115,7 +115,11 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
     found: list[Any] = [None]
     if torch.distributed.get_rank() == source:
         try:
-            found = [read_state(folder, description(settings.method))]
+            state = read_state(folder, description(settings.method))
+            for position, vector in state.statistics.items():
+                if (vector[settings.method.never_negative] < 0).any():
+                    raise _damaged(folder / FILE, f"statistics of {position} have counts below 0")
+            found = [state]
         except UnusableState as error:
             found = [error]
     torch.distributed.broadcast_object_list(found, src=source)
