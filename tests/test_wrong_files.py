@@ -95,6 +95,55 @@ def folder(whole, tmp_path, monkeypatch):
     return copy
 
 
+@pytest.mark.parametrize("name", ["memory.jsonl", "memory.log", "memory.csv"])
+def test_an_error_of_the_system_names_the_file(tmp_path, name):
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    for words in (("diagnose",), ("report", "--out", tmp_path / "out"), ("diagnose", "--json")):
+        assert name in clipx(words[0], tmp_path / name, *words[1:], code=1)
+
+
+def test_5000_digits_are_no_step(folder):
+    path = folder / "saved" / "latest_checkpointed_iteration.txt"
+    path.write_text("9" * 5000)
+    refuses(folder, EVALUATE, path)
+    for name, content in (("a.log", "step:{} - actor/x:1\n"), ("a.jsonl", '{{"step": {}, "data": {{}}}}\n')):
+        (folder / name).write_text(content.format("9" * 5000))
+        assert name in clipx("diagnose", folder / name, code=1)
+
+
+def test_a_record_that_cannot_be_created_again_is_not_to_be(folder):
+    path = folder / "run/metrics.run.json"
+    path.write_text('{"versions": 1}')
+    said = clipx("report", path.parent, "--out", folder / "page", code=1)
+    assert path.name in said and "remove it to read the log without it" in said and "again" not in said
+
+
+def test_numbers_near_the_end_of_float64_are_left_out_by_name(tmp_path):
+    write_log(
+        tmp_path / "a.jsonl", [{"actor/entropy": (-1) ** step * 1e308, "critic/score/mean": 0.5} for step in range(9)]
+    )
+    for words in (("diagnose",), ("report", "--out", tmp_path / "out")):
+        said = clipx(words[0], tmp_path / "a.jsonl", *words[1:])
+        assert "a.jsonl: left out, since nothing can be computed with such numbers: actor/entropy" in said
+        assert "overflow" not in said
+
+
+def test_a_name_that_is_no_utf_8_is_read_and_shown(tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.jsonl"))
+    write_log(path, [{"actor/entropy": 0.5}] * 3)
+    clipx("report", path, "--out", tmp_path / "out")
+    assert "a\ufffd" in clipx("diagnose", path)
+
+
+@pytest.mark.parametrize(
+    "words", [["demo", "--out", ""], ["demo", "--out="], ["diagnose", ""], ["report", "x", "--out", ""]]
+)
+def test_an_empty_word_is_not_the_current_folder(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert "followed by an empty word" in clipx(*words, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def refuses(folder: Path, command: str, path: Path) -> None:
     """Runs a command, which must end with a message that names the file."""
     assert path.name in clipx(*command.replace("{}", str(folder)).split(), code=1)

@@ -26,7 +26,7 @@ OWNER = description(METHODS["acpo"]())
 
 def a_state():
     vector = torch.rand(15, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e7
-    return ControllerState(7, {"update_0": vector, "low/update_1": -vector / 3})
+    return ControllerState(7, {"update_0": vector, "low/update_1": torch.cat([vector[:5], -vector[5:]]) / 3})
 
 
 def test_every_bit_survives_and_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
@@ -142,6 +142,17 @@ def test_loading_a_checkpoint_restores_the_state_or_stops_unless_told_to_start_a
     assert not hasattr(worker, "loaded")
     fresh.load_checkpoint(str(tmp_path))
     assert fresh.state == ControllerState() and fresh.loaded == str(tmp_path)
+
+
+@pytest.mark.parametrize(("method", "size"), [("acpo", 15), ("m2po", None), ("bapo", None)])
+def test_counts_below_0_are_no_state(tmp_path, one_rank, method, size):
+    worker = Worker(method=method)
+    owner = worker.policy_loss.clipx.method
+    vector = torch.ones(size or owner.statistics_size, dtype=torch.float64)
+    vector[0] = -1.0
+    write_state(tmp_path, ControllerState(1, {"update_0": vector}), description(owner))
+    with pytest.raises(RuntimeError, match=rf"{FILE} .*update_0 have counts below 0.*clipx\.missing_state=fresh"):
+        worker.load_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("above", ["sft_global_step_2", "global_step_3/again"])

@@ -186,15 +186,13 @@ class Method:
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
+    # Which of the statistics are counts or sums of magnitudes.
+    never_negative = slice(0)
+
     @property
     def statistics_size(self) -> int:
         """Length of the statistics vector; 0 for bounds that do not depend on statistics."""
         return 0
-
-    @property
-    def never_negative(self) -> slice:
-        """Which of the statistics are counts or sums of magnitudes; a saved state with others is damaged."""
-        return slice(0)
 
     def statistics(self, t: Tokens) -> Tensor:
         """Sums over the tokens in the mask: (statistics_size,), float64, additive over any split of the tokens."""

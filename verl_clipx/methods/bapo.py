@@ -150,14 +150,12 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     def asks_for(self) -> tuple[str, ...]:
         return ("rollout_log_prob",) if self.weight == "rollout" else ()
 
+    never_negative = slice(None)
+
     @property
     def statistics_size(self) -> int:
         # n candidates make n + 1 intervals, and each holds two sums.
         return 2 * (self._count("upper") + 1) + 2 * (self._count("lower") + 1)
-
-    @property
-    def never_negative(self) -> slice:
-        return slice(None)
 
     def statistics(self, t: Tokens) -> Tensor:
         """Sums of w |A| and of w |A| r between neighbouring candidates: of positive tokens between upper candidates,

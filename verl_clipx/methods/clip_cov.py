@@ -77,13 +77,11 @@ class ClipCov(
     def starting_bounds(self) -> str:
         return f"{super().starting_bounds}; covariance {self.covariance_low:g} to {self.covariance_high:g} eligible"
 
+    never_negative = slice(1)
+
     @property
     def statistics_size(self) -> int:
         return SUMS
-
-    @property
-    def never_negative(self) -> slice:
-        return slice(1)
 
     def statistics(self, t: Tokens) -> Tensor:
         return sums_for_means(t)

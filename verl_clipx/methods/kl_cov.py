@@ -58,13 +58,11 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
     def what_limits(self) -> Limit:
         return Limit("a penalty on the tokens of highest covariance and no bounds", "the penalty")
 
+    never_negative = slice(1)
+
     @property
     def statistics_size(self) -> int:
         return SUMS
-
-    @property
-    def never_negative(self) -> slice:
-        return slice(1)
 
     def statistics(self, t: Tokens) -> Tensor:
         return sums_for_means(t)
