@@ -231,8 +231,7 @@ def explain(
     with failing(), messages_console().status("running the command until verl has its configuration"):
         explanation = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
-        runs = [{key: value for key, value in answer.items() if key != "text"} for answer in explanation.answers]
-        print_json(runs=runs, stood_in=explanation.stood_in, stops=explanation.stops)
+        print_json(**explanation.content)
     else:
         for line in explanation.lines:
             console.print_row(line)

@@ -167,6 +167,10 @@ FACTS = f"{ACTOR}.policy_loss.run"
         # What verl's own check says of the same run, and verl's dataclasses of a key that they lack.
         (["+clipx=grpo", "data.train_batch_size=128"], "verl refuses it: train_batch_size (128) must be >= actor.ppo_"),
         ([f"+{ACTOR}.clip_ratoi=0.2"], f"+{ACTOR}.clip_ratoi: verl has no such key and refuses it. Did you mean "),
+        (["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"], f"{ACTOR}.policy_loss.loss_mode=gspo: contradicts"),
+        (["+clipx=acpo", "a.b=+clipx=acpo"], "a.b=+clipx=acpo: is no override of Hydra's: mismatched input '='"),
+        (["a.b={c:"], "a.b={c:: is no override of Hydra's: "),
+        (["+clipx=acpo", " "], "a blank stands where an override should. After a backslash it ends a command: remove"),
         # A rule of divisibility.
         (["data.train_batch_size=1000", f"{ACTOR}.ppo_mini_batch_size=300"], f"{ACTOR}.ppo_mini_batch_size=300"),
         (["+clipx=nonsense"], "In 'ppo_trainer': Could not find 'clipx/nonsense'"),
@@ -180,6 +184,7 @@ def test_it_stops_where_the_run_would(explain, words, begin):
     assert any(message.startswith(begin) for message in answer["stops"]), answer["stops"]
     assert answer["text"][-len(answer["stops"]) :] == [f"stops: {why}" for why in answer["stops"]]
     assert not any("Traceback" in message for message in answer["stops"])
+    assert ("Remove loss_mode" in answer["stops"][0]) == ("contradicts clipx.method" in answer["stops"][0])
 
 
 @pytest.mark.slow
@@ -291,6 +296,7 @@ def test_a_sweep_is_answered_for_its_first_run_and_writes_nothing(explain, tmp_p
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     answer = explain("--multirun", "+clipx=acpo", "clipx.alpha=2,3")
     assert "alpha 2" in answer["settings"] and answer["arguments"] is None
+    assert "the first of its runs; the others are not explained" in "\n".join(answer["text"])
     assert not [name for name in os.listdir(tmp_path) if name in ("multirun", "outputs")]
 
 

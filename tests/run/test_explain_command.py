@@ -4,6 +4,8 @@ program in verl's place. Not covered: what an answer says (test_explain.py).
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -182,3 +184,191 @@ def test_what_gives_no_answer_says_why(write):
     assert "no_such_program" in clipx("--", "no_such_program", code=1)["error"]
     result = CliRunner().invoke(app, ["explain"])
     assert result.exit_code == 2 and "clipx explain -- python -m verl.trainer.main_ppo" in result.output
+
+
+# What follows the command that starts verl when a line within it ends it, and the first word that bash then misses.
+CUT = {
+    "a comment": (" \\\n  # comment", "trainer.b=2"),
+    "a comment with a backslash": (" \\\n  # comment \\", "trainer.b=2"),
+    "an empty line": (" \\\n", "trainer.b=2"),
+    "a missing backslash": ("", "trainer.b=2"),
+    "a pipe's comment": (" \\\n  # comment", "+c=3"),
+}
+
+
+@pytest.mark.parametrize("by", CUT)
+@pytest.mark.parametrize("given", [(), ("+clipx=acpo",)])
+def test_a_command_that_ends_before_its_end_has_bashs_message(write, tmp_path, by, given):
+    between, missing = CUT[by]
+    rest = '+c=3 "$@" | tee log' if "pipe" in by else 'trainer.b=2 "$@" >kept'
+    write("kept", "yes")
+    write("run.sh", f"set -euxo pipefail\n{PYTHON} fake.py a=1{between}\n  {rest}\ntouch trained\n")
+    stops = clipx("--", "bash", "run.sh", *given, code=1)["stops"]
+    line = 3 if by == "a missing backslash" else 4
+    assert stops[0].startswith(f"run.sh: line {line}: {missing}: command not found")
+    assert not any('"$@"' in why for why in stops) and [why for why in stops if "+clipx" in why] == stops[1:]
+    # Nothing of it ran.
+    assert (tmp_path / "kept").read_text() == "yes" and not {"log", "trained"} & {*os.listdir(tmp_path)}
+    # With --all bash says it itself, and goes on.
+    assert missing in clipx("--all", "--", "bash", "run.sh", *given, code=1)["stops"][0]
+
+
+def test_a_command_that_is_whole_is_not_called_cut(write):
+    # A comment within an array, a variable before a command, and a program that is not installed here.
+    array = f'ARGS=(\n  a=1\n  # comment\n  b=2\n)\n{PYTHON} fake.py "${{ARGS[@]}}" "$@"\n'
+    for after in ("X=1 Y=2", "i=$((1 + 1))", "no_such_program x", "set -u; $UNSET a=1", "if [ 1 = 1 ]; then echo; fi"):
+        write("run.sh", array + after)
+        assert clipx("--", "bash", "run.sh", "+clipx=acpo")["stops"] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "line"),
+    [
+        ('ENGINE=${1:-vllm}\nRUN name=$ENGINE "$@"', ["+clipx=acpo"], "$1 (ENGINE=${1:-vllm})"),
+        ("ENGINE=$1\nRUN name=$ENGINE", ["+clipx=acpo"], "$1 (ENGINE=$1)"),
+        ('n=$1; ENGINE="${2}"\nshift 2\nRUN trainer.name=run_$ENGINE "$@"', ["8", "clipx.alpha=2"], "$2 (n=$1; ENGI"),
+        ('case "$1" in vllm) X=1 ;; esac\nRUN a=1', ["+clipx=acpo"], '$1 (case "$1" in'),
+        ('if [ -n "${1-}" ]; then echo; fi\nRUN a=1', ["+clipx=acpo"], "$1 (if ["),
+    ],
+)
+def test_an_override_that_a_script_reads_as_its_own_parameter_is_named_with_it(write, script, words, line):
+    write("run.sh", script.replace("RUN", f"{PYTHON} fake.py"))
+    (why,) = clipx("--", "bash", "run.sh", *words, code=1)["stops"]
+    assert why.startswith(f"{words[-1]}: the script reads it as its parameter {line}")
+    assert ("verl gets " in why) == ("ENGINE" in script)
+
+
+def test_a_dollar_and_a_number_are_not_always_a_parameter_of_the_script(write):
+    for other in ("awk '{print $1}' fake.py", "f() {\n  echo $1\n}", "# $1", "echo $10 ${11}"):
+        write("run.sh", f"{other}\n{PYTHON} fake.py a=1\n")
+        (why,) = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)["stops"]
+        assert why.startswith("+clipx=acpo: did not reach verl") and '"$@"' in why
+
+
+@pytest.mark.parametrize(
+    ("script", "goes_on"),
+    [
+        ("for seed in 1 2 3; do\n  RUN seed=$seed\ndone", True),
+        ("for seed in 1 2; do RUN seed=$seed; done 2>&1 | tee log", True),
+        ("i=0\nwhile [ $i -lt 3 ]; do\n  RUN seed=$i\n  i=$((i + 1))\ndone", True),
+        ("for ((i = 0; i < 3; i++)); do\n  RUN seed=$i\ndone", True),
+        ("for seed in 1 2; do\n  RUN seed=$seed &\ndone\nwait", True),
+        ("run() {\n  RUN $1\n}\nrun 1\nrun 2", True),
+        ("for seed in 1 2; do\n  bash inner.sh $seed\ndone", True),
+        ("RUN 1\nRUN 2", True),
+        ("for seed in 1; do\n  RUN seed=$seed\ndone", False),
+        ("RUN 1\necho done  # of python\n", False),
+        ("RUN 1", False),
+    ],
+)
+def test_of_several_runs_it_says_that_only_the_first_is_explained(write, script, goes_on):
+    write("inner.sh", f"{PYTHON} fake.py $1\necho done\n")
+    write("run.sh", script.replace("RUN", f"{PYTHON} fake.py"))
+    result = CliRunner().invoke(app, ["explain", "--", "bash", "run.sh"])
+    said = "Only the first run is explained: " in result.output and "`clipx explain --all -- " in result.output
+    assert (result.exit_code, said) == (0, goes_on), result.output
+    assert len(clipx("--", "bash", "run.sh")["runs"]) == 1
+    assert len(clipx("--all", "--", "bash", "run.sh")["runs"]) > goes_on
+
+
+# A verl that would train.
+TRAINS = {"verl/__init__.py": "", "verl/trainer/__init__.py": "", "verl/trainer/main_ppo.py": "open('trained', 'w')\n"}
+
+
+def test_a_python_without_the_plugin_does_not_train_and_is_named(write, tmp_path, monkeypatch):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "other"], check=True)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    other = tmp_path / "other/bin/python3"
+    results = clipx("--", str(other), "-m", "verl.trainer.main_ppo", code=1)
+    assert results["stops"] == [f"no configuration seen: {other} has no verl and no verl-clipx."]
+    (tmp_path / "other/lib").mkdir(exist_ok=True)
+    (site,) = (tmp_path / "other/lib").glob("python*/site-packages")
+    for name, text in TRAINS.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    write("run.sh", f'export PATH={other.parent}:$PATH\npython3 -m verl.trainer.main_ppo a=1 "$@"\n')
+    results = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)
+    assert results["stops"] == [f"no configuration seen: {other} has verl and no verl-clipx."]
+    assert not (tmp_path / "trained").exists()
+    # The site's own customization runs as ever, and a program that can do without verl goes on.
+    (site / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 1\n")
+    program = "import importlib.util, sys; importlib.util.find_spec('verl'); print('own', own); sys.exit(3)"
+    assert "own 1" in clipx("--", str(other), "-c", program, code=1)["stops"][0]
+
+
+@pytest.mark.slow
+def test_a_plugin_that_a_variable_leaves_out_is_named(monkeypatch):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    (why,) = clipx("--", *MAIN.split(), code=1)["stops"]
+    assert "VERL_USE_EXTERNAL_PLUGINS=none leaves verl-clipx out" in why
+
+
+def test_a_missing_program_is_named_without_a_trace(write):
+    long = " ".join(f"data.key{index}=value" for index in range(400))
+    for script, shell in ((f"set -x\nno_uv run python {long}", "bash"), (f"no_uv run {long}", "sh")):
+        write("run.sh", script)
+        (why,) = clipx("--", shell, "run.sh", code=1)["stops"]
+        assert re.fullmatch(r"no configuration seen: run\.sh: .*no_uv:( command)? not found\.", why), why
+    write("run.sh", f"echo {long}\necho {long}\n")
+    assert len(clipx("--", "bash", "run.sh", code=1)["stops"][0]) < 1000
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_what_was_started_and_names_what_lives_on(write, tmp_path, number):
+    write("run.sh", "sleep 601 & echo $! >child\nsetsid sleep 602 & echo $! >own\nnohup sleep 603 & wait\n")
+    (tmp_path / "temporary").mkdir()
+    explaining = subprocess.Popen(
+        [sys.executable, "-m", "verl_clipx.cli", "explain", "--", "bash", "run.sh"],
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        began = time.monotonic()
+        while not (tmp_path / "own").is_file() or not (tmp_path / "own").read_text().endswith("\n"):
+            assert time.monotonic() - began < 60
+            time.sleep(0.1)
+        # setsid of a background job keeps its process id.
+        own = psutil.Process(int((tmp_path / "own").read_text()))
+        while own.name() != "sleep":
+            time.sleep(0.1)
+        explaining.send_signal(number)
+        output, _ = explaining.communicate(timeout=60)
+        assert explaining.returncode in (1, 128 + number) and os.listdir(tmp_path / "temporary") == []
+        assert f"lives on: {own.pid} sleep 602" in output and "601" not in output and "603" not in output
+        child = int((tmp_path / "child").read_text())
+        assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        assert own.is_running()
+    finally:
+        explaining.kill()
+        own.kill()
+
+
+def test_a_job_with_a_session_of_its_own_is_named_beside_an_answer(write, tmp_path):
+    write("run.sh", f"setsid sleep 602 & echo $! >own\n{PYTHON} fake.py 1\n")
+    (job,) = clipx("--", "bash", "run.sh")["left_running"]
+    assert job == f"{(tmp_path / 'own').read_text().strip()} sleep 602"
+    psutil.Process(int(job.split()[0])).kill()
+
+
+SECRET = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
+
+
+def test_no_credential_of_a_command_of_its_output_or_of_its_configuration_is_printed(write):
+    address = "https://someone:hunter2@host/x"
+    curl = f"curl -H 'Authorization: Bearer {SECRET}' {'x' * 60} {address}"
+    write("run.sh", f"{curl}\n{PYTHON} fake.py own.token={SECRET}")
+    write("fails.sh", f"set -x\nexport HF_TOKEN={SECRET}\necho {address} {SECRET}\nexit 1\n")
+    write("lost.sh", f"{PYTHON} fake.py a=1\n")
+    for words in (
+        ("bash", "run.sh"),
+        ("bash", "fails.sh"),
+        ("bash", "lost.sh", f"+own.api_key={SECRET}", f"own.address={address}"),
+        (f"HF_TOKEN={SECRET}", "python"),
+        (f"./no/{SECRET}",),
+    ):
+        for options in ((), ("--json",)):
+            output = CliRunner().invoke(app, ["explain", *options, "--", *words]).output
+            assert "[redacted]" in output, output
+            assert SECRET[:12] not in output and "hunter2" not in output, output

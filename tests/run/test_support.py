@@ -19,6 +19,8 @@ from verl_clipx.worker.state import state_rank
 REPOSITORY, MODELS = Path(__file__).parents[2], Path(__file__).parent / "fixtures" / "models"
 STRATEGY, NAME, ESTIMATOR = f"{ACTOR}.strategy", "actor_rollout_ref.rollout.name", "algorithm.adv_estimator"
 PATH, BYPASS = "actor_rollout_ref.model.path", "algorithm.rollout_correction.bypass_mode"
+OTHER, MEGATRON = "other devices than cuda and cpu", f"{STRATEGY}=megatron"
+REPLAY = "router replay under Megatron"
 # A run of what tests ran.
 RUN = (f"{STRATEGY}=fsdp2", f"{NAME}=vllm", f"{ESTIMATOR}=grpo", f"{PATH}={MODELS / 'tied'}")
 
@@ -34,13 +36,18 @@ RUN = (f"{STRATEGY}=fsdp2", f"{NAME}=vllm", f"{ESTIMATOR}=grpo", f"{PATH}={MODEL
         ((f"{PATH}={MODELS / 'of_images'}",), ["images and videos"]),
         ((f"{BYPASS}=True", "trainer.use_v1=False"), ["bypass mode, v0 trainer"]),
         (("algorithm.filter_groups.enable=True",), ["group filtering"]),
+        *((("trainer.device=" + device,), [OTHER] * (device in ("npu", "xpu"))) for device in ("npu", "xpu", "cpu")),
+        *(
+            ((f"{STRATEGY}=megatron", f"+{ACTOR}.megatron.router_replay.mode={mode}"), [MEGATRON, *names])
+            for mode, names in (("R2", [REPLAY]), ("R3", [REPLAY]), ("disabled", []))
+        ),
     ],
 )
 def test_an_option_that_no_test_ran_is_named_and_the_receipt_only_warns(overrides, names):
     _, decision = decided("+clipx=grpo", *RUN, *overrides)
     assert untested(decision.resolved.run.options) == names
-    for name in names:
-        assert f"; no test has run {name}; ratio to the policy " in decision.line
+    if names:
+        assert f"; no test has run {', '.join(names)}; ratio to the policy " in decision.line
     assert names or "no test" not in decision.line
 
 

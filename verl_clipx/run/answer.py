@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -26,6 +26,7 @@ from verl_clipx.base.method import NODE, Limit, Method, interval
 from verl_clipx.base.refusal import Refusal, written
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
+from verl_clipx.common.secrets import redact
 from verl_clipx.run.announcement import (
     REMEDIES,
     VERL_LIMIT,
@@ -94,6 +95,7 @@ class Answer:
         receipt: what happens if the gradient of the first rollout batch is not the announced one.
         stops: what stops the run, in sentences.
         arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
+        sweep: that this is the first run of a sweep of Hydra's; None if it is none.
     """
 
     loss: str
@@ -116,6 +118,7 @@ class Answer:
     receipt: str | None = None
     stops: list[str] = field(default_factory=list)
     arguments: list[str] | None = None
+    sweep: str | None = None
 
     @property
     def text(self) -> list[str]:
@@ -127,6 +130,7 @@ class Answer:
         taken = ", ".join(f"verl's {source} as {names}" for source, names in parameters.items())
         unused = ", ".join(f"verl's {key}={written(value)}" for key, value in self.unused.items())
         rows = {
+            "sweep": self.sweep,
             "settings": self.settings,
             "takes over": f"{taken}; remove the key to keep the group's value" if taken else "",
             "does not read": unused,
@@ -348,14 +352,18 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
 
 
 def end_with(answered: Answer) -> NoReturn:
-    """Hands an answer over and ends this process; the exit code says whether something stops the run."""
+    """Hands an answer over and ends this process.
+
+    Where it prints the answer, the exit code says whether something stops the run. Where it writes to a file, a script
+    goes on in any case.
+    """
     target = os.environ[EXPLAIN]
     if target == "1":
-        print("\n".join(answered.text), flush=True)
-    else:
-        with open(target, "a") as file:
-            file.write(json.dumps({**dataclasses.asdict(answered), "text": answered.text}) + "\n")
-    raise SystemExit(1 if answered.stops else 0)
+        print("\n".join(redact(answered.text)), flush=True)
+        raise SystemExit(1 if answered.stops else 0)
+    with open(target, "a") as file:
+        file.write(json.dumps({**dataclasses.asdict(answered), "text": answered.text}) + "\n")
+    raise SystemExit(0)
 
 
 # The overrides of keys that verl's configuration does not have, which Hydra has composed without.
@@ -369,6 +377,8 @@ def answer_and_end(config: DictConfig) -> NoReturn:
     arguments = None
     if HydraConfig.initialized() and (hydra := HydraConfig.get()).mode != RunMode.MULTIRUN:
         arguments = [*hydra.overrides.task, *hydra.overrides.hydra, *_unknown]
+    elif HydraConfig.initialized():
+        answered = dataclasses.replace(answered, sweep="this is the first of its runs; the others are not explained")
     end_with(dataclasses.replace(answered, stops=[*unknown, *answered.stops], arguments=arguments))
 
 
@@ -382,6 +392,7 @@ def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) 
     """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose."""
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    given = [*args.overrides]
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
     _unknown.clear()
     while True:
@@ -391,6 +402,11 @@ def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) 
             key = NO_SUCH_KEY.match(str(error))
             words = [word for word in args.overrides if key and word.partition("=")[0] == key[1]]
             if not words:
-                end_with(Answer("a configuration that does not compose", stops=[str(error).partition("\n\n")[0]]))
+                why = str(error).partition("\n\n")[0]
+                if isinstance(error, OverrideParseException):
+                    why = f"{error.override}: is no override of Hydra's: {why.splitlines()[0]}"
+                    if not (error.override or "").strip():
+                        why = "a blank stands where an override should. After a backslash it ends a command: remove it."
+                end_with(Answer("a configuration that does not compose", stops=[why], arguments=given))
             _unknown.extend(words)
             args.overrides = [word for word in args.overrides if word not in words]

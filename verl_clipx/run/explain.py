@@ -1,28 +1,33 @@
 """`clipx explain -- COMMAND`: runs a command until verl has its configuration, and says what would be trained.
 
 The command itself runs, with CLIPX_EXPLAIN set: the plugin's hook in verl's driver (`answer.py`) then answers and ends
-the process before Ray starts. Programs that would launch or prepare something elsewhere are replaced by stand-ins on
-PATH (`stand_in.py`). This is no sandbox: whatever else a script does, it does.
+the process before verl starts Ray. Some programs are replaced by stand-ins on PATH (`stand_in.py`), a Python without
+the plugin ends (`without_plugin.py`), and bash ends before what follows the first run (`explained.sh`). This is no
+sandbox: whatever else a script does, it does.
 """
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from verl_clipx.common.secrets import redact
 from verl_clipx.run import stand_in
 
 # 1: the driver prints its answer and ends; a path: it appends the answer to this file, one JSON object a line.
@@ -36,10 +41,24 @@ SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
 # How long what a command leaves in the background may take to its configuration.
 SECONDS_IN_THE_BACKGROUND = 120
+# How long bash may take from the first answer to the end of that program, after which it ends itself.
+SECONDS_AFTER_AN_ANSWER = 10
+SECONDS_TO_DIE = 10
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # An override of Hydra's that is no variable of the environment.
 OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
+# A line of bash's `set -x`, and what shells say of a program that is missing.
+TRACED = re.compile(r"\++ ")
+NOT_FOUND = re.compile(r": (?:command )?not found$")
+# What may start a run in the rest of a script.
+MAY_TRAIN = re.compile(r"verl|python|\.sh\b|torchrun")
+LOOPS = re.compile(r"(?:^|;)\s*(done|do)\b", re.MULTILINE)
+PASS_ON = 'A script passes its arguments on by "$@" at the end of the command that starts verl.'
+CUT = "The command that starts verl ended before: a comment, an empty line or a blank after a backslash ends it."
+# Functions, comments and quotes, in which $1 is not the first parameter of a shell script.
+NOT_OF_A_SCRIPT = re.compile(r"^(?:function )?[\w-]+ *\(\) *\{(?s:.*?)^\}|(?<!\S)#.*|'[^'\n]*'", re.MULTILINE)
 LINES_OF_A_CRASH = 15
-LONGEST = 100
+LONGEST, LONGEST_OF_A_CRASH = 100, 300
 
 
 @dataclass(frozen=True)
@@ -50,11 +69,15 @@ class Explanation:
         answers: of every run that it would start, the fields of `answer.Answer` and `text`, its lines.
         stood_in: the command lines that stand-ins replaced.
         stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
+        left: processes that took a session of their own and live on.
+        goes_on: whether the command would go on to what may be another run.
     """
 
     answers: list[dict[str, Any]]
     stood_in: list[str]
     stops: list[str]
+    left: list[str]
+    goes_on: bool
 
     @property
     def starts(self) -> bool:
@@ -62,15 +85,30 @@ class Explanation:
         return bool(self.answers) and not self.stops and not any(answer["stops"] for answer in self.answers)
 
     @property
+    def content(self) -> dict[str, Any]:
+        """The answer, for a program, without credentials."""
+        runs = [{key: value for key, value in answer.items() if key != "text"} for answer in self.answers]
+        return redact({"runs": runs, "stood_in": self.stood_in, "stops": self.stops, "left_running": self.left})
+
+    @property
     def lines(self) -> list[str]:
-        """The answer, for a reader."""
+        """The answer, for a reader, without credentials."""
         answers = [line for answer in self.answers for line in answer["text"]]
         replaced = []
         for command in self.stood_in:
             program, *words = shlex.split(command)
             what = "run here" if stand_in.payload_of(program, words) else "not run"
-            replaced.append(f"{what}: {textwrap.shorten(command, LONGEST, placeholder=' …')}")
-        return [*replaced, *self.stops, *answers]
+            replaced.append(f"{what}: {shortened(command)}")
+        going_on = [f"Only the first run is explained: {ALL}"] if self.goes_on else []
+        return redact([*replaced, *map("lives on: {}".format, self.left), *self.stops, *answers, *going_on])
+
+
+ALL = "the command goes on, and `clipx explain --all -- …` explains every run that it starts."
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """A line without credentials, cut behind a word; one that is cut before would not be recognised."""
+    return textwrap.shorten(redact(text), longest, placeholder=" …")
 
 
 def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool = False) -> Explanation:
@@ -83,42 +121,89 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
 
     Raises:
         ValueError: the words are no command that can be started.
+        SystemExit: one of `SIGNALS` came. What the command started has ended, but for what is named on stderr.
     """
     if "=" in words[0] or words[0].startswith("+"):
-        raise ValueError(f"{words[0]}: write the whole command: clipx explain -- python -m verl.trainer.main_ppo …")
+        first = redact(words[0])
+        raise ValueError(f"{first}: write the whole command: clipx explain -- python -m verl.trainer.main_ppo …")
+    given_words = words
     words, stops = without_windows_line_ends(words)
-    with tempfile.TemporaryDirectory(prefix="clipx-explain-") as name:
+    with signals_noted() as signals, tempfile.TemporaryDirectory(prefix="clipx-explain-") as name:
         folder = Path(name)
-        answers, record, output = folder / "answers", folder / "stand_ins", folder / "output"
-        for file in (answers, record):
+        answers, record, output, notes = (folder / part for part in ("answers", "stand_ins", "output", "notes"))
+        for file in (answers, record, notes, *([folder / "all"] if every else ())):
             file.touch()
         replaced = LAUNCHERS if run_preparations else (*LAUNCHERS, *PREPARATIONS)
         programs = put_stand_ins(folder / "programs", record, replaced)
-        code = run_session(
-            words,
-            {**os.environ, **programs, EXPLAIN: str(answers)},
-            output,
-            until=lambda: not every and answers.read_text().endswith("\n"),
-        )
-        given = [json.loads(line) for line in answers.read_text().splitlines()][: None if every else 1]
+        environment = {**os.environ, **programs, EXPLAIN: str(answers)}
+        code = run_session(words, environment, output, lambda: bool(signals) or (not every and is_answered(answers)))
+        left = [shortened(f"{job.pid} {shlex.join(job.cmdline())}") for job in living(partial(is_of, answers))]
+        given = [json.loads(line) for line in answers.read_text().splitlines()]
         stood_in = list(dict.fromkeys(record.read_text().splitlines()))
-        if not given:
-            stops.append(without_an_answer(code, output.read_text(errors="replace")))
-    return Explanation(given, stood_in, [*stops, *lost_words(words, given)])
+        noted = list(dict.fromkeys(notes.read_text().splitlines()))
+        printed = output.read_text(errors="replace")
+    if signals:
+        raise SystemExit("\n".join(map("lives on: {}".format, left)) or 128 + signals[0])
+    places = [line.split("\t") for line in noted if "\t" in line]
+    goes_on = not every and (len(given) > 1 or any(may_train(file, int(line)) for line, file in places))
+    given = given if every else given[:1]
+    cut = [line for line in noted if NOT_FOUND.search(line)]
+    if not given:
+        stops.append(without_an_answer(code, printed, [line for line in noted if "\t" not in line]))
+    elif cut:
+        stops.append(f"{'; '.join(cut)}. {CUT}")
+    return Explanation(given, stood_in, [*stops, *misled_words(given_words, given, bool(cut))], left, goes_on)
 
 
-def lost_words(words: Sequence[str], answers: list[dict[str, Any]]) -> list[str]:
-    """A message if overrides of a command reached none of its runs; empty if they did, or nothing tells it."""
+def is_answered(answers: Path) -> bool:
+    """Whether there is an answer, and bash has gone on to its next command, or had the time to."""
+    if not answers.read_text().endswith("\n"):
+        return False
+    shells = living(lambda process: Path(process.exe()).name == "bash" and is_of(answers, process))
+    return not shells or time.time() - answers.stat().st_mtime > SECONDS_AFTER_AN_ANSWER
+
+
+def may_train(script: str, line: int) -> bool:
+    """Whether what bash would go on to, from a line of a script, may be another run; line 0 is one before the run."""
+    lines = Path(script).read_text(errors="replace").splitlines()[line - 1 :] if os.path.isfile(script) else []
+    rest = "\n".join(of_rest.partition("#")[0] for of_rest in lines)
+    loops = LOOPS.findall(rest)
+    return line == 0 or MAY_TRAIN.search(rest) is not None or loops.count("done") > loops.count("do")
+
+
+def misled_words(words: Sequence[str], answers: list[dict[str, Any]], is_cut: bool) -> list[str]:
+    """Messages on overrides that became a part of others, or that reached no run, if nothing else says why."""
     reached = [answer.get("arguments") for answer in answers]
-    if not reached or None in reached:
-        return []
-    lost = [word for word in words if OVERRIDE.match(word) and not any(word in of for of in reached)]
+    passed = [argument for of in reached for argument in of or ()]
+    lost, messages = [], []
+    for place, word in enumerate(words):
+        within = [argument for argument in passed if word in argument.partition("=")[2]]
+        is_lost = None not in reached and word not in passed
+        if not OVERRIDE.match(word) or not (within or is_lost):
+            continue
+        reads = reading_of(words, place)
+        if within or reads:
+            became = f"verl gets {within[0]}" if within else "it does not reach verl"
+            messages.append(f"{word}: the script reads it{reads}, and {became}. Put the script's own parameters first.")
+        elif answers:
+            lost.append(word)
     if not lost:
-        return []
+        return messages
+    # Words of blanks are what a blank after a backslash leaves.
+    why = "" if is_cut or not all(word.strip() for word in passed) else f" {PASS_ON}"
     return [
-        f"{' '.join(lost)}: did not reach verl, so the answer is about a run without it. A script passes its arguments "
-        'on by "$@" at the end of the command that starts verl.'
+        *messages,
+        f"{' '.join(lost)}: did not reach verl, so the answer is about a run without it.{why}",
     ]
+
+
+def reading_of(words: Sequence[str], place: int) -> str:
+    """Where the script among the words reads one of them by its number, in words; empty if it has no such line."""
+    first = next((at for at, word in enumerate(words) if word.endswith(".sh") and os.path.isfile(word)), place)
+    lines = Path(words[first]).read_text(errors="replace") if first < place else ""
+    reads = re.compile(rf"^.*\$(?:{place - first}|\{{{place - first})(?!\d).*$", re.MULTILINE)
+    line = reads.search(NOT_OF_A_SCRIPT.sub("", lines))
+    return f" as its parameter ${place - first} ({line[0].strip()})" if line else ""
 
 
 def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -146,8 +231,33 @@ def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[s
     functions += "".join(f"{program}() {{ :; }}\n" for program in OF_ACCELERATORS if shutil.which(program) is None)
     own = os.environ.get("BASH_ENV")
     first = folder.with_name("first.sh")
-    first.write_text((f". {shlex.quote(own)}\n" if own else "") + functions)
-    return {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}", "BASH_ENV": str(first)}
+    of_bash = Path(__file__).with_name("explained.sh").read_text()
+    first.write_text((f". {shlex.quote(own)}\n" if own else "") + functions + of_bash)
+    (modules := folder.with_name("modules")).mkdir()
+    shutil.copy(Path(__file__).with_name("without_plugin.py"), modules / "sitecustomize.py")
+    # An empty part would be the current folder.
+    modules_of_all = filter(None, [str(modules), os.environ.get("PYTHONPATH")])
+    return {
+        "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": os.pathsep.join(modules_of_all),
+        "BASH_ENV": str(first),
+    }
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """In the block, signals that would end this process are only noted, so that what it started can be ended first."""
+    noted: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        # nohup lets SIGHUP be ignored.
+        if handler != signal.SIG_IGN:
+            signal.signal(number, lambda received, _: noted.append(received))
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool]) -> int:
@@ -169,36 +279,55 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
                 start_new_session=True,
             )
         except OSError as error:
-            raise ValueError(f"{words[0]}: {error.strerror}.") from None
+            raise ValueError(f"{redact(words[0])}: {error.strerror}.") from None
+
+        def in_session(other: psutil.Process) -> bool:
+            return os.getsid(other.pid) == process.pid
+
         try:
-            while process.poll() is None and not until():
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-            last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
-            while not until() and time.monotonic() < last and members_of(process.pid):
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+            wait_while(lambda: process.poll() is None and not until())
+            wait_while(lambda: not until() and living(in_session), SECONDS_IN_THE_BACKGROUND)
         finally:
-            for member in members_of(process.pid):
-                with contextlib.suppress(psutil.Error):
-                    member.kill()
+            wait_while(lambda: killed(living(in_session)), SECONDS_TO_DIE)
             process.wait()
     return process.returncode
 
 
-def members_of(session: int) -> list[psutil.Process]:
-    """The processes of a session that have not ended."""
-    members = []
+def wait_while(holds: Callable[[], Any], seconds: float = math.inf) -> None:
+    """Waits as long as something holds, and at most so many seconds."""
+    last = time.monotonic() + seconds
+    while holds() and time.monotonic() < last:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def killed(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """The same processes, each of which has been sent its end."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return processes
+
+
+def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """The processes of which something holds, and that have not ended."""
+    found = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                members.append(process)
-    return members
+            if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
-def without_an_answer(code: int, output: str) -> str:
-    """Why a command gave no answer, with the end of what it printed."""
-    end = "\n".join(output.strip().splitlines()[-LINES_OF_A_CRASH:])
-    why = "it ended" if code == 0 else f"it ended with exit code {code}"
-    return (
-        f"no configuration seen: {why} before verl's trainer had its configuration, in an environment that has the "
-        f"plugin. The end of its output:\n{end or '(none)'}"
-    )
+def is_of(answers: Path, process: psutil.Process) -> bool:
+    """Whether a process, in whatever session, has this file for its answers."""
+    return process.environ().get(EXPLAIN) == str(answers)
+
+
+def without_an_answer(code: int, output: str, noted: Sequence[str]) -> str:
+    """Why a command gave no answer, with what Python and the shell lack, or the end of what it printed."""
+    lines = [line for line in redact(output).strip().splitlines() if not TRACED.match(line)][-LINES_OF_A_CRASH:]
+    missing = [*noted, *filter(NOT_FOUND.search, lines)]
+    why = f"ended with exit code {code} before" if code else "ended before"
+    said = "; ".join(dict.fromkeys(missing)) or f"it {why} verl's trainer had its configuration"
+    end = "\n".join(shortened(line, LONGEST_OF_A_CRASH) for line in lines)
+    return f"no configuration seen: {said}." + ("" if missing else f" The end of its output:\n{end or '(none)'}")

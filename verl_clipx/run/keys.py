@@ -131,7 +131,7 @@ def another_loss(loss_mode: str, settings: "Settings") -> Refusal | None:
         LOSS_MODE,
         loss_mode,
         f"contradicts {NODE}.method={name}: verl would train the loss that it names",
-        f"Choose the method only by its group (+{NODE}={name}), or keep verl's loss with +{NODE}={OBSERVE}.",
+        f"Remove loss_mode, which +{NODE}={name} sets by itself, or keep verl's loss with +{NODE}={OBSERVE}.",
     )
 
 
@@ -148,7 +148,7 @@ def other_loss(values: Values, node: "Settings | Observe") -> Refusal | None:
             LOSS_MODE,
             loss_mode,
             f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway",
-            f"Choose the method by its group (+{NODE}={loss_mode[6:]}), or observe one of verl's (loss_mode=vanilla).",
+            f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself, or observe one of verl's (vanilla).",
         )
     known = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_"))
     if loss_mode in known:
@@ -415,6 +415,8 @@ def model_config(path: str | None) -> Any:
 QAT, MTP = declare_beside(f"{ACTOR}.qat.enable", ENGINE), declare_beside("actor_rollout_ref.model.mtp.enable", ENGINE)
 PREFIX_GROUPER = declare_beside(f"{ACTOR}.use_prefix_grouper", ENGINE)
 ROUTER_REPLAY = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
+ROUTER_REPLAY_OF_MEGATRON = declare_beside(f"{ACTOR}.megatron.router_replay.mode", ENGINE)
+DEVICE = declare_beside("trainer.device", ENGINE)
 
 
 DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", ENGINE)

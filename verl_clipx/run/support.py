@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_clipx.run.keys import (
     BYPASS,
+    DEVICE,
     DISTILLATION,
     ENGINE_NAME,
     ESTIMATOR,
@@ -16,6 +17,8 @@ from verl_clipx.run.keys import (
     MTP,
     PREFIX_GROUPER,
     QAT,
+    ROUTER_REPLAY,
+    ROUTER_REPLAY_OF_MEGATRON,
     STRATEGY,
     USE_V1,
     Values,
@@ -36,6 +39,11 @@ def takes_images(path: str | None) -> bool:
     return config is not None and config.get_text_config() is not config
 
 
+def replays(mode: str | None) -> bool:
+    """Whether a mode of router replay replays routes."""
+    return mode not in (None, "disabled")
+
+
 # From options that no test has run to the keys of a run that has them, with the value of each or a test of it.
 UNTESTED: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "QAT": {QAT: True},
@@ -45,6 +53,9 @@ UNTESTED: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "bypass mode, v0 trainer": {BYPASS: True, USE_V1: False},
     "distillation beside task rewards": {DISTILLATION: True},
     "group filtering": {GROUP_FILTERING: True},
+    "router replay": {STRATEGY: "veomni", ROUTER_REPLAY: replays},
+    "router replay under Megatron": {STRATEGY: "megatron", ROUTER_REPLAY_OF_MEGATRON: replays},
+    "other devices than cuda and cpu": {DEVICE: lambda device: device not in (None, "cuda", "cpu")},
 }
 
 
