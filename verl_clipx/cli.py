@@ -209,20 +209,20 @@ def explain(
         bool, typer.Option("--all", help="Explain every run that the command starts, not the first.")
     ] = False,
     run_preparations: Annotated[
-        bool, typer.Option("--run-preparations", help="Run rm, mv, pip and downloads, in place of stand-ins.")
+        bool, typer.Option("--run-preparations", help="Run rm, mv, pip, wget, curl and hf themselves.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a command would train, and what stops it.
 
-    The command runs until verl has its configuration; Ray never starts.
+    The command runs until verl has its configuration and would start Ray.
 
     clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
 
     clipx explain -- bash run.sh +clipx=acpo
 
-    Stand-ins replace launchers, pip, downloads, rm and mv. Everything else in a script runs: this is no sandbox, so
-    don't explain a script that you would not run.
+    Stand-ins replace ray, sbatch, srun, ssh, docker, kubectl, pip, curl, rm, mv and a few more. Everything else in a
+    script runs: this is no sandbox, so don't explain a script that you would not run.
     """
     from verl_clipx.run.explain import explain as explain_command
 

@@ -95,7 +95,6 @@ class Answer:
         receipt: what happens if the gradient of the first rollout batch is not the announced one.
         stops: what stops the run, in sentences.
         arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
-        sweep: that this is the first run of a sweep of Hydra's; None if it is none.
     """
 
     loss: str
@@ -118,7 +117,6 @@ class Answer:
     receipt: str | None = None
     stops: list[str] = field(default_factory=list)
     arguments: list[str] | None = None
-    sweep: str | None = None
 
     @property
     def text(self) -> list[str]:
@@ -130,7 +128,6 @@ class Answer:
         taken = ", ".join(f"verl's {source} as {names}" for source, names in parameters.items())
         unused = ", ".join(f"verl's {key}={written(value)}" for key, value in self.unused.items())
         rows = {
-            "sweep": self.sweep,
             "settings": self.settings,
             "takes over": f"{taken}; remove the key to keep the group's value" if taken else "",
             "does not read": unused,
@@ -378,7 +375,7 @@ def answer_and_end(config: DictConfig) -> NoReturn:
     if HydraConfig.initialized() and (hydra := HydraConfig.get()).mode != RunMode.MULTIRUN:
         arguments = [*hydra.overrides.task, *hydra.overrides.hydra, *_unknown]
     elif HydraConfig.initialized():
-        answered = dataclasses.replace(answered, sweep="this is the first of its runs; the others are not explained")
+        answered = dataclasses.replace(answered, loss=f"only the first run of a sweep is explained: {answered.loss}")
     end_with(dataclasses.replace(answered, stops=[*unknown, *answered.stops], arguments=arguments))
 
 

@@ -8,7 +8,6 @@ sandbox: whatever else a script does, it does.
 
 import contextlib
 import json
-import math
 import os
 import re
 import shlex
@@ -43,7 +42,6 @@ SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_IN_THE_BACKGROUND = 120
 # How long bash may take from the first answer to the end of that program, after which it ends itself.
 SECONDS_AFTER_AN_ANSWER = 10
-SECONDS_TO_DIE = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # An override of Hydra's that is no variable of the environment.
 OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
@@ -88,7 +86,8 @@ class Explanation:
     def content(self) -> dict[str, Any]:
         """The answer, for a program, without credentials."""
         runs = [{key: value for key, value in answer.items() if key != "text"} for answer in self.answers]
-        return redact({"runs": runs, "stood_in": self.stood_in, "stops": self.stops, "left_running": self.left})
+        others = {"stood_in": self.stood_in, "stops": self.stops, "left_running": self.left, "goes_on": self.goes_on}
+        return redact({"runs": runs, **others})
 
     @property
     def lines(self) -> list[str]:
@@ -99,11 +98,9 @@ class Explanation:
             program, *words = shlex.split(command)
             what = "run here" if stand_in.payload_of(program, words) else "not run"
             replaced.append(f"{what}: {shortened(command)}")
-        going_on = [f"Only the first run is explained: {ALL}"] if self.goes_on else []
-        return redact([*replaced, *map("lives on: {}".format, self.left), *self.stops, *answers, *going_on])
-
-
-ALL = "the command goes on, and `clipx explain --all -- …` explains every run that it starts."
+        left = [f"lives on: {process}" for process in self.left]
+        all_of_it = "Only the first run is explained: `clipx explain --all -- …` explains each that the command starts."
+        return redact([*replaced, *left, *self.stops, *answers, *[all_of_it] * self.goes_on])
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -137,13 +134,16 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
         programs = put_stand_ins(folder / "programs", record, replaced)
         environment = {**os.environ, **programs, EXPLAIN: str(answers)}
         code = run_session(words, environment, output, lambda: bool(signals) or (not every and is_answered(answers)))
-        left = [shortened(f"{job.pid} {shlex.join(job.cmdline())}") for job in living(partial(is_of, answers))]
+        left = [
+            shortened(f"{job.pid} {shlex.join(job.info['cmdline'] or ())}") for job in living(partial(is_of, answers))
+        ]
         given = [json.loads(line) for line in answers.read_text().splitlines()]
         stood_in = list(dict.fromkeys(record.read_text().splitlines()))
         noted = list(dict.fromkeys(notes.read_text().splitlines()))
         printed = output.read_text(errors="replace")
     if signals:
-        raise SystemExit("\n".join(map("lives on: {}".format, left)) or 128 + signals[0])
+        print(*(f"lives on: {process}" for process in left), sep="\n", end="\n" * bool(left), file=sys.stderr)
+        raise SystemExit(128 + signals[0])
     places = [line.split("\t") for line in noted if "\t" in line]
     goes_on = not every and (len(given) > 1 or any(may_train(file, int(line)) for line, file in places))
     given = given if every else given[:1]
@@ -285,33 +285,25 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
             return os.getsid(other.pid) == process.pid
 
         try:
-            wait_while(lambda: process.poll() is None and not until())
-            wait_while(lambda: not until() and living(in_session), SECONDS_IN_THE_BACKGROUND)
+            while process.poll() is None and not until():
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+            last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
+            while not until() and time.monotonic() < last and living(in_session):
+                time.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
-            wait_while(lambda: killed(living(in_session)), SECONDS_TO_DIE)
+            # Each may start another before its end.
+            while members := living(in_session):
+                for member in members:
+                    with contextlib.suppress(psutil.Error):
+                        member.kill()
             process.wait()
     return process.returncode
-
-
-def wait_while(holds: Callable[[], Any], seconds: float = math.inf) -> None:
-    """Waits as long as something holds, and at most so many seconds."""
-    last = time.monotonic() + seconds
-    while holds() and time.monotonic() < last:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
-def killed(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """The same processes, each of which has been sent its end."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return processes
 
 
 def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     """The processes of which something holds, and that have not ended."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(OSError, psutil.Error):
             if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)

@@ -1,7 +1,7 @@
 """What runs in place of a program while a command is explained: `stand_in.py RECORD PROGRAM ARGUMENT …`.
 
 It appends the command line to RECORD. A launcher's payload then runs here, because it leads to verl's configuration:
-what follows `ray job submit`, srun and `ray symmetric-run`, and the script of sbatch. Everything else does nothing.
+what follows `ray job submit`, srun and `ray symmetric-run`, and the script of sbatch. It does nothing else.
 """
 
 import os

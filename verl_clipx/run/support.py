@@ -39,11 +39,6 @@ def takes_images(path: str | None) -> bool:
     return config is not None and config.get_text_config() is not config
 
 
-def replays(mode: str | None) -> bool:
-    """Whether a mode of router replay replays routes."""
-    return mode not in (None, "disabled")
-
-
 # From options that no test has run to the keys of a run that has them, with the value of each or a test of it.
 UNTESTED: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "QAT": {QAT: True},
@@ -53,8 +48,8 @@ UNTESTED: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "bypass mode, v0 trainer": {BYPASS: True, USE_V1: False},
     "distillation beside task rewards": {DISTILLATION: True},
     "group filtering": {GROUP_FILTERING: True},
-    "router replay": {STRATEGY: "veomni", ROUTER_REPLAY: replays},
-    "router replay under Megatron": {STRATEGY: "megatron", ROUTER_REPLAY_OF_MEGATRON: replays},
+    "router replay": {STRATEGY: "veomni", ROUTER_REPLAY: {"R2", "R3"}.__contains__},
+    "router replay under Megatron": {STRATEGY: "megatron", ROUTER_REPLAY_OF_MEGATRON: {"R2", "R3"}.__contains__},
     "other devices than cuda and cpu": {DEVICE: lambda device: device not in (None, "cuda", "cpu")},
 }
 

@@ -1,7 +1,7 @@
 """What every Python of a command that is explained imports first, as sitecustomize: it ends one that would train.
 
-Without the plugin nothing would answer, and verl would start. It stands by itself, because such a Python has no more
-than the standard library. A missing verl is only noted, since a program may do without.
+Without the plugin nothing would answer, and verl would start. A missing verl is only noted, since a program may do
+without. It knows no more than the standard library.
 """
 
 import os
@@ -11,21 +11,16 @@ from importlib import machinery, metadata, util
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-class WithoutPlugin:
-    """A finder that finds nothing, and looks at what is imported."""
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        """Ends the interpreter if verl's trainer is imported and the plugin is not there."""
-        if name == "verl" and not any(finder.find_spec(name, path) for finder in sys.meta_path if finder is not cls):
-            plugin = "" if util.find_spec("verl_clipx") else " and no verl-clipx"
-            note(f"{sys.executable} has no verl{plugin}")
-        if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
-            chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
-            if not any(plugin.value == "verl_clipx.plugin" for plugin in metadata.entry_points(group="verl.plugins")):
-                raise SystemExit(note(f"{sys.executable} has verl and no verl-clipx"))
-            if chosen:
-                raise SystemExit(note(f"VERL_USE_EXTERNAL_PLUGINS={chosen} leaves verl-clipx out"))
+def find_spec(name, path=None, target=None):
+    """As a finder that finds nothing: ends the interpreter if it imports verl's trainer without the plugin."""
+    if name == "verl" and not any(one.find_spec(name, path) for one in sys.meta_path if one is not this):
+        note(f"{sys.executable} has no verl{'' if util.find_spec('verl_clipx') else ' and no verl-clipx'}")
+    if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
+        left_out = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
+        if not any(plugin.value == "verl_clipx.plugin" for plugin in metadata.entry_points(group="verl.plugins")):
+            raise SystemExit(note(f"{sys.executable} has verl and no verl-clipx"))
+        if left_out:
+            raise SystemExit(note(f"VERL_USE_EXTERNAL_PLUGINS={left_out} leaves verl-clipx out"))
 
 
 def note(what: str) -> str:
@@ -35,7 +30,8 @@ def note(what: str) -> str:
     return what
 
 
-sys.meta_path.insert(0, WithoutPlugin)
+this = sys.modules[__name__]
+sys.meta_path.insert(0, this)
 # The one that this file hides.
 hidden = machinery.PathFinder.find_spec("sitecustomize", [folder for folder in sys.path if folder != FOLDER])
 if hidden is not None:
