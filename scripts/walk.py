@@ -98,7 +98,10 @@ def entered(place: tuple[str, str], names: set[str], seen: set[tuple[str, str]])
     def parameters_of(call: ast.Call, target: tuple[str, str]) -> set[str]:
         arguments = house()[0][target].args
         positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args) if one.arg not in ("self", "cls")]
-        pairs = [*zip(positional, call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
+        pairs = [
+            *zip(positional, call.args, strict=False),
+            *((keyword.arg, keyword.value) for keyword in call.keywords),
+        ]
         return {name for name, value in pairs if name and holds(value)} or {*positional}
 
     for statement in house()[0][place].body:

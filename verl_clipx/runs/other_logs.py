@@ -14,7 +14,7 @@ from typing import Any
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
 from verl_clipx.runs.console import read_console
-from verl_clipx.runs.run_log import Logged, Rows, last_run
+from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
 
 EVENTS = "events.out.tfevents.*"
 
