@@ -1,0 +1,201 @@
+"""The contract's judgement: losses as a user would get them wrong, each refused for its own fault, and right ones that
+look unusual. They were written before it was known which of them pass. Not covered: that each check can fail
+(test_contract.py), the built-in methods (tests/methods/test_properties.py).
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from torch import float64, where
+
+from tests.example_losses import WithinSpread
+from verl_clipx.check import contract
+from verl_clipx.check.contract import check_method
+from verl_clipx.methods import FixedBounds, Method
+
+CALLS = itertools.count(1)
+
+
+def loss(weight, of=Method, **attributes):
+    """A method of that gradient weight, a function of the tokens and the bounds."""
+    return type("Loss", (of,), {"gradient_weight": lambda self, t, bounds: weight(t, bounds), **attributes})()
+
+
+def within_spread(**methods):
+    return type("Loss", (WithinSpread,), methods)()
+
+
+def moments(t, add):
+    x = where(t.mask, t.log_ratio, 0.0)
+    return torch.stack([add(t.mask.to(x.dtype)), add(x * x)])
+
+
+def deviation(statistics, freedom=0, least=None):
+    """Of the log-ratio, of its number, its sum and its squares; clamped to `least` before the root."""
+    n, total, squares = statistics.unbind()
+    variance = (squares - total * total / n.clamp(min=1)) / (n - freedom)
+    return (variance if least is None else variance.clamp(min=least)).sqrt()[None]
+
+
+def three_sums(self, t):
+    x = where(t.mask, t.log_ratio, 0.0).to(float64)
+    return torch.stack([t.mask.sum(dtype=float64), x.sum(), (x * x).sum()])
+
+
+def spread(decide):
+    return within_spread(statistics_size=3, statistics=three_sums, decide=lambda self, statistics: decide(statistics))
+
+
+def saying(t):
+    str(t.ratio.max())
+    return t.ratio
+
+
+def product(t):
+    return t.log_ratio.sum(-1, keepdim=True).exp().expand_as(t.ratio)
+
+
+def running_mean(t):
+    place = torch.ones_like(t.ratio).cumsum(1)
+    return (t.ratio * t.mask).cumsum(1) / place
+
+
+def band(t, bounds):
+    return where((t.ratio > bounds.high) & (t.ratio < 1.002 * bounds.high), -t.ratio, t.ratio)
+
+
+def group_mates(t):
+    return (t.group[:, None] == t.group).sum(1, keepdim=True)
+
+
+FINITE, ONE, POSITIVE = contract.finite_for_every_finite_input, contract.one_weight_per_token, "positive"
+POSITIVE, NEGATIVE = contract.weight_is_positive_at_ratio_1, contract.weight_is_nowhere_negative
+OTHERS, SIZE = (
+    contract.weight_does_not_depend_on_the_micro_batch,
+    contract.weight_does_not_depend_on_the_size_of_advantages,
+)
+
+WRONG = {
+    "the product over a sequence overflows": (FINITE, loss(lambda t, _: product(t), by_sequence=True)),
+    "the sampler's ratio overflows": (
+        FINITE,
+        loss(lambda t, _: t.ratio * (t.old_log_prob - t.rollout_log_prob).exp(), asks_for=("rollout_log_prob",)),
+    ),
+    "float32 rounds what p is clamped to": (
+        FINITE,
+        loss(lambda t, _: t.ratio / (1 - t.log_prob.exp().clamp(max=1 - 1e-8))),
+    ),
+    "both probabilities underflow": (
+        FINITE,
+        loss(lambda t, _: 2 * t.ratio * t.log_prob.exp() / (t.log_prob.exp() + t.old_log_prob.exp())),
+    ),
+    "the variance is below 0 by rounding": (FINITE, spread(deviation)),
+    "divided by n - 1": (FINITE, spread(lambda statistics: deviation(statistics, 1, 0.0))),
+    "a metric is NaN without tokens": (
+        FINITE,
+        within_spread(metrics=lambda self, statistics, decision: {"spread": statistics[1] / statistics[0]}),
+    ),
+    "statistics in the ratio's dtype": (
+        contract.statistics_are_the_same_each_time,
+        within_spread(statistics=lambda self, t: moments(t, torch.sum)),
+    ),
+    "statistics added up in the ratio's dtype": (
+        contract.statistics_add_up_over_any_split,
+        within_spread(statistics=lambda self, t: moments(t, torch.sum).double()),
+    ),
+    "F is float64 by the bounds": (
+        ONE,
+        within_spread(
+            bounds=lambda self, t, decision: contract.Bounds((-decision).exp(), decision.exp()),
+            gradient_weight=lambda self, t, bounds: t.ratio.clamp(bounds.low, bounds.high),
+        ),
+    ),
+    "squeezed": (ONE, loss(lambda t, _: torch.stack([t.ratio, 1 / t.ratio]).amin(0).squeeze())),
+    "F is a condition": (ONE, loss(lambda t, bounds: t.ratio < bounds.high, FixedBounds)),
+    "zero for unlikely tokens": (POSITIVE, loss(lambda t, _: where(t.log_prob > -15, t.ratio, 0.0))),
+    "negative for unlikely tokens": (NEGATIVE, loss(lambda t, _: t.ratio * (1 + t.log_prob / 40))),
+    "negative where the entropy is high": (
+        NEGATIVE,
+        loss(lambda t, _: t.ratio * (1 - t.entropy / 6), asks_for=("entropy",)),
+    ),
+    "negative in a band beside the bound": (NEGATIVE, loss(band, FixedBounds)),
+    "negative beyond the clamp": (
+        NEGATIVE,
+        dataclasses.replace(loss(lambda t, _: where(t.log_ratio > 25, -1.0, t.ratio)), log_ratio_clamp=None),
+    ),
+    "the size of A at large ratios": (
+        SIZE,
+        loss(lambda t, _: where(t.ratio > 4, t.ratio / (1 + t.advantages.abs()), t.ratio)),
+    ),
+    "whether any A is 0": (OTHERS, loss(lambda t, _: t.ratio * (1 + ((t.advantages == 0) & t.mask).any()))),
+    "the group's other sequences": (OTHERS, loss(lambda t, _: t.ratio / group_mates(t), asks_for=("group",))),
+    "an undeclared running mean": (OTHERS, loss(lambda t, _: running_mean(t))),
+    "a message reads a value": (contract.no_value_is_read_on_the_host, loss(lambda t, _: saying(t))),
+    "a warm-up that counts its calls": ("same", loss(lambda t, _: t.ratio * min(1.0, next(CALLS) / 30))),
+    "compiled it is another": (
+        contract.compiled_it_is_the_same,
+        loss(lambda t, _: t.ratio * (2.0 if torch.compiler.is_compiling() else 1.0)),
+    ),
+}
+
+RIGHT = {
+    "entropy's share": loss(lambda t, _: t.ratio * t.entropy / (1 + t.entropy), asks_for=("entropy",)),
+    "entropy below that of the vocabulary": loss(lambda t, _: t.ratio * (1 - t.entropy / 12), asks_for=("entropy",)),
+    "NaN for a sequence without tokens": loss(
+        lambda t, _: t.ratio * where(t.mask, t.ratio, 0.0).sum(-1, keepdim=True) / t.mask.sum(-1, keepdim=True) / 1e3,
+        by_sequence=True,
+    ),
+    "infinite outside the mask": loss(lambda t, _: t.ratio / t.mask),
+    "divided by the batch's mean |A|": loss(
+        lambda t, _: t.ratio * t.mask.sum() / (1e-3 + t.advantages.abs().sum()), by_batch=True
+    ),
+    "the sign of A by an epsilon": loss(
+        lambda t, _: t.ratio * (1 + 0.1 * t.advantages / (t.advantages.abs() + 1e-6))
+    ),
+    "the sampler's ratio, capped": loss(
+        lambda t, _: t.ratio * (t.old_log_prob - t.rollout_log_prob).exp().clamp(max=2),
+        asks_for=("rollout_log_prob",),
+    ),
+    "a mask by the difference of probabilities": loss(
+        lambda t, _: where((t.log_prob.exp() - t.old_log_prob.exp()).abs() < 0.2, t.ratio, 0.0)
+    ),
+    "unlikely tokens weigh more": loss(lambda t, _: t.ratio * (1 - t.log_prob.exp()) ** 0.5),
+    "the inverse ratio, capped": loss(lambda t, _: (1 / t.ratio).clamp(max=4)),
+    "the mean ratio of a sequence": loss(
+        lambda t, _: t.sequence_mean(t.log_ratio).exp().clamp(0.9, 1.1).expand_as(t.ratio), by_sequence=True
+    ),
+    "numbers made on the CPU": loss(
+        lambda t, _: torch.minimum(t.ratio, where(t.advantages > 0, 1.28, 1.2)) * torch.tensor(0.5)
+    ),
+    "without the clamp, with its own": dataclasses.replace(
+        loss(lambda t, _: t.free_ratio.clamp(max=1e4)), log_ratio_clamp=None
+    ),
+    "a mean over sequences": within_spread(
+        statistics=lambda self, t: torch.stack(
+            [
+                (t.mask.any(-1)).sum(dtype=float64),
+                t.sequence_mean(t.log_ratio.to(float64)).square().sum(),
+            ]
+        )
+    ),
+}
+
+
+def outcomes(method, monkeypatch, compiled=()):
+    monkeypatch.setattr(contract, "COMPILED_CHECKS", compiled)
+    return {name: failure for name, failure in check_method(method) if failure}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_loss_is_refused_for_its_own_fault(name, monkeypatch):
+    check, method = WRONG[name]
+    compiled = (check,) if check is contract.compiled_it_is_the_same else ()
+    found = outcomes(method, monkeypatch, compiled)
+    assert list(found) == [contract.first_line(check)] if callable(check) else found, found
+
+
+@pytest.mark.parametrize("method", RIGHT.values(), ids=RIGHT)
+def test_a_right_loss_is_approved(method, monkeypatch):
+    assert outcomes(method, monkeypatch) == {}
