@@ -244,17 +244,18 @@ def check_loss(
 ) -> None:
     """Check a loss of your own against the contract that every loss keeps."""
     sys.path.insert(0, "")
-    from verl_clipx.check.contract import check_method
+    from verl_clipx.check.contract import UNSEEN, check_method
     from verl_clipx.run.config import build
 
     with failing():
         method = build(function=function).method
-    failed = False
-    for name, failure in check_method(method):
-        failed |= failure is not None
-        line = f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}"
+    colors, failed = {"kept": "green", "failed": "red", "skipped": "yellow"}, False
+    for check, outcome, why in check_method(method):
+        failed |= outcome == "failed"
+        because = f"\n  {escape(why)}" if why else ""
         # Paths must not be cut at the terminal's width.
-        console.print(line, soft_wrap=True)
+        console.print(f"[{colors[outcome]}]{outcome:7}[/] {check}{because}", soft_wrap=True)
+    console.print(UNSEEN, soft_wrap=True)
     raise typer.Exit(failed)
 
 

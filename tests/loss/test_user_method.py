@@ -265,7 +265,7 @@ class faulty(Method, name="users_padded"):
         (WEIGHT.format("ratio / ratio.mean()"), "when other sequences of its micro-batch are taken away", False),
         (PADDED, "the statistics count padding", False),
         # An error has one finding, with its line: what else it keeps from being checked is no fault of the loss.
-        (WEIGHT.format("ratio[:, 1.5]"), "failed The loss can be computed.", True),
+        (WEIGHT.format("ratio[:, 1.5]"), "failed  The loss can be computed.", True),
         (WEIGHT.format("ratio * missing"), "{line}: NameError: name 'missing' is not defined", True),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_faulty_loss_is_refused_for_its_own_fault(checked, text, message, alon
     code, said = checked(text, "faulty")
     line = len((HEAD + text).splitlines())
     assert code == 1 and message.format(line=f"users_losses.py:{line}") in said, said
-    assert "failed Nothing waits" not in said and (not alone or said.count("failed") == 1)
+    assert "failed  Nothing waits" not in said and (not alone or said.count("failed") == 1)
 
 
 TYPED = """

@@ -120,7 +120,7 @@ class Method:
     # over whole sequences, and otherwise over parts of them. The result is the same.
     by_sequence: ClassVar[bool] = False
     # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
-    # The contract then does not compare it over micro-batches.
+    # The contract then compares it neither over micro-batches nor over sizes of the advantages.
     by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()

@@ -58,8 +58,8 @@ def register_loss(
         unconstrained_weight: whether F may be 0 or less, or change with the size of the advantages. The contract then
             checks neither.
         by_sequence: whether F of a token depends on the other tokens of its sequence.
-        by_batch: whether F of a token depends on the other sequences of its micro-batch. The contract then does not
-            compare it over micro-batches.
+        by_batch: whether F of a token depends on the other sequences of its micro-batch. The contract then compares it
+            neither over micro-batches nor over sizes of the advantages.
 
     Returns:
         A decorator that returns the function unchanged.
