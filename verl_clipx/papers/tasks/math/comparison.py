@@ -12,13 +12,15 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from latex2sympy2_extended.math_normalization import normalize_latex
 from latex2sympy2_extended.symbols import sympy_singleton_map
-from math_verify import LatexExtractionConfig, verify
-from sympy import Basic, Equality, Expr, I, MatrixBase, Rational, Symbol, Tuple, UnevaluatedExpr
+from math_verify import LatexExtractionConfig, grader, verify
+from sympy import Basic, E, Equality, Expr, I, MatrixBase, Mul, Rational, Symbol, Tuple, UnevaluatedExpr
 from sympy.core.function import Application
 from sympy.sets import FiniteSet, Intersection, Set, Union
+
+from verl_clipx.papers.tasks.math.spelling import is_word
 
 # Inequalities that are joined describe one set of numbers.
 _OR, _AND = r"\lor ", r"\land "
@@ -38,6 +40,42 @@ _REFUSED = re.compile(
 )
 # A letter at the end is a variable, not a unit.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
+_TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
+# Commands that take a text or a name; other commands; letters that the grammar reads as i, as half of a number, and as
+# what transposes a matrix.
+_LETTER = re.compile(
+    r"\\(?:text\w*|mbox|operatorname|begin|end|math\w+|overline|widehat|widetilde|overrightarrow|vec|bar|hat|tilde)\s*"
+    r"\{[^{}]*\}|\\[A-Za-z]+(?:\s*\()?|[EIT]"
+)
+_CASED = ConversionConfig(lowercase_symbols=False)
+
+
+class _Grammar(_Latex2Sympy):
+    """math-verify's grammar; a degree is a number where it is the answer, and an angle in a trigonometric function."""
+
+    def convert_func(self, func: Any) -> Any:
+        outside, self.convert_degrees = self.convert_degrees, self.convert_degrees or func.start.text in _TRIGONOMETRIC
+        try:
+            return super().convert_func(func)
+        finally:
+            self.convert_degrees = outside
+
+
+def _compare_symbols(one: Any, other: Any) -> bool:
+    return _spell(one) == _spell(other)
+
+
+def _spell(expression: Any) -> str:
+    if isinstance(expression, Mul) and all(isinstance(factor, Symbol) or factor == E for factor in expression.args):
+        return "".join(map(_spell, expression.args))
+    return {E: "e", I: "i"}.get(expression, str(expression))
+
+
+# math-verify's own compares names in small letters.
+grader.sympy_compare_symbols = _compare_symbols
+# It takes these letters for Euler's constant.
+for _letter in ("gamma", "Gamma"):
+    sympy_singleton_map.pop(_letter, None)
 
 
 def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
@@ -102,15 +140,25 @@ def is_safe(text: str) -> bool:
 
 
 def _parse(text: str) -> Basic | MatrixBase:
-    text = normalize_latex(text, _NORMALISATION)
+    text = normalize_latex(_LETTER.sub(_protect, text), _NORMALISATION)
     # The grammar takes the imaginary unit for a variable, as it must stay in an interval's end, which is a pair here.
     for unit in (I, Symbol("i", real=True)):
         sympy_singleton_map["i"] = unit
         with suppress(ValueError):
-            parsed = latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None)
+            parsed = _Grammar(is_real=True, config=_CASED).parse(text)
             if isinstance(parsed, Basic | MatrixBase):
                 return parsed
     raise ValueError("not one expression")
+
+
+def _protect(match: re.Match[str]) -> str:
+    """Return a letter that the grammar misreads as a text, which it takes for a variable; a word in small letters."""
+    text = match[0]
+    if text in ("E", "I", "T", r"\gamma", r"\Gamma"):
+        return rf"\text{{{text.strip(chr(92))}}}"
+    command, brace, word = text.partition("{")
+    in_words = is_word(word.strip("} ")) or (command.startswith((r"\text", r"\mbox")) and len(word) > 2)
+    return command + brace + word.lower() if in_words else text
 
 
 def _named_value(expression: Any, other: Any) -> Any:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.papers.tasks.math import processes
-from verl_clipx.papers.tasks.math.spelling import canonical, clean, parse_number
+from verl_clipx.papers.tasks.math.spelling import TEXT, canonical, clean, is_word, parse_number
 from verl_clipx.papers.tasks.math.units import split_units
 
 for _module in ("math_verify", "pebble"):
@@ -26,8 +26,11 @@ _NAME = re.compile(
     r"|\\(?:gcd|max|min)\s*\((?=[^()]*[A-Za-z])[^()]*\)|\\text\{[^{}]*\}|\([A-Za-z](?:,\s*[A-Za-z])+\))"
     r"\s*(?:=|\\in(?![A-Za-z]))\s*"
 )
-# Not two small letters: xy equals yx.
-_WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
+# A choice, in any case. A letter alone is a variable, but A, B and D are hardly ever: C and E are constants.
+_CHOICE = re.compile(rf"\\(?:text\w*|mbox)\s*\{{\s*[A-J]\s*\}}|(?:{TEXT}\{{\s*)?\(?[A-J][).]\s*\}}?|[ABD]")
+_TEXT = re.compile(r"\\(?:text\w*|mbox)\s*\{[^{}]*\}")
+# Not two small letters, or what has no vowel: xy equals yx, and mgh ghm.
+_WORD = re.compile(r"[A-Z]{2,}|(?=.*[AEIOUYaeiouy])(?:[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,})")
 _APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _IN_BASE = re.compile(rf"([\da-z]+)(?:_([2-9]|[12]\d|3[0-6]|{'|'.join(_BASES)}))?")
@@ -75,10 +78,16 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
     given, right = canonical(answer), canonical(gold)
     if given == right:
         return True
-    if _WORD.fullmatch(given) and _WORD.fullmatch(right):
+    if given.casefold() == right.casefold():
+        if is_word(given, right) or (len(given) > 1 and _TEXT.fullmatch(answer) and _TEXT.fullmatch(gold)):
+            return True
+    elif _WORD.fullmatch(given) and _WORD.fullmatch(right):
         # math-verify reads words as products of letters, so that CBA would equal ABC.
-        return given.casefold() == right.casefold()
-    values = split_units(answer, gold, strict)
+        return False
+    letters = [text.strip("().").casefold() for text in (given, right)]
+    if letters[0] == letters[1] and (_CHOICE.fullmatch(answer) or _CHOICE.fullmatch(gold)):
+        return True
+    values = split_units(answer, gold)
     if values is None:
         return False
     answer, gold = values

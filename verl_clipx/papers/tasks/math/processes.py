@@ -10,6 +10,8 @@ import os
 import resource
 import signal
 from concurrent.futures import BrokenExecutor, TimeoutError
+from multiprocessing import popen_spawn_posix, spawn
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,6 +22,26 @@ MEMORY_BYTES = 1 << 30  # that a process may allocate beyond what it has mapped 
 
 # pebble's pools by process id: a fork cannot use its parent's.
 _pools: dict[int, Any] = {}
+
+
+def _describe_parent(name: str) -> dict[str, Any]:
+    """Return what a new process must know of this one, but not the user's script."""
+    return {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
+
+
+class _Popen(popen_spawn_posix.Popen):
+    # Spawned processes would otherwise run the user's script again, which starts more of them if it has no
+    # `if __name__ == "__main__":`. Python has no option for that; this is its function with one other name in it.
+    _spawn = SimpleNamespace(**vars(spawn) | {"get_preparation_data": _describe_parent})
+    _launch = FunctionType(popen_spawn_posix.Popen._launch.__code__, vars(popen_spawn_posix) | {"spawn": _spawn})
+
+
+class _Process(multiprocessing.context.SpawnProcess):
+    _Popen = staticmethod(_Popen)
+
+
+class _Context(multiprocessing.context.SpawnContext):
+    Process = _Process
 
 
 def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
@@ -35,7 +57,7 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
         # Forks of a process with threads may hang.
         pool = _pools.get(os.getpid()) or _pools.setdefault(
             os.getpid(),
-            ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn")),
+            ProcessPool(PROCESSES, initializer=_prepare, context=_Context()),
         )
         try:
             return pool.schedule(_judge, args=(pairs, both_ways, SECONDS + 1), timeout=SECONDS).result()
