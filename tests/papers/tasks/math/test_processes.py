@@ -56,6 +56,19 @@ def short_limit(monkeypatch):
     monkeypatch.setattr(processes, "SECONDS", LIMIT)
 
 
+def test_a_script_that_guards_nothing_runs_once(tmp_path):
+    """Neither does it need `if __name__ == "__main__":`, nor is it run in the processes."""
+    script = tmp_path / "score.py"
+    script.write_text(
+        "from verl_clipx.papers.tasks.math.reward import compute_score\n"
+        "print('starts', flush=True)\n"
+        "print(compute_score('math500', r'\\boxed{x+1}', '1+x')['score'])\n"
+    )
+    for command in ([script.name], ["-m", "score"]):
+        result = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert result.stdout.split() == ["starts", "1.0"], result.stderr
+
+
 @pytest.mark.slow
 def test_an_endless_comparison_ends_alone(short_limit):
     """Its process is killed; others go on meanwhile, and what they wait is not counted against them."""

@@ -61,10 +61,6 @@ class _Grammar(_Latex2Sympy):
             self.convert_degrees = outside
 
 
-def _compare_symbols(one: Any, other: Any) -> bool:
-    return _spell(one) == _spell(other)
-
-
 def _spell(expression: Any) -> str:
     if isinstance(expression, Mul) and all(isinstance(factor, Symbol) or factor == E for factor in expression.args):
         return "".join(map(_spell, expression.args))
@@ -72,7 +68,7 @@ def _spell(expression: Any) -> str:
 
 
 # math-verify's own compares names in small letters.
-grader.sympy_compare_symbols = _compare_symbols
+grader.sympy_compare_symbols = lambda one, other: _spell(one) == _spell(other)
 # It takes these letters for Euler's constant.
 for _letter in ("gamma", "Gamma"):
     sympy_singleton_map.pop(_letter, None)

@@ -36,12 +36,9 @@ class _Popen(popen_spawn_posix.Popen):
     _launch = FunctionType(popen_spawn_posix.Popen._launch.__code__, vars(popen_spawn_posix) | {"spawn": _spawn})
 
 
-class _Process(multiprocessing.context.SpawnProcess):
-    _Popen = staticmethod(_Popen)
-
-
 class _Context(multiprocessing.context.SpawnContext):
-    Process = _Process
+    class Process(multiprocessing.context.SpawnProcess):
+        _Popen = staticmethod(_Popen)
 
 
 def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:

@@ -17,18 +17,11 @@ MAX_NUMBER_LENGTH = 100
 
 TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}"
 SPELLINGS = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("spellings.yaml").read_text(encoding="utf-8"))
-_CHARACTERS = SPELLINGS["characters"] | {
-    pair[0]: rf"\{pair[2:]} " for pair in SPELLINGS["commands"].split() if len(pair) > 2
+_CHARACTERS = {
+    pair[0]: (rf"\{pair[2:]} " if pair[2:].isalpha() else pair[2:] + " " * pair[-1].isalpha())
+    for pair in SPELLINGS["characters"].split()
 }
-_RAISED, _LOWERED = (
-    "".join(c for c in map(chr, range(0x80, 0x2100)) if unicodedata.decomposition(c).startswith(f"<{kind}>"))
-    for kind in ("super", "sub")
-)
-_UNUSUAL = re.compile(rf"[{_RAISED.replace('º', '')}]+|[{_LOWERED}]+|[^\x00-\x7f]")
-_GREEK = re.compile(
-    "GREEK (?:SMALL LETTER (ALPHA|BETA|GAMMA|DELTA|EPSILON|ZETA|ETA|THETA|IOTA|KAPPA|LAMDA|MU|NU|XI|PI|RHO|SIGMA|TAU"
-    "|UPSILON|PHI|CHI|PSI|OMEGA)|CAPITAL LETTER (GAMMA|DELTA|THETA|LAMDA|XI|PI|SIGMA|UPSILON|PHI|PSI|OMEGA))"
-)
+_INDICES = {"<super>": "^", "<sub>": "_"}
 # Of √15 everything is under the root, of TeX's \sqrt15 the first digit.
 _ROOT = re.compile(
     r"√\s*(\[\d\])?\s*(?:\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|\{([^{}]*)\}"
@@ -46,8 +39,6 @@ _JOINT = re.compile(
     r"\s*,?\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*(or|and)\s*\}|\b(or|and)\b|\\(lor|vee|land|wedge|cup|cap)(?![a-zA-Z]))\s*"
 )
 _WORD = re.compile(r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+[A-Za-z]?[a-z]*)*")
-# Every item of 1, 2, \ldots, 9 is written out.
-_PROGRESSION = re.compile(r"(?<![\w.,^}-])((?:-?\d{1,4}\s*,\s*){1,9})\\ldots\s*,\s*(-?\d{1,4})(?![\w.,^(]|\\(?!\}))")
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 # Also \frac12, \frac1{2} and \frac{1}2. With more digits it is unclear which number they belong to.
@@ -67,60 +58,43 @@ def clean(text: str) -> str:
     Every run of white space becomes one blank, a repeating decimal a fraction, and "or" between inequalities a sign.
     All numbers and no number have one spelling each.
     """
-    text = _ROOT.sub(_root, _UNUSUAL.sub(_in_ascii, unicodedata.normalize("NFC", text))).replace("√", "\\sqrt ")
+    text = "".join(map(_fold, unicodedata.normalize("NFC", text)))
+    text = re.sub(r"⁅(.)⁆(?!\d)|⁅(.+?)⁆", lambda run: run[1] or f"{{{run[2]}}}", re.sub("⁆[_^]⁅", "", text))
+    text = _ROOT.sub(_root, text).replace("√", r"\sqrt ")
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_fraction, _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text))
-    text = _PROGRESSION.sub(_write_out, " ".join(text.split())).removesuffix(".").rstrip()
+    text = " ".join(text.split()).removesuffix(".").rstrip()
     if not all(map(_INEQUALITY.search, _JOINT.split(text)[::4])):
         return text
     both = ("and", "land", "wedge", "cap")
     return _JOINT.sub(lambda match: r"\land " if match[match.lastindex] in both else r"\lor ", text)
 
 
-def _in_ascii(unusual: re.Match[str]) -> str:
-    """Return raised or lowered characters as an exponent or index, and any other one as `_fold` does."""
-    run, plain = unusual[0], "".join(map(_fold, unusual[0]))
-    if run[0] not in _RAISED + _LOWERED or run == "º":
-        return plain
-    sign = "^" if run[0] in _RAISED else "_"
-    followed = unusual.string[unusual.end() : unusual.end() + 1].isdigit()
-    return sign + (plain if len(plain) == 1 and not followed else f"{{{plain}}}")
-
-
 @lru_cache(maxsize=4096)
 def _fold(character: str) -> str:
     """Return a character's usual spelling: LaTeX's, or that of which Unicode says that it differs only in its form.
 
-    Letters in circles, numbers in brackets and Roman numerals stay, as ① and ③ would become 13.
+    Letters in circles, numbers in brackets and Roman numerals stay, as ① and ③ would become 13. Indices are in ⁅⁆.
     """
-    if character in _CHARACTERS:
-        return _CHARACTERS[character]
-    name, plain = unicodedata.name(character, ""), unicodedata.normalize("NFKC", character)
+    if character in _CHARACTERS or character.isascii():
+        return _CHARACTERS.get(character, character)
+    plain = unicodedata.normalize("NFKC", character)
     kind = unicodedata.decomposition(character).partition(" ")[0]
-    if greek := _GREEK.fullmatch(name):
-        return "\\" + (greek[1].lower() if greek[1] else greek[2].title()).replace("amda", "ambda") + " "
-    if "DOUBLE-STRUCK CAPITAL" in name:
-        return rf"\mathbb{{{plain}}}"
+    if greek := re.fullmatch("GREEK (SMALL|CAPITAL) LETTER ([A-Z]+)", unicodedata.name(character, "")):
+        letter = greek[2].replace("LAMDA", "LAMBDA")
+        return f"\\{letter.lower() if greek[1] == 'SMALL' else letter.title()} "
     if kind == "<fraction>" and plain[-1] != "⁄":
         return r"\frac{{{}}}{{{}}}".format(*plain.split("⁄"))
     if plain == character or kind == "<circle>" or (kind == "<compat>" and unicodedata.numeric(character, None)):
         return "" if unicodedata.category(character) == "Cf" else character
-    return "".join(map(_fold, plain))
+    folded = "".join(map(_fold, plain))
+    return f"{_INDICES[kind]}⁅{folded}⁆" if kind in _INDICES else folded
 
 
 def _root(root: re.Match[str]) -> str:
     index, *contents = root.groups()
     return rf"\sqrt{index or ''}{{{_ROOT.sub(_root, ''.join(filter(None, contents)))}}}"
-
-
-def _write_out(progression: re.Match[str]) -> str:
-    first, *others = map(int, re.findall(r"-?\d+", progression[1]))
-    step, last = (others[0] - first if others else 1), int(progression[2])
-    items = range(first, last + (1 if step > 0 else -1), step or 1)
-    known = [first, *others, last]
-    regular = len(known) <= len(items) <= 50 and items[-1] == last and list(items[: len(known) - 1]) == known[:-1]
-    return ",".join(map(str, items)) if regular else progression[0]
 
 
 def is_word(*texts: str) -> bool:
