@@ -42,9 +42,10 @@ def is_equivalent(answer: str, *golds: str) -> bool | None:
     r"""Return whether an answer equals one of those that are accepted, for training.
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, 0.333333 equals 1/3 (six decimals), and
-    neither units nor the order of a set matter. However, the whole answer must be readable, words must be equal letter
-    by letter, numbers, however small, differ by at most a thousandth of the larger one, and `a \approx b` counts as a,
-    unless b contradicts it.
+    neither a unit that one of them lacks nor the order of a set matters. However, the whole answer must be readable,
+    words must be equal letter by letter, numbers, however small, differ by at most a thousandth of the larger one, and
+    `a \approx b` counts as a, unless b contradicts it. Two units must be the same, and letters have the same case,
+    except in words and choices.
 
     None means that there is no verdict: one of the two cannot be read completely, a guard refused the comparison, or
     it took too long.
@@ -55,9 +56,9 @@ def is_equivalent(answer: str, *golds: str) -> bool | None:
 def equal_answers(answer: str, *golds: str) -> bool | None:
     r"""Return the same beyond reasonable doubt, as evaluation counts it.
 
-    Unlike in `is_equivalent`, numbers must be exactly equal (0.333333 is not 1/3; 50\% is 0.5 and not 50) and have the
-    same unit, unless one has none. A number without its base equals none that has one, a decimal no symbolic
-    expression, and an ordered pair or interval no plain list. math-verify must also agree with the roles exchanged.
+    Unlike in `is_equivalent`, numbers must be exactly equal (0.333333 is not 1/3; 50\% is 0.5 and not 50). A
+    number without its base equals none that has one, a decimal no symbolic expression, and an ordered pair or interval
+    no plain list. math-verify must also agree with the roles exchanged.
     """
     return _decide(answer, golds, strict=True)
 
