@@ -12,7 +12,7 @@ from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import BYPASS, ROLLOUT_RS
 from verl_clipx.worker.aggregation import shares_of
-from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, with_leaf
+from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import left_by_trainer, left_by_verl
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
@@ -104,7 +104,8 @@ class Announced:
         to the signs' balance. The same number, from 0, makes the same probe.
         """
         generator, mask = torch.Generator().manual_seed(2000 + number), self.inputs.mask
-        shapes, kind = (mask.shape, (len(mask), 1), (1, 1), (1, 1)), number % 4
+        outward = number % 6 == 0
+        shapes, kind = (mask.shape, (len(mask), 1), (1, 1), (1, 1)), 0 if outward else number % 4
 
         def draw(low: float, high: float, shape: tuple[int, ...] = (1, 1)) -> Tensor:
             return torch.rand(shape, generator=generator).to(mask.device) * (high - low) + low
@@ -116,18 +117,29 @@ class Announced:
 
         positive, size, balance = draw(0, 1, mask.shape) > draw(0, 1), 10 ** draw(-1, 1, mask.shape), draw(-1, 1)
         start, end = draw_log_ratios(), draw_log_ratios()
+        halvings, output, log_prob = int(draw(4, 11)), self.model_output, self.inputs.log_prob.float()
+        if outward:
+            start, end = torch.zeros_like(start), torch.where(positive, 1, -1) * 10 ** draw(-0.5, 0.5, mask.shape)
+            halvings = int(draw(4, 8))
+            values, log_probs = draw(1e-3, 1, mask.shape).log(), flat(output["log_probs"])
+            made = in_model_output(values.to(log_probs.dtype), self.data, len(log_probs))
+            replaced = where_kept(torch.zeros_like(made, dtype=torch.bool), output["log_probs"], lambda _: made)
+            output, log_prob = {**output, "log_probs": replaced}, response_part(replaced, self.data, mask.shape[1]).float()
+        # Equal scores make advantages of 0, by tokens in some probes and by whole sequences in others.
+        size = size * (draw(0, 1, shapes[kind]) > 0.15) if kind < 2 else size
 
         def made_up(way: Tensor) -> Inputs:
             at, larger = (torch.ones_like(way), 2 * way - 1) if kind == 3 else (way, balance)
             log_ratio, advantages = start + at * (end - start), torch.where(positive, 10**larger, -1.0) * size
             # The rollout policy's is another one, so that the two are told apart.
-            old, rollout = (self.inputs.log_prob.float() - share * log_ratio for share in (1, 0.8))
-            return self.inputs._replace(old_log_prob=old, advantages=advantages, rollout_log_prob=rollout)
+            old, rollout = (log_prob - share * log_ratio for share in (1, 0.8))
+            made = dict(log_prob=log_prob, old_log_prob=old, rollout_log_prob=rollout)
+            return self.inputs._replace(**made, advantages=advantages)
 
         low, high = (torch.full(shapes[kind], way, device=mask.device) for way in (0.0, 1.0))
         at_start = self._weighted(made_up(low)) != 0
         # The less often the way is halved, the farther from the bound.
-        for _ in range(int(draw(4, 11))):
+        for _ in range(halvings):
             middle = (low + high) / 2
             same = (self._weighted(made_up(middle)) != 0) == at_start
             for axis in (-1, -2)[:kind]:
@@ -139,7 +151,9 @@ class Announced:
         copy["old_log_probs"], copy["advantages"] = probed.old_log_prob, probed.advantages.to(dtype)
         if "rollout_log_probs" in copy:
             copy["rollout_log_probs"] = probed.rollout_log_prob
-        return Announced(self._settings, self._run, self.step, self.model_output, copy)
+        if "rollout_is_weights" in copy:
+            copy["rollout_is_weights"] = 10 ** draw(-1, 1, mask.shape)
+        return Announced(self._settings, self._run, self.step, output, copy)
 
     def _gradient(self, moved: float) -> Tensor:
         """The gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
