@@ -118,7 +118,7 @@ LOPTI = ("+clipx=grpo", "+clipx/update=lopti")
 
 
 def test_weights_of_a_correction_and_a_pass_of_lopti_are_part_of_it(actor, few_probes):
-    hold(actor("+clipx=grpo"), weights=0.25)
+    hold(actor("+clipx=grpo", *WEIGHTS), weights=0.25)
     hold(actor(*LOPTI), pass_of_lopti("low"), before=ANNOUNCED)
 
 
@@ -248,7 +248,7 @@ LOSSES = {
 
 def with_another_loss(loss, actor, monkeypatch, _):
     """Trains ACPO with another loss under its name."""
-    config = actor("+clipx=acpo")
+    config = actor("+clipx=acpo", *WEIGHTS)
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", loss)
     method = config.policy_loss.clipx.method
     statistics = torch.arange(method.statistics_size, dtype=torch.float64) + 5

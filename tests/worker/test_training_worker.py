@@ -84,7 +84,7 @@ def worker_and_data(actor, monkeypatch):
         """A worker and a mini-batch that was sampled by the weights after step 1."""
         monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
         observe_registered("vanilla")
-        data, output = micro_batch(example(), ROWS)
+        data, output = micro_batch(example(), ROWS, sequences=len(ROWS))
         data["rm_scores"] = torch.zeros_like(data["advantages"])
         output["log_probs"].requires_grad_(True)
         tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 1}] * 5)

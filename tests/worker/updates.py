@@ -4,6 +4,7 @@ Not covered: engines and real ranks (tests/end_to_end).
 """
 
 import contextlib
+import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -129,7 +130,7 @@ class Update:
 
         Args:
             moved: at most added to a log-probability of the old policy's to make the current one's.
-            weights: of verl's rollout correction.
+            weights: of verl's rollout correction, for a rollout policy that makes them so.
             besides: what an engine adds to the loss, of the log-probabilities.
             change, only: what is done to verl's micro-batches, and to which; None: to all.
             factors: on each loss, as an engine's; None in there: it has no backward pass.
@@ -138,6 +139,8 @@ class Update:
         mask = batch["mask"]
         along = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
         batch["log_prob"] = (batch["old_log_prob"] + moved * along).requires_grad_(True)
+        if weights is not None:
+            batch["sampler_log_prob"] = batch["old_log_prob"] - math.log(weights)
         entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
         self.begin()
         for number, rows in enumerate(parts):

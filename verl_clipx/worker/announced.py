@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import apply, token_statistics, tokens_in
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import BYPASS, ROLLOUT_RS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_IS
 from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import left_by_trainer, left_by_verl
+from verl_clipx.worker.rejection import fields_in, left_by_trainer, left_by_verl, weights_by_verl
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 # How far two gradients may differ, relative to a token's, by the dtype of log_prob.
@@ -31,7 +32,7 @@ class Announced:
     Attributes:
         step, model_output, data: the optimizer step, and the micro-batch as verl's engine gives it, without its graph.
         inputs: what the method sees: a mask without what verl's own code rejects, and advantages in Lopti's pass alone.
-        rejected: the number of tokens that verl's own code rejects.
+        other_tokens: how many tokens are in the mask that verl's trainer should have rejected, or lack there.
         resolved: how far a gradient may differ, relative to a token's.
         besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
         factors, gradients: of the backward passes that reach the loss, and log_prob.
@@ -46,17 +47,20 @@ class Announced:
         whole, advantages, old = (pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
         mask, log_prob = whole.bool(), response_part(log_probs, data, whole.shape[1])
         log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
-        if run.options.get(ROLLOUT_RS) is not None:
-            by_loss = run.options.get(BYPASS)
-            mask = left_by_verl(run.options, mask, log_prob - old) if by_loss else left_by_trainer(run.options, data)
-        self.rejected = int((whole.bool() & ~mask).sum())
+        left = left_by_trainer(run.options, data)
+        self.other_tokens = int((mask != left).sum())
+        if run.options.get(BYPASS) and run.options.get(ROLLOUT_RS) is not None:
+            mask = left_by_verl(run.options, mask, log_prob - old)
+        else:
+            mask = mask & left
         self._kept = mask if known.counted is None else known.counted
         tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages.where(self._kept, 0)}
         inputs = inputs_of(settings, known, **tensors, mask=mask)
         self.inputs = inputs._replace(mask=remaining(settings.mask, inputs))
-        averaged, number = mask, data["batch_num_tokens"]
+        self._at_ratio_1 = inputs._replace(log_prob=old, advantages=advantages, mask=whole.bool())
+        averaged, number, self._selected = mask, data["batch_num_tokens"], mask
         if settings.select is not None:
-            selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
+            self._selected = selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
             self._kept = self._kept & (selected | ~known.entropy.isfinite())
             if settings.select.normaliser == "selected":
                 averaged, number = selected, number if step.selected_tokens is None else step.selected_tokens
@@ -80,12 +84,40 @@ class Announced:
         return float(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if sides.isfinite().all() else 0.0
 
     def sums(self) -> Tensor:
-        """The tokens that verl counts, those that the method counts, and the method's statistics, float64."""
-        planned, whole = self.step.statistics, self.data["response_mask"]
+        """The sequences, the tokens that verl counts, those that the method counts, those that are selected, and the
+        method's statistics, float64.
+        """
+        planned, whole, inputs = self.step.statistics, self.data["response_mask"], self.inputs
+        if self.step.decided_from is DecidedFrom.RATIO_ONE:
+            inputs = self._at_ratio_1._replace(mask=remaining(self._settings.mask, self._at_ratio_1))
         first = None if planned is None else planned[: self._settings.method.statistics_size]
         counted = whole if self.inputs.counted is None else self.inputs.counted
-        tokens = [pad_rows(mask).sum(dtype=torch.float64) for mask in (self.data.get("loss_mask", whole), counted)]
-        return torch.cat([torch.stack(tokens), token_statistics(*self._formulas, self.inputs, first)])
+        masks = torch.ones(len(self._selected)), self.data.get("loss_mask", whole), counted, self._selected
+        tokens = torch.stack([pad_rows(mask).sum(dtype=torch.float64).cpu() for mask in masks])
+        return torch.cat([tokens, token_statistics(*self._formulas, inputs, first).cpu()])
+
+    def rollout_apart(self) -> float:
+        """The largest distance of a token's old_log_prob from the rollout's log-probability, in nats."""
+        if "rollout_log_probs" not in self.data:
+            return 0.0
+        mask, old, rollout = fields_in(self.data, "response_mask", "old_log_probs", "rollout_log_probs")
+        return float((old - rollout).where(mask.bool(), 0).abs().max())
+
+    def weights_apart(self, normaliser: float | None) -> tuple[float, float | None]:
+        """The largest difference of a weight of verl's correction from its own code's, relative to that; and what the
+        weights are divided by, which the first ones tell where verl normalises them.
+        """
+        mask, weights = fields_in(self.data, "response_mask", "rollout_is_weights")
+        around = weights_by_verl(self._run.options, self.data)
+        if around is None:
+            return 0.0, normaliser
+        weights, around = weights.where(mask.bool(), 0).double(), around.where(mask.bool(), 0).double()
+        if normaliser is None and around[0].any():
+            normalised = self._run.options.get(WITH_ROLLOUT_IS[1]) and weights.any()
+            normaliser = float(around[0].sum() / weights.sum()) if normalised else 1.0
+        low, high = around.amin(0) / (normaliser or 1.0), around.amax(0) / (normaliser or 1.0)
+        apart = torch.maximum(low - weights, weights - high).clamp(min=0) / high.clamp(min=1e-12)
+        return float(apart.max()), normaliser
 
     def bounds_apart(self, *decisions: Tensor) -> float:
         """The largest difference of the bounds under two decisions, relative to half the first ones' width."""
@@ -104,7 +136,7 @@ class Announced:
         to the signs' balance. The same number, from 0, makes the same probe.
         """
         generator, mask = torch.Generator().manual_seed(2000 + number), self.inputs.mask
-        outward = number % 6 == 0
+        outward = number % 6 == 3
         shapes, kind = (mask.shape, (len(mask), 1), (1, 1), (1, 1)), 0 if outward else number % 4
 
         def draw(low: float, high: float, shape: tuple[int, ...] = (1, 1)) -> Tensor:
@@ -124,7 +156,8 @@ class Announced:
             values, log_probs = draw(1e-3, 1, mask.shape).log(), flat(output["log_probs"])
             made = in_model_output(values.to(log_probs.dtype), self.data, len(log_probs))
             replaced = where_kept(torch.zeros_like(made, dtype=torch.bool), output["log_probs"], lambda _: made)
-            output, log_prob = {**output, "log_probs": replaced}, response_part(replaced, self.data, mask.shape[1]).float()
+            output = {**output, "log_probs": replaced}
+            log_prob = response_part(replaced, self.data, mask.shape[1]).float()
         # Equal scores make advantages of 0, by tokens in some probes and by whole sequences in others.
         size = size * (draw(0, 1, shapes[kind]) > 0.15) if kind < 2 else size
 

@@ -4,11 +4,13 @@ At the first update every ratio is 1, where nearly every method has F = 1 and an
 verl's own loss function is called on copies of the first micro-batch with the old log-probabilities and advantages of
 `Announced.probe`: once as it is, and once with the registered loss replaced by one that returns 0. The difference of
 the two gradients is the policy's term, whatever else verl adds. The backward pass of every micro-batch is compared as
-well, and so are the tokens that it is averaged over, the bounds, the first update's ratio and the number of updates.
+well. What both gradients are computed from is compared with what was not read from the same place: the rows with those
+that the worker got, sizes with sums over ranks, bounds with their statistics, corrections with verl's own code.
 """
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,8 +33,13 @@ logger = logging.getLogger(__name__)
 
 # With 25 tokens, as many probes tell any two groups apart, and a method from itself with a number a twentieth smaller.
 PROBES = 120
-# What engines multiply a loss by is the same for every micro-batch of an update.
+# What engines multiply a loss by is the same for every micro-batch, and a weight is that of verl's own code.
 SAME_FACTOR = 1e-3
+# In bypass mode old_log_probs are a copy, in nats. The tokens that a selection keeps may differ between two passes.
+SAME_COPY, SAME_SELECTED = 1e-4, 0.05
+# What a loss reads of a row that its prompt and response don't say, and which does not change from update to update.
+OF_ROW = ("response_mask", "loss_mask", "old_log_probs", "advantages", "ref_log_prob")
+OF_ROW += ("rollout_log_probs", "rollout_is_weights")
 # What rounding does in full and in half precision: a micro-batch's mean distance from ratio 1, in nats, where the same
 # weights gave 0.014, and a change of bounds by a share of half their width, where they gave 0.59.
 DISTANCE, SAME_BOUNDS = {False: 1e-3, True: 0.05}, {False: 0.05, True: 0.9}
@@ -69,28 +76,43 @@ class Receipt(Observer):
     # The current update: as it was planned, and its micro-batches.
     _step: OptimizerStep = field(default_factory=OptimizerStep)
     _followed: list[Announced] = field(default_factory=list)
+    # The fields of each row that the worker got, at the latest in the first update; how often each was trained; what
+    # verl's weights are divided by.
+    _begun: bool = False
+    _got: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _trained: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _normaliser: float | None = None
+
+    def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
+        """Keeps what the worker got of each row."""
+        self._begun, self._got = True, Counter(fields_of(data))
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Keeps the step as it is planned."""
+        """Keeps the step as it is planned, with the method's own decision."""
         settings, self._followed = self.settings, []
-        self._step = replace(step, collected=None, not_finite={})
+        statistics, given, own = step.statistics, step.decision, None
+        if statistics is not None:
+            statistics = statistics.clone()
+            own = settings.method.decide(statistics)
+        self._step = replace(step, collected=None, not_finite={}, statistics=statistics, decision=own)
+        none = own is None or given is None
+        same = own is given if none else torch.allclose(own, given, rtol=1e-9, atol=0.0, equal_nan=True)
+        self._expect(same, "the bounds are not those that the method decides from the step's statistics")
         decides = not settings.adaptive or settings.scope == "micro_batch" or step.decision is not None
         self._expect(decides, f"no bounds were decided for the mini-batch under {NODE}.scope={settings.scope}")
         if step.token_pass is not None:
             turn, taken = self.run.schedule.passes[min(batch.updates_before_pass, 1)], step.token_pass.name
             self._expect(taken == turn, f"Lopti's pass over the {turn} tokens takes the {taken} ones")
+            ends, lopti = step.token_pass.eta, settings.update
+            same = lopti.quantile is not None or (ends, step.token_pass.equal) == (lopti.eta, lopti.equal)
+            self._expect(same, f"Lopti's pass ends at a probability of {ends:g}, not as {lopti.eta:g} says")
 
     def end_micro_batch(
         self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any, dp_group: Any
     ) -> None:
         """Compares the first micro-batch on copies, and follows the backward pass of each."""
-        announced, options = Announced(self.settings, self.run, self._step, model_output, data), self.run.options
-        if not options.get(BYPASS):
-            weights, rejects = (f"{key}={options.get(key)}" for key in (ROLLOUT_IS, ROLLOUT_RS))
-            weighted = options.get(ROLLOUT_IS) is None or "rollout_is_weights" in data
-            self._expect(weighted, f"the samples came without the weights of {weights}", stops=True)
-            wrong = f"{announced.rejected} tokens that {rejects} rejects came as if it did not"
-            self._expect(not announced.rejected, wrong, stops=True)
+        announced = Announced(self.settings, self.run, self._step, model_output, data)
+        self._look_at_rows(announced, data)
         if not self._tokens and pad_rows(data["response_mask"]).any():
             self._compare_on_copies(announced, dp_group)
         if self.run.schedule.starts_at_ratio_one and not self._updates:
@@ -108,8 +130,11 @@ class Receipt(Observer):
         """Compares the update's backward passes, and what it counted over all ranks."""
         self._updates += 1
         followed, step, method = self._followed, self._step, self.settings.method
-        nothing = torch.zeros(2 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
-        sums = self.all_reduce(sum((one.sums().cpu() for one in followed), nothing))
+        one_rank = torch.zeros(5 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
+        one_rank[0] = 1
+        for one in followed:
+            one_rank[1:] += one.sums()
+        sums = self.all_reduce(one_rank)
         # A rank of a pipeline may see no loss.
         if not followed:
             return
@@ -122,14 +147,20 @@ class Receipt(Observer):
         low, high = factors[0], factors[-1]
         multiplied = f"the losses of one update's micro-batches are multiplied by factors from {low:g} to {high:g}"
         self._expect(0 < low <= high <= low * (1 + SAME_FACTOR), multiplied)
-        tokens, counted = sums[:2].tolist()
-        divisors = sorted({round(one.data["batch_num_tokens"]) for one in followed})
-        numbers = f"{', '.join(map(str, divisors))} tokens, which has {tokens:g}"
-        self._expect(divisors == [tokens], f"losses are divided by a mini-batch's {numbers}")
+        ranks, rows, tokens, counted, selected = sums[:5].tolist()
+        sizes = {"batch_num_tokens": tokens, "global_batch_size": rows, "dp_size": ranks}
+        for (size, has), unit in zip(sizes.items(), ("tokens", "sequences", "ranks"), strict=True):
+            given = sorted({round(one.data[size]) for one in followed})
+            numbers = f"{', '.join(map(str, given))} {unit}, which has {has:g}"
+            self._expect(given == [has], f"losses are divided by a mini-batch's {numbers}")
         planned = f"bounds or metrics are those of {step.counted_tokens or 0:g} tokens"
         self._expect(step.counted_tokens in (None, counted), f"{planned}, and {counted:g} were trained on")
-        if step.decided_from is DecidedFrom.MINI_BATCH:
-            moved = followed[-1].bounds_apart(step.decision, method.decide(sums[2:]))
+        if step.selected_tokens is not None:
+            kept = float(step.selected_tokens)
+            same = abs(kept - selected) <= 2 + SAME_SELECTED * kept
+            self._expect(same, f"losses are divided by {kept:g} selected tokens, and {selected:g} were selected")
+        if step.decided_from in (DecidedFrom.MINI_BATCH, DecidedFrom.RATIO_ONE):
+            moved = followed[-1].bounds_apart(step.decision, method.decide(sums[5:]))
             other = f"the bounds differ by {moved:.2g} of their size from those of the tokens that were trained on"
             # Not a number passes: verl skips the update.
             self._expect(not moved > SAME_BOUNDS[self.half], other)
@@ -140,6 +171,9 @@ class Receipt(Observer):
         made, announced = batch.updates_before_pass + batch.update, self.run.schedule.updates_on_batch
         other = f"{made} updates on the first rollout batch, not {announced} as announced"
         self._expect(announced in (None, made), other)
+        # A rank of a pipeline may see no loss.
+        often = {self._trained[row] / times for row, times in self._got.items() if self._begun and self._trained}
+        self._expect(len(often) < 2, "some rows of the rollout batch were trained more often than others")
         compared = float(self.all_reduce(torch.tensor([float(self._tokens)], dtype=torch.float64)))
         self._expect(compared or not self._updates, NOTHING, stops=False)
         if self.rank == 0:
@@ -155,6 +189,29 @@ class Receipt(Observer):
             f"clipx_{self.settings.method.name} under {self.run.loss_agg_mode} to {on_copies:.1e} of a token's; in the "
             f"backward pass of {len(self._in_training)} micro-batches in {self._updates} updates to {in_training:.1e}"
         )
+
+    def _look_at_rows(self, announced: Announced, data: Any) -> None:
+        """Compares what a micro-batch brings of its rows with what the worker got, and with what verl's code makes."""
+        options, rows = self.run.options, fields_of(data)
+        self._trained.update(rows)
+        if not (self._begun or self._updates):
+            self._got.update(rows)
+        changed = sorted({row[0] for row in rows if row not in self._got})
+        self._expect(not changed, f"{', '.join(changed)} of some rows are not those that the worker got for them")
+        weights, rejects = (f"{key}={options.get(key)}" for key in (ROLLOUT_IS, ROLLOUT_RS))
+        asked, there = options.get(ROLLOUT_IS) is not None, "rollout_is_weights" in data
+        without = f"the samples came with{'' if there else 'out'} the weights of {weights}"
+        self._expect(asked == there, without, stops=True)
+        wrong = f"{announced.other_tokens} tokens that {rejects} rejects came as if it did not, or the reverse"
+        self._expect(not announced.other_tokens, wrong, stops=True)
+        if asked and there:
+            apart, self._normaliser = announced.weights_apart(self._normaliser)
+            other = f"a weight differs by {apart:.1e} of it from that of {weights} for its log-probabilities"
+            self._expect(not apart > SAME_FACTOR, other, stops=True)
+        if options.get(BYPASS):
+            apart = announced.rollout_apart()
+            other = f"{BYPASS}=True announces the rollout's own, but one is {apart:.2g} nats away"
+            self._expect(not apart > SAME_COPY, f"old_log_probs: {other}", stops=True)
 
     def _compare_on_copies(self, real: Announced, dp_group: Any) -> None:
         """Compares the policy's term on probes under their own decisions and, every third, under the step's."""
@@ -194,3 +251,11 @@ class Receipt(Observer):
         if asked == "stop" or (asked == "auto" and (self.tested if stops is None else stops)):
             raise RuntimeError(f"{message}. To continue with only a warning, set {NODE}.receipt=warn.")
         logger.warning("clipx: %s.", message)
+
+
+def fields_of(data: Any) -> list[tuple[str, int]]:
+    """The name and a hash of every row's value of each field in `OF_ROW`, with the row's prompt and response."""
+    columns = {name: data[name].cpu().unbind() for name in ("prompts", "responses", *OF_ROW) if name in data}
+    read = {name: [row.contiguous().view(torch.uint8).numpy().tobytes() for row in of] for name, of in columns.items()}
+    prompts, responses = read.pop("prompts"), read.pop("responses")
+    return [(name, hash(row)) for name, of in read.items() for row in zip(prompts, responses, of, strict=True)]

@@ -1,4 +1,4 @@
-"""What the loss of a run rejects by the current policy's ratio.
+"""What the loss of a run rejects by the current policy's ratio, and what verl's trainer has to have corrected.
 
 In decoupled mode verl's trainer removes the tokens from response_mask before the worker gets it. In bypass mode only
 verl's own bypass loss would reject, so the plugin's does it itself.
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from verl_clipx.modifiers.rejection import Rejection, parse_criteria
-from verl_clipx.run.keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
 from verl_clipx.worker.layout import pad_rows
 
 NOTHING_REJECTED = Rejection()
+# What the order of a sum over a sequence may do to a log-ratio, in nats a token.
+ROUNDED = 1e-6
 
 
 def rejection_of(policy_loss: Any) -> Rejection:
@@ -39,14 +41,50 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
 
 
 def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
-    """The tokens that verl's trainer leaves in decoupled mode, or should have left as far as the data tell, bool."""
-    mask = pad_rows(data["response_mask"]).bool()
-    if not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
-        return mask
-    whole = pad_rows(data["loss_mask"]).bool()
+    """The tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
+    mask, whole = masks_in(data)
+    if whole is None or options.get(ROLLOUT_RS) is None or options.get(BYPASS):
+        return mask if whole is None else whole
     # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
-    if whole.shape != mask.shape or ("," in str(options[ROLLOUT_RS]) and torch.equal(whole, mask)):
+    if "rollout_log_probs" not in data or ("," in str(options[ROLLOUT_RS]) and torch.equal(whole, mask)):
         return mask
+    return left_by_verl(options, whole, log_ratio_in(data))
+
+
+def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
+    """verl's own weights of its correction before it normalises them, (3, sequences, response length), or None.
+
+    The second and third are those of log-ratios that differ by what rounding does, because at a threshold a weight
+    jumps. None if the data lack what they are computed from: the rollout's log-probabilities, or, for a sequence's
+    weight, tokens that the trainer may have rejected in both masks.
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    (mask, whole), level = masks_in(data), options[ROLLOUT_IS]
+    whole = mask if whole is None else whole
+    unknown = options.get(ROLLOUT_RS) is not None and torch.equal(whole, mask) and level != "token"
+    if "rollout_log_probs" not in data or unknown or not whole.any():
+        return None
+    threshold, log_ratio = options.get(WITH_ROLLOUT_IS[0]), log_ratio_in(data)
+    made = [log_ratio + by for by in (0.0, ROUNDED, -ROUNDED)]
+    return torch.stack([compute_rollout_correction_weights(one, whole, level, threshold)[0] for one in made])
+
+
+def masks_in(data: Any) -> tuple[Tensor, Tensor | None]:
+    """The mask of the tokens that are trained, and that of before any rejection if the data have it, bool."""
+    (mask,) = fields_in(data, "response_mask")
+    whole = pad_rows(data["loss_mask"]) if "loss_mask" in data else None
+    return mask.bool(), whole.bool() if whole is not None and whole.shape == mask.shape else None
+
+
+def log_ratio_in(data: Any) -> Tensor:
+    """The log-ratio of the old policy to the rollout policy, (sequences, response length)."""
+    old, rollout = fields_in(data, "old_log_probs", "rollout_log_probs")
+    return old - rollout
+
+
+def fields_in(data: Any, *names: str) -> tuple[Tensor, ...]:
+    """Response fields as (sequences, response length)."""
     # A jagged tensor that does not know its longest row is padded to the length of all rows together.
-    old, rollout = (pad_rows(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
-    return mask & left_by_verl(options, whole, old - rollout)
+    width = pad_rows(data["response_mask"]).shape[1]
+    return tuple(pad_rows(data[name])[:, :width] for name in names)
