@@ -90,11 +90,8 @@ class Receipt(Observer):
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Keeps the step as it is planned, with the method's own decision."""
         settings, self._followed = self.settings, []
-        statistics, given, own = step.statistics, step.decision, None
-        if statistics is not None:
-            statistics = statistics.clone()
-            own = settings.method.decide(statistics)
-        self._step = replace(step, collected=None, not_finite={}, statistics=statistics, decision=own)
+        own = None if step.statistics is None else settings.method.decide(step.statistics.clone())
+        self._step, given = replace(step, collected=None, not_finite={}, decision=own), step.decision
         none = own is None or given is None
         same = own is given if none else torch.allclose(own, given, rtol=1e-9, atol=0.0, equal_nan=True)
         self._expect(same, "the bounds are not those that the method decides from the step's statistics")
