@@ -40,9 +40,13 @@ def _install_worker(engine_workers: ModuleType) -> None:
     install_worker(engine_workers)
 
 
-def _register_agent_loop(_: ModuleType) -> None:
-    # Importing the agent loop's module registers it with verl.
-    import verl_clipx.seeded.agent_loop  # noqa: F401
+def _register_agent_loop(build: Callable, worker: Any, positional: tuple, named: dict[str, Any]) -> None:
+    build(*positional, **named)
+    from verl_clipx.seeded import AGENT_LOOP
+
+    if worker.rollout_config.agent.default_agent_loop == AGENT_LOOP:
+        # Importing the agent loop's module registers it with verl.
+        import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
 def _register_resolvers(omegaconf: ModuleType) -> None:
@@ -115,9 +119,8 @@ def _refuse_ray(*_: Any) -> None:
 
 # By the module of verl's whose import installs it.
 HOOKS = (
-    # Names in registries, which do nothing until a configuration says one of them.
+    # Names in a registry, which do nothing until a configuration says one of them.
     (CORE_ALGOS, _register_losses),
-    ("verl.experimental.agent_loop.single_turn_agent_loop", _register_agent_loop),
     ("omegaconf", _register_resolvers),
     # The training worker: each of its methods is verl's unless the loss's configuration has a clipx node. Under
     # VERL_PLATFORM=cpu it also starts gloo.
@@ -126,6 +129,8 @@ HOOKS = (
     # of verl's entry modules calls auto_set_device first, with its configuration; nothing else calls it.
     ("verl.utils.device", _wrap("auto_set_device", _start)),
     ("verl.trainer.main_ppo", _wrap("run_ppo", _start_before_ray)),
+    # A worker of agent loops: +clipx/rollout=seeded names one of ours. With any other the call is verl's.
+    ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
     ("verl.utils.tracking", _trainer_hook("install_logs")),
     ("verl.trainer.ppo.metric_utils", _trainer_hook("install_metrics")),
@@ -137,7 +142,7 @@ EXPLAINING = (("hydra.main", _wrap("_run_hydra", _write_nothing)), ("ray", _wrap
 
 
 def install() -> None:
-    """Registers the CPU platform and the hooks; nothing beside a verl whose interfaces are unknown.
+    """Registers the hooks, and under VERL_PLATFORM=cpu the CPU; nothing beside a verl whose interfaces are unknown.
 
     There a configuration that asks for a group of this plugin is refused (hydra_plugins/verl_clipx/groups_source.py).
     """
@@ -153,8 +158,8 @@ def install() -> None:
         except Exception as error:
             # Of a module that is imported already. The others, which refuse what cannot be trained, stay.
             failures.append(error)
-    # Under VERL_PLATFORM=cpu, verl's platform and engines on a CPU; otherwise a name.
-    cpu.register()
+    if cpu.is_active():
+        cpu.register()
     if failures:
         raise failures[0]
 

@@ -1,4 +1,4 @@
-"""The platform and its device module, what `register` does to verl and must not cost, the check behind hardware=cpu.
+"""The platform and its device module, what is added to verl and must not cost, the check behind hardware=cpu.
 Not covered: Ray's placement of workers (end-to-end runs); the worker class, which the plugin sets.
 """
 
@@ -15,7 +15,7 @@ from verl.plugin.platform import platform_manager
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 
-from verl_clipx import cpu
+from verl_clipx import cpu, plugin
 from verl_clipx.cpu import device, platform
 from verl_clipx.cpu.rollout.adapter import CPUServerAdapter
 from verl_clipx.cpu.rollout.replica import CPUReplica
@@ -56,16 +56,18 @@ def test_verl_finds_the_rollout_under_its_name():
     assert (get_rollout_class("cpu", "async"), get_rollout_replica_class("cpu")) == (CPUServerAdapter, CPUReplica)
 
 
-@pytest.mark.parametrize(("platform", "engine"), [("", False), ("nvidia", False), ("cpu", True)])
-def test_the_engines_wait_for_verls_only_where_the_cpu_was_asked_for(monkeypatch, platform, engine):
-    waiting = []
-    monkeypatch.setenv("VERL_PLATFORM", platform)
-    monkeypatch.setattr("wrapt.when_imported", lambda name: waiting.append(name) or (lambda hook: hook))
+@pytest.mark.parametrize(("chosen", "asked"), [("", False), ("nvidia", False), ("cpu", True), (" CPU ", True)])
+def test_the_plugin_adds_it_to_verl_only_where_it_was_asked_for(monkeypatch, chosen, asked):
+    waiting, platforms = [], {}
+    monkeypatch.setenv("VERL_PLATFORM", chosen)
+    for place in ("wrapt.when_imported", "verl_clipx.plugin.when_imported"):
+        monkeypatch.setattr(place, lambda name: waiting.append(name) or (lambda hook: hook))
+    monkeypatch.setattr(platform_manager.PlatformRegistry, "_platforms", platforms)
     monkeypatch.setattr(cpu, "_registered", False)
-    cpu.register()
-    assert ("verl.workers.engine.fsdp.transformer_impl" in waiting) == engine
-    assert ("verl.checkpoint_engine.base" in waiting) == engine
-    assert "verl.workers.rollout.replica" in waiting
+    plugin.install()
+    own = ["workers.engine.fsdp.transformer_impl", "workers.rollout.base", "workers.rollout.replica"]
+    assert [f"verl.{name}" in waiting for name in (*own, "checkpoint_engine.base")] == [asked] * 4
+    assert list(platforms) == ["cpu"] * asked and "verl.workers.engine_workers" in waiting
 
 
 def test_importing_the_package_imports_neither_torch_nor_verl():

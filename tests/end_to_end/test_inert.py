@@ -2,13 +2,16 @@
 
 Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks, validates and saves;
 with `-m matrix` the same from the start, the older trainer, and separate_async, of which no two runs are equal.
-Compared are files, but for times in them, the model to the digit, the log, what was printed. Not covered: GPUs, nodes.
+Compared are files, but for times in them, the model to the digit, the log, what was printed. verl's tables and its
+warning about platforms are compared with a process in which the plugin can't be imported. Not covered: GPUs, nodes.
 """
 
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,34 @@ GREEDY = (
     "algorithm.adv_estimator=reinforce_plus_plus",
     "trainer.save_freq=2",
 )
+# verl's modules that hold a table which others may add to, then every table of every module of verl's that they import:
+# each dictionary of a module or class, with its keys and the names of its functions and classes.
+WITHOUT = "import sys\nsys.modules.update(verl_clipx=None, hydra_plugins=None)\n"
+TABLES = """
+import importlib, json, sys, types
+from verl.plugin.platform import get_platform
+for name in ("trainer.main_ppo", "trainer.main_ppo_v0", "workers.engine_workers", "workers.reward_manager",
+             "workers.rollout.base", "workers.rollout.replica", "workers.engine.fsdp.transformer_impl",
+             "checkpoint_engine.base", "experimental.agent_loop", "experimental.reward_loop.reward_manager",
+             "trainer.ppo.v1", "trainer.distillation.losses", "utils.skip.base_skip", "utils.tracking"):
+    importlib.import_module("verl." + name)
+get_platform()
+
+def written(value):
+    if isinstance(value, dict):
+        return {str(key): written(part) for key, part in value.items()}
+    return f"{value.__module__}.{value.__qualname__}" if isinstance(value, (type, types.FunctionType)) else ""
+
+tables = {}
+for name, module in sorted(sys.modules.items()):
+    if name.split(".")[0] == "verl" and module is not None:
+        holders = {name: module} | {f"{name}.{key}": kind for key, kind in vars(module).items()
+                                    if isinstance(kind, type) and kind.__module__ == name}
+        for place, holder in holders.items():
+            tables |= {f"{place}.{key}": written(table) for key, table in vars(holder).items()
+                       if isinstance(table, dict) and not key.startswith("__")}
+print(json.dumps(tables))
+"""
 OF_TIME = re.compile(r"timing|perf/|/mfu|throughput|time")
 
 
@@ -189,3 +220,26 @@ def test_so_do_other_runs(task, tmp_path, overrides, repeats):
     folders = both(tmp_path)
     run_both(task, folders, *overrides, steps=2)
     check_same(folders, repeats=repeats)
+
+
+def tables_and_warnings(code: str) -> tuple[dict[str, dict], str]:
+    """verl's tables in a fresh process on a machine without an accelerator, and what verl said on its error stream."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), re.sub(r"\d[\d:,.]*", "N", done.stderr)
+
+
+def test_verl_holds_nothing_of_the_plugins_but_names_of_losses():
+    (bare, warned), (loaded, warned_beside) = map(tables_and_warnings, (WITHOUT + TABLES, TABLES))
+    losses = "verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY"
+    added = {name for name in loaded[losses] if name not in bare[losses]}
+    assert added and all(name.startswith("clipx_") for name in added)
+    assert loaded | {losses: {name: value for name, value in loaded[losses].items() if name not in added}} == bare
+    assert warned_beside == warned and "Registered: ('nvidia'" in warned
+    # Otherwise equality would mean little.
+    assert {"Platform", "Engine", "RolloutReplica", "CheckpointEngine"} <= {
+        name for table in bare for name in re.findall(r"(\w+)Registry\._", table)
+    }

@@ -5,16 +5,19 @@ group that chooses it. Not covered: that Ray workers know it, and that whole run
 
 import asyncio
 import itertools
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from tests.composition import composition
-from verl_clipx.seeded.agent_loop import NAME, SeededSingleTurnAgentLoop, sampling_seed
+from verl_clipx.seeded import AGENT_LOOP
+from verl_clipx.seeded.agent_loop import SeededSingleTurnAgentLoop, sampling_seed
 
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
@@ -76,10 +79,20 @@ def test_the_older_trainer_is_refused():
         asyncio.run(loop.run({}, raw_prompt=MESSAGES, index=7))
 
 
-def test_it_is_registered_under_the_name_that_the_group_chooses():
-    chosen = composition("+clipx/rollout=seeded").actor_rollout_ref.rollout.agent.default_agent_loop
-    assert chosen == NAME
-    assert _agent_loop_registry[chosen]["_target_"] == f"{sampling_seed.__module__}.SeededSingleTurnAgentLoop"
+@pytest.mark.parametrize("overrides", [(), ("+clipx=acpo",), ("+clipx/rollout=seeded",)])
+def test_verl_knows_it_in_the_worker_of_a_run_that_chooses_it_and_in_no_other(monkeypatch, overrides):
+    monkeypatch.delitem(_agent_loop_registry, AGENT_LOOP, raising=False)
+    monkeypatch.delitem(sys.modules, SeededSingleTurnAgentLoop.__module__)
+    config = composition(*overrides)
+    # Everything that the worker is built from comes after its rollout's configuration.
+    monkeypatch.setattr(agent_loop, "omega_conf_to_dataclass", lambda node: node)
+    monkeypatch.setattr(agent_loop, "get_dataset_class", lambda _: None)
+    config.actor_rollout_ref.model = {"tokenizer": None, "processor": None, "hf_config": {}}
+    agent_loop.AgentLoopWorker(config, None)
+    chosen = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    expected = f"{sampling_seed.__module__}.SeededSingleTurnAgentLoop" if "seeded" in str(overrides) else None
+    assert _agent_loop_registry.get(AGENT_LOOP, {}).get("_target_") == expected
+    assert (chosen == AGENT_LOOP) == (expected is not None) and chosen in _agent_loop_registry
 
 
 OF_SAMPLER = {"seeded": "pkg://verl_clipx.seeded.sampler", "frequent_polling": "pkg://verl_clipx.cpu.replay_buffer"}

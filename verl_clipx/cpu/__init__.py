@@ -43,9 +43,8 @@ def check_platform(name: str) -> str:
 def register() -> None:
     """Register the platform, the engines and the rollout named ``cpu`` with verl. Idempotent.
 
-    This runs in every process that imports verl, so it must cost nothing on a machine with an accelerator: the platform
-    and the rollout are only names in a registry, and the engines, whose modules import torch, wait for post-import
-    hooks that are installed only under ``VERL_PLATFORM=cpu``.
+    For processes that are told to run verl on the CPU (`is_active`). It imports no engine and no rollout: these wait
+    until verl imports its own.
     """
     global _registered
     if _registered:
@@ -59,9 +58,8 @@ def register() -> None:
     platform.register()
     when_imported("verl.workers.rollout.base")(_register_adapter)
     when_imported("verl.workers.rollout.replica")(_register_replica)
-    if is_active():
-        for module, own in OURS.items():
-            when_imported(module)(lambda _, own=own: import_module(f"verl_clipx.cpu.{own}").register())
+    for module, own in OURS.items():
+        when_imported(module)(lambda _, own=own: import_module(f"verl_clipx.cpu.{own}").register())
 
 
 def _register_adapter(module) -> None:

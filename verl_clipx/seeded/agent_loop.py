@@ -8,7 +8,8 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-NAME = "clipx_seeded_single_turn"
+from verl_clipx.seeded import AGENT_LOOP
+
 NEEDED = ("global_steps", "index", "session_id")
 
 
@@ -32,7 +33,7 @@ def sampling_seed(
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-@register(NAME)
+@register(AGENT_LOOP)
 class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
     """verl's single-turn agent loop, whose requests carry a seed made from ``actor_rollout_ref.rollout.seed``."""
 
