@@ -1,14 +1,30 @@
 """What counts as a credential in a configuration, by the lists of secrets.yaml. Not covered: where it is shown."""
 
+import json
+import random
 import re
+import string
 from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from tests.composition import composition
 from verl_clipx.common.secrets import REDACTED, redact
 
 CHARACTERS = {"L": "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC2eF4hJ6kL8nP0", "H": "0123456789abcdef" * 4}
+
+LETTERS = string.ascii_letters + string.digits
+ALPHABETS = {
+    "hex": "0123456789abcdef",
+    "lower": string.ascii_lowercase + string.digits,
+    "upper": string.ascii_uppercase + string.digits,
+    "mixed": LETTERS,
+    "url": LETTERS + "-_",
+    "base64": LETTERS + "+/",
+    "bech32": "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L",
+}
 
 
 def filled(text: str) -> str:
@@ -30,11 +46,18 @@ def test_the_value_of_a_credentials_key_is_never_there():
         found = redact({"reward": [{"kwargs": {key: "xyz"}}], key: {"inner": "xyz"}, "number": {key: 123}})
         assert found == {"reward": [{"kwargs": {key: REDACTED}}], key: REDACTED, "number": {key: REDACTED}}
         assert redact({key: "xyz"}) == {key: REDACTED}
+    for key in LISTS["keys_of_texts"].split():
+        assert redact({key: "xyz", "n": {key: 5}}) == {key: REDACTED, "n": {key: 5}}
 
 
 @pytest.mark.parametrize(("text", "shown"), LISTS["texts"].items())
 def test_credentials_in_texts(text, shown):
-    assert redact(text) == shown and redact({"command": [text]}) == {"command": [shown]}
+    assert redact(text) == shown == redact(shown) and redact({"command": [text]}) == {"command": [shown]}
+
+
+@pytest.mark.parametrize(("given", "shown"), LISTS["lists"])
+def test_credentials_in_lists(given, shown):
+    assert redact(given) == shown == redact(shown)
 
 
 def test_the_item_behind_a_credentials_option_is_never_there():
@@ -54,5 +77,38 @@ def test_a_credential_is_known_by_its_shape_under_any_name(shape):
     assert redact(redact(text)) == redact(text)
 
 
-def test_ordinary_values_stay():
-    assert redact(LISTS["ordinary"]) == LISTS["ordinary"]
+@pytest.mark.parametrize(("prefix", "drawn"), LISTS["drawn"].items())
+def test_a_token_drawn_at_random_is_never_there(prefix, drawn):
+    alphabet, length = drawn
+    draw = random.Random(prefix)
+    for _ in range(20):
+        secret = "".join(draw.choices(ALPHABETS[alphabet], k=length))
+        shown = redact({"note": f"see {prefix}{secret}, then", "words": [prefix + secret]})
+        assert secret not in str(shown) and shown["note"].startswith("see ") and shown["note"].endswith(", then")
+
+
+@pytest.mark.parametrize("key", LISTS["ordinary"])
+def test_ordinary_values_stay(key):
+    assert redact({key: LISTS["ordinary"][key]}) == {key: LISTS["ordinary"][key]}
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("+clipx=acpo", "+clipx/rollout=seeded"), ("+clipx=bapo", "+clipx/trace=prompts")]
+)
+def test_a_composed_configuration_stays(overrides):
+    config = OmegaConf.to_container(composition(*overrides))
+    assert redact(config) == config
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs").rglob("*.yaml")), ids=str)
+def test_the_projects_own_files_stay(path):
+    text = path.read_text()
+    assert redact(text) == text
+
+
+def test_records_and_recipes_stay():
+    for path in Path("verl_clipx/demo/shipped").rglob("*.run.json"):
+        record = json.loads(path.read_text())
+        assert redact(record) == record
+    for path in (*Path("recipes").rglob("train.sh"), *Path("recipes").rglob("run_*.sh")):
+        assert redact(path.read_text()) == path.read_text()

@@ -1,84 +1,179 @@
-"""Credentials in configurations: they are known by the names of keys and their own shapes, and never shown.
+"""Credentials in configurations, commands and messages: known by the names of keys and by their form, never shown.
 
-Both lists are our own. detect-secrets, the one scanner on PyPI whose patterns can be imported, lacks the shapes of
-training's own services (Hugging Face, Anthropic, Google, signed addresses, Bearer headers) and reads source code.
-
-Source: the providers' documentation of their tokens; gitleaks, config/gitleaks.toml.
+Both are our own. Scanners' rules, such as gitleaks' and kingfisher's, know providers' tokens and neither the keys of a
+configuration nor a command line; on PyPI they are binaries of 20 MB, and detect-secrets reads source code.
 """
 
 import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 REDACTED = "[redacted]"
 
-# Matches keys in capitals and with hyphens too: OPENAI_API_KEY, hf-token; but not `tokens` and `pad_token`, parts of a
-# text.
-_NAME = (
-    r"(?:(?:api|access|account|secret|private|signing|encryption|license|ssh|wandb)[_.-]?keys?"
-    r"|(?:auth|access|hf|hub|bearer|refresh|session|id|github|gitlab|slack|bot|api|sas|wandb|personal|security)[_-]?token"
-    r"|passwd|password|passphrase|(?<=_)pwd|(?<![a-z])secrets?|credentials?(?:\.\w+)*|(?:proxy-)?authorization"
-    r"|(?:basic|http|proxy)[_-]auth|cookies?|webhook(?:[_-]?ur[li])?|sas[_-]?ur[li]|connection[_-]?string)"
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Not the plural of anything here: a text has tokens, and a key ends with pass.
+_PLURAL = ("tokens", "pass", "access", "sas", "eos", "bos", "cls")
+# In the words of a key, in lower case and each in the singular: what names a credential,
+_NAMES = re.compile(
+    r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|(?:api|access|auth)key)\b"
+    r"|\b(?:cookie|webhook|connection string|sas ur[il])\b|(?:\b(?:auth|pwd|pat)|(?:auth|access|api|hf)token)$"
+    r"|\b(?:api|access|account|secret|private|signing|encryption|license|ssh|deploy|shared|master|wandb) key\b"
+    r"|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w+|bot|api|sas|wandb|personal|security|private) tokens?$"
 )
-_KEY = re.compile(rf"{_NAME}(?![a-z])|(?:^|[.])token$", re.IGNORECASE)
-# In a text: an override or part of a query, a member of a JSON object, or an option with its value (or list).
-_ASSIGNED = re.compile(
-    rf"((?:{_NAME}[\"']?\s*[=:]|(?<![\w-])(?:--)?token(?:=|[\"']\s*:)|(?<![\w.-])--(?:[\w.-]*{_NAME}|token)\s(?!\s*-))\s*[\"']?)"
-    r"(\[(?!redacted\])[^\]]*\]?|[^\s,&{}\"'\[][^\s,&{}\"']*)",
+# what does so where its value is a text, but for a token of a text and a pass of an update,
+_NAMES_TEXT = re.compile(
+    r"^(?!.*\b(?:pad|[ebs]os|unk|cls|sep|mask|stop|start|end|begin|special|image|video|audio|tool|think|text|new|max|min"
+    r"|num|per|first|second|last|next|extra|forward|backward|single|one|two|all|lopti|token|update|train|eval|of) )"
+    r".*(?: (?:token|pass)|(?:db|smtp|user)pass)$"
+)
+# and what names a hash or an id, which stays if it is hexadecimal.
+_NAMES_HASH = re.compile(r"\b(?:commit|rev|revision|sha|hashe?|digest|md|checksum|snapshot|blob|tree|resolve|u?u?id)\b")
+# In an object that names a credential, the keys of its name and of its value.
+_NAMING, _NAMED = re.compile("name|key|var|header", re.I), re.compile("val|content|literal|data", re.I)
+_NAME, _QUOTE = r"(?P<name>[\w.%+-]*\w)", r"\\*[\"']"
+_VALUE = (
+    rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n]))*|\[(?!redacted\])[^\]]*\]?"
+    r"|[^\s,&{}\"'\[](?:[^\s,&{}\"']|,(?![\s{}\"']|[\w.+\" ]*[=:]|$))*)"
+)
+# In a text: an override, a part of a query or a member of an object; a default; a pair of name and value; an option.
+_ASSIGNED = (
+    re.compile(rf"(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE})?\s*[=:]\s*(?:-(?=[^\s-]))?){_VALUE}"),
+    re.compile(rf"(?<=oc\.env:){_NAME}(?P<between>\s*,\s*){_VALUE}"),
+    re.compile(
+        rf"\w(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME}"
+        rf"(?P<between>(?:{_QUOTE})?\s*,?\s*(?:{_QUOTE})?\w+(?:{_QUOTE})?\s*[=:]\s*){_VALUE}"
+    ),
+    re.compile(rf"(?<![\w.-])--{_NAME}(?P<between>\s+)(?!-){_VALUE}"),
+)
+# Credentials behind a group, which stays.
+_BEHIND = re.compile(
+    # headers, whose value has blanks in it: it ends with the line or the quotes around it
+    r"((?:authorization|cookie)\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\"'\\\r\n]+"
+    r"|(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{8,}|(\bbasic\s+)(?-i:(?=\S+[A-Z0-9=])[\w+/-]{8,}={0,2})"
+    # Amazon's, Google's and Azure's signed addresses, and those by which whoever knows them can post
+    r"|([?&](?:sig|signature|x-(?:amz|goog)-(?:signature|credential))=)[^&\s\"']+"
+    r"|(://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com|api\.telegram\.org"
+    r"/bot|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook))[^\s\"',]*"
+    # options of programs, netrc
+    r"|(\s(?:-[uUa]|--(?:proxy-)?user|--auth)[\s=]*)(?!\d+:\d+\b)[^\s:\"']*:[^\s\"']+"
+    r"|(\b(?:sshpass|mysql\w*|mariadb\w*|mongo\w*|sqlcmd|login)\s(?:[^\n|;&]*?\s)??-[pP]\s*)(?!-)\S+"
+    r"|(\b(?:redis-cli\s(?:[^\n|;&]*?\s)??-a|ldap\w+\s(?:[^\n|;&]*?\s)??-w)\s*)(?!-)\S+"
+    r"|(\b(?:machine\s+\S+|default)\s+(?:login\s+\S+\s+)?password\s+)\S+"
+    # a user with a password before a host, and whatever stands before one in an address of the web
+    r"|(://)(?:[^/\s:@]*:(?!\d{1,5}(?:[/\s]|$))[^\s@]*(?:@[^/\s@]+)*|(?<=http://|ttps://)[^/\s]+)(?=@)"
+    r"|((?<![\w@./:-]))[A-Za-z][\w.+-]*:[^\s@/:,]{3,}(?=@(?!sha256:)[\w-]*[A-Za-z.])",
     re.IGNORECASE,
 )
-# Headers whose value has blanks in it: it ends with the line or the quotes around it.
-_HEADER = re.compile(r"((?:authorization|cookie)[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE)
-_SHAPES = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)"
-    r"|(?<=bearer )(?=\S*\d)[\w.~+/=-]{16,}"
-    r"|(?<=wandb login )[\w-]{40,}"
-    # Amazon's, Google's and Azure's signed addresses
-    r"|(?<=[?&])(?:sig|signature|x-(?:amz|goog)-(?:signature|credential))=[^&\s\"']+"
-    # addresses by which whoever knows them can post
-    r"|(?<=://)(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com"
-    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook"
-    r"|api\.telegram\.org/bot)[^\s\"',]*"
-    r"|(?<![\w-])(?-i:"
-    r"hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
-    r"|gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt|oas)-[\w-]{20,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"
-    r"|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|sk-[a-f0-9]{32}|[rs]k_(?:live|test)_\w{16,}|gsk_\w{30,}|nvapi-[\w-]{30,}"
-    r"|r8_\w{30,}|wandb_v1_\w{30,}|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}"
-    r"|GOCSPX-[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{50,}|SG\.[\w-]{16,}\.[\w-]{16,}"
-    r"|dop_v1_[a-f0-9]{64}|\d{8,10}:[\w-]{35}(?![\w-]))",
-    re.IGNORECASE | re.DOTALL,
+_KEYS = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)|\bA(?:KI|SI|BI|CC)A[A-Z0-9]{16}\b",
+    re.S,
 )
-# An option, whose value is the next word in a list.
-_OPTION = re.compile(r"--[\w.-]+")
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
+_TOKEN = re.compile(r"[A-Za-z0-9][\w+/~.=-]{18,}[A-Za-z0-9=]")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
+_HEX = re.compile(r"(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{20,}|(?=[0-9A-F]*\d)(?=\d*[A-F])[0-9A-F]{20,}")
+# Bits by which a letter is rarer in words than at random, and those of changes of kind: to a capital at the beginning
+# of a word, to another capital, to and from a digit.
+_LETTERS = (("etaoinshr", -1), ("dl", 0), ("cumwfgypb", 0.8), ("vk", 2), ("jxqz", 5))
+_RARITY = {letter: bits for letters, bits in _LETTERS for letter in letters}
+_CHANGES = (
+    ("(?<=[a-z])[A-Z](?=[a-z])", 0.75),
+    ("[a-z](?=[A-Z](?![a-z]))", 2.25),
+    (r"[A-Za-z](?=\d)", 1.5),
+    (r"\d(?=[A-Za-z])", 3),
+)
 
 
-def redact(value: Any) -> Any:
-    """A configuration with `REDACTED` in place of each credential.
+def redact(value: Any, key: str = "") -> Any:
+    """Returns a configuration, a command or a message with `REDACTED` in place of each credential.
 
     Args:
-        value: nested mappings and lists of plain values; it is not changed.
-
-    Returns:
-        The same as dicts, lists and plain values. Values that are empty, null, true or false are no credentials.
+        value: nested mappings and lists of plain values; it is not changed. Values that are empty, null, true or false
+            are no credentials.
+        key: the dotted key at which it stands.
     """
     if isinstance(value, Mapping):
-        return {key: _of_key(str(key), part) for key, part in value.items()}
+        # {name: HF_TOKEN, value: …}
+        named = any(
+            _NAMING.search(str(name)) and isinstance(part, str) and _names(part, part) for name, part in value.items()
+        )
+        secret = {
+            name for name, part in value.items() if _names(str(name), part) or (named and _NAMED.match(str(name)))
+        }
+        return {name: REDACTED if name in secret else redact(part, f"{key}.{name}") for name, part in value.items()}
     if isinstance(value, list | tuple):
-        pairs = pairwise([None, *value])
-        return [_of_key(one, two) if _is_option(one) and not _is_option(two) else redact(two) for one, two in pairs]
-    if isinstance(value, str):
-        shown = _IN_ADDRESS.sub(REDACTED, _SHAPES.sub(REDACTED, value))
-        return _ASSIGNED.sub(rf"\1{REDACTED}", _HEADER.sub(rf"\1{REDACTED}", shown))
-    return value
+        pair = len(value) == 2 and isinstance(value[0], str)
+        words = [
+            REDACTED if isinstance(one, str) and (pair or one[:2] == "--") and _names(one, two) else redact(two, key)
+            for one, two in pairwise([None, *value])
+        ]
+        # A command's words, of which one says what the next is: no character of a text is between them.
+        shown = _BEHIND.sub(_behind, "\x1f".join(word if isinstance(word, str) else "" for word in words)).split("\x1f")
+        pairs = zip(words, shown if len(shown) == len(words) else words, strict=True)
+        return [new if isinstance(word, str) else word for word, new in pairs]
+    return _in_text(value, key) if isinstance(value, str) else value
 
 
-def _is_option(part: Any) -> bool:
-    return isinstance(part, str) and _OPTION.fullmatch(part) is not None
+def _words(key: str) -> str:
+    words = (word.lower() for word in _WORDS.findall(unquote(key)))
+    return " ".join(word if word in _PLURAL else word.removesuffix("s") for word in words)
 
 
-def _of_key(key: str, value: Any) -> Any:
-    if _KEY.search(key) and not (value is None or isinstance(value, bool) or value in ("", [], {})):
-        return REDACTED
-    return redact(value)
+def _names(key: str, value: Any) -> bool:
+    """Returns whether a key names a credential, where it has a value."""
+    words, text = _words(key), str(value)
+    if value in (None, "", [], {}) or isinstance(value, bool) or text[:2] == "--":
+        return False
+    if _NAMES.search(words) or re.search(r"(?:^[+-]*|\.)token$", key, re.I):
+        return not (words.endswith("pwd") and text[0] in "/~.")
+    is_text = isinstance(value, str) and not re.fullmatch(r"[\d.+e-]+|\W.*\W|true|false|none|null", text, re.I)
+    return is_text and _NAMES_TEXT.search(words) is not None
+
+
+def _in_text(text: str, key: str) -> str:
+    text = _BEHIND.sub(_behind, _KEYS.sub(REDACTED, text))
+    for pattern in _ASSIGNED:
+        shown, place = "", 0
+        while part := pattern.search(text, place):
+            bare = part["value"].lstrip("\\\"'-")
+            # Prose has "the token = …" and "a token: …".
+            is_prose = part["name"] == "token" and len(part["between"].strip()) == 1 < len(part["between"])
+            is_prose = is_prose and text[: part.start()].rpartition("\n")[2].strip(" -")
+            if bare and not bare.startswith(REDACTED) and not is_prose and _names(part["name"], bare):
+                shown += text[place : part.start("value")] + (part["quote"] or "") + REDACTED
+                place = part.end("value")
+            else:
+                # What looked like its value may be a name itself.
+                shown += text[place : part.end("name")]
+                place = part.end("name")
+        text = shown + text[place:]
+    return _TOKEN.sub(lambda part: _of_token(part, key), text)
+
+
+def _behind(part: re.Match) -> str:
+    return next(group for group in part.groups() if group is not None) + REDACTED
+
+
+def _of_token(part: re.Match, key: str) -> str:
+    """Returns a long token with `REDACTED` in place of the parts between slashes that look drawn at random."""
+    before, shown = part.string[: part.start()], []
+    for segment in part[0].split("/"):
+        in_path = before[-1:] == "/" and "://" not in before[-99:]
+        is_hash = (
+            in_path or before[-1:] == "@" or _NAMES_HASH.search(f"{_words(key)} {_words(before[-40:]).split(' ')[-1]}")
+        )
+        rest = _UUID.sub("", _HEX.sub("", segment) if is_hash else segment)
+        shown.append(REDACTED if _is_random(rest) else segment)
+        before += segment + "/"
+    is_base64 = REDACTED not in shown and re.fullmatch(r"[A-Za-z0-9+/]{39,}=*", part[0]) and not _HEX.search(part[0])
+    return REDACTED if is_base64 and _is_random(part[0]) else "/".join(shown)
+
+
+def _is_random(token: str) -> bool:
+    """Returns whether a token's letters and digits look drawn at random, rather than those of words and numbers."""
+    runs = re.findall(r"(?![0-9a-f]{1,19}\b)[A-Za-z0-9]{5,}", token.replace("_", " "))
+    text = " ".join(runs)
+    changes = sum(bits * len(re.findall(pattern, text)) for pattern, bits in _CHANGES)
+    bits = changes + sum(_RARITY.get(letter, 0) for letter in text.lower())
+    return _HEX.search(text) is not None or (len(text) > 16 and bits > 0.25 * len(text) + 9)
