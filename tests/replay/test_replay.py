@@ -8,6 +8,8 @@ import re
 
 import numpy
 import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -213,6 +215,22 @@ def test_a_ranks_missing_file_leaves_an_estimate_that_is_called_one(tmp_path):
     assert "The numbers are estimates" in text and "all that there were" not in text
     said = clipx("replay", run, "+clipx=acpo_reference", code=1)
     assert "which the trace has only at clipx.trace.fraction=1" in said
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_file_that_lost_rows_inside_is_known_if_it_says_how_many_there_were(tmp_path, counted):
+    run = write_run(tmp_path / "grpo-seed1", "grpo", steps=2)
+    assert "all that there were" in clipx("replay", run, "+clipx=acpo")
+    first = shards_in(run / "traces")[0].path_in(run / "traces")
+    table = pyarrow.parquet.read_table(first)
+    if not counted:
+        said = {name: value for name, value in table.schema.metadata.items() if b"rows" not in name}
+        table = table.replace_schema_metadata(said)
+    pyarrow.parquet.write_table(pyarrow.concat_tables([table.slice(0, 3), table.slice(7)]), first)
+    text = clipx("replay", run, "+clipx=acpo")
+    assert "all that there were" not in text
+    assert ("a part of all" if counted else "don't say how many there were") in text
+    assert answer("replay", run, "+clipx=acpo")["exact"] != counted
 
 
 def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):

@@ -18,6 +18,7 @@ VERSION = 2
 SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
 _VERSION_KEY = b"clipx_trace_version"
 _UPDATE_KEY = b"clipx_trace_update"
+_ROWS_KEY = b"clipx_trace_rows"
 _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
 _FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
 
@@ -86,12 +87,14 @@ class UpdateFacts:
         ranks: number of data-parallel ranks, each of which writes a file if it has traced tokens.
         decided_from: the tokens behind the bounds.
         decisions: number of a micro-batch to what the method decided for it; empty if it decides nothing.
+        lost: how many of the rows that were written the file lacks; None if it is older and does not say how many.
     """
 
     fraction: float
     ranks: int
     decided_from: DecidedFrom
     decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
+    lost: int | None = 0
 
     @classmethod
     def of_json(cls, text: str) -> "UpdateFacts":
@@ -122,7 +125,9 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
     if unknown or missing:
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
     table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
-    table = table.replace_schema_metadata({**SCHEMA.metadata, _UPDATE_KEY: json.dumps(asdict(facts)).encode()})
+    said = {name: value for name, value in asdict(facts).items() if name != "lost"}
+    of_file = {_UPDATE_KEY: json.dumps(said).encode(), _ROWS_KEY: str(length).encode()}
+    table = table.replace_schema_metadata({**SCHEMA.metadata, **of_file})
     path = shard.path_in(folder)
     with replacing(path) as partial:
         pyarrow.parquet.write_table(table, partial, compression="zstd")
@@ -158,14 +163,19 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
     """
     path = shard.path_in(folder)
     try:
-        return UpdateFacts.of_json((pyarrow.parquet.read_schema(path).metadata or {}).get(_UPDATE_KEY, b"").decode())
+        file = pyarrow.parquet.read_metadata(path)
+        said = file.metadata or {}
+        rows = int(said[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in said else None
+        return dataclasses.replace(UpdateFacts.of_json(said.get(_UPDATE_KEY, b"").decode()), lost=rows)
     except (ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
 
 
 def is_whole(shards: list[Shard], facts: list[UpdateFacts]) -> bool:
     """Whether the files of an update, of which each says so much, have every token of it, of all ranks."""
-    return all(one.fraction == 1 for one in facts) and {shard.rank for shard in shards} == set(range(facts[0].ranks))
+    return all(one.fraction == 1 and not one.lost for one in facts) and {shard.rank for shard in shards} == set(
+        range(facts[0].ranks)
+    )
 
 
 def has_all_updates(shards: list[Shard], expected: int | None) -> bool:

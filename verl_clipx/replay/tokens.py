@@ -56,6 +56,7 @@ class TracedTokens:
         table: a row for each token, as `traces.SCHEMA` says, in the order of the batch's mask.
         batch: the same tokens as tensors.
         whole: whether the trace has every token of the update, and every update of its step.
+        counted: whether its files say how many tokens there were.
         share: the share of the prompts that is traced.
         decided_from: the tokens that the run's bounds were decided from.
         decisions: a micro-batch's number, as in `TokenBatch`, to what the run's method decided for it.
@@ -66,6 +67,7 @@ class TracedTokens:
     table: pandas.DataFrame
     batch: TokenBatch
     whole: bool
+    counted: bool
     share: float
     decided_from: DecidedFrom
     decisions: dict[int, Tensor]
@@ -115,7 +117,10 @@ def _update(run: Run, step: int, update: int, complete: bool) -> TracedTokens | 
         for micro_batch, decision in one.decisions.items()
         if (shard.rank, micro_batch) in numbers
     }
-    return TracedTokens(step, update, table, batch, whole, of_update.fraction, of_update.decided_from, decisions)
+    counted = all(one.lost is not None for one in facts)
+    return TracedTokens(
+        step, update, table, batch, whole, counted, of_update.fraction, of_update.decided_from, decisions
+    )
 
 
 def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
