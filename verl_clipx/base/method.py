@@ -128,6 +128,8 @@ class Method:
     bounds_width: ClassVar[Width | None] = None
     # The parameters whose place a held target takes.
     replaced: ClassVar[tuple[str, ...]] = ()
+    # The bound on the ratio of tokens with A < 0; a method that has one makes it a parameter.
+    dual_clip: ClassVar[float | None] = None
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 

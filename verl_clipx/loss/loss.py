@@ -112,7 +112,7 @@ def sums_of(
     method: Method, t: Tokens, bounds: Bounds, weighted: Tensor, counted: Tensor | None, detailed: bool = False
 ) -> Tensor:
     """The sums of `metrics.token_sums` over a method's tokens; the arguments are as for `Applied` and `Inputs`."""
-    return token_sums(t, method.bounded(t), bounds, weighted, getattr(method, "dual_clip", None), counted, detailed)
+    return token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, counted, detailed)
 
 
 def finite(t: Tokens) -> Tensor:

@@ -131,7 +131,7 @@ def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Ten
 
 
 def _means(settings: Settings, sums: Tensor) -> dict[str, float]:
-    dual_clipped = getattr(settings.method, "dual_clip", None) is not None
+    dual_clipped = settings.method.dual_clip is not None
     totals = {key: float(value) for key, value in token_metrics(sums, dual_clipped=dual_clipped, detailed=True).items()}
     count = max(totals.pop(TOKENS), 1.0)
     return {key: one for key, (one,) in with_ratios_of_sums({k: [v / count] for k, v in totals.items()}).items()}

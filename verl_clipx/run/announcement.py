@@ -1,6 +1,6 @@
 """The announced line: the loss and its limits, what differs from its group, averages, corrections and updates.
 
-The driver and the workers make the same line from the same configuration.
+It is made once, when the run is resolved; the workers print the same.
 """
 
 import dataclasses

@@ -33,6 +33,7 @@ class RunFacts:
         trace_folder: where traces go unless clipx.trace.folder says so, or None if nothing is traced.
         options: the keys of `keys.READ` with their values.
         schedule: what the updates on a rollout batch consist of.
+        line: what the run prints of itself, in the driver and in its workers.
     """
 
     group: str | None = None
@@ -41,6 +42,7 @@ class RunFacts:
     trace_folder: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
+    line: str = ""
 
     def complete(self, settings: Settings | Observe) -> Settings | Observe:
         """The settings with what they get from the run: taken-over values, the traces' folder, verl's compile switch.

@@ -18,7 +18,7 @@ from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, traces_path
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import METHODS
-from verl_clipx.run.announcement import REMEDIES, uncorrected
+from verl_clipx.run.announcement import REMEDIES, announcement, uncorrected
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
@@ -71,7 +71,8 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     run = RunFacts(group, taken, of_clip_keys.unused, folder, values, schedule_of(values, settings))
     refuse([correction_missing(run, settings)])
-    return Resolved(node.loss_mode, run.complete(settings), run)
+    resolved = Resolved(node.loss_mode, run.complete(settings), run)
+    return resolved._replace(run=dataclasses.replace(run, line=announcement(resolved)))
 
 
 def as_node(run: RunFacts) -> DictConfig:

@@ -17,7 +17,6 @@ from verl_clipx.base.method import NODE
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import lock_path, own_log_path
 from verl_clipx.common.run_lock import hold
-from verl_clipx.run.announcement import announcement
 from verl_clipx.run.keys import NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
@@ -79,7 +78,7 @@ def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
             node[NODE].trace.folder = settings.trace.folder
         for key in NOT_IN_VERL:
             node.pop(key, None)
-    return Decision(announcement(resolved), resolved)
+    return Decision(run.line, resolved)
 
 
 def hold_log(config: DictConfig) -> None:

@@ -200,7 +200,7 @@ def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistic
     of_tokens, more, known.values, known.counts, own = to_host(
         named_sums(sums, detailed=settings.detailed), more_sums(known), values, counts, {"loss": loss.detach()}
     )
-    dual_clipped = getattr(method, "dual_clip", None) is not None
+    dual_clipped = method.dual_clip is not None
     known.sums = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=settings.detailed) | more
     known.loss = own["loss"]
 

@@ -19,7 +19,6 @@ from verl_clipx.base.method import NODE
 from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
-from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import Observe, Settings, clip_range
 from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
@@ -80,7 +79,7 @@ class ClipxTraining:
         self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.schedule.batches_a_step)
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
-            print(announcement(config.policy_loss), flush=True)
+            print(run.line, flush=True)
         self.observers = self._observers(settings, loss_fn)
         self._prepare(settings, config)
         super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers))
