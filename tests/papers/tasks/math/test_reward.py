@@ -79,7 +79,7 @@ def test_accepted_answers(truth, accepted):
 
 
 @pytest.mark.parametrize(
-    "answer", ["５", "٥", "х=5", "5\u200b", "\u202e5\u202c", "5\x00", "5\ud800", "5%%%", r"\left(5"]
+    "answer", ["⑤", "Ⅴ", "٥", "х=5", "5\u200b", "\u202e5\u202c", "5\x00", "5\ud800", "5%%%", r"\left(5"]
 )
 def test_look_alikes_of_the_right_answer_do_not_pass(answer):
     for function in (compute_score, compute_score_strict, compute_score_for_evaluation):

@@ -87,7 +87,7 @@ def _fold(character: str) -> str:
     if kind == "<fraction>" and plain[-1] != "⁄":
         return r"\frac{{{}}}{{{}}}".format(*plain.split("⁄"))
     if plain == character or kind == "<circle>" or (kind == "<compat>" and unicodedata.numeric(character, None)):
-        return "" if unicodedata.category(character) == "Cf" else character
+        return character
     folded = "".join(map(_fold, plain))
     return f"{_INDICES[kind]}⁅{folded}⁆" if kind in _INDICES else folded
 
