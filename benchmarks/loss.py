@@ -1,7 +1,7 @@
 """Time and memory of only the losses, forward and backward, against verl's vanilla: docs/dev/measurements.md.
 
-Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
-     python benchmarks/loss.py --shape 8x16384 --shape 256x1024 --bfloat16    (other shapes; in bfloat16 anywhere)
+Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one)
+     python benchmarks/loss.py --shape 8x16384 --shape 256x1024 --bfloat16    (other shapes, in bfloat16)
 
 On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. Each loss stands
 eager and compiled, with its bounds decided before, as a training worker calls it under mini_batch; an adaptive one also
@@ -13,17 +13,20 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch._inductor.config
 import typer
-from shared import actor_config
+from shared import actor_config, seconds_of, synchronize, table
+from torch.profiler import ProfilerActivity, profile
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from verl_clipx.base.tokens import OPTIONAL
-from verl_clipx.loss.compiled import TokenFunctions
+from verl_clipx.common.files import write_json
 from verl_clipx.methods import METHODS
 from verl_clipx.run.config import OBSERVE
 from verl_clipx.worker.observe import observe_registered
@@ -68,48 +71,50 @@ def decided(name: str, config, batch: dict[str, torch.Tensor]) -> MicroBatch:
     return known
 
 
-def measure(
-    name: str, config, batch: dict[str, torch.Tensor], device: str, micro_batch: MicroBatch | None = None
-) -> tuple[float, float]:
-    """Seconds and peak extra megabytes of one call with its backward pass."""
+def call_of(name: str, config, batch: dict[str, torch.Tensor], micro_batch: MicroBatch | None) -> Callable[[], None]:
+    """Returns a call of a loss with its backward pass, as a training worker makes it."""
     log_prob = batch["log_prob"].clone().requires_grad_(True)
     arguments = {**batch, "log_prob": log_prob, "loss_agg_mode": "token-mean", "config": config}
     if name == "vanilla":
         arguments = {key: value for key, value in arguments.items() if key not in OPTIONAL}
     function = get_policy_loss_fn(name)
-    clock = time.process_time
-    if device == "cuda":
-        clock = time.perf_counter
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    with in_micro_batch(micro_batch) if micro_batch else nullcontext():
-        started = clock()
-        loss, _ = function(rollout_is_weights=None, **arguments)
-        loss.backward()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds = clock() - started
-    if device == "cuda":
-        return seconds, (torch.cuda.max_memory_allocated() - before) / 1e6
-    return seconds, float("nan")
+
+    def call() -> None:
+        log_prob.grad = None
+        with in_micro_batch(micro_batch) if micro_batch else nullcontext():
+            loss, _ = function(rollout_is_weights=None, **arguments)
+            loss.backward()
+
+    return call
 
 
-def loops_of(name: str) -> int:
-    """How many loops torch.compile makes of a method's loss and statistics, by its own count."""
-    from torch._inductor import metrics
+def launches_of(call: Callable[[], None], device: str) -> tuple[int, float]:
+    """Returns how many kernels a call launches, and their seconds; on the CPU torch's operators stand for them."""
+    on_gpu = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as recorded:
+        call()
+        synchronize(device)
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    events = [event for event in recorded.events() if event.device_type == kind]
+    events = [event for event in events if not event.name.startswith(("Memcpy", "Memset"))]
+    seconds = sum(event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total for event in events) / 1e6
+    return len(events), seconds
 
-    metrics.reset()
-    TokenFunctions(METHODS[name](), None, compiled=True).prepare("cpu", counted=False)
-    return metrics.generated_kernel_count
+
+def peak_of(call: Callable[[], None], device: str) -> float:
+    """Returns the peak extra megabytes of a call."""
+    if device == "cpu":
+        return peak_on_cpu(call)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
-def peak_on_cpu(name: str, config, batch: dict[str, torch.Tensor], micro_batch: MicroBatch | None) -> float:
-    """Peak extra megabytes on the CPU, from torch's own record of allocations."""
-    from torch.profiler import ProfilerActivity, profile
-
+def peak_on_cpu(call: Callable[[], None]) -> float:
+    """Returns the peak extra megabytes on the CPU, from torch's own record of allocations."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        measure(name, config, batch, "cpu", micro_batch)
+        call()
     held = peak = 0
     for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
@@ -118,51 +123,87 @@ def peak_on_cpu(name: str, config, batch: dict[str, torch.Tensor], micro_batch: 
     return peak / 1e6
 
 
-def measured(configs: dict[str, Any], sequences: int, length: int, *, device: str, dtype: torch.dtype, repeats: int):
-    """Prints the table of one shape of a micro-batch.
+def bandwidth_of(device: str) -> float:
+    """Returns the bytes a second, read and written, of a large copy: no loss can be faster."""
+    source = torch.empty(2**28 if device == "cuda" else 2**22, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device, calls=10)
+
+
+def measure(
+    configs: dict[str, Any], sequences: int, length: int, *, device: str, dtype: torch.dtype, repeats: int
+) -> dict[str, Any]:
+    """Measures every loss with a micro-batch of one shape.
 
     Args:
         configs: by the row's name verl's ActorConfig, vanilla's first.
+
+    Returns:
+        The tokens in the mask; `floor`, the seconds in which the device copies what a loss has to read and write once;
+        and `rows`, by name what was measured, or `error`, a sentence.
     """
     batch = tensors(sequences, length, device, dtype)
     total = int(batch["response_mask"].sum())
-    for config in configs.values():
+    read = ("log_prob", "old_log_prob", "advantages", "response_mask")
+    # The gradient is written.
+    traffic = sum(batch[name].nbytes for name in read) + batch["log_prob"].nbytes
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[], None]] = {}
+    for label, config in configs.items():
         config.global_batch_info.update(dp_size=1, batch_num_tokens=total, global_batch_size=sequences)
-    losses = {label: (label.split(",")[0], config, batch) for label, config in configs.items()}
-    known = {
-        label: None if label == "vanilla" or label.endswith(OWN) else decided(*called)
-        for label, called in losses.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in losses}
-    memory: dict[str, float] = {}
-    for repeat in range(repeats + 1):
-        for name, called in losses.items():
-            seconds, megabytes = measure(*called, device, known[name])
-            memory[name] = megabytes
-            if repeat:
-                times[name].append(seconds)
-    if device == "cpu":
-        memory = {name: peak_on_cpu(*called, known[name]) for name, called in losses.items()}
-    print(f"{device}, {dtype}, {sequences} x {length}, {total} tokens, torch {torch.__version__}, {repeats} repeats")
-    print("| loss | median ms | range ms | of vanilla | peak MB | of vanilla |\n|---|---|---|---|---|---|")
-    reference = statistics.median(times["vanilla"])
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
+        name = label.split(",")[0]
+        try:
+            known = None if label == "vanilla" or label.endswith(OWN) else decided(name, config, batch)
+            call = call_of(name, config, batch, known)
+            started = time.perf_counter()
+            call()
+            synchronize(device)
+            rows[label] = {"first_call": time.perf_counter() - started}
+            call()
+            calls[label] = call
+        except Exception as error:
+            rows[label] = {"error": f"{type(error).__name__}: {error}"[:300]}
+    times: dict[str, list[float]] = {label: [] for label in calls}
+    for _ in range(repeats):
+        for label, call in calls.items():
+            times[label].append(seconds_of(call, device, calls=20 if device == "cuda" else 1))
+    for label, call in calls.items():
+        launches, kernels = launches_of(call, device)
+        rows[label] |= {"seconds": times[label], "launches": launches, "kernels": kernels}
+        rows[label]["megabytes"] = peak_of(call, device)
+    return {"tokens": total, "floor": traffic / bandwidth_of(device), "rows": rows}
+
+
+def table_of(measured: dict[str, Any]) -> str:
+    """Returns the table of what `measure` returned, in Markdown."""
+    heads = ["loss", "median ms", "range ms", "of vanilla", "kernels", "their ms", "of vanilla", "of the floor"]
+    heads += ["peak MB", "of vanilla", "first call s"]
+    lines = []
+    reference = measured["rows"]["vanilla"]
+    for name, row in measured["rows"].items():
+        if "error" in row or "error" in reference:
+            lines.append([name, "failed", row.get("error", "")])
+            continue
+        seconds, first = row["seconds"], reference["seconds"]
+        median, of_first = statistics.median(seconds), statistics.median(first)
         spread = f"{min(seconds) * 1e3:.1f}-{max(seconds) * 1e3:.1f}"
-        share, of_memory = median / reference, memory[name] / memory["vanilla"]
-        print(
-            f"| {name} | {median * 1e3:.1f} | {spread} | {share:.2f} | {memory[name]:.1f} | {of_memory:.2f} |",
-            flush=True,
-        )
+        cells = [f"{median * 1e3:.3g}", spread, f"{median / of_first:.2f}", row["launches"]]
+        cells += [f"{row['kernels'] * 1e3:.3g}", f"{row['kernels'] / reference['kernels']:.2f}"]
+        cells += [f"{row['kernels'] / measured['floor']:.2f}", f"{row['megabytes']:.1f}"]
+        cells += [f"{row['megabytes'] / reference['megabytes']:.2f}", f"{row['first_call']:.1f}"]
+        lines.append([name, *cells])
+    return table(heads, lines)
 
 
 def main(
     shapes: Annotated[list[str] | None, typer.Option("--shape", help="Sequences x tokens, 64x4096 by default.")] = None,
     repeats: Annotated[int, typer.Option(help="Measurements of each loss, interleaved.")] = 7,
     methods: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Log-probabilities in it on the CPU, too.")] = False,
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Log-probabilities in it.")] = False,
+    output: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
-    """Print a table a shape: median time, spread and peak memory of each loss, and their ratio to verl's vanilla."""
+    """Print a table a shape: time, kernels and peak memory of each loss, and their ratio to verl's vanilla."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         # Freed memory stays with the process, as with an accelerator's allocator. Otherwise eager times vary by half,
@@ -174,7 +215,7 @@ def main(
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if bfloat16 or device == "cuda" else torch.float32
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
     configs = {"vanilla": actor_config()}
     observe_registered("vanilla")
     for name in methods or [*METHODS, OBSERVE]:
@@ -187,11 +228,16 @@ def main(
             configs[label] = actor_config(f"+clipx={name}", *needed)
             if METHODS[name]().statistics_size:
                 configs[label + OWN] = configs[label]
+    results = {}
     for shape in shapes or ["64x4096"]:
         sequences, length = map(int, shape.split("x"))
-        measured(configs, sequences, length, device=device, dtype=dtype, repeats=repeats)
-    for name in (name for name in methods or METHODS if name in METHODS):
-        print(f"clipx_{name}: {loops_of(name)} loops in the compiler's record, statistics included")
+        results[shape] = measure(configs, sequences, length, device=device, dtype=dtype, repeats=repeats)
+        heading = f"{device}, {dtype}, {shape}, {results[shape]['tokens']} tokens, torch {torch.__version__}"
+        print(f"{heading}, {repeats} repeats\n{table_of(results[shape])}", flush=True)
+        if output:
+            write_json(output, {"device": device, "dtype": str(dtype), "shapes": results})
+    if any("error" in row for result in results.values() for row in result["rows"].values()):
+        sys.exit("a loss failed")
 
 
 if __name__ == "__main__":

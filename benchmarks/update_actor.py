@@ -18,9 +18,11 @@ from typing import Annotated
 
 import torch
 import typer
-from shared import actor_config
+from shared import actor_config, synchronize
 from worker_update import DEVICE as KIND
 from worker_update import Row, rank_environment, rollout_batch
+
+from verl_clipx.common.files import write_json
 
 # A run's first rollout batch has a receipt (docs/swap.md), the others have none.
 LATER = "clipx.receipt=off"
@@ -31,11 +33,15 @@ VARIANTS = {
     "acpo, micro_batch": ("+clipx=acpo", "clipx.scope=micro_batch", LATER),
     "acpo, lagged": ("+clipx=acpo", "clipx.scope=lagged", LATER),
     "acpo, mini_batch": ("+clipx=acpo", LATER),
+    "acpo, mini_batch, larger extra pass": ("+clipx=acpo", LATER),
     "acpo, mini_batch, a run's first": ("+clipx=acpo", FIRST),
     "bapo, mini_batch": ("+clipx=bapo", LATER),
     "grpo, a run's first": ("+clipx=grpo", FIRST),
     "grpo, lopti": ("+clipx=grpo", "+clipx/update=lopti", LATER),
+    "observe": ("+clipx=observe",),
 }
+# The extra pass keeps no activations, so that micro-batches of so many times the size may fit it.
+LARGER = 4
 VOCABULARY = 512
 PROMPT = 8
 # A GPU's work is no part of the process's own time.
@@ -105,16 +111,26 @@ def random_batch(sequences: int, prompt: int, response: int, mini_batch: int, mi
     return data
 
 
+def pass_in_larger_micro_batches(extra_pass, data, *rest):
+    """Makes the extra pass over a mini-batch in `LARGER` times larger micro-batches."""
+    from verl.utils import tensordict_utils as tu
+
+    size = min(LARGER * tu.get(data, "micro_batch_size_per_gpu"), len(data))
+    return extra_pass(tu.assign_non_tensor(data.copy(), micro_batch_size_per_gpu=size), *rest)
+
+
 @dataclass
 class Variant:
     """A setting and what was measured of it.
 
     Args:
         overrides: of the actor's configuration.
+        larger: whether the extra pass takes its mini-batch in `LARGER` times larger micro-batches.
         seconds: of each update of the actor on the rollout batch.
     """
 
     overrides: tuple[str, ...]
+    larger: bool = False
     seconds: list[float] = field(default_factory=list)
 
     def update(self, worker, batch, updates: int) -> None:
@@ -126,11 +142,15 @@ class Variant:
         worker.policy_loss = None
         announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
         worker.set_loss_fn(partial(ppo_loss, config=actor_config(*DEVICE, *announced, *self.overrides)))
+        if self.larger:
+            worker.extra_pass = partial(pass_in_larger_micro_batches, worker.extra_pass)
         # As in a run, where old_log_probs are computed first.
         worker.infer_batch(tu.assign_non_tensor(batch.copy(), compute_loss=False))
         data = batch.copy()
+        synchronize(KIND)
         started = now()
         worker.train_mini_batch(data)
+        synchronize(KIND)
         self.seconds.append(now() - started)
 
 
@@ -142,6 +162,8 @@ def main(
     sequences: Annotated[int, typer.Option(help="Sequences of the rollout batch.")] = 16,
     response: Annotated[int, typer.Option(help="Tokens of a response.")] = 56,
     micro_batch: Annotated[int | None, typer.Option(help="Sequences of a micro-batch; half a mini-batch.")] = None,
+    chosen: Annotated[list[str] | None, typer.Option("--variant", help="Beside vanilla; all by default.")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
     """Print a table for each number of updates: median seconds, spread, and the ratio to vanilla."""
     torch.set_num_threads(1)
@@ -150,10 +172,12 @@ def main(
         os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
         parameters = save_model(Path(name), width=width, layers=layers)
         worker = build_worker(Path(name))
+    results = {}
     for count in updates or [2, 16]:
         mini_batch = sequences // count
         batch = random_batch(sequences, PROMPT, response, mini_batch, micro_batch or max(mini_batch // 2, 1))
-        variants = {name: Variant(overrides) for name, overrides in VARIANTS.items()}
+        names = [name for name in VARIANTS if name == "vanilla" or not chosen or name in chosen]
+        variants = {name: Variant(VARIANTS[name], name.endswith("larger extra pass")) for name in names}
         # The first round warms up.
         for variant in variants.values():
             variant.update(worker, batch, count)
@@ -172,6 +196,9 @@ def main(
             spread = f"{min(variant.seconds):.2f}-{max(variant.seconds):.2f}"
             median, ratio = statistics.median(variant.seconds), statistics.median(ratios)
             print(f"| {name} | {median:.2f} | {spread} | {ratio:.3f} |", flush=True)
+            results.setdefault(str(count), {})[name] = {"seconds": variant.seconds, "of_vanilla": ratio}
+        if output:
+            write_json(output, {"device": KIND, "parameters": parameters, "updates": results})
     torch.distributed.destroy_process_group()
 
 
