@@ -1,9 +1,23 @@
-"""Prints the tables of docs/support.md and docs/swap.md about verl's keys: `python scripts/key_tables.py`."""
+"""Prints what pages are made of: `python scripts/key_tables.py`.
+
+docs/support.md has what has run where, and verl's keys that are refused; docs/swap.md what becomes of its clip keys;
+docs/dev/testing.md the goals on a GPU; README.md and README.zh.md the devices.
+"""
+
+import sys
+from pathlib import Path
 
 from verl_clipx.base.method import NODE
 from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.run import support
 from verl_clipx.run.keys import ROWS
 from verl_clipx.run.takeover import verl_key
+
+# Last: its trace.py must not hide the standard library's.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from gpu import failures, goal_table
+from shared import table
 
 
 def refusal_list() -> str:
@@ -29,5 +43,39 @@ def clip_key_table() -> str:
     return "\n".join(lines)
 
 
+def device_table() -> str:
+    """The table in docs/support.md of each device's parts, and the lists of options that tests have run on it."""
+    records = support.read_records(support.RESULTS)
+    rows, lists, others = [], [], {}
+    for record in records:
+        for name, part in record["parts"].items():
+            failed = f": {', '.join(failures(part))}" if failures(part) else ""
+            rows.append([record["device"], name, part["outcome"] + failed, part["commit"][:8], part["date"]])
+        options = support.options_of(record)
+        others |= {name: option for name, option in options.items() if name not in support.passed_options()}
+        passed = {name: option for name, option in options.items() if option["outcome"] == support.PASSED}
+        if passed:
+            lists.append(f"**Run by tests on {record['device']}:** {listed(passed)}.")
+    lists.append(f"**Run by no test:** {listed(others)}.")
+    return "\n\n".join([table(["device", "part", "outcome", "commit", "date"], rows), *lists])
+
+
+def listed(options: dict[str, dict[str, str]]) -> str:
+    """Options with their notes."""
+    return "; ".join(name + (f" ({option['note']})" if "note" in option else "") for name, option in options.items())
+
+
+def measured_goals() -> str:
+    """The table in docs/dev/testing.md of the goals, with what each GPU has reached."""
+    return goal_table([record for record in support.read_records(support.RESULTS) if record["kind"] == "cuda"])
+
+
+def device_names() -> dict[str, str]:
+    """The devices that something has run on, as README and README.zh.md name them."""
+    names = support.devices()
+    return {"README.md": ", ".join(names), "README.zh.md": "、".join(names).replace("CPUs", "CPU")}
+
+
 if __name__ == "__main__":
-    print(refusal_list(), clip_key_table(), sep="\n\n")
+    tables = (device_table(), refusal_list(), clip_key_table(), measured_goals(), *device_names().values())
+    print(*tables, sep="\n\n")

@@ -1,7 +1,7 @@
 """tests/gpu on gloo ranks, with nothing but the device another: what a CPU can run of it passes. Covers: on one rank
 the losses, verl's vanilla, an update under FSDP2, and another bound; with `-m matrix` all, on two ranks, compiled
 (test_invariance.py has the engine's options and sharding in every run, tests/loss the compiler). Not covered: what
-needs a GPU (FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM: no GPU has run them.
+needs a GPU (FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM (scripts/gpu.sh).
 """
 
 import re

@@ -3,9 +3,13 @@
     torchrun --nproc-per-node 2 --local-ranks-filter 0 -m pytest tests/gpu
 
 Under torchrun only, with 1, 2 or 4 ranks: each test runs on all of them. Without a GPU it runs what a CPU can run.
+
+For scripts/gpu.sh: SHARE=2/6 chooses the second of six shares of the tests, and OUTCOMES names a file that gets every
+chosen test as `not run` and then what became of it, with the option of the marker `runs`.
 """
 
 import importlib.util
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -101,6 +105,29 @@ def bench(tmp_path_factory) -> Bench:
     folder = tmp_path_factory.mktemp("models")
     samples = {tied: make_sample(folder / str(tied), tied=tied) for tied in (False, True)}
     return Bench(folder, torch.distributed.get_rank(), torch.distributed.get_world_size(), samples)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keeps this process's share, and notes every test in it, so that one that a limit of time ends is not absent."""
+    share, _, shares = os.environ.get("SHARE", "1/1").partition("/")
+    items[:] = items[int(share) - 1 :: int(shares)]
+    for item in items:
+        item.user_properties += [("option", mark.args[0]) for mark in item.iter_markers("runs")]
+        note(item.nodeid, "not run", item.user_properties)
+
+
+def pytest_runtest_logreport(report):
+    # Setup and teardown are of interest only if they are not as usual.
+    if report.when == "call" or not report.passed:
+        note(report.nodeid, report.outcome, report.user_properties)
+
+
+def note(test, outcome, properties):
+    """Adds a line to the file of outcomes, if one is wanted; rank 0 does."""
+    if (path := os.environ.get("OUTCOMES")) and os.environ.get("RANK", "0") == "0":
+        line = {"test": test.rpartition("/")[2], "outcome": outcome, **dict(properties)}
+        with open(path, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -1,5 +1,5 @@
 """Three steps of verl's trainer with vLLM on GPUs: samples come from the actor's current weights. Not covered: vLLM on
-a CPU (tests/end_to_end/test_vllm.py). No GPU has run this test yet.
+a CPU (tests/end_to_end/test_vllm.py).
 """
 
 import importlib.util
@@ -16,6 +16,7 @@ from worker_update import DEVICE
 
 from tests.end_to_end.runs import common_overrides
 from tests.gpu.conftest import ACTOR, ROLLOUT, attention
+from verl_clipx.run.support import shape_of
 
 STEPS, PROMPTS = 3, 8
 # Largest divergence of the rollout from the actor, in nats a token (estimator k3). With the CPU rollout instead of vLLM
@@ -24,8 +25,11 @@ DIVERGENCE = 0.02
 REWARD = "def score(data_source, solution_str, ground_truth, extra_info=None, **_):\n    return len(solution_str) % 2\n"
 
 
+@pytest.mark.runs("vLLM")
 @pytest.mark.skipif(DEVICE == "cpu" or importlib.util.find_spec("vllm") is None, reason="needs a GPU and vLLM")
-def test_the_rollouts_log_probabilities_are_the_actors(bench, tmp_path):
+def test_the_rollouts_log_probabilities_are_the_actors(bench, tmp_path, record_property):
+    words = overrides(bench.folder / "False", tmp_path)
+    record_property("run", shape_of(bench.configuration(*words)))
     if bench.rank == 0:
         rows = [
             {
@@ -42,7 +46,7 @@ def test_the_rollouts_log_probabilities_are_the_actors(bench, tmp_path):
         of_torchrun = ("TORCHELASTIC", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         own = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
         log = tmp_path / "metrics.jsonl"
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(bench.folder / "False", tmp_path)]
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
         subprocess.run(command, env=own | {"VERL_FILE_LOGGER_PATH": str(log)}, cwd=tmp_path, check=True, timeout=420)
         steps = [json.loads(line)["data"] for line in log.read_text().splitlines()]
         divergences = [step["rollout_corr/k3_kl"] for step in steps if "rollout_corr/k3_kl" in step]

@@ -1,7 +1,7 @@
 """An update by verl's worker under the options that runs on GPUs use, against PPO's formula in float64. Covers: verl's
 vanilla and GRPO; FSDP2, FSDP1, packing, bfloat16, flash attention, two ranks that share sequences, offloading, fused
 kernels; ACPO's bounds in bfloat16. Two ranks that make the same mistake fail too. Not covered: other models, more than
-one node, Megatron. No GPU has run these tests yet.
+one node, Megatron.
 """
 
 import math
@@ -47,21 +47,32 @@ def test_grpo_is_verls_vanilla_where_tokens_are_clipped(bench):
     assert abs(grpo.loss - vanilla.loss) <= SAME and bench.samples[False].clipped > 0.1
 
 
+def option(overrides, tolerance, *, id, marks=()):
+    """A case that runs the option of its name."""
+    return pytest.param(overrides, tolerance, id=id, marks=[*marks, pytest.mark.runs(id)])
+
+
 @pytest.mark.parametrize(
     ("overrides", "tolerance"),
     [
-        pytest.param((), ROUNDING, id="FSDP2"),
-        pytest.param((f"{ACTOR}.strategy=fsdp",), ROUNDING, id="FSDP1", marks=needs_gpu),
-        pytest.param((PACKING,), ROUNDING, id="packing"),
-        pytest.param(HALF, ROUNDING_HALF, id="bfloat16"),
-        pytest.param(FLASH, ROUNDING_HALF, id="flash attention", marks=needs_flash_attention),
-        pytest.param((*FLASH, *SHARING), ROUNDING_HALF, id="Ulysses 2", marks=[needs_flash_attention, needs_two]),
+        option((), ROUNDING, id="FSDP2"),
+        option((f"{ACTOR}.strategy=fsdp",), ROUNDING, id="FSDP1", marks=[needs_gpu]),
+        option((PACKING,), ROUNDING, id="packing"),
+        option(HALF, ROUNDING_HALF, id="bfloat16"),
+        option(FLASH, ROUNDING_HALF, id="flash attention", marks=[needs_flash_attention]),
+        option(
+            (*FLASH, *SHARING),
+            ROUNDING_HALF,
+            id="Ulysses with flash attention",
+            marks=[needs_flash_attention, needs_two],
+        ),
     ],
 )
 def test_an_update_is_that_of_float64(bench, overrides, tolerance):
     assert_is_expected(bench, bench.update(GRPO, *overrides), tolerance)
 
 
+@pytest.mark.runs("fused kernels")
 def test_fused_kernels(bench):
     # FSDP2 shards an untied output embedding, which verl 0.9.1's fused forward pass cannot use.
     assert_is_expected(bench, bench.update(GRPO, *FUSED, tied=True), ROUNDING, tied=True)
@@ -72,6 +83,7 @@ def test_another_bound_would_be_seen(bench):
     assert relative_difference(other.change, bench.samples[False].gradients) > ROUNDING_HALF
 
 
+@pytest.mark.runs("offload")
 def test_offloading_changes_nothing_and_leaves_nothing_on_the_device(bench):
     offloading = (f"{ENGINE}.param_offload=True", f"{ENGINE}.optimizer_offload=True")
     resident, offloaded = (bench.update(GRPO, *options, updates=2) for options in ((), offloading))

@@ -1,8 +1,12 @@
-"""Which of verl's options tests have run, and what of them only a worker can see; docs/support.md's lists. Not covered:
-that what is said to run does (the tests that RUN_BY names).
+"""What has run where, as explain, support.md, README and testing.md's goals say it, of CPUs and of a card that does not
+exist; and what of verl's options only a worker can see. Not covered: that what is said to run does (the tests that
+docs/results/cpu/tests.json names); what writes a card's file (tests/benchmarks/test_gpu_command.py).
 """
 
 import re
+import runpy
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +16,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.workers.engine import FSDPTurboEngineWithLMHead
 
 from tests.claims.configuration import ACTOR, decided
-from verl_clipx.run.support import UNTESTED, untested
+from tests.composition import composition
+from tests.end_to_end.runs import common_overrides
+from tests.hydra_main import NEEDED, explained
+from verl_clipx.common.files import read_json, write_json
+from verl_clipx.run import support
+from verl_clipx.run.support import untested
+from verl_clipx.run.keys import READ
 from verl_clipx.worker.extra_pass import refuse_attention_on_a_slice
 from verl_clipx.worker.state import state_rank
 
@@ -21,6 +31,7 @@ STRATEGY, NAME, ESTIMATOR = f"{ACTOR}.strategy", "actor_rollout_ref.rollout.name
 PATH, BYPASS = "actor_rollout_ref.model.path", "algorithm.rollout_correction.bypass_mode"
 OTHER, MEGATRON = "other devices than cuda and cpu", f"{STRATEGY}=megatron"
 REPLAY = "router replay under Megatron"
+CARD = Path(__file__).parent / "fixtures" / "made_up_card.json"
 # A run of what tests ran.
 RUN = (f"{STRATEGY}=fsdp2", f"{NAME}=vllm", f"{ESTIMATOR}=grpo", f"{PATH}={MODELS / 'tied'}")
 
@@ -51,27 +62,132 @@ def test_an_option_that_no_test_ran_is_named_and_the_receipt_only_warns(override
     assert names or "no test" not in decision.line
 
 
-# The file of the tests that run each option.
-RUN_BY = {
-    "invariance": "FSDP2; packing; dynamic batch sizes; Ulysses with flash attention; gradient checkpointing; offload; "
-    "hybrid sharding; chunked entropy",
-    "vllm": "vLLM",
-    "training": "the CPU's rollout; KL loss; bypass mode; rejection in bypass mode; v1 trainer; GRPO's advantages",
-    "gpu": "fused kernels; bfloat16",
-    "options": "LoRA; several epochs; rollout correction; v0 trainer; one_step_off_policy; fully_async_policy; "
-    "RLOO, REINFORCE++, GAE with a critic; several turns with tools",
-    "engine": "verl's Tinker worker",
-}
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """The results of a card that does not exist, beside those of CPUs."""
+    for kind in ("cpu", "gpu"):
+        shutil.copytree(support.RESULTS / kind, tmp_path / kind, ignore=shutil.ignore_patterns("*.md"))
+    shutil.copy(CARD, tmp_path / "gpu")
+    monkeypatch.setattr(support, "RESULTS", tmp_path)
+    return read_json(CARD)
 
 
-def test_an_option_counts_as_run_if_there_is_a_test_that_runs_it():
-    page = (REPOSITORY / "docs" / "support.md").read_text()
-    (listed,) = re.findall(r"\*\*Run by tests on CPUs:\*\* (.*)\.", page)
-    names = re.sub(r" \([^)]*\)", "", listed).split("; ")
-    assert sorted(names) == sorted("; ".join(RUN_BY.values()).split("; "))
-    assert [file for file in RUN_BY if not (REPOSITORY / f"tests/end_to_end/test_{file}.py").exists()] == []
-    (others,) = re.findall(r"\*\*Run by no test, .*:\*\* (.*)\.", page)
-    assert [name for name in UNTESTED if name not in others] == []
+def marked(page: str, mark: str) -> list[str]:
+    """What stands between a mark and its end on a page."""
+    return re.findall(rf"<!-- {mark} -->\s*(.*?)\s*<!-- end -->", (REPOSITORY / page).read_text("utf-8"), re.DOTALL)
+
+
+@pytest.fixture
+def tables():
+    return SimpleNamespace(**runpy.run_path(str(REPOSITORY / "scripts" / "key_tables.py")))
+
+
+def test_pages_say_what_the_files_say(tables):
+    assert marked("docs/support.md", "options") == [tables.device_table()]
+    assert marked("docs/dev/testing.md", "goals") == [tables.measured_goals()]
+    assert {page: {*marked(page, "devices")} for page in ("README.md", "README.zh.md")} == {
+        page: {names} for page, names in tables.device_names().items()
+    }
+    of_cpus = support.options_of(support.read_records(support.RESULTS)[0])
+    tests = {option["test"] for option in of_cpus.values() if option["outcome"] == "passed"}
+    assert [test for test in tests if not (REPOSITORY / test).exists()] == []
+    named = {*support.OPTIONS, *(name for of in support.NAMED.values() for name in of.values())}
+    assert named - {*of_cpus} == set()
+
+
+def test_a_cards_file_is_all_that_the_tables_need(card, tables):
+    """Failed and ended parts stand there as such, the goals have figures, and README names the card."""
+    table = tables.device_table()
+    rows = [line for line in table.splitlines() if "Made-up" in line and line.startswith("|")]
+    outcomes = ["passed", "passed", "failed: test_updates.py::test_fused_kernels", "passed", "timed out after 1500 s"]
+    names = ["losses", "update", "tests on 1", "rollout", "train"]
+    assert rows == [
+        f"| Made-up GPU 80GB | {name} | {outcome} | 00000000 | 2026-01-02 |"
+        for name, outcome in zip(names, outcomes, strict=True)
+    ]
+    assert "**Run by tests on Made-up GPU 80GB:** FSDP1; vLLM." in table
+    assert "FSDP1" not in table.split("**Run by no test:**")[1]
+    assert tables.device_names()["README.md"] == "CPUs, Made-up GPU 80GB"
+    assert tables.device_names()["README.zh.md"] == "CPU、Made-up GPU 80GB"
+    goals = [line.split(" | ")[-1].strip("| ") for line in tables.measured_goals().splitlines()]
+    figures = ["1.75", "0.07", "0.5, **missed**", "0", "1.15", "failed", "1, **missed**", "not run"]
+    assert goals == ["Made-up GPU 80GB", "---", *figures]
+
+
+ON_A_GPU = (*NEEDED, "+hardware=gpu", "+clipx=acpo")
+SHORT = ("data.max_prompt_length=64", "data.max_response_length=24")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (SHORT, "1 node, 1 rank, fsdp2, vllm, 88 tokens, cuda: tried on Made-up GPU 80GB"),
+        ((*SHORT, "trainer.nnodes=8"), "8 nodes, 8 ranks, fsdp2, vllm, 88 tokens, cuda: not tried"),
+        ((*SHORT, f"{STRATEGY}=fsdp"), "1 node, 1 rank, fsdp, vllm, 88 tokens, cuda: not tried"),
+        ((), "1 node, 1 rank, fsdp2, vllm, 1,024 tokens, cuda: not tried"),
+        (("+hardware=cpu", *SHORT), "1 node, 1 rank, fsdp2, cpu, 88 tokens, cpu: tried on CPUs"),
+    ],
+)
+def test_explain_says_where_such_a_run_has_run(card, tmp_path, monkeypatch, overrides, where):
+    words = ON_A_GPU
+    if "+hardware=cpu" in overrides:
+        monkeypatch.setenv("VERL_PLATFORM", "cpu")
+        words = (*NEEDED, "+clipx=acpo")
+    answer = explained(tmp_path, *words, *overrides)
+    assert answer["stops"] == []
+    assert f"  has run on: CPUs, Made-up GPU 80GB; this run: {where}" in answer["text"]
+
+
+def test_an_option_that_passed_on_a_card_is_tested_and_one_that_failed_on_all_is_not(card):
+    values = {**dict.fromkeys(READ), STRATEGY: "fsdp", NAME: "vllm", ESTIMATOR: "grpo"}
+    assert untested(values) == []
+    card["parts"]["tests on 2"] = {"options": {"FSDP1": {"outcome": "failed"}}, "outcome": "failed"}
+    write_json(support.RESULTS / "gpu" / CARD.name, card)
+    support.read_records.cache_clear()
+    assert untested(values) == [f"{STRATEGY}=fsdp"]
+
+
+def test_the_cpus_runs_are_those_of_the_end_to_end_tests(monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    task = SimpleNamespace(train="t", test="t", policy="p")
+    overrides = [word for word in common_overrides(task, Path("r"), 1) if "path" not in word and "files" not in word]
+    shape = support.shape_of(composition(*overrides, "trainer.n_gpus_per_node=2"))
+    assert shape in support.read_records(support.RESULTS)[0]["parts"]["tests"]["runs"]
+
+
+def wrong_in(record):
+    """What keeps a file out of docs/results/gpu: it says which card ran what, with what, at a commit that exists."""
+    forms = {"uuid": r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "driver": r"\d+(\.\d+)+", "cuda": r"\d+\.\d+"}
+    wrong = [key for key, form in forms.items() if not re.fullmatch(form, str(record.get(key)))]
+    wrong += ["rehearsal"] * (record["rehearsal"] is not False) + ["kind"] * (record["kind"] != "cuda")
+    for name, part in record["parts"].items():
+        command = ["git", "cat-file", "-e", f"{part['commit']}^{{commit}}"]
+        there = IS_SHALLOW or subprocess.run(command, cwd=REPOSITORY, capture_output=True).returncode == 0
+        wrong += [name] * (part["changed"] or not there)
+    return wrong
+
+
+def git(*words):
+    return subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+
+
+# A clone without history cannot say which commits exist.
+IS_SHALLOW = git("rev-parse", "--is-shallow-repository") != "false"
+
+
+def test_a_file_of_a_card_says_which_with_what_and_at_which_commit():
+    assert {path.name: wrong_in(read_json(path)) for path in (support.RESULTS / "gpu").glob("*.json")} == {
+        path.name: [] for path in (support.RESULTS / "gpu").glob("*.json")
+    }
+    record = read_json(CARD)
+    assert IS_SHALLOW or wrong_in(record) == [*record["parts"]]
+    for part in record["parts"].values():
+        part["commit"] = git("rev-parse", "HEAD") or part["commit"]
+    assert wrong_in(record) == []
+    record["parts"]["update"]["changed"] = True
+    assert wrong_in(record) == ["update"]
+    spoilt = {**record, "parts": {}, "uuid": None, "driver": "580", "cuda": None, "rehearsal": True, "kind": "cpu"}
+    assert wrong_in(spoilt) == ["uuid", "driver", "cuda", "rehearsal", "kind"]
 
 
 @pytest.fixture

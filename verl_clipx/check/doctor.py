@@ -24,7 +24,7 @@ Level = Literal["ok", "warning", "error"]
 PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 
 TESTED_HERE = "verl-clipx's own tests run on a CPU with"
-TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has not been run on a GPU)"
+TESTED_BY_VERL = "verl tests its GPU environment with this"
 # By extra: who tested which versions together.
 COMBINATIONS = {
     "cpu": (TESTED_HERE, {"torch": "==2.13.0", "transformers": ">=5.9,<5.11"}),
@@ -33,9 +33,7 @@ COMBINATIONS = {
         {"torch": "==2.11.0", "vllm": "==0.24.0", "transformers": "==5.9.0", "flash-attn": "==2.8.3"},
     ),
 }
-GPU_CHECKS = (
-    "To check updates on GPUs, in a checkout: torchrun --nproc-per-node 2 --local-ranks-filter 0 -m pytest tests/gpu"
-)
+GPU_CHECKS = "To check losses and updates on GPUs, in a checkout: bash scripts/gpu.sh"
 
 # How many letters of what is fine in a group the short report shows.
 WIDTH = 100

@@ -51,7 +51,7 @@ from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import NAMES
 from verl_clipx.run.schedule import Schedule, schedule_of
 from verl_clipx.run.start import Decision, decide
-from verl_clipx.run.support import untested
+from verl_clipx.run.support import has_run_on, untested
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 
@@ -90,6 +90,7 @@ class Answer:
         uncorrected: that stale samples are not corrected, and what would correct them.
         cut: that responses end before data.max_response_length, if the server's context does not hold them.
         untested: options of the run that no test has run.
+        has_run_on: the devices on which the plugin has run, and whether such a run has; None if it has no part in it.
         cost: what the loss costs beyond verl's own.
         files: from what the run keeps (log, record, traces) to where.
         receipt: what happens if the gradient of the first rollout batch is not the announced one.
@@ -112,6 +113,7 @@ class Answer:
     uncorrected: str | None = None
     cut: str | None = None
     untested: list[str] = field(default_factory=list)
+    has_run_on: str | None = None
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     receipt: str | None = None
@@ -142,6 +144,7 @@ class Answer:
             "writes": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
             "receipt": self.receipt,
             "no test has run": ", ".join(self.untested),
+            "has run on": self.has_run_on,
         }
         lines = [self.loss, *(f"  {head}: {text}" for head, text in rows.items() if text)]
         return lines + ([f"stops: {why}" for why in self.stops] or ["Nothing in the configuration stops it."])
@@ -187,6 +190,7 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         "uncorrected": f"{missing}. Add {REMEDIES}" if (missing := uncorrected(run, settings)) else None,
         "cut": cut_by_context(config),
         "untested": untested_options(run),
+        "has_run_on": has_run_on(config),
         "files": files(config, settings),
     }
     if not trains:

@@ -1,11 +1,18 @@
-"""Which of a run's options tests have run, as far as they decide what its receipt does and its line names.
+"""What has run where: read from the files in docs/results/cpu and docs/results/gpu, which the wheel has as results.
 
-docs/support.md lists all options, and tests/run/test_support.py says which test runs each.
+docs/support.md lists what is in them (scripts/key_tables.py). An option that no test has run anywhere is named in a
+run's line, and its receipt only warns. A file has the device's name, its kind (cpu or cuda) and parts, each with its
+outcome, commit and date, and perhaps `options`, each with its outcome, and `runs`, of the form of `shape_of`.
 """
 
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.common.files import read_json
 from verl_clipx.run.keys import (
     BYPASS,
     DEVICE,
@@ -25,11 +32,22 @@ from verl_clipx.run.keys import (
     model_config,
 )
 
-# From keys of which every run has one value to the values that tests have run.
-TESTED = {
-    STRATEGY: ("fsdp2",),
-    ENGINE_NAME: ("vllm", "cpu"),
-    ESTIMATOR: ("grpo", "rloo", "reinforce_plus_plus", "gae"),
+PACKAGE = Path(__file__).resolve().parents[1]
+# Inside the package in a wheel, in docs in a checkout.
+RESULTS = next((found for found in (PACKAGE / "results", PACKAGE.parent / "docs/results") if found.is_dir()), PACKAGE)
+PASSED = "passed"
+
+# From keys of which every run has one value to the names of options by value. Another value has run nowhere.
+NAMED: Mapping[str, Mapping[Any, str]] = {
+    STRATEGY: {"fsdp2": "FSDP2", "fsdp": "FSDP1", "megatron": "Megatron"},
+    ENGINE_NAME: {"vllm": "vLLM", "cpu": "the CPU's rollout", "sglang": "SGLang"},
+    ESTIMATOR: {
+        "grpo": "GRPO's advantages",
+        "rloo": "RLOO",
+        "reinforce_plus_plus": "REINFORCE++",
+        "gae": "GAE with a critic",
+        "optimal_token_baseline": "optimal token baseline",
+    },
 }
 
 
@@ -39,8 +57,8 @@ def takes_images(path: str | None) -> bool:
     return config is not None and config.get_text_config() is not config
 
 
-# From options that no test has run to the keys of a run that has them, with the value of each or a test of it.
-UNTESTED: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
+# From options to the keys of a run that has them, with the value of each or a test of it.
+OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "QAT": {QAT: True},
     "multi-token prediction": {MTP: True},
     "PrefixGrouper": {PREFIX_GROUPER: True},
@@ -54,15 +72,80 @@ UNTESTED: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
 }
 
 
+@functools.cache
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Returns the content of every file on a device, the CPUs' first."""
+    return [read_json(path) for kind in ("cpu", "gpu") for path in sorted((folder / kind).glob("*.json"))]
+
+
+def options_of(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Returns the options of a device's tests with the outcome of each, which no part may have failed, and its note."""
+    every = [item for part in record["parts"].values() for item in part.get("options", {}).items()]
+    return dict(sorted(every, key=lambda item: item[1]["outcome"] == "failed")) if every else {}
+
+
+def passed_options() -> frozenset[str]:
+    """Returns the options that a test has run on some device."""
+    every = (item for record in read_records(RESULTS) for item in options_of(record).items())
+    return frozenset(name for name, option in every if option["outcome"] == PASSED)
+
+
 def untested(values: Values) -> list[str]:
     """What no test has run of a run's options: keys with their values, and names of options.
 
     Args:
         values: the keys of `keys.READ` with their values.
     """
-    others = [f"{key}={values.get(key)}" for key, tested in TESTED.items() if values.get(key) not in tested]
+    run = passed_options()
+    others = [f"{key}={values.get(key)}" for key, names in NAMED.items() if names.get(values.get(key)) not in run]
     return others + [
         name
-        for name, keys in UNTESTED.items()
-        if all(of(values.get(key)) if callable(of) else values.get(key) == of for key, of in keys.items())
+        for name, keys in OPTIONS.items()
+        if name not in run
+        and all(of(values.get(key)) if callable(of) else values.get(key) == of for key, of in keys.items())
     ]
+
+
+def shape_of(config: DictConfig) -> dict[str, Any]:
+    """Returns what of a run its machines notice; `tokens` is the most of a sequence."""
+
+    def value(key: str, default: Any = None) -> Any:
+        return OmegaConf.select(config, key, default=default)
+
+    nodes = value("trainer.nnodes", 1)
+    return {
+        "device": value("trainer.device"),
+        "nodes": nodes,
+        "ranks": nodes * value("trainer.n_gpus_per_node", 1),
+        "engine": value(STRATEGY),
+        "rollout": value(ENGINE_NAME),
+        "tokens": (value("data.max_prompt_length") or 0) + (value("data.max_response_length") or 0),
+    }
+
+
+def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Whether a run was at least as large as a shape, with the same device, engine and rollout."""
+    same = all(shape[key] == run[key] for key in ("device", "engine", "rollout"))
+    return same and all(shape[key] <= run[key] for key in ("nodes", "ranks", "tokens"))
+
+
+def devices() -> list[str]:
+    """Returns the names of the devices on which something has passed."""
+    return [
+        record["device"]
+        for record in read_records(RESULTS)
+        if any(part["outcome"] == PASSED for part in record["parts"].values())
+    ]
+
+
+def has_run_on(config: DictConfig) -> str:
+    """Returns on which devices something has run, and on which a run of this shape or a larger one has."""
+    shape = shape_of(config)
+    tried = [
+        record["device"]
+        for record in read_records(RESULTS)
+        if any(is_covered(shape, run) for part in record["parts"].values() for run in part.get("runs", ()))
+    ]
+    nodes, ranks = (f"{shape[key]} {key.removesuffix('s')}{'s' * (shape[key] > 1)}" for key in ("nodes", "ranks"))
+    parts = f"{nodes}, {ranks}, {shape['engine']}, {shape['rollout']}, {shape['tokens']:,} tokens, {shape['device']}"
+    return f"{', '.join(devices())}; this run: {parts}: {'tried on ' + ', '.join(tried) if tried else 'not tried'}"

@@ -1,6 +1,6 @@
 """Estimates what a run takes by textbook formulas: memory of weights, gradients and optimizer, operations, GPU-hours.
 
-Nothing here was ever held against a GPU. Whatever neither the configuration nor the model's size determines is a field
+These are formulas, not measurements. Whatever neither the configuration nor the model's size determines is a field
 of `Assumptions`, which is printed with every estimate.
 """
 

@@ -60,7 +60,7 @@ def plan(
         ("the run", length),
     ]
     assumptions = [(one.name, f"{getattr(assumed, one.name):g}, {one.metadata['meaning']}") for one in fields(assumed)]
-    print_list(console, f"{name} on {nodes} x {hardware}", ("estimate", "never held against a GPU"), facts)
+    print_list(console, f"{name} on {nodes} x {hardware}", ("estimate", "by formulas, not measured"), facts)
     print_list(console, "assumed, not measured", ("assumption", "value"), assumptions)
     fault = unusable_ground_truth(config)
     if fault:
