@@ -9,13 +9,11 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,80 +29,82 @@ from verl_clipx.run.support import PASSED, shape_of
 from verl_clipx.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs/results/gpu"
 PACKAGES = ("torch", "triton", "verl", "verl-clipx", "vllm", "transformers", "ray", "tensordict", "flash-attn")
 METHODS = ("grpo", "acpo", "bapo", "dgpo", "cispo", "observe")
-VARIANTS = ("observe", "acpo, lagged", "acpo, mini_batch", "acpo, mini_batch, larger extra pass")
-SIDE_BY_SIDE = 6
-LINES_OF_A_CRASH = 15
-# What a rehearsal on a CPU runs of tests/gpu.
-REHEARSED = "another_bound or float64_and_keeps and (grpo or acpo)"
+LARGER = "acpo, mini_batch, larger extra pass"
+VARIANTS = ("observe", "acpo, lagged", "acpo, mini_batch", LARGER)
+# Processes of tests on one GPU; in a rehearsal, which runs these tests alone, two.
+SIDE_BY_SIDE, REHEARSED = 6, "another_bound or float64_and_keeps and (grpo or acpo)"
 HOST_WAITS = "test_losses.py::test_a_call_waits_at_most_once_and_compiled_it_launches_fewer_kernels"
+LINES_OF_A_CRASH = 15
+SKIPPED, NOT_RUN = "skipped", "not run"
 
-WELL, NOT_RUN = (PASSED, "skipped"), "not run"
-
+# The words of a command and further variables of its environment.
 Command = tuple[list[str], dict[str, str]]
-Figures = Callable[[dict], list[float]]
+Figures = Callable[[dict[str, Any]], list[float]]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the whole.
+def parts_of(folder: Path, *, rehearse: bool, rollout: bool, train: bool) -> Iterator[tuple[str, float, list[Command]]]:
+    """Yields each part's name, its limit in seconds, and what runs side by side; it writes below folder/NAME."""
 
-    Args:
-        seconds: its limit of time.
-        commands: what runs side by side, each with further variables of the environment.
-        folder: where its commands leave figures.json, outcomes*.jsonl and runs.
-    """
+    def benchmark(part: str, script: str, words: str, *more: str) -> list[Command]:
+        output = str(folder / part / "figures.json")
+        return [([sys.executable, f"benchmarks/{script}.py", *words.split(), *more, "--json", output], {})]
 
-    name: str
-    seconds: float
-    folder: Path
-    commands: list[Command] = field(default_factory=list)
+    def tests(part: str, ranks: int, processes: int, *words: str) -> list[Command]:
+        launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--local-ranks-filter=0"]
+        command = [sys.executable, "-m", *launch, "--module", "pytest", "-q", "-p", "no:cacheprovider", *words]
+        variables = {"OUTCOMES": str(folder / part / "outcomes"), "OMP_NUM_THREADS": "2"}
+        return [(command, {**variables, "SHARE": f"{number + 1}/{processes}"}) for number in range(processes)]
 
-    def run(self, limit: float | None) -> dict[str, Any]:
-        """Runs its commands to their end or a limit, its own if None; returns outcome, seconds, and what they left."""
-        self.folder.mkdir()
-        started, limit = time.monotonic(), self.seconds if limit is None else limit
-        with contextlib.ExitStack() as stack:
-            processes = []
-            for number, (words, variables) in enumerate(self.commands):
-                log = stack.enter_context((self.folder / f"{number}.log").open("wb"))
-                given = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "cwd": ROOT}
-                processes.append(
-                    subprocess.Popen(words, env=os.environ | variables, start_new_session=True, **given),
-                )
-            codes = [wait(process, started + limit) for process in processes]
-        outcome = PASSED if not any(codes) else f"timed out after {limit:g} s" if None in codes else "failed"
-        result = {"outcome": outcome, "seconds": round(time.monotonic() - started, 1), **self.left()}
-        if outcome == PASSED and {*result.get("tests", {}).values()} == {"skipped"}:
-            result["outcome"] = "skipped"
-        if outcome != PASSED:
-            ends = (
-                (self.folder / f"{number}.log").read_text(errors="replace") for number, of in enumerate(codes) if of
-            )
-            result["end"] = [line for end in ends for line in end.splitlines()[-LINES_OF_A_CRASH:]]
-        return result
-
-    def left(self) -> dict[str, Any]:
-        """Returns what its commands left: figures, and the outcomes of tests, options and runs."""
-        found: dict[str, Any] = {}
-        if (figures := self.folder / "figures.json").exists():
-            found["figures"] = read_json(figures)
-        noted = [json.loads(line) for path in sorted(self.folder.glob("*.jsonl")) for line in path.open()]
-        runs = [line["run"] for line in noted if "run" in line and line["outcome"] == PASSED]
-        if noted:
-            found["tests"] = {line["test"]: line["outcome"] for line in noted}
-            options = {line["option"]: {"outcome": line["outcome"]} for line in noted if "option" in line}
-            found["options"] = {name: of for name, of in options.items() if of["outcome"] in (PASSED, "failed")}
-        trained = [RunFolder(path.parent) for path in sorted(self.folder.rglob("metrics.jsonl"))]
-        if trained:
-            found["figures"] = {run.path.name: figures_of(run) for run in trained}
-            runs += [shape_of(OmegaConf.create(run.record["configuration"])) for run in trained if run.record]
-        return found | ({"runs": runs} if runs else {})
+    methods = METHODS[1:2] if rehearse else METHODS
+    shapes = "--shape 2x64 --repeats 1" if rehearse else "--shape 64x4096 --shape 8x16384"
+    yield "losses", 170, benchmark("losses", "loss", shapes, *methods)
+    size = "--width 1024 --layers 12 --sequences 64 --response 1016 --updates 4 --updates 16 --micro-batch 4"
+    if rehearse:
+        size = "--width 64 --layers 1 --sequences 16 --response 8 --updates 2 --micro-batch 2"
+    chosen = [word for variant in VARIANTS for word in ("--variant", variant)]
+    yield "update", 120, benchmark("update", "update_actor", f"{size} --repeats {1 if rehearse else 3}", *chosen)
+    for ranks in (count for count in (1, 2, 4) if count <= (torch.cuda.device_count() or 2)):
+        words = ["tests/gpu", "--ignore=tests/gpu/test_rollout.py"]
+        words += ["-k", REHEARSED if ranks == 1 else "another_bound"] if rehearse else []
+        processes = 1 if ranks > 1 else 2 if rehearse else SIDE_BY_SIDE
+        yield f"tests on {ranks}", 200 * ranks, tests(f"tests on {ranks}", ranks, processes, *words)
+    if rollout:
+        yield "rollout", 480, tests("rollout", 1, 1, "tests/gpu/test_rollout.py")
+    if train:
+        variables = {"HARDWARE": "gpu", "MODEL": os.environ.get("MODEL", "smollm2"), "RUNS": str(folder / "train")}
+        words = ["bash", "scripts/quickstart.sh"]
+        if rehearse:
+            words = ["clipx", "explain", "--", "bash", "recipes/quickstart/run_sums_pretrained_cpu.sh"]
+        yield "train", 1500, [(words, variables)]
 
 
-def wait(process: subprocess.Popen, until: float) -> int | None:
-    """Returns a process's exit code, or None if it had to be ended, with all that it started."""
+def run(folder: Path, seconds: float, commands: list[Command]) -> dict[str, Any]:
+    """Runs commands side by side to their end or a limit; returns the outcome and what they left in a folder."""
+    folder.mkdir()
+    started, logs = time.monotonic(), [folder / f"{number}.log" for number in range(len(commands))]
+    processes = []
+    for (words, variables), log in zip(commands, logs, strict=True):
+        with log.open("wb") as file:
+            given = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "start_new_session": True}
+            processes.append(subprocess.Popen(words, cwd=ROOT, env=os.environ | variables, **given))
+    codes = [end_of(process, started + seconds) for process in processes]
+    outcome = f"timed out after {seconds:g} s" if None in codes else "failed" if any(codes) else PASSED
+    result = {"outcome": outcome, "seconds": round(time.monotonic() - started, 1), **left_in(folder)}
+    if outcome == PASSED and {*result.get("tests", {}).values()} == {SKIPPED}:
+        result["outcome"] = SKIPPED
+    texts = [log.read_text(errors="replace").splitlines() for log in logs]
+    print(*(line for text in texts for line in text if line.startswith("|")), sep="\n")
+    if outcome != PASSED:
+        ends = [text[-LINES_OF_A_CRASH:] for text, code in zip(texts, codes, strict=True) if code != 0]
+        result["end"] = [line for end in ends for line in end]
+    return result
+
+
+def end_of(process: subprocess.Popen, until: float) -> int | None:
+    """Returns a process's exit code, or None if it had to be ended; what it started ends with it."""
     try:
         return process.wait(max(until - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
@@ -115,92 +115,46 @@ def wait(process: subprocess.Popen, until: float) -> int | None:
         process.wait()
 
 
-def figures_of(run: RunFolder) -> dict[str, Any]:
-    """Returns a training's rewards, step by step, and the median seconds of a step."""
-    steps = list(run.metrics.values())
-    seconds = [step["timing_s/step"] for step in steps if "timing_s/step" in step]
-    rewards = [step["critic/rewards/mean"] for step in steps if "critic/rewards/mean" in step]
-    return {"rewards": rewards, "step": statistics.median(seconds) if seconds else None}
+def left_in(folder: Path) -> dict[str, Any]:
+    """Returns what a part has left: figures, the outcomes of tests and options, and runs."""
+    left = {path.stem: read_json(path) for path in folder.glob("figures.json")}
+    noted = [json.loads(line) for path in folder.glob("outcomes*") for line in path.read_text().splitlines()]
+    if noted:
+        # A failure after all else.
+        noted.sort(key=lambda line: line["outcome"] == "failed")
+        left["tests"] = {line["test"]: line["outcome"] for line in noted}
+        options = {line["option"]: line["outcome"] for line in noted if "option" in line}
+        left["options"] = {name: {"outcome": of} for name, of in options.items() if of in (PASSED, "failed")}
+        left["runs"] = [line["run"] for line in noted if "run" in line and line["outcome"] == PASSED]
+    trained = [RunFolder(log.parent) for log in sorted(folder.rglob("metrics.jsonl"))]
+    if trained:
+        rewards = {run.path.name: [step.get("critic/rewards/mean") for step in run.metrics.values()] for run in trained}
+        left["figures"] = {"rewards": rewards}
+        left["runs"] = [shape_of(OmegaConf.create(run.record["configuration"])) for run in trained if run.record]
+    return left
 
 
-def pytest_on(ranks: int, folder: Path, *words: str, share: str = "1/1") -> Command:
-    """Returns the command of tests/gpu on some ranks, of which `share` is the process's own."""
-    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--local-ranks-filter=0"]
-    command = [sys.executable, "-m", *launch, "--module", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *words]
-    outcomes = folder / f"outcomes{share.partition('/')[0]}.jsonl"
-    return command, {"SHARE": share, "OUTCOMES": str(outcomes), "OMP_NUM_THREADS": "2"}
-
-
-def parts_of(folder: Path, *, rehearse: bool, rollout: bool, train: bool) -> Iterator[Part]:
-    """Yields the parts in their order, each with its own folder below one."""
-
-    def figures(script: str, part: str, words: str, *more: str) -> Command:
-        given = [*words.split(), *more, "--json", str(folder / part / "figures.json")]
-        return [sys.executable, f"benchmarks/{script}.py", *given], {}
-
-    shapes = "--shape 2x64 --repeats 1" if rehearse else "--shape 64x4096 --shape 8x16384"
-    methods = METHODS[1:2] if rehearse else METHODS
-    yield Part("losses", 170, folder / "losses", [figures("loss", "losses", shapes, *methods)])
-    size = (
-        "--width 1024 --layers 12 --sequences 64 --response 1016 --updates 4 --updates 16 --micro-batch 4 --repeats 3"
-    )
-    if rehearse:
-        size = "--width 64 --layers 1 --sequences 16 --response 8 --updates 2 --micro-batch 2 --repeats 1"
-    chosen = [word for variant in VARIANTS for word in ("--variant", variant)]
-    yield Part("update", 120, folder / "update", [figures("update_actor", "update", size, *chosen)])
-    # What a rehearsal needs of two ranks is that they start.
-    most = 2 if rehearse else torch.cuda.device_count()
-    for ranks in (count for count in (1, 2, 4) if count <= most):
-        name, shares = f"tests on {ranks}", 2 if rehearse else SIDE_BY_SIDE
-        own = ["tests/gpu", "--ignore=tests/gpu/test_rollout.py"]
-        if rehearse:
-            own += ["-k", REHEARSED if ranks == 1 else "another_bound"]
-        shares = shares if ranks == 1 else 1
-        commands = [pytest_on(ranks, folder / name, *own, share=f"{part}/{shares}") for part in range(1, shares + 1)]
-        yield Part(name, 200 * ranks, folder / name, commands)
-    if rollout:
-        yield Part("rollout", 480, folder / "rollout", [pytest_on(1, folder / "rollout", "tests/gpu/test_rollout.py")])
-    if train:
-        variables = {"HARDWARE": "gpu", "MODEL": os.environ.get("MODEL", "smollm2"), "RUNS": str(folder / "train")}
-        script = ["bash", "scripts/quickstart.sh"]
-        if rehearse:
-            script = ["clipx", "explain", "--", "bash", "recipes/quickstart/run_sums_pretrained_cpu.sh"]
-            variables |= {"MODEL_PATH": "none", "RUN_FOLDER": str(folder / "run")}
-        yield Part("train", 1500, folder / "train", [(script, variables)])
-
-
-def output_of(*words: str) -> str | None:
-    """Returns what a command prints; None if it is not here or fails."""
+def output_of(*words: str) -> str:
+    """Returns what a command prints; nothing if it is not here or fails."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    return None
+    return ""
 
 
-def card_of(rehearse: bool) -> dict[str, Any]:
-    """Returns the device that is measured: name, kind, UUID and driver; and the versions that it is measured with."""
-    asked = "--query-gpu=name,uuid,driver_version"
-    listed = output_of("nvidia-smi", asked, "--format=csv,noheader") if torch.cuda.is_available() else None
-    name, uuid, driver = listed.splitlines()[0].split(", ") if listed else ("CPU, rehearsal", None, None)
-    versions = {package: installed_version(package) for package in PACKAGES}
-    kind = "cuda" if listed else "cpu"
-    device = {"device": name, "kind": kind, "uuid": uuid, "driver": driver, "cuda": torch.version.cuda}
-    return {**device, "rehearsal": rehearse, "gpus": torch.cuda.device_count(), "versions": versions}
+def failures(part: dict[str, Any]) -> list[str]:
+    """Returns the tests of a part that did not end well."""
+    return [test for test, outcome in part.get("tests", {}).items() if outcome not in (PASSED, SKIPPED)]
 
 
-def of_vanilla(shape: dict, row: dict) -> float:
-    """Returns a loss's time in kernels, of vanilla's."""
-    return row["kernels"] / shape["rows"]["vanilla"]["kernels"]
+def tests_of(part: dict[str, Any]) -> list[float]:
+    """A goal's figure: how many tests failed, at least one if the part did."""
+    return [len(failures(part)) or part["outcome"] != PASSED]
 
 
-def of_floor(shape: dict, row: dict) -> float:
-    """Returns a loss's time in kernels, of the time in which the device copies as many bytes."""
-    return row["kernels"] / shape["floor"]
-
-
-def losses(share: Callable[[dict, dict], float], ends: str) -> Figures:
-    """Returns a goal's figures: a share for each shape and each of the plugin's losses whose row ends so."""
+def losses(ends: str, *, floor: bool = False) -> Figures:
+    """Returns a goal's figures: the kernels' time of each loss whose row ends so, of vanilla's or of a copy's."""
     return lambda part: [
-        share(shape, row)
+        row["kernels"] / (shape["floor"] if floor else shape["rows"]["vanilla"]["kernels"])
         for shape in part["figures"]["shapes"].values()
         for name, row in shape["rows"].items()
         if name.startswith("clipx_") and name.endswith(ends)
@@ -212,21 +166,16 @@ def update(variant: str) -> Figures:
     return lambda part: [row[variant]["of_vanilla"] for row in part["figures"]["updates"].values()]
 
 
-def failures(part: dict) -> list[str]:
-    """Returns the tests of a part that did not end well."""
-    return [test for test, outcome in part.get("tests", {}).items() if outcome not in WELL]
-
-
-# What is to be reached: the part, the most, and the figures out of it, of which the largest counts.
+# What is to be reached: in which part, at most, and the figures, of which the largest counts.
 GOALS: dict[str, tuple[str, float, Figures]] = {
-    "compiled loss, kernels, of a copy's time": ("losses", 2, losses(of_floor, ", compiled")),
-    "compiled loss, kernels, of vanilla's": ("losses", 0.2, losses(of_vanilla, ", compiled")),
-    "the same, own statistics": ("losses", 0.4, losses(of_vanilla, ", compiled, own statistics")),
+    "compiled loss, kernels, of a copy's time": ("losses", 2, losses(", compiled", floor=True)),
+    "compiled loss, kernels, of vanilla's": ("losses", 0.2, losses(", compiled")),
+    "the same, own statistics": ("losses", 0.4, losses(", compiled, own statistics")),
     "calls that wait more than once": ("tests on 1", 0, lambda part: [part["tests"][HOST_WAITS] != PASSED]),
     "update, ACPO's extra pass, of vanilla's": ("update", 1.2, update("acpo, mini_batch")),
-    "the same, 4 times larger micro-batches": ("update", 1.1, update("acpo, mini_batch, larger extra pass")),
-    "tests/gpu on one GPU, failures": ("tests on 1", 0, lambda part: [len(failures(part))]),
-    "tests/gpu on two GPUs, failures": ("tests on 2", 0, lambda part: [len(failures(part))]),
+    "the same, 4 times larger micro-batches": ("update", 1.1, update(LARGER)),
+    "tests/gpu on one GPU, failures": ("tests on 1", 0, tests_of),
+    "tests/gpu on two GPUs, failures": ("tests on 2", 0, tests_of),
 }
 
 
@@ -249,34 +198,39 @@ def goal_table(records: list[dict[str, Any]]) -> str:
 def main(
     rollout: Annotated[bool, typer.Option(help="Also verl with Ray, FSDP2 and vLLM.")] = False,
     train: Annotated[bool, typer.Option(help="Also the quick start's two runs, ten minutes.")] = False,
-    rehearse: Annotated[bool, typer.Option(help="Tiny shapes, also on a CPU.")] = False,
+    rehearse: Annotated[bool, typer.Option(help="Tiny shapes, on a CPU if there is no GPU; needs --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the file; docs/results/gpu by default.")] = None,
     limit: Annotated[float | None, typer.Option(help="Seconds of each part, instead of its own limit.")] = None,
 ) -> None:
     """Run every part on this machine's GPU, write docs/results/gpu/CARD.json, and print tables of parts and goals."""
-    if not (rehearse or torch.cuda.is_available()):
+    if not torch.cuda.is_available() and not rehearse:
         sys.exit("There is no CUDA device here. --rehearse runs the same with tiny shapes on a CPU.")
     if rehearse and out is None:
-        sys.exit("--rehearse: name a folder for its file, so that it is not taken for a measurement: --out FOLDER")
-    record, unchanged = card_of(rehearse), ("--", ".", ":!docs/results/gpu")
-    path = (out or ROOT / "docs/results/gpu") / f"{re.sub('[^A-Za-z0-9]+', '-', record['device'])}.json"
+        sys.exit("--rehearse: name a folder other than docs/results/gpu for its file: --out FOLDER")
+    asked = ("--query-gpu=name,uuid,driver_version", "--format=csv,noheader")
+    listed = output_of("nvidia-smi", *asked) if torch.cuda.is_available() else "CPU, , "
+    record = dict(zip(("device", "uuid", "driver"), listed.splitlines()[0].split(", "), strict=True))
+    record |= {"kind": "cuda" if record["uuid"] else "cpu", "cuda": torch.version.cuda, "rehearsal": rehearse}
+    path = (out or RESULTS) / f"{re.sub('[^A-Za-z0-9]+', '-', record['device'])}{'-rehearsal' * rehearse}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    earlier = read_json(path) if path.exists() else {}
-    record["parts"] = earlier["parts"] if earlier.get("uuid") == record["uuid"] and earlier else {}
-    commit = {"commit": output_of("git", "rev-parse", "HEAD") or os.environ.get("COMMIT")}
-    commit |= {"changed": bool(output_of("git", "status", "--porcelain", *unchanged)), "date": f"{date.today()}"}
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="clipx-gpu-") as folder:
-        for part in parts_of(Path(folder), rehearse=rehearse, rollout=rollout, train=train):
-            record["parts"][part.name] = result = {**part.run(limit), **commit}
+    earlier = read_json(path) if path.exists() else {"uuid": None, "parts": {}}
+    record["parts"] = earlier["parts"] if earlier["uuid"] == record["uuid"] else {}
+    changes = output_of("git", "status", "--porcelain", "--", ".", ":!docs/results/gpu")
+    made = {"commit": output_of("git", "rev-parse", "HEAD"), "changed": bool(changes), "date": f"{date.today()}"}
+    made["versions"] = {package: installed_version(package) for package in PACKAGES}
+    with tempfile.TemporaryDirectory(prefix="clipx-gpu-") as name:
+        for part, seconds, commands in parts_of(Path(name), rehearse=rehearse, rollout=rollout, train=train):
+            result = run(Path(name) / part, seconds if limit is None else limit, commands)
+            record["parts"][part] = {**result, **made}
             write_json(path, record)
-            print(f"{part.name}: {result['outcome']}", *result.get("end", ()), sep="\n  ", flush=True)
+            print(f"{part}: {result['outcome']}", *result.get("end", ()), sep="\n  ", flush=True)
+    rows = []
     for name, part in record["parts"].items():
         failed = f": {len(failures(part))} of {len(part['tests'])} tests" if failures(part) else ""
-        rows.append([name, part["outcome"] + failed, f"{part['seconds']:g}", str(part["commit"])[:8]])
+        rows.append([name, part["outcome"] + failed, f"{part['seconds']:g}", part["commit"][:8]])
     print(f"\n{record['device']}, driver {record['driver']}, CUDA {record['cuda']}: {path}\n")
     print(table(["part", "outcome", "seconds", "commit"], rows), goal_table([record]), sep="\n\n")
-    if any(part["outcome"] not in WELL for part in record["parts"].values()):
+    if any(part["outcome"] not in (PASSED, SKIPPED) for part in record["parts"].values()):
         sys.exit(1)
 
 

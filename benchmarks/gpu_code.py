@@ -28,6 +28,7 @@ import torch._inductor.config
 import triton.backends.nvidia
 import typer
 from absent_gpu import MULTIPROCESSORS, pretend
+from shared import table
 from torch import Tensor
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
@@ -295,14 +296,10 @@ def rows_of(architecture: int, names: list[str]) -> list[Row]:
     return rows
 
 
-def table(rows: list[Row]) -> str:
+def table_of(rows: list[Row]) -> str:
     """A line a row, in Markdown."""
-    keys = [one.name for one in dataclasses.fields(Row)]
-    lines = [keys, ["---"] * len(keys)]
-    for row in rows:
-        values = {**dataclasses.asdict(row), "fallbacks": ", ".join(row.fallbacks) or "none"}
-        lines.append([str(values[key]) for key in keys])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    values = [{**dataclasses.asdict(row), "fallbacks": ", ".join(row.fallbacks) or "none"} for row in rows]
+    return table([one.name for one in dataclasses.fields(Row)], [row.values() for row in values])
 
 
 def main(
@@ -317,7 +314,7 @@ def main(
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
     rows = rows_of(architecture, names or list(METHODS))
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else table(rows))
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else table_of(rows))
 
 
 if __name__ == "__main__":

@@ -88,39 +88,29 @@ def call_of(name: str, config, batch: dict[str, torch.Tensor], micro_batch: Micr
     return call
 
 
-def launches_of(call: Callable[[], None], device: str) -> tuple[int, float]:
-    """Returns how many kernels a call launches, and their seconds; on the CPU torch's operators stand for them."""
+def profiled(call: Callable[[], None], device: str) -> tuple[int, float, float]:
+    """Returns how many kernels a call launches, their seconds, and its peak extra megabytes.
+
+    On the CPU torch's operators stand for kernels, and the peak is from torch's own record of allocations.
+    """
     on_gpu = device == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as recorded:
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with profile(activities=[activity], profile_memory=not on_gpu) as recorded:
         call()
         synchronize(device)
     kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     events = [event for event in recorded.events() if event.device_type == kind]
-    events = [event for event in events if not event.name.startswith(("Memcpy", "Memset"))]
+    events = [event for event in events if not event.name.startswith(("Memcpy", "Memset", "[memory]"))]
     seconds = sum(event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total for event in events) / 1e6
-    return len(events), seconds
-
-
-def peak_of(call: Callable[[], None], device: str) -> float:
-    """Returns the peak extra megabytes of a call."""
-    if device == "cpu":
-        return peak_on_cpu(call)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    return (torch.cuda.max_memory_allocated() - before) / 1e6
-
-
-def peak_on_cpu(call: Callable[[], None]) -> float:
-    """Returns the peak extra megabytes on the CPU, from torch's own record of allocations."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        call()
-    held = peak = 0
+    held, peak = 0, torch.cuda.max_memory_allocated() - before if on_gpu else 0
     for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
-    return peak / 1e6
+    return len(events), seconds, peak / 1e6
 
 
 def bandwidth_of(device: str) -> float:
@@ -169,9 +159,8 @@ def measure(
         for label, call in calls.items():
             times[label].append(seconds_of(call, device, calls=20 if device == "cuda" else 1))
     for label, call in calls.items():
-        launches, kernels = launches_of(call, device)
-        rows[label] |= {"seconds": times[label], "launches": launches, "kernels": kernels}
-        rows[label]["megabytes"] = peak_of(call, device)
+        profile_of_call = zip(("launches", "kernels", "megabytes"), profiled(call, device), strict=True)
+        rows[label] |= {"seconds": times[label], **dict(profile_of_call)}
     return {"tokens": total, "floor": traffic / bandwidth_of(device), "rows": rows}
 
 

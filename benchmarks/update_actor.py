@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 import typer
-from shared import actor_config, synchronize
+from shared import actor_config, synchronize, table
 from worker_update import DEVICE as KIND
 from worker_update import Row, rank_environment, rollout_batch
 
@@ -189,14 +189,15 @@ def main(
             f"\n{KIND}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
             f"tokens, torch {torch.__version__}\n"
         )
-        print("| variant | median s | range s | of vanilla (median of the repeats' ratios) |")
-        print("|---|---|---|---|")
+        rows = []
         for name, variant in variants.items():
             ratios = [a / b for a, b in zip(variant.seconds, variants["vanilla"].seconds, strict=True)]
             spread = f"{min(variant.seconds):.2f}-{max(variant.seconds):.2f}"
             median, ratio = statistics.median(variant.seconds), statistics.median(ratios)
-            print(f"| {name} | {median:.2f} | {spread} | {ratio:.3f} |", flush=True)
+            rows.append([name, f"{median:.2f}", spread, f"{ratio:.3f}"])
             results.setdefault(str(count), {})[name] = {"seconds": variant.seconds, "of_vanilla": ratio}
+        heads = ["variant", "median s", "range s", "of vanilla (median of the repeats' ratios)"]
+        print(table(heads, rows), flush=True)
         if output:
             write_json(output, {"device": KIND, "parameters": parameters, "updates": results})
     torch.distributed.destroy_process_group()

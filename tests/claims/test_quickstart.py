@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hydra_main import explained
 from tests.recipes.shell import Machine
 
 from .test_groups import METHODS, REFUSED
@@ -230,6 +231,30 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     assert "this CPU computes in bfloat16" not in started.stdout
     started = start("grpo", MODEL="smollm2", CPU_FLAGS="avx512_bf16", PARAM_DTYPE="fp32")
     assert started.given("smollm2_sums/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
+
+
+GPU = {"HARDWARE": "gpu", "MODEL": "smollm2"}
+
+
+def test_on_a_gpu_it_takes_the_environment_that_is_there_and_trains_longer(start, tmp_path):
+    started = start("acpo", "clipx.alpha=2", **GPU)
+    assert started.trained == ["grpo-seed1", "acpo_clipx.alpha=2-seed1"]
+    assert {folder.parent.name for folder in started.folders} == {"smollm2_sums_gpu"}
+    assert not any("pip" in call for call in started.calls)
+    words = started.trainings[1][3:]
+    assert started.given("smollm2_sums_gpu/acpo_clipx.alpha=2-seed1")[1:4] == ["bf16", "38", "40"]
+    assert "HARDWARE=gpu MODEL=smollm2 bash scripts/quickstart.sh dgpo" in started.stdout
+    # As verl's driver answers: it composes, and nothing stops it.
+    answer = explained(tmp_path, *words)
+    assert answer["stops"] == [] and answer["untested"] == [], answer
+    assert "4 updates of 16 prompts x 8 responses" in answer["updates"]
+    assert answer["has_run_on"].endswith("1 node, 1 rank, fsdp2, vllm, 52 tokens, cuda: not tried")
+    assert not [word for word in words if "cpu" in word.lower()]
+
+
+def test_a_gpu_needs_a_model_and_nothing_else_is_hardware(refusal):
+    assert "with a MODEL" in refusal(HARDWARE="gpu")
+    assert "HARDWARE=tpu" in refusal(HARDWARE="tpu", MODEL="smollm2")
 
 
 def test_without_the_package_the_tiny_policy_is_offered_and_nothing_trained(start):

@@ -107,11 +107,16 @@ def bench(tmp_path_factory) -> Bench:
     return Bench(folder, torch.distributed.get_rank(), torch.distributed.get_world_size(), samples)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Keeps this process's share, and notes every test in it, so that one that a limit of time ends is not absent."""
+    """Keeps this process's share."""
     share, _, shares = os.environ.get("SHARE", "1/1").partition("/")
     items[:] = items[int(share) - 1 :: int(shares)]
-    for item in items:
+
+
+def pytest_collection_finish(session):
+    """Notes every test in it, so that one that a limit of time ends is not absent."""
+    for item in session.items:
         item.user_properties += [("option", mark.args[0]) for mark in item.iter_markers("runs")]
         note(item.nodeid, "not run", item.user_properties)
 
@@ -126,7 +131,8 @@ def note(test, outcome, properties):
     """Adds a line to the file of outcomes, if one is wanted; rank 0 does."""
     if (path := os.environ.get("OUTCOMES")) and os.environ.get("RANK", "0") == "0":
         line = {"test": test.rpartition("/")[2], "outcome": outcome, **dict(properties)}
-        with open(path, "a") as file:
+        # A line at once, so that several processes may share a file.
+        with open(path, "a", buffering=1) as file:
             file.write(json.dumps(line) + "\n")
 
 

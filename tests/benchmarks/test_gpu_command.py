@@ -1,0 +1,77 @@
+"""`bash scripts/gpu.sh`, rehearsed on a CPU with tiny shapes: what it runs, writes and prints, also of parts that fail.
+Not covered: figures of a GPU; what pages make of its file (tests/run/test_support.py); the quick start's own command
+(tests/claims/test_quickstart.py).
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from verl_clipx.common.files import read_json
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="rehearsed on a CPU")]
+
+
+def start(folder: Path | None, *words: str, **variables: str) -> subprocess.CompletedProcess:
+    command = ["bash", "scripts/gpu.sh", *words, *(["--out", str(folder)] if folder else [])]
+    given = {"cwd": ROOT, "env": os.environ | variables, "timeout": 900}
+    return subprocess.run(command, capture_output=True, text=True, **given)
+
+
+def cells(printed: str) -> dict[str, list[str]]:
+    """The rows of the tables in what was printed, by their first cell."""
+    lines = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| ")]
+    return {first: others for first, *others in lines}
+
+
+def test_every_part_leaves_its_result_whatever_becomes_of_another(tmp_path):
+    # The quick start's script cannot count with this number of responses.
+    done = start(tmp_path, "--rehearse", "--rollout", "--train", ROLLOUT_N="2*(")
+    rows = cells(done.stdout)
+    outcomes = {"losses": "passed", "update": "passed", "tests on 1": "passed", "tests on 2": "passed"}
+    outcomes |= {"rollout": "skipped", "train": "failed"}
+    assert {name: rows[name][0] for name in outcomes} == outcomes, done.stdout + done.stderr
+    assert done.returncode == 1
+    record = read_json(tmp_path / "CPU-rehearsal.json")
+    parts = record["parts"]
+    assert {name: part["outcome"] for name, part in parts.items()} == outcomes
+    assert (record["device"], record["kind"], record["rehearsal"]) == ("CPU", "cpu", True)
+    assert {len(part["commit"]) for part in parts.values()} <= {40, 0} and "ROLLOUT_N" in str(parts["train"]["end"])
+    (shape,) = parts["losses"]["figures"]["shapes"].values()
+    names = {f"clipx_acpo, {form}{own}" for form in ("eager", "compiled") for own in ("", ", own statistics")}
+    assert {*shape["rows"]} == {"vanilla", *names} and shape["floor"] > 0
+    for row in shape["rows"].values():
+        assert row["launches"] > 5 and all(row[key] > 0 for key in ("kernels", "megabytes", "first_call"))
+    # The compiler works in the first call.
+    assert shape["rows"]["clipx_acpo, compiled"]["first_call"] > 10 * shape["rows"]["vanilla"]["first_call"]
+    (update,) = parts["update"]["figures"]["updates"].values()
+    acpo = [f"acpo, {scope}" for scope in ("lagged", "mini_batch", "mini_batch, larger extra pass")]
+    assert {*update} == {"vanilla", "observe", *acpo} and all(row["of_vanilla"] > 0 for row in update.values())
+    tests = parts["tests on 1"]["tests"]
+    assert len(tests) == 3 and {*tests.values()} == {"passed"} == {*parts["tests on 2"]["tests"].values()}
+    # The last of each goal is what was reached of it.
+    assert float(rows["the same, own statistics"][-1].partition(",")[0]) > 0
+    assert rows["tests/gpu on two GPUs, failures"][-1] == "0"
+    assert rows["calls that wait more than once"][-1] == "failed"
+
+
+def test_a_part_whose_time_is_over_says_so_and_what_an_earlier_start_wrote_stays(tmp_path):
+    done = start(tmp_path, "--rehearse", "--limit", "1")
+    names = ["losses", "update", "tests on 1", "tests on 2"]
+    assert done.returncode == 1 and [cells(done.stdout)[name][0] for name in names] == ["timed out after 1 s"] * 4
+    assert cells(done.stdout)["tests/gpu on one GPU, failures"] == ["0", "1, **missed**"]
+    start(tmp_path, "--rehearse", "--train", "--limit", "1")
+    assert [*read_json(tmp_path / "CPU-rehearsal.json")["parts"]] == [*names, "train"]
+    start(tmp_path, "--rehearse", "--limit", "1")
+    assert [*read_json(tmp_path / "CPU-rehearsal.json")["parts"]] == [*names, "train"]
+
+
+def test_without_a_gpu_nothing_is_measured():
+    for words, message in (((), "There is no CUDA device here"), (("--rehearse",), "name a folder")):
+        done = start(None, *words)
+        assert done.returncode == 1 and message in done.stderr
