@@ -61,11 +61,11 @@ def parts_of(folder: Path, *, rehearse: bool, rollout: bool, train: bool) -> Ite
     methods = METHODS[1:2] if rehearse else METHODS
     shapes = "--shape 2x64 --repeats 1" if rehearse else "--shape 64x4096 --shape 8x16384"
     yield "losses", 170, benchmark("losses", "loss", shapes, *methods)
-    size = "--width 1024 --layers 12 --sequences 64 --response 1016 --updates 4 --updates 16 --micro-batch 4"
+    size = "--width 1024 --layers 12 --sequences 64 --response 1016 --updates 4 --micro-batch 4"
     if rehearse:
         size = "--width 64 --layers 1 --sequences 16 --response 8 --updates 2 --micro-batch 2"
     chosen = [word for variant in VARIANTS for word in ("--variant", variant)]
-    yield "update", 120, benchmark("update", "update_actor", f"{size} --repeats {1 if rehearse else 3}", *chosen)
+    yield "update", 180, benchmark("update", "update_actor", f"{size} --repeats {1 if rehearse else 3}", *chosen)
     for ranks in (count for count in (1, 2, 4) if count <= (torch.cuda.device_count() or 2)):
         words = ["tests/gpu", "--ignore=tests/gpu/test_rollout.py"]
         words += ["-k", REHEARSED if ranks == 1 else "another_bound"] if rehearse else []
@@ -128,7 +128,8 @@ def left_in(folder: Path) -> dict[str, Any]:
         left["runs"] = [line["run"] for line in noted if "run" in line and line["outcome"] == PASSED]
     trained = [RunFolder(log.parent) for log in sorted(folder.rglob("metrics.jsonl"))]
     if trained:
-        rewards = {run.path.name: [step.get("critic/rewards/mean") for step in run.metrics.values()] for run in trained}
+        key = "critic/rewards/mean"
+        rewards = {run.path.name: [step[key] for step in run.metrics.values() if key in step] for run in trained}
         left["figures"] = {"rewards": rewards}
         left["runs"] = [shape_of(OmegaConf.create(run.record["configuration"])) for run in trained if run.record]
     return left

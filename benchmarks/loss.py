@@ -102,7 +102,7 @@ def profiled(call: Callable[[], None], device: str) -> tuple[int, float, float]:
         call()
         synchronize(device)
     kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
-    events = [event for event in recorded.events() if event.device_type == kind]
+    events = [event for event in recorded.events() if event.device_type == kind and not event.is_user_annotation]
     events = [event for event in events if not event.name.startswith(("Memcpy", "Memset", "[memory]"))]
     seconds = sum(event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total for event in events) / 1e6
     held, peak = 0, torch.cuda.max_memory_allocated() - before if on_gpu else 0

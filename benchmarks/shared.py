@@ -39,7 +39,8 @@ def seconds_of(call: Callable[[], Any], device: str, calls: int) -> float:
 
 def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """Returns a table in Markdown."""
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (heads, ["---"] * len(heads), *rows))
+    first, *others = (f"| {' | '.join(map(str, line))} |" for line in (heads, *rows))
+    return "\n".join([first, f"|{'---|' * len(heads)}", *others])
 
 
 def actor_config(*overrides: str):

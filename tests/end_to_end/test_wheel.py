@@ -105,6 +105,8 @@ def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"verl_clipx", "hydra_plugins", "verl_clipx-0.1.0.dist-info"}
     assert {f"verl_clipx/{name}" for name in below("configs")} == {name for name in names if "/configs/" in name}
+    ran = {f"verl_clipx/{name.removeprefix('docs/')}" for name in below("docs/results/cpu") | below("docs/results/gpu")}
+    assert ran == {name for name in names if "/results/" in name}
     demo = below("verl_clipx/demo/shipped")
     assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
@@ -117,7 +119,8 @@ def test_the_sdist_carries_what_the_wheel_is_built_from(artefacts):
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
     beside = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", ".gitignore", "PKG-INFO"}
     assert beside == {name for name in names if "/" not in name}
-    assert {name.split("/")[0] for name in names} - beside == {"verl_clipx", "hydra_plugins", "configs"}
+    assert {name.split("/")[0] for name in names} - beside == {"verl_clipx", "hydra_plugins", "configs", "docs"}
+    assert {name for name in names if name.startswith("docs/")} == below("docs/results/cpu") | below("docs/results/gpu")
 
 
 def test_the_metadata_are_what_an_index_asks_for(wheel):
