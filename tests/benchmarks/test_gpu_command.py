@@ -41,7 +41,9 @@ def test_every_part_leaves_its_result_whatever_becomes_of_another(tmp_path):
     parts = record["parts"]
     assert {name: part["outcome"] for name, part in parts.items()} == outcomes
     assert (record["device"], record["kind"], record["rehearsal"]) == ("CPU", "cpu", True)
-    assert {len(part["commit"]) for part in parts.values()} <= {40, 0} and "ROLLOUT_N" in str(parts["train"]["end"])
+    assert {len(part["commit"]) for part in parts.values()} <= {40, 0} and "MICRO_BATCH_SIZE" in str(
+        parts["train"]["end"]
+    )
     (shape,) = parts["losses"]["figures"]["shapes"].values()
     names = {f"clipx_acpo, {form}{own}" for form in ("eager", "compiled") for own in ("", ", own statistics")}
     assert {*shape["rows"]} == {"vanilla", *names} and shape["floor"] > 0
