@@ -109,9 +109,9 @@ def test_a_cards_file_is_all_that_the_tables_need(card, tables):
     assert "FSDP1" not in table.split("**Run by no test:**")[1]
     assert tables.device_names()["README.md"] == "CPUs, Made-up GPU 80GB"
     assert tables.device_names()["README.zh.md"] == "CPU、Made-up GPU 80GB"
-    goals = [line.split(" | ")[-1].strip("| ") for line in tables.measured_goals().splitlines()]
+    goals = [line.split(" | ")[-1].strip("| ") for line in tables.measured_goals().splitlines() if "---" not in line]
     figures = ["1.75", "0.07", "0.5, **missed**", "0", "1.15", "failed", "1, **missed**", "not run"]
-    assert goals == ["Made-up GPU 80GB", "---", *figures]
+    assert goals == ["Made-up GPU 80GB", *figures]
 
 
 ON_A_GPU = (*NEEDED, "+hardware=gpu", "+clipx=acpo")
