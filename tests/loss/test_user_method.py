@@ -265,7 +265,7 @@ class faulty(Method, name="users_padded"):
         (WEIGHT.format("ratio / ratio.mean()"), "when other sequences of its micro-batch are taken away", False),
         (PADDED, "the statistics count padding", False),
         # An error has one finding, with its line: what else it keeps from being checked is no fault of the loss.
-        (WEIGHT.format("ratio[:, 1.5]"), "failed  The loss can be computed.", True),
+        (WEIGHT.format("ratio[:, 1.5]"), "failed The loss can be computed.", True),
         (WEIGHT.format("ratio * missing"), "{line}: NameError: name 'missing' is not defined", True),
     ],
 )

@@ -197,7 +197,7 @@ def test_the_page_says_what_replay_says(grpo, tmp_path):
 @pytest.mark.parametrize(
     ("option", "words", "message"),
     [
-        ("--match", "", "--match"),
+        ("--match", " ", "--match"),
         ("--match", "clip=0.1 +clipx=acpo clipx.alpha=0.0,4", "--match clip=0.1: must be clip_fraction=NUMBER"),
         ("--match", "clip_fraction=0.1", "name what to replay"),
         ("--replay", "+clipx=acpo clipx.alpha=-1", "alpha"),

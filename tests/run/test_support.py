@@ -21,8 +21,8 @@ from tests.end_to_end.runs import common_overrides
 from tests.hydra_main import NEEDED, explained
 from verl_clipx.common.files import read_json, write_json
 from verl_clipx.run import support
-from verl_clipx.run.support import untested
 from verl_clipx.run.keys import READ
+from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import refuse_attention_on_a_slice
 from verl_clipx.worker.state import state_rank
 

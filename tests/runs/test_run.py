@@ -156,7 +156,7 @@ def test_long_names_of_folders_are_cut_to_what_differs_and_long_labels_leave_the
 def test_a_log_is_named_by_its_folder_or_itself_and_is_of_a_policy(tmp_path):
     assert read_run(write_log(tmp_path / "mine" / "metrics.jsonl", ROWS)).name == "mine"
     assert read_run(write_log(tmp_path / "project" / "experiment.jsonl", ROWS)).name == "experiment"
-    with pytest.raises(ValueError, match="not the log of a policy's training by verl"):
+    with pytest.raises(ValueError, match="not the log of a policy's training"):
         read_run(write_log(tmp_path / "metrics.jsonl", [{"train/loss": 1.0}]))
 
 
