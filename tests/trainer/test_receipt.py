@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
 from tests.composition import composition
+from verl_clipx.run.support import untested
 from verl_clipx.trainer.receipt import ReceiptCheck
 
 OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
@@ -21,7 +22,7 @@ NO_RECEIPT = "has no clipx/receipt"
 
 def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
     """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
-    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"options": options}}}}
+    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"untested": untested(options)}}}}
     config = {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}
     tracking, seen = Tracking("p", "e", [], config=config), []
     of_verl = types.SimpleNamespace(log=lambda data, step: seen.append(step))

@@ -27,7 +27,6 @@ from verl_clipx.run.keys import (
     ratio_to_the_rollout_policy,
 )
 from verl_clipx.run.schedule import Schedule
-from verl_clipx.run.support import untested
 
 
 def announcement(policy_loss: Any) -> str:
@@ -139,7 +138,7 @@ def biased_ratios(run: RunFacts, settings: Settings | Observe) -> str | None:
 def untested_options(run: RunFacts) -> list[str]:
     """Which of the run's options no test has run."""
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
-    return [option for option in untested(run.options) if not option.endswith("=None")]
+    return [option for option in run.untested if not option.endswith("=None")]
 
 
 def traced(settings: Settings | Observe) -> str:

@@ -51,7 +51,7 @@ from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import NAMES
 from verl_clipx.run.schedule import Schedule, schedule_of
 from verl_clipx.run.start import Decision, decide
-from verl_clipx.run.support import has_run_on, untested
+from verl_clipx.run.support import has_run_on
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 
@@ -311,7 +311,7 @@ def of_receipt(settings: Settings, run: RunFacts) -> str:
     if settings.receipt == "warn":
         return "warns if the first rollout batch trains another loss"
     always = "stops the run if the first rollout batch trains another loss"
-    if settings.receipt == "stop" or not untested(run.options):
+    if settings.receipt == "stop" or not run.untested:
         return always
     return f"{always}; its checks of the engine, which no test has run, only warn"
 

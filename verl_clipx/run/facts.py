@@ -33,6 +33,7 @@ class RunFacts:
         trace_folder: where traces go unless clipx.trace.folder says so, or None if nothing is traced.
         options: the keys of `keys.READ` with their values.
         schedule: what the updates on a rollout batch consist of.
+        untested: the run's options that no test has run anywhere.
         line: what the run prints of itself, in the driver and in its workers.
     """
 
@@ -42,6 +43,7 @@ class RunFacts:
     trace_folder: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
+    untested: list[str] = field(default_factory=list)
     line: str = ""
 
     def complete(self, settings: Settings | Observe) -> Settings | Observe:

@@ -23,6 +23,7 @@ from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
 from verl_clipx.run.schedule import schedule_of
+from verl_clipx.run.support import untested
 from verl_clipx.run.takeover import ClipKeys, clip_keys
 
 NAMES = ("project_name", "experiment_name")
@@ -69,7 +70,7 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *of_clip_keys.refused])
     taken = {**taken_before(node), **of_clip_keys.taken}
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
-    run = RunFacts(group, taken, of_clip_keys.unused, folder, values, schedule_of(values, settings))
+    run = RunFacts(group, taken, of_clip_keys.unused, folder, values, schedule_of(values, settings), untested(values))
     refuse([correction_missing(run, settings)])
     resolved = Resolved(node.loss_mode, run.complete(settings), run)
     return resolved._replace(run=dataclasses.replace(run, line=announcement(resolved)))

@@ -6,7 +6,6 @@ from typing import Any
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.run.groups import OBSERVE
-from verl_clipx.run.support import untested
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ class ReceiptCheck:
         node = policy_loss.get(NODE) or {"receipt": "off"}
         asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
         self._due = asked != "off"
-        self._stops = asked == "stop" or (asked == "auto" and not untested(policy_loss["run"]["options"]))
+        self._stops = asked == "stop" or (asked == "auto" and not policy_loss["run"]["untested"])
         # Before this step, verl trains only the critic.
         self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
 

@@ -20,7 +20,6 @@ from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.run.config import Observe, Settings, clip_range
-from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
@@ -105,7 +104,7 @@ class ClipxTraining:
         config, observers = loss_fn.keywords["config"], []
         run, engine = config.policy_loss.run, self.engine
         if isinstance(settings, Settings) and settings.receipt != "off":
-            half, tested = computes_in_half_precision(self.engine_config), not untested(run.options)
+            half, tested = computes_in_half_precision(self.engine_config), not run.untested
             of_rank = dict(rank=self.rank, tested=tested, half=half)
             observers.append(Receipt(settings, run, loss_fn, self._all_reduce, **of_rank))
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
