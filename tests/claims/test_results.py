@@ -223,13 +223,20 @@ PROMISED = [
     "Then it catches up, because this policy can hardly get beyond 0.6 in such a run.",
     "so it is a guess for the next design (shorter runs, or a policy with more room), not a result.",
     "You can conclude that the setting learns",
-    "ACPO's fell from 0.43 to 0.23 in three batches.",
     "It has no baseline in the table, so that the correction stays as it was fixed.",
+]
+LOGGED = [
+    "ACPO's fell from 0.43 to 0.23 in three batches.",
+    'the width of the clip decides the result" and that with 64 updates "the same width does harm". Neither was shown.',
+    "those counts hold no longer, because that code chose the newest complete checkpoint",
+    "`tests/gpu` stopped at verl's vanilla, by a change of that morning",
+    "The aim of 95 % coverage was missed",
 ]
 
 
-def test_what_was_promised_and_what_failed_stays_on_the_page():
+def test_what_was_promised_and_what_failed_stays_on_the_page_or_in_the_log():
     assert [sentence for sentence in PROMISED if sentence not in text_of("docs/results/reversal.md")] == []
+    assert [sentence for sentence in LOGGED if sentence not in text_of("docs/results/log.md")] == []
 
 
 def power(points_of_reward: float, seeds: int, deviation: float) -> float:
