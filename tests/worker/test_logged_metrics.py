@@ -3,6 +3,7 @@ Covers every method with its defaults and verl's own losses under +clipx=observe
 (tests/loss/test_metrics.py), what is logged ELSEWHERE, the engine (tests/end_to_end).
 """
 
+import fnmatch
 import itertools
 import re
 from functools import partial
@@ -19,10 +20,14 @@ from tests.methods.against_verl import ragged
 from tests.worker import updates
 from tests.worker.updates import WHOLE, aggregated
 from verl_clipx.cli import app
+from verl_clipx.demo.files import SHIPPED
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.loss.metric_listing import LISTS, markdown_table
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.runs import keys
+from verl_clipx.runs.folder import read_run
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
 
@@ -103,8 +108,8 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.slow
-def test_every_key_in_the_documents_tables_is_logged(actor):
+def logged_by_runs(actor):
+    """Every key that some run logs of the plugin's, without the beginning that verl gives it."""
     found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
     for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop"]):
         found |= {*logged(actor, "grpo", "all", overrides=further)}
@@ -118,14 +123,33 @@ def test_every_key_in_the_documents_tables_is_logged(actor):
     lists = {name: [float(value)] for name, value in sums.items()}
     found |= {*with_staleness(lists, updates_before=0, updates=1, moves=True, detailed=True)}
     found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
+    return {name.removeprefix("actor/") for name in found}
+
+
+@pytest.mark.slow
+def test_every_key_in_the_documents_tables_is_logged(actor):
     tables = [markdown_table(part).splitlines() for part in LISTS]
     sections = [[line for line in table if line.startswith("| | **")] for table in tables]
     assert all(len(lines) == len(set(lines)) for lines in sections)
     rows = [line for table in tables for line in table if line.startswith("| `")]
     patterns = documented("\n".join(row.split("|")[1] for row in rows))
     assert len(patterns) > 50
-    keys = {name.removeprefix("actor/") for name in found}
-    assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, keys))] == []
+    found = logged_by_runs(actor)
+    assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, found))] == []
+
+
+@pytest.mark.slow
+def test_what_rules_and_pages_read_is_logged_by_runs_or_stands_in_their_configuration(actor):
+    # verl's own metrics, and a configuration, are of the runs that the demo ships.
+    runs = [read_run(path) for path in sorted(SHIPPED.iterdir()) if (path / "metrics.jsonl").exists()]
+    found = {name for run in runs for name in run.log}
+    found |= {f"actor/{name}" if name.startswith("clipx/") else name for name in logged_by_runs(actor)}
+    found |= {key for run in runs for key in run.configuration}
+    found |= {f"clipx.{name}" for method in BUILT_IN for name in METHODS[method]().parameters}
+    named = str({name: value for name, value in vars(keys).items() if name.isupper()})
+    read = {*re.findall(r"'((?:actor/clipx|health)/[^'(]+)'", named), *(key for rule in RULES for key in rule.reads)}
+    assert len(read) > 40
+    assert sorted(key for key in read - {keys.HELD_OUT} if not fnmatch.filter(found, key)) == []
 
 
 @pytest.mark.parametrize(

@@ -40,27 +40,66 @@ IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number 
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
 BY_PROBABILITY = "gradient mass of tokens whose old probability is in [0, 0.25), [0.25, 0.5), [0.5, 0.75), [0.75, 1]"
 
+CLIP_FRACTION_LOW = CLIPPED(
+    "clip_fraction_low",
+    "fraction of tokens with A < 0 and a ratio (M2PO: log-ratio) below the lower bound (LN)",
+    sums=("LN",),
+    chart="clipped tokens",
+)
+CLIP_FRACTION_HIGH = CLIPPED(
+    "clip_fraction_high",
+    "fraction of tokens with A > 0 and a ratio (M2PO: log-ratio) above the upper bound (HP)",
+    sums=("HP",),
+    chart="clipped tokens",
+)
+PG_CLIPFRAC = CLIPPED(
+    "pg_clipfrac",
+    "the sum of these two, in every method: what PPO would clip; under the name that verl's dashboards use",
+    sums=("LN", "HP"),
+    of=add,
+    logged_as="actor/pg_clipfrac",
+)
+IN_M = CLIPPED("region_fraction/M", OTHER_REGIONS, sums=("tokens", *REGIONS[:-1]), of=rest, detailed=True)
+RATIO_MEAN = MOVED(
+    "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
+)
+PPO_KL = MOVED(
+    "ppo_kl",
+    "mean of -log ratio, an estimate of the KL divergence from the current to the old policy",
+    unit="nats per token",
+    over=Over.TOKENS,
+    sums=("log_ratio",),
+    of=neg,
+    logged_as="actor/ppo_kl",
+)
+GRADIENT_MASS = {
+    region: MASS(f"gradient_mass/{region}", IN_REGION, sums=sums, chart="gradient mass")
+    for region, sums in ({one: (f"mass/{one}",) for one in REGIONS} | {"M": (NEGATIVE_M, POSITIVE_M)}).items()
+}
+CONTRIBUTION = {
+    sign: MASS(f"contribution/{sign}", BY_SIGN, sums=sums, chart="contribution")
+    for sign, sums in {
+        "positive": ("mass/HP", "mass/LP", POSITIVE_M),
+        "negative": ("mass/LN", "mass/HN", NEGATIVE_M),
+    }.items()
+}
+ENTROPY_CLIP = Metric(
+    "entropy_clip_estimate",
+    "change of the policy's entropy per unit of learning rate by BAPO's Entropy-Clip Rule (Eq. 6)",
+    "nats per unit of learning rate",
+    Over.UPDATE,
+    section="Where the gradient comes from",
+    sums=("ratio", "ratio_log_prob", "weighted", "weighted_log_prob"),
+    of=entropy_clip_estimate,
+    chart="Entropy-Clip estimate",
+    detailed=True,
+)
+
 # The metrics over every method's tokens, in the order of docs/metrics.md.
 OF_TOKENS = (
-    CLIPPED(
-        "clip_fraction_low",
-        "fraction of tokens with A < 0 and a ratio (M2PO: log-ratio) below the lower bound (LN)",
-        sums=("LN",),
-        chart="clipped tokens",
-    ),
-    CLIPPED(
-        "clip_fraction_high",
-        "fraction of tokens with A > 0 and a ratio (M2PO: log-ratio) above the upper bound (HP)",
-        sums=("HP",),
-        chart="clipped tokens",
-    ),
-    CLIPPED(
-        "pg_clipfrac",
-        "the sum of these two, in every method: what PPO would clip; under the name that verl's dashboards use",
-        sums=("LN", "HP"),
-        of=add,
-        logged_as="actor/pg_clipfrac",
-    ),
+    CLIP_FRACTION_LOW,
+    CLIP_FRACTION_HIGH,
+    PG_CLIPFRAC,
     CLIPPED(
         "pg_clipfrac_lower",
         "fraction of tokens with A < 0 and a ratio above the dual clip, in methods that have one",
@@ -69,19 +108,9 @@ OF_TOKENS = (
     ),
     CLIPPED("region_fraction/LP", OTHER_REGIONS, sums=("LP",), detailed=True),
     CLIPPED("region_fraction/HN", OTHER_REGIONS, sums=("HN",), detailed=True),
-    CLIPPED("region_fraction/M", OTHER_REGIONS, sums=("tokens", *REGIONS[:-1]), of=rest, detailed=True),
-    MOVED(
-        "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
-    ),
-    MOVED(
-        "ppo_kl",
-        "mean of -log ratio, an estimate of the KL divergence from the current to the old policy",
-        unit="nats per token",
-        over=Over.TOKENS,
-        sums=("log_ratio",),
-        of=neg,
-        logged_as="actor/ppo_kl",
-    ),
+    IN_M,
+    RATIO_MEAN,
+    PPO_KL,
     MOVED(
         "effective_sample_size",
         "(Σr)² / (n Σr²): which share of its n tokens a mini-batch is worth when they are weighted by the ratio r",
@@ -91,13 +120,8 @@ OF_TOKENS = (
         of=effective_sample_size,
         chart="effective sample size",
     ),
-    *(
-        MASS(f"gradient_mass/{region}", IN_REGION, sums=(f"mass/{region}",), chart="gradient mass")
-        for region in REGIONS[:-1]
-    ),
-    MASS("gradient_mass/M", IN_REGION, sums=(NEGATIVE_M, POSITIVE_M), chart="gradient mass"),
-    MASS("contribution/positive", BY_SIGN, sums=("mass/HP", "mass/LP", POSITIVE_M), chart="contribution"),
-    MASS("contribution/negative", BY_SIGN, sums=("mass/LN", "mass/HN", NEGATIVE_M), chart="contribution"),
+    *GRADIENT_MASS.values(),
+    *CONTRIBUTION.values(),
     *(
         MASS(
             f"gradient_mass_by_probability/quartile_{part}",
@@ -108,17 +132,7 @@ OF_TOKENS = (
         )
         for part in range(1, QUARTILES + 1)
     ),
-    Metric(
-        "entropy_clip_estimate",
-        "change of the policy's entropy per unit of learning rate by BAPO's Entropy-Clip Rule (Eq. 6)",
-        "nats per unit of learning rate",
-        Over.UPDATE,
-        section="Where the gradient comes from",
-        sums=("ratio", "ratio_log_prob", "weighted", "weighted_log_prob"),
-        of=entropy_clip_estimate,
-        chart="Entropy-Clip estimate",
-        detailed=True,
-    ),
+    ENTROPY_CLIP,
 )
 
 OF_RUN: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, section="The run")

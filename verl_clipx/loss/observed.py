@@ -1,14 +1,20 @@
 """What any loss does to its tokens, measured by its gradient on log_prob: sums over tokens, and metrics of these."""
 
-from operator import neg
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds
-from verl_clipx.base.metric import Metric, Over
-from verl_clipx.base.shared_metrics import CLIPPED, MASS, NEGATIVE_M, OF_TOKENS, POSITIVE_M
+from verl_clipx.base.shared_metrics import (
+    CLIP_FRACTION_HIGH,
+    CLIP_FRACTION_LOW,
+    CLIPPED,
+    GRADIENT_MASS,
+    OF_TOKENS,
+    PPO_KL,
+)
 from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
 from verl_clipx.loss.metrics import TOKENS, carry, means_of_tokens, named_sums, token_sums
 
@@ -33,21 +39,17 @@ OF_GRADIENT_ALONE = (
         sums=OBSERVED_SUMS[:1],
         chart="clipped tokens",
     ),
-    CLIPPED("clip_fraction_low", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[1:2], chart="clipped tokens"),
-    CLIPPED("clip_fraction_high", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[2:3], chart="clipped tokens"),
-    Metric(
-        "ppo_kl",
-        "the same as `ppo_kl` above; verl logs its own `ppo_kl` too (a mean of micro-batch means; under `kl_cov` "
-        "of absolute values)",
-        "nats per token",
-        Over.TOKENS,
-        section="How far the policy moved",
-        sums=("log_ratio",),
-        of=neg,
+    replace(CLIP_FRACTION_LOW, meaning=WITHOUT_GRADIENT, sums=OBSERVED_SUMS[1:2]),
+    replace(CLIP_FRACTION_HIGH, meaning=WITHOUT_GRADIENT, sums=OBSERVED_SUMS[2:3]),
+    replace(
+        PPO_KL,
+        meaning="the same as `ppo_kl` above; verl logs its own `ppo_kl` too (a mean of micro-batch means; under "
+        "`kl_cov` of absolute values)",
+        logged_as="",
     ),
     CLIPPED("region_fraction/LN", "fraction of tokens in the region", sums=("LN",), detailed=True),
     CLIPPED("region_fraction/HP", "fraction of tokens in the region", sums=("HP",), detailed=True),
-    MASS("gradient_mass/M", IN_MIDDLE, sums=(NEGATIVE_M, POSITIVE_M, OBSERVED_SUMS[3]), chart="gradient mass"),
+    replace(GRADIENT_MASS["M"], meaning=IN_MIDDLE, sums=(*GRADIENT_MASS["M"].sums, OBSERVED_SUMS[3])),
 )
 
 # Every metric of an observed loss.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy
 import pandas
 
+from verl_clipx.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW
 from verl_clipx.common.sentences import Finding
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
@@ -15,7 +16,7 @@ from verl_clipx.runs.run import Run
 # The outer 5 % of 200 resamples are ten values.
 REPLICATES = 200
 
-LOW, HIGH = "clipx/clip_fraction_low", "clipx/clip_fraction_high"
+LOW, HIGH = CLIP_FRACTION_LOW.key, CLIP_FRACTION_HIGH.key
 # The share of the gradient's mass that the clipped tokens would have with the weight r of the other tokens.
 TAKEN = "clipped_mass"
 

@@ -3,28 +3,36 @@
 import re
 from collections.abc import Iterable
 
+from verl_clipx.base import shared_metrics as declared
+from verl_clipx.base.metric import Metric
+
+
+def logged(metric: Metric) -> str:
+    """A metric's key in verl's log: verl puts `actor/` before what its workers log."""
+    return metric.logged_as or f"actor/{metric.key}"
+
+
 REWARD, LOWEST_REWARD, HIGHEST_REWARD = (f"critic/score/{what}" for what in ("mean", "min", "max"))
 LOWEST_ADVANTAGE, HIGHEST_ADVANTAGE = "critic/advantages/min", "critic/advantages/max"
 # The standard error of that mean over prompts; not every run logs it.
-REWARD_ERROR = "critic/score/standard_error"
+REWARD_ERROR = logged(declared.STANDARD_ERROR)
 # Stands for the scores in the files of validations; no metric of the log.
 HELD_OUT = "held-out scores"
 ENTROPY = "actor/entropy"
 # In bypass mode verl has no entropy of the old policy, and logs that of the updates.
 ENTROPY_OF_UPDATES = "actor/entropy_loss"
-KL = "actor/ppo_kl"
+KL = logged(declared.PPO_KL)
 GRADIENT_NORM = "actor/grad_norm"
 # What verl's own losses say of clipping.
-PG_CLIPPED = "actor/pg_clipfrac"
+PG_CLIPPED = logged(declared.PG_CLIPFRAC)
 LENGTH = "response_length/mean"
 MISMATCH = "training/rollout_probs_diff_mean"
-ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
+ALIKE, CUT, UNDECIDED = map(logged, (declared.ALIKE_PROMPTS, declared.CUT_RESPONSES, declared.UNDECIDED))
 # verl's validation in its log, a metric for each data set.
 VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
 SHARES = (ALIKE, CUT, PG_CLIPPED)
-SKIPPED_UPDATES = "actor/clipx/skipped_updates"
-NOT_FINITE_RANK = "actor/clipx/not_finite/rank"
+SKIPPED_UPDATES, NOT_FINITE_RANK = logged(declared.SKIPPED_UPDATES), logged(declared.NOT_FINITE_RANK)
 # A run's health, and what a page calls each number: shares of a step, then counts.
 HEALTH_SHARES = {
     ALIKE: "prompts whose samples all scored alike",
@@ -32,26 +40,28 @@ HEALTH_SHARES = {
     CUT: "responses cut at their greatest length",
 }
 HEALTH_COUNTS = {
-    "health/not_finite/rewards": "rewards",
-    "health/not_finite/advantages": "advantages",
-    "health/not_finite/log_probs": "log-probabilities",
-    "actor/clipx/not_finite/log_probs": "log-probabilities in skipped updates",
+    logged(declared.NOT_FINITE["rewards"]): "rewards",
+    logged(declared.NOT_FINITE["advantages"]): "advantages",
+    logged(declared.NOT_FINITE["log_probs"]): "log-probabilities",
+    logged(declared.NOT_FINITE_LOG_PROBS): "log-probabilities in skipped updates",
 }
-RATIO = "actor/clipx/ratio_mean"
-CLIPPED_LOW = "actor/clipx/clip_fraction_low"
-CLIPPED_HIGH = "actor/clipx/clip_fraction_high"
+RATIO = logged(declared.RATIO_MEAN)
+CLIPPED_LOW, CLIPPED_HIGH = logged(declared.CLIP_FRACTION_LOW), logged(declared.CLIP_FRACTION_HIGH)
+# Of BAPO and ACPO, whose files need torch: a test holds these names.
 BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"
 BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_last"
 SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
-HOLD_MISSED = "actor/clipx/hold/missed"
-EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
-MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
+# ACPO's numbers of tokens, of every bin.
+COUNTS = "actor/clipx/count/bin_*"
+EPSILON_HIGHEST, EPSILON_AVERAGE = "actor/clipx/epsilon_highest", "actor/clipx/epsilon_average"
+HOLD_MISSED = logged(declared.HELD_MISSED)
+MASS = {region: logged(metric) for region, metric in declared.GRADIENT_MASS.items()}
 # The share of tokens within the bounds, of runs with clipx.metrics=all.
-IN_M = "actor/clipx/region_fraction/M"
+IN_M = logged(declared.IN_M)
 
 # What `+clipx/mask` takes out: shares of all tokens by the sign of their advantage, and whole responses an update.
-MASKED = {"A < 0": "actor/clipx/masked_fraction/negative", "A > 0": "actor/clipx/masked_fraction/positive"}
-MASKED_SEQUENCES = ("actor/clipx/masked_sequences/negative", "actor/clipx/masked_sequences/positive")
+MASKED = {"A < 0": logged(declared.MASKED["negative"]), "A > 0": logged(declared.MASKED["positive"])}
+MASKED_SEQUENCES = tuple(map(logged, declared.MASKED_SEQUENCES.values()))
 
 # What is expected to be finite at every step of a run, the first causes first.
 FINITE = (

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
+from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, STANDARD_ERROR, UNDECIDED
 from verl_clipx.run.lengths import Lengths
-from verl_clipx.runs.keys import REWARD_ERROR
 
 # The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
 FIELDS = {
@@ -21,7 +20,7 @@ def step_metrics(batch: Any, longest: Lengths) -> dict[str, float]:
     """The metrics of a step's health, and the standard error of its reward."""
     scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
     error = standard_error(scores, prompt_numbers(batch), counted)
-    return health_of(batch, longest) | ({} if error is None else {REWARD_ERROR: error})
+    return health_of(batch, longest) | ({} if error is None else {STANDARD_ERROR.key: error})
 
 
 def health_of(batch: Any, longest: Lengths) -> dict[str, float]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pandas import DataFrame
 
-EPSILON, COUNT = "actor/clipx/epsilon_", "actor/clipx/count/bin_"
+from verl_clipx.runs import keys
 
 
 class MeasuredBounds(NamedTuple):
@@ -44,17 +44,17 @@ def measured_bounds(log: DataFrame) -> MeasuredBounds:
     Raises:
         ValueError: the log has no epsilons, as it is not of an ACPO run, or they give no finite bounds.
     """
-    names = {"highest": f"{EPSILON}highest", "average": f"{EPSILON}average"}
-    missing = [name for name in names.values() if name not in log]
+    names = [keys.EPSILON_HIGHEST, keys.EPSILON_AVERAGE]
+    missing = [name for name in names if name not in log]
     if missing:
         raise ValueError(f"the log has no {missing[0]}: give the metrics of a run with +clipx=acpo.")
-    rows = log.dropna(subset=list(names.values()))
-    tokens = rows[[name for name in log if name.startswith(COUNT)]].sum(axis=1)
-    average = (rows[names["average"]] * tokens).sum() / tokens.sum()
-    found = MeasuredBounds(float(rows[names["highest"]].max()), float(average), len(rows))
+    rows = log.dropna(subset=names)
+    tokens = rows[keys.of_bins("count", log)].sum(axis=1)
+    average = (rows[keys.EPSILON_AVERAGE] * tokens).sum() / tokens.sum()
+    found = MeasuredBounds(float(rows[keys.EPSILON_HIGHEST].max()), float(average), len(rows))
     if not (math.isfinite(found.highest) and math.isfinite(found.average)):
         raise ValueError(
             f"the log gives no finite bounds: highest epsilon {found.highest:g}, average {found.average:g} over "
-            f"{len(rows)} steps with both. Its steps need finite epsilons and token counts ({COUNT}…)."
+            f"{len(rows)} steps with both. Its steps need finite epsilons and token counts ({keys.COUNTS})."
         )
     return found
