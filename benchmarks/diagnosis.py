@@ -22,8 +22,10 @@ from verl_clipx.common.files import read_text, write_text
 from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
+from verl_clipx.diagnose.diagnosis import diagnose, keys_missing_for
 from verl_clipx.diagnose.parting import part
-from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES, Rule, diagnose, keys_missing_for
+from verl_clipx.diagnose.rule import Rule
+from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES
 from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder

@@ -18,7 +18,9 @@ from tests.diagnose.test_findings import findings
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log
 from verl_clipx.diagnose.base_rates import PATH
-from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES, Kind, cover, diagnose
+from verl_clipx.diagnose.diagnosis import cover, diagnose
+from verl_clipx.diagnose.rule import Kind
+from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder
 from verl_clipx.runs.run import Run

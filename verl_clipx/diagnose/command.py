@@ -7,7 +7,9 @@ from rich.markup import escape
 
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.diagnose.base_rates import MEASURES, rates
-from verl_clipx.diagnose.rules import RULES, Kind, cover, diagnose
+from verl_clipx.diagnose.diagnosis import cover, diagnose
+from verl_clipx.diagnose.rule import Kind
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.diagnose.timeline import FEWEST, LASTING, changes, step_lines
 from verl_clipx.runs.run import Run
 

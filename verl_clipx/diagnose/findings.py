@@ -19,7 +19,9 @@ from verl_clipx.common.statistics.comparison import (
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
 from verl_clipx.common.statistics.verdict import format_signed, interval_of, judge
 from verl_clipx.diagnose.base_rates import CLIPPED, rates
-from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
+from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose
+from verl_clipx.diagnose.rule import Kind
+from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import Setting, baseline_of
 

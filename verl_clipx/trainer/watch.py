@@ -4,7 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_clipx.diagnose.rules import RULES, Diagnosis, Kind, Rule, diagnose
+from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose
+from verl_clipx.diagnose.rule import Kind, Rule
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run, flat
 from verl_clipx.runs.run_log import Rows, not_finite_in, table_of, with_entropy

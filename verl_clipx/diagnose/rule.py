@@ -1,0 +1,108 @@
+"""What a rule of diagnose is, and how it is declared: `@rule(…)` on the function that finds its onset in a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy
+import pandas
+
+from verl_clipx.runs.run import Run
+
+# Steps in a row that a state must last: one bad rollout batch is no pathology.
+LASTING = 3
+
+
+class Onset(NamedTuple):
+    """The first training step of a state, and what shows it: numbers, each with its metric's name."""
+
+    step: int
+    evidence: str
+
+
+Detector = Callable[[Run], Onset | None]
+
+
+class Kind(Enum):
+    """What a rule is good for while a run trains."""
+
+    FACT = "fact"
+    """Whatever else is in the log, it stays true: it is said while the run trains, and `clipx.health=stop` ends it."""
+
+    TREND = "trend"
+    """It is said while the run trains: how often beginnings of healthy logs meet it was counted."""
+
+    REMARK = "remark"
+    """Reported only for finished runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A pathology and how a log shows it.
+
+    Args:
+        name: in the field's terms; lower case.
+        reads: the metrics or keys of the record that it reads; a * stands for anything in a metric's key.
+        onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
+        threshold: in words.
+        reason: why the threshold is what it is.
+        remedy: what to do, the same for all runs or by what a run says; see `diagnosis.with_values`.
+        link: the page of the documentation that says more.
+        about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
+        kind: what it is good for while a run trains.
+        heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
+        any_of: whether one of what it reads is enough.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    onset: Detector
+    threshold: str
+    reason: str
+    remedy: str | Callable[[Run], str]
+    link: str
+    about: tuple[str, ...] = ()
+    kind: Kind = Kind.REMARK
+    heuristic: bool = False
+    any_of: bool = False
+
+
+# Every rule, in the order in which a page lists them and in which onsets at one step are said.
+RULES: list[Rule] = []
+
+
+def rule(**texts: Any) -> Callable[[Detector], Detector]:
+    """Declares a rule whose onset the decorated function finds; arguments as for `Rule`."""
+
+    def declare(detector: Detector) -> Detector:
+        RULES.append(Rule(onset=detector, **texts))
+        return detector
+
+    return declare
+
+
+def rule_of_limit(key: str, limit: float, threshold: str, **texts: Any) -> None:
+    """Declares a rule on one metric that stays at or above a limit, whose place in the text is `{}`."""
+
+    @rule(reads=(key,), threshold=f"{threshold.format(limit)} or more, {LASTING} steps in a row", **texts)
+    def find_values_beyond(run: Run) -> Onset | None:
+        values = trained(run, key)
+        return onset_at(lasts(values >= limit), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
+
+
+def trained(run: Run, key: str) -> pandas.Series:
+    """A metric's finite values by training step, without those of a validation before the first."""
+    values = run.values(key)
+    return values[values.index > 0]
+
+
+def lasts(state: pandas.Series, steps: int = LASTING) -> int | None:
+    """The first step from which a state lasted for so many logged steps."""
+    begun = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
+    return int(state.index[begun[0] - steps + 1]) if len(begun) else None
+
+
+def onset_at(step: int | None, say: Callable[[int], str]) -> Onset | None:
+    """The onset at a step with what is said of it; None without a step."""
+    return None if step is None else Onset(int(step), say(step))
