@@ -45,8 +45,6 @@ class Rule:
         name: in the field's terms; lower case.
         reads: the metrics or keys of the record that it reads; a * stands for anything in a metric's key.
         onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
-        threshold: in words.
-        reason: why the threshold is what it is.
         remedy: what to do, the same for all runs or by what a run says; see `diagnosis.with_values`.
         link: the page of the documentation that says more.
         about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
@@ -58,8 +56,6 @@ class Rule:
     name: str
     reads: tuple[str, ...]
     onset: Detector
-    threshold: str
-    reason: str
     remedy: str | Callable[[Run], str]
     link: str
     about: tuple[str, ...] = ()
@@ -82,10 +78,10 @@ def rule(**texts: Any) -> Callable[[Detector], Detector]:
     return declare
 
 
-def rule_of_limit(key: str, limit: float, threshold: str, **texts: Any) -> None:
-    """Declares a rule on one metric that stays at or above a limit, whose place in the text is `{}`."""
+def rule_of_limit(key: str, limit: float, **texts: Any) -> None:
+    """Declares a rule on one metric that stays at or above a limit."""
 
-    @rule(reads=(key,), threshold=f"{threshold.format(limit)} or more, {LASTING} steps in a row", **texts)
+    @rule(reads=(key,), **texts)
     def find_values_beyond(run: Run) -> Onset | None:
         values = trained(run, key)
         return onset_at(lasts(values >= limit), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")

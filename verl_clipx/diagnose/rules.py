@@ -5,7 +5,7 @@ from fnmatch import filter as matching
 import numpy
 import pandas
 
-from verl_clipx.common.statistics.collapse import KEPT, collapse
+from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.diagnose.rule import LASTING, RULES, Kind, Onset, lasts, onset_at, rule, rule_of_limit, trained
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
@@ -30,14 +30,13 @@ def after_skipped(run: Run) -> str:
 @rule(
     name="skipped updates",
     reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
-    threshold="any",
-    reason="a gradient that is not finite: verl skips the update, but under Megatron takes it",
     remedy=after_skipped,
     link="docs/reading.md#health",
     kind=Kind.FACT,
     any_of=True,
 )
 def find_skipped_updates(run: Run) -> Onset | None:
+    """A gradient is not finite: verl skips the update, but under Megatron takes it."""
     skipped = run.skipped_updates
     if skipped is None:
         return None
@@ -61,14 +60,13 @@ OTHER_FINITE = tuple(key for key in keys.FINITE if key != keys.GRADIENT_NORM)
 @rule(
     name="values that are not finite",
     reads=(*keys.HEALTH_COUNTS, *OTHER_FINITE),
-    threshold="any",
-    reason="a sound run has none",
     remedy="Means and figures leave these values out. Look at the reward of the prompts that the output names.",
     link="docs/reading.md#health",
     kind=Kind.FACT,
     any_of=True,
 )
 def find_values_not_finite(run: Run) -> Onset | None:
+    """Something is not finite that is finite in every sound run."""
     begins: dict[str, int] = {}
     for key, what in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
@@ -101,14 +99,13 @@ def more_entropy(run: Run) -> str:
 @rule(
     name="entropy collapse",
     reads=(keys.ENTROPY,),
-    threshold=f"below {ENTROPY_LEFT:.0%} of the greatest of its first {LASTING} steps, {LASTING} steps in a row",
-    reason="healthy runs of docs/results/cpu_small.md fall to 9 % for as long",
     remedy=more_entropy,
     link="docs/faq.md",
     kind=Kind.TREND,
     heuristic=True,
 )
 def find_entropy_collapse(run: Run) -> Onset | None:
+    """Of its greatest value in the first steps little is left: healthy runs of docs/results/cpu_small.md keep 9 %."""
     values = trained(run, keys.ENTROPY)
     # The greatest, since a quick collapse lies within these steps.
     first = values.iloc[:LASTING].max()
@@ -120,26 +117,16 @@ def find_entropy_collapse(run: Run) -> Onset | None:
 ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
 
 
-def less_entropy(run: Run) -> str:
-    """Against an explosion of entropy: no bonus on it, a lower bound, a lower learning rate."""
-    bonus = run.configuration.get("actor_rollout_ref.actor.entropy_coeff")
-    first = "Set actor.entropy_coeff to 0, lower" if bonus != 0 else "Lower"
-    return f"{first} actor.optim.lr or the upper bound, and go back to a checkpoint before."
-
-
 @rule(
     name="entropy explosion",
     reads=(keys.ENTROPY,),
-    threshold=f"{ENTROPY_TIMES} times the greatest of its first {LASTING} steps and above {ENTROPY_FROM:g}, or "
-    f"{ENTROPY_TWICE} times and above {ENTROPY_HIGH:g}, {LASTING} steps in a row",
-    reason="no healthy run of docs/dev/diagnosis_evidence.md rises above its first steps for as long; an entropy of 5 "
-    "is that of 150 equally likely tokens",
-    remedy=less_entropy,
+    remedy="Lower actor.entropy_coeff, actor.optim.lr or the upper bound, and go back to a checkpoint before.",
     link="docs/faq.md",
     kind=Kind.TREND,
     heuristic=True,
 )
 def find_entropy_explosion(run: Run) -> Onset | None:
+    """It is far above its first steps, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long."""
     values = trained(run, keys.ENTROPY)
     first = values.iloc[:LASTING].max()
     risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
@@ -165,25 +152,21 @@ def other_prompts(run: Run) -> str:
 
 def some_signal(run: Run) -> str:
     """Where no advantage differs from 0: what the scores say of it."""
-    low, high = run.values(keys.LOWEST_REWARD), run.values(keys.HIGHEST_REWARD)
-    what = "Whatever a prompt's samples answer scores the same, so nothing is learned."
-    if len(low) and low.iloc[-1] == high.iloc[-1]:
-        what = f"All samples score {low.iloc[-1]:g}, so nothing is learned."
-    return f"{what} Look whether the reward function reads the answers as it should; if it does: {other_prompts(run)}"
+    low, high = (run.values(key).tail(1) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
+    first = f"All samples score {low.item():g}, so nothing is learned. " if len(low) and low.equals(high) else ""
+    return f"{first}Look whether the reward function reads the answers as it should; if it does: {other_prompts(run)}"
 
 
 @rule(
     name="no learning signal",
     reads=(keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE, keys.ALIKE),
-    threshold=f"advantages of 0 to {ADVANTAGE_IS_ZERO:g}, of equal scores to {ADVANTAGE_OF_EQUALS:g}, or without "
-    f"them all prompts alike, {LASTING} steps in a row",
-    reason="an advantage of 0 has no gradient; the mean of equal scores is rounded",
     remedy=some_signal,
     link="docs/reading.md#health",
     kind=Kind.TREND,
     any_of=True,
 )
 def find_no_signal(run: Run) -> Onset | None:
+    """No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike."""
     lowest, highest = keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE
     sides = pandas.DataFrame({key: trained(run, key) for key in (lowest, highest)}).dropna()
     if sides.empty:
@@ -195,12 +178,11 @@ def find_no_signal(run: Run) -> Onset | None:
     return onset_at(step, lambda at: f"{lowest} {sides[lowest][at]:.3g}, {highest} {sides[highest][at]:.3g}")
 
 
+# Such prompts have advantage 0, so fewer than a tenth teach.
 rule_of_limit(
     keys.ALIKE,
     0.9,
-    "{:.0%} of the prompts",
     name="few prompts teach, because samples score alike",
-    reason="such prompts have advantage 0, so fewer than a tenth teach",
     remedy=other_prompts,
     link="docs/reading.md#health",
     kind=Kind.TREND,
@@ -217,14 +199,13 @@ RATIO_IS_ONE = 1e-6
 @rule(
     name="one-sided clipping",
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
-    threshold=f"{ONE_SIDE:.0%} on one side, of at least {WORTH_CLIPPING:.0%} of the tokens, {LONG} steps in a row",
-    reason="below that share clipping hardly matters; one of 75 healthy runs was so in a few steps",
     remedy="Move that side's bound (actor.clip_ratio_low, actor.clip_ratio_high), or let a method adapt it.",
     link="docs/methods.md",
     kind=Kind.TREND,
     heuristic=True,
 )
 def find_one_sided_clipping(run: Run) -> Onset | None:
+    """Nearly all that is clipped is on one side, where it matters; of 75 healthy runs one was so in a few steps."""
     sides = pandas.DataFrame({key: trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
     total = sides.sum(axis=1)
     step = lasts((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG) if len(sides) else None
@@ -234,12 +215,11 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
 @rule(
     name="bounds idle: one update a rollout batch",
     reads=(keys.RATIO, keys.KL),
-    threshold=f"ratio 1 and KL 0 to {RATIO_IS_ONE:g} in every step",
-    reason="rounding of float32",
     remedy="Make actor.ppo_mini_batch_size smaller than data.train_batch_size.",
     link="docs/scopes.md",
 )
 def find_single_updates(run: Run) -> Onset | None:
+    """The ratio is 1 and the KL 0 in every step."""
     ratio, kl = trained(run, keys.RATIO), trained(run, keys.KL)
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
     if run.skipped_updates is not None or ratio.empty or kl.empty:
@@ -258,13 +238,12 @@ def _target(run: Run) -> float | None:
 @rule(
     name="bounds idle: the search never started",
     reads=(keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"),
-    threshold="the share of positive tokens at or above the target in every step, bounds constant",
-    reason="the search's own condition",
     remedy="Raise clipx.target.",
     link="docs/methods.md#bapo",
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_search_not_started(run: Run) -> Onset | None:
+    """By the search's own condition: the share is at or above the target in every step, and the bounds are constant."""
     share, after = trained(run, keys.SHARE_BEFORE), trained(run, keys.SHARE_AFTER)
     target = _target(run)
     bounds = [trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
@@ -277,13 +256,12 @@ def find_search_not_started(run: Run) -> Onset | None:
 @rule(
     name="bounds idle: too few tokens a bin",
     reads=(keys.COUNTS, "clipx.alpha"),
-    threshold=f"alpha² + 1 tokens or fewer in most bins, {LASTING} steps in a row",
-    reason="among n tokens none lies further than √(n − 1) standard deviations from their mean",
     remedy="Take larger mini-batches, fewer bins or a smaller clipx.alpha.",
     link="docs/methods.md#acpo",
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
+    """Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins."""
     names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
     if not names or alpha is None:
         return None
@@ -296,13 +274,12 @@ def find_few_tokens(run: Run) -> Onset | None:
 @rule(
     name="bounds saturated",
     reads=(keys.BOUND_HIGH_LAST, keys.SHARE_AFTER, "clipx.target", "clipx.upper_stop", "clipx.upper_step"),
-    threshold=f"the upper bound at its last candidate and the target missed, {LASTING} steps in a row",
-    reason="the search has nowhere left to go",
     remedy="Raise clipx.upper_stop or lower clipx.target.",
     link="docs/methods.md#bapo",
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_saturated_bounds(run: Run) -> Onset | None:
+    """The upper bound is the last candidate and the target is missed: the search has nowhere left to go."""
     target = _target(run)
     stop, by = (run.configuration.get(f"clipx.{name}") for name in ("upper_stop", "upper_step"))
     high, share = trained(run, keys.BOUND_HIGH_LAST).align(trained(run, keys.SHARE_AFTER), join="inner")
@@ -314,12 +291,11 @@ def find_saturated_bounds(run: Run) -> Onset | None:
     )
 
 
+# The bounds then stay at their ceiling (clip_fraction) or floor (second_moment).
 rule_of_limit(
     keys.HOLD_MISSED,
     0.5,
-    "in {:.0%} of a step's updates",
     name="held target out of reach",
-    reason="the bounds then stay at their ceiling (clip_fraction) or floor (second_moment)",
     remedy="Raise clipx.hold.value, move that end, or make fewer updates on each rollout batch.",
     link="docs/scopes.md#hold-a-target",
     about=("clipx.hold", keys.HOLD_MISSED),
@@ -335,14 +311,12 @@ KL_IS_NOT_ZERO = 1e-3
 @rule(
     name="ratio anchored to another policy",
     reads=(keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
-    threshold=f"mean ratio further than {RATIO_IS_NOT_ONE:g} from 1, or KL further than {KL_IS_NOT_ZERO:g} from 0, at "
-    f"one update a rollout batch, {LASTING} steps in a row",
-    reason="the first update's ratio is 1 unless its old log-probabilities are another policy's",
     remedy="Look at bypass mode and staleness: the clip acts on the mismatch too.",
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
 def find_anchored_ratio(run: Run) -> Onset | None:
+    """The first update's ratio is 1 unless its old log-probabilities are another policy's."""
     ratio = trained(run, keys.RATIO)
     # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
     kl = trained(run, keys.KL).reindex(ratio.index, fill_value=0.0)
@@ -355,9 +329,7 @@ def find_anchored_ratio(run: Run) -> Onset | None:
 rule_of_limit(
     keys.MISMATCH,
     0.02,
-    "mean difference of probability {:g}",
     name="mismatch of rollout and training",
-    reason="judgement",
     remedy="Compare the engines' precision and versions, or correct it (algorithm.rollout_correction).",
     link="docs/scopes.md#staleness",
     heuristic=True,
@@ -369,13 +341,12 @@ TOP_P, TOP_K = "actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top
 @rule(
     name="truncated sampling",
     reads=(TOP_P, TOP_K),
-    threshold="top_p below 1 or top_k above 0",
-    reason="the loss's probabilities are of the whole distribution",
     remedy="Sample with top_p 1 and top_k -1.",
     link="docs/scopes.md#staleness",
     any_of=True,
 )
 def find_truncated_sampling(run: Run) -> Onset | None:
+    """The loss's probabilities are of the whole distribution."""
     top_p, top_k = (run.configuration.get(key) for key in (TOP_P, TOP_K))
     cut = [f"{TOP_P} {top_p:g}"] if isinstance(top_p, int | float) and top_p < 1 else []
     cut += [f"{TOP_K} {top_k}"] if isinstance(top_k, int) and top_k > 0 else []
@@ -391,14 +362,13 @@ EXPLOSION, STEPS_BEFORE = 100.0, 5
 @rule(
     name="gradient explosion",
     reads=(keys.GRADIENT_NORM,),
-    threshold=f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
-    reason="healthy runs of docs/results/cpu_small.md stay below 20 times their median",
     remedy="Lower actor.optim.lr or actor.grad_clip.",
     link="docs/reading.md#rules",
     kind=Kind.TREND,
     heuristic=True,
 )
 def find_gradient_explosion(run: Run) -> Onset | None:
+    """It is far above its median before: healthy runs of docs/results/cpu_small.md stay below 20 times theirs."""
     values = trained(run, keys.GRADIENT_NORM)
     before = values.expanding(STEPS_BEFORE).median().shift()
     wide = values.index[(before > 0) & (values > EXPLOSION * before)]
@@ -409,14 +379,13 @@ def find_gradient_explosion(run: Run) -> Onset | None:
 @rule(
     name=REWARD_COLLAPSE,
     reads=(keys.REWARD,),
-    threshold=f"mean of a tenth of the steps below {KEPT:.0%} of the best before, beyond noise",
-    reason="the report's own definition of a collapse",
     remedy="Go back to a checkpoint before, with narrower bounds or a lower actor.optim.lr.",
     link="docs/reading.md",
     kind=Kind.TREND,
     heuristic=True,
 )
 def find_reward_collapse(run: Run) -> Onset | None:
+    """The report's own definition of a collapse."""
     values = trained(run, keys.REWARD)
     at = collapse(values.to_numpy())
     if at is None:
@@ -428,9 +397,7 @@ def find_reward_collapse(run: Run) -> Onset | None:
 rule_of_limit(
     keys.CUT,
     0.25,
-    "{:.0%} of the responses",
     name="responses cut at the limit",
-    reason="judgement",
     remedy="Raise data.max_response_length, or rollout.max_model_len where that is reached, or look whether responses "
     "ramble.",
     link="docs/reading.md#health",
@@ -441,9 +408,7 @@ rule_of_limit(
 rule_of_limit(
     keys.UNDECIDED,
     0.1,
-    "{:.0%} of the responses",
     name="answers without a verdict",
-    reason="judgement",
     remedy="Look at answers on which the verifier gives up, and at its time limit.",
     link="docs/reading.md#health",
     about=(keys.UNDECIDED,),
@@ -456,14 +421,13 @@ KEPT_HELD_OUT = 0.9
 @rule(
     name=HELD_OUT_FALLS,
     reads=(keys.VALIDATIONS, keys.REWARD),
-    threshold=f"the mean of {LASTING} validations below {KEPT_HELD_OUT:.0%} of the best before, beyond noise",
-    reason="false alarms on made-up validations in docs/dev/diagnosis_evidence.md",
     remedy="Go back to the best checkpoint; look at training answers for what the reward likes and the task does not, "
     "and at repeated epochs of the same prompts.",
     link="docs/reading.md#rules",
     heuristic=True,
 )
 def find_held_out_fall(run: Run) -> Onset | None:
+    """A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones."""
     reward = trained(run, keys.REWARD)
     for key in matching(run.log, keys.VALIDATIONS):
         values = run.values(key)
