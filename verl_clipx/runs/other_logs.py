@@ -1,7 +1,6 @@
 """Logs besides verl's file log: TensorBoard's folders, CSV exports of W&B and its runs."""
 
 import codecs
-import contextlib
 import csv
 import io
 import itertools
@@ -14,7 +13,7 @@ from typing import Any
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
 from verl_clipx.runs.console import read_console
-from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
+from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run, numbers_in
 
 EVENTS = "events.out.tfevents.*"
 
@@ -95,16 +94,13 @@ def read_exports(path: Path) -> Rows:
             )
         metrics = {name: name.rpartition(" - ")[2] for name in columns if name != steps}
         for row in table:
-            if math.isfinite(step := _number(row[steps] or "")):
+            if math.isfinite(step := numbers_in({steps: row[steps]}).get(steps, math.nan)):
                 if abs(step) > 2**53:
                     raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
-                texts = {metric: row[name].strip() for name, metric in metrics.items() if row[name]}
+                texts = {metric: row[name] for name, metric in metrics.items() if row[name]}
                 if separator == ";":
                     texts = {metric: text.replace(",", ".") for metric, text in texts.items()}
-                # An empty cell or a word is no value; NaN is one.
-                numbers = {metric: _number(text) for metric, text in texts.items()}
-                kept = {key: one for key, one in numbers.items() if not math.isnan(one) or texts[key].lower() == "nan"}
-                rows.setdefault(int(step), {}).update(kept)
+                rows.setdefault(int(step), {}).update(numbers_in(texts))
     return rows
 
 
@@ -124,20 +120,10 @@ def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
     try:
         run = wandb.Api().run(name)
         for entry in run.scan_history():
-            row = rows.setdefault(int(entry["_step"]), {})
-            # W&B adds keys that begin with _; a table or a picture is no number, and NaN is a word.
-            for key in entry.keys() - {key for key in entry if key.startswith("_")}:
-                with contextlib.suppress(TypeError, ValueError):
-                    row[key] = float(entry[key])
+            # W&B adds keys that begin with _, and may give null for what it has not.
+            own = {key: value for key, value in entry.items() if not (key.startswith("_") or value is None)}
+            rows.setdefault(int(entry["_step"]), {}).update(numbers_in(own))
         configuration = dict(run.config)
     except (wandb.Error, ValueError) as error:
         raise ValueError(f"wandb://{name}: {error}") from None
     return rows, {"display_name": run.name, "configuration": configuration}
-
-
-def _number(text: str) -> float:
-    """The number that a text holds; NaN if it holds none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

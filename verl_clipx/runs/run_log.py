@@ -1,10 +1,12 @@
 """verl's file log: its lines, and their numbers as a table."""
 
+import contextlib
 import gzip
+import itertools
 import math
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +65,7 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
 
 def rows_of(text: bytes, path: Path) -> Rows:
     """The numbers of a log's last run, as for `entries_in` and `last_run`."""
-    return last_run(path, (Logged(entry.step, _numbers(entry.data)) for entry in entries_in(text, path)))
+    return last_run(path, (Logged(entry.step, numbers_in(entry.data)) for entry in entries_in(text, path)))
 
 
 def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
@@ -76,27 +78,23 @@ def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
         ValueError: steps of several processes or runs alternate, so that no run can be told.
     """
     rows: Rows = {}
-    processes: dict[str, None] = {}
-    last, count, said, mixed, ahead = 0, 0, [], False, []
-    for step, metrics, process in logged:
-        mixed |= process in processes and process != next(reversed(processes))
-        processes |= {process: None} if process else {}
-        count += 1
+    logged, last, said, ahead = list(logged), 0, [], []
+    turns = [process for process, _ in itertools.groupby(one.process for one in logged if one.process)]
+    for step, metrics, _ in logged:
         ahead.append((step, metrics))
         # A validation may be of an earlier checkpoint; the next step that trains says what it belongs to.
         if all(key.startswith("val-") for key in metrics):
             continue
         if step < last or (step == last > 0 and metrics.keys() & rows[step].keys()):
             rows = {at: row for at, row in rows.items() if step > 1 and at < step}
-            how = (
-                "goes on, as a resumed run does: its later values" if step > 1 else "begins anew: the last run's steps"
-            )
+            resumed = "goes on, as a resumed run does: its later values"
+            how = resumed if step > 1 else "begins anew: the last run's steps"
             said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
         for at, values in ahead:
             rows.setdefault(at, {}).update(values)
         last, ahead = step, []
-    if mixed or (len(said) > 2 and 2 * len(said) >= count):
-        names = f" of {' and '.join(processes)}" if processes else ""
+    if len(turns) > len({*turns}) or (len(said) > 2 and 2 * len(said) >= len(logged)):
+        names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
         raise ValueError(f"{path}: steps{names} alternate, so several runs wrote it. Keep each one's lines in a file.")
     for what in said:
         warnings.warn(what, stacklevel=2)
@@ -105,15 +103,19 @@ def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
     return rows
 
 
-def _numbers(data: dict[str, Any]) -> dict[str, float]:
-    """A step's numbers: null is NaN, and a whole number beyond the range of float64 is infinite."""
+def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
+    """A step's numbers, also those that are texts, among tables, pictures and words.
+
+    Null is NaN, and a whole number beyond the range of float64 is infinite.
+    """
     numbers = {}
     for key, value in data.items():
-        if value is None or isinstance(value, int | float):
-            try:
-                numbers[key] = math.nan if value is None else float(value)
-            except OverflowError:
-                numbers[key] = math.inf if value > 0 else -math.inf
+        try:
+            numbers[key] = math.nan if value is None else float(value)
+        except OverflowError:
+            numbers[key] = math.inf if value > 0 else -math.inf
+        except (TypeError, ValueError):
+            continue
     return numbers
 
 
@@ -139,19 +141,15 @@ def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: a gzip file that cannot be unpacked ({error}).") from None
     first, _, steps = text.partition(b"\n")
-    try:
+    header: Any = None
+    with contextlib.suppress(ValueError):
         header = parse_json(first, "")
-    except ValueError:
-        header = None
-    if isinstance(header, dict) and "commit" in header and "step" not in header:
-        text = steps
-    elif compressed:
+    is_kept = isinstance(header, dict) and "commit" in header and "step" not in header
+    if compressed and not is_kept:
         raise ValueError(f"{path}: a gzip file, but no kept run. Unpack it and name the log that is in it.")
-    else:
-        header = {}
-    if not text.strip():
+    if not (text := steps if is_kept else text).strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
-    return rows_of(text, path), header
+    return rows_of(text, path), header if is_kept else {}
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
