@@ -1,7 +1,7 @@
 """What a rule of diagnose is, and how it is declared: `@rule(…)` on the function that finds its onset in a run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -37,29 +37,30 @@ class Kind(Enum):
     """Reported only for finished runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """A pathology and how a log shows it.
 
     Args:
         name: in the field's terms; lower case.
+        kind: what it is good for while a run trains.
         reads: the metrics or keys of the record that it reads; a * stands for anything in a metric's key.
         onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
         remedy: what to do, the same for all runs or by what a run says; see `diagnosis.with_values`.
         link: the page of the documentation that says more.
         about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
-        kind: what it is good for while a run trains.
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         any_of: whether one of what it reads is enough.
     """
 
     name: str
+    kind: Kind
+    _: KW_ONLY
     reads: tuple[str, ...]
     onset: Detector
     remedy: str | Callable[[Run], str]
     link: str
     about: tuple[str, ...] = ()
-    kind: Kind = Kind.REMARK
     heuristic: bool = False
     any_of: bool = False
 
@@ -68,23 +69,27 @@ class Rule:
 RULES: list[Rule] = []
 
 
-def rule(**texts: Any) -> Callable[[Detector], Detector]:
-    """Declares a rule whose onset the decorated function finds; arguments as for `Rule`."""
+def rule(name: str, kind: Kind = Kind.REMARK, **further: Any) -> Callable[[Detector], Detector]:
+    """Declares a rule whose onset the decorated function finds; arguments as for `Rule`.
+
+    The function's docstring is the remedy, unless there is another.
+    """
 
     def declare(detector: Detector) -> Detector:
-        RULES.append(Rule(onset=detector, **texts))
+        remedy = " ".join((detector.__doc__ or "").split())
+        RULES.append(Rule(name, kind, onset=detector, **{"remedy": remedy, **further}))
         return detector
 
     return declare
 
 
-def rule_of_limit(key: str, limit: float, **texts: Any) -> None:
+def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: float, **further: Any) -> None:
     """Declares a rule on one metric that stays at or above a limit."""
 
-    @rule(reads=(key,), **texts)
+    @rule(name, kind, reads=(reads,), **further)
     def find_values_beyond(run: Run) -> Onset | None:
-        values = trained(run, key)
-        return onset_at(lasts(values >= limit), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
+        values = trained(run, reads)
+        return onset_at(lasts(values >= limit), lambda at: f"{reads} {values[at]:.3g}, at most {values.max():.3g}")
 
 
 def trained(run: Run, key: str) -> pandas.Series:

@@ -1,4 +1,4 @@
-"""The rules of diagnose, each with its texts and what it reads: command, page and documentation follow from them."""
+"""The rules of diagnose, each with what it reads and, as its docstring, what to do; all else follows from them."""
 
 from fnmatch import filter as matching
 
@@ -28,15 +28,15 @@ def after_skipped(run: Run) -> str:
 
 
 @rule(
-    name="skipped updates",
+    "skipped updates",
+    Kind.FACT,
     reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
     remedy=after_skipped,
     link="docs/reading.md#health",
-    kind=Kind.FACT,
     any_of=True,
 )
 def find_skipped_updates(run: Run) -> Onset | None:
-    """A gradient is not finite: verl skips the update, but under Megatron takes it."""
+    # A gradient is not finite: verl skips the update, but under Megatron takes it.
     skipped = run.skipped_updates
     if skipped is None:
         return None
@@ -58,15 +58,14 @@ OTHER_FINITE = tuple(key for key in keys.FINITE if key != keys.GRADIENT_NORM)
 
 
 @rule(
-    name="values that are not finite",
+    "values that are not finite",
+    Kind.FACT,
     reads=(*keys.HEALTH_COUNTS, *OTHER_FINITE),
-    remedy="Means and figures leave these values out. Look at the reward of the prompts that the output names.",
     link="docs/reading.md#health",
-    kind=Kind.FACT,
     any_of=True,
 )
 def find_values_not_finite(run: Run) -> Onset | None:
-    """Something is not finite that is finite in every sound run."""
+    """Means and figures leave these values out. Look at the reward of the prompts that the output names."""
     begins: dict[str, int] = {}
     for key, what in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
@@ -96,16 +95,9 @@ def more_entropy(run: Run) -> str:
     return f"{first}, or take a method that keeps improbable tokens ({others})."
 
 
-@rule(
-    name="entropy collapse",
-    reads=(keys.ENTROPY,),
-    remedy=more_entropy,
-    link="docs/faq.md",
-    kind=Kind.TREND,
-    heuristic=True,
-)
+@rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=more_entropy, link="docs/faq.md", heuristic=True)
 def find_entropy_collapse(run: Run) -> Onset | None:
-    """Of its greatest value in the first steps little is left: healthy runs of docs/results/cpu_small.md keep 9 %."""
+    # Of its greatest value in the first steps little is left: healthy runs of docs/results/cpu_small.md keep 9 %.
     values = trained(run, keys.ENTROPY)
     # The greatest, since a quick collapse lies within these steps.
     first = values.iloc[:LASTING].max()
@@ -117,16 +109,10 @@ def find_entropy_collapse(run: Run) -> Onset | None:
 ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
 
 
-@rule(
-    name="entropy explosion",
-    reads=(keys.ENTROPY,),
-    remedy="Lower actor.entropy_coeff, actor.optim.lr or the upper bound, and go back to a checkpoint before.",
-    link="docs/faq.md",
-    kind=Kind.TREND,
-    heuristic=True,
-)
+@rule("entropy explosion", Kind.TREND, reads=(keys.ENTROPY,), link="docs/faq.md", heuristic=True)
 def find_entropy_explosion(run: Run) -> Onset | None:
-    """It is far above its first steps, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long."""
+    """Lower actor.entropy_coeff, actor.optim.lr or the upper bound, and go back to a checkpoint before."""
+    # It is far above its first steps, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long.
     values = trained(run, keys.ENTROPY)
     first = values.iloc[:LASTING].max()
     risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
@@ -158,15 +144,15 @@ def some_signal(run: Run) -> str:
 
 
 @rule(
-    name="no learning signal",
+    "no learning signal",
+    Kind.TREND,
     reads=(keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE, keys.ALIKE),
     remedy=some_signal,
     link="docs/reading.md#health",
-    kind=Kind.TREND,
     any_of=True,
 )
 def find_no_signal(run: Run) -> Onset | None:
-    """No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike."""
+    # No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike.
     lowest, highest = keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE
     sides = pandas.DataFrame({key: trained(run, key) for key in (lowest, highest)}).dropna()
     if sides.empty:
@@ -180,12 +166,12 @@ def find_no_signal(run: Run) -> Onset | None:
 
 # Such prompts have advantage 0, so fewer than a tenth teach.
 rule_of_limit(
-    keys.ALIKE,
-    0.9,
-    name="few prompts teach, because samples score alike",
+    "few prompts teach, because samples score alike",
+    Kind.TREND,
+    reads=keys.ALIKE,
+    limit=0.9,
     remedy=other_prompts,
     link="docs/reading.md#health",
-    kind=Kind.TREND,
     heuristic=True,
 )
 
@@ -197,29 +183,24 @@ RATIO_IS_ONE = 1e-6
 
 
 @rule(
-    name="one-sided clipping",
+    "one-sided clipping",
+    Kind.TREND,
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
-    remedy="Move that side's bound (actor.clip_ratio_low, actor.clip_ratio_high), or let a method adapt it.",
     link="docs/methods.md",
-    kind=Kind.TREND,
     heuristic=True,
 )
 def find_one_sided_clipping(run: Run) -> Onset | None:
-    """Nearly all that is clipped is on one side, where it matters; of 75 healthy runs one was so in a few steps."""
+    """Move that side's bound (actor.clip_ratio_low, actor.clip_ratio_high), or let a method adapt it."""
+    # Nearly all that is clipped is on one side, where it matters; of 75 healthy runs one was so in a few steps.
     sides = pandas.DataFrame({key: trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
     total = sides.sum(axis=1)
     step = lasts((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG) if len(sides) else None
     return onset_at(step, lambda at: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[at].items()))
 
 
-@rule(
-    name="bounds idle: one update a rollout batch",
-    reads=(keys.RATIO, keys.KL),
-    remedy="Make actor.ppo_mini_batch_size smaller than data.train_batch_size.",
-    link="docs/scopes.md",
-)
+@rule("bounds idle: one update a rollout batch", reads=(keys.RATIO, keys.KL), link="docs/scopes.md")
 def find_single_updates(run: Run) -> Onset | None:
-    """The ratio is 1 and the KL 0 in every step."""
+    """Make actor.ppo_mini_batch_size smaller than data.train_batch_size."""
     ratio, kl = trained(run, keys.RATIO), trained(run, keys.KL)
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
     if run.skipped_updates is not None or ratio.empty or kl.empty:
@@ -236,14 +217,14 @@ def _target(run: Run) -> float | None:
 
 
 @rule(
-    name="bounds idle: the search never started",
+    "bounds idle: the search never started",
     reads=(keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"),
-    remedy="Raise clipx.target.",
     link="docs/methods.md#bapo",
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_search_not_started(run: Run) -> Onset | None:
-    """By the search's own condition: the share is at or above the target in every step, and the bounds are constant."""
+    """Raise clipx.target."""
+    # By the search's own condition: the share is at or above the target in every step, and the bounds are constant.
     share, after = trained(run, keys.SHARE_BEFORE), trained(run, keys.SHARE_AFTER)
     target = _target(run)
     bounds = [trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
@@ -254,14 +235,14 @@ def find_search_not_started(run: Run) -> Onset | None:
 
 
 @rule(
-    name="bounds idle: too few tokens a bin",
+    "bounds idle: too few tokens a bin",
     reads=(keys.COUNTS, "clipx.alpha"),
-    remedy="Take larger mini-batches, fewer bins or a smaller clipx.alpha.",
     link="docs/methods.md#acpo",
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
-    """Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins."""
+    """Take larger mini-batches, fewer bins or a smaller clipx.alpha."""
+    # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
     names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
     if not names or alpha is None:
         return None
@@ -272,14 +253,14 @@ def find_few_tokens(run: Run) -> Onset | None:
 
 
 @rule(
-    name="bounds saturated",
+    "bounds saturated",
     reads=(keys.BOUND_HIGH_LAST, keys.SHARE_AFTER, "clipx.target", "clipx.upper_stop", "clipx.upper_step"),
-    remedy="Raise clipx.upper_stop or lower clipx.target.",
     link="docs/methods.md#bapo",
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_saturated_bounds(run: Run) -> Onset | None:
-    """The upper bound is the last candidate and the target is missed: the search has nowhere left to go."""
+    """Raise clipx.upper_stop or lower clipx.target."""
+    # The upper bound is the last candidate and the target is missed: the search has nowhere left to go.
     target = _target(run)
     stop, by = (run.configuration.get(f"clipx.{name}") for name in ("upper_stop", "upper_step"))
     high, share = trained(run, keys.BOUND_HIGH_LAST).align(trained(run, keys.SHARE_AFTER), join="inner")
@@ -293,9 +274,9 @@ def find_saturated_bounds(run: Run) -> Onset | None:
 
 # The bounds then stay at their ceiling (clip_fraction) or floor (second_moment).
 rule_of_limit(
-    keys.HOLD_MISSED,
-    0.5,
-    name="held target out of reach",
+    "held target out of reach",
+    reads=keys.HOLD_MISSED,
+    limit=0.5,
     remedy="Raise clipx.hold.value, move that end, or make fewer updates on each rollout batch.",
     link="docs/scopes.md#hold-a-target",
     about=("clipx.hold", keys.HOLD_MISSED),
@@ -309,14 +290,14 @@ KL_IS_NOT_ZERO = 1e-3
 
 
 @rule(
-    name="ratio anchored to another policy",
+    "ratio anchored to another policy",
     reads=(keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
-    remedy="Look at bypass mode and staleness: the clip acts on the mismatch too.",
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
 def find_anchored_ratio(run: Run) -> Onset | None:
-    """The first update's ratio is 1 unless its old log-probabilities are another policy's."""
+    """Look at bypass mode and staleness: the clip acts on the mismatch too."""
+    # The first update's ratio is 1 unless its old log-probabilities are another policy's.
     ratio = trained(run, keys.RATIO)
     # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
     kl = trained(run, keys.KL).reindex(ratio.index, fill_value=0.0)
@@ -327,9 +308,9 @@ def find_anchored_ratio(run: Run) -> Onset | None:
 
 
 rule_of_limit(
-    keys.MISMATCH,
-    0.02,
-    name="mismatch of rollout and training",
+    "mismatch of rollout and training",
+    reads=keys.MISMATCH,
+    limit=0.02,
     remedy="Compare the engines' precision and versions, or correct it (algorithm.rollout_correction).",
     link="docs/scopes.md#staleness",
     heuristic=True,
@@ -338,15 +319,10 @@ rule_of_limit(
 TOP_P, TOP_K = "actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top_k"
 
 
-@rule(
-    name="truncated sampling",
-    reads=(TOP_P, TOP_K),
-    remedy="Sample with top_p 1 and top_k -1.",
-    link="docs/scopes.md#staleness",
-    any_of=True,
-)
+@rule("truncated sampling", reads=(TOP_P, TOP_K), link="docs/scopes.md#staleness", any_of=True)
 def find_truncated_sampling(run: Run) -> Onset | None:
-    """The loss's probabilities are of the whole distribution."""
+    """Sample with top_p 1 and top_k -1."""
+    # The loss's probabilities are of the whole distribution.
     top_p, top_k = (run.configuration.get(key) for key in (TOP_P, TOP_K))
     cut = [f"{TOP_P} {top_p:g}"] if isinstance(top_p, int | float) and top_p < 1 else []
     cut += [f"{TOP_K} {top_k}"] if isinstance(top_k, int) and top_k > 0 else []
@@ -359,16 +335,10 @@ def find_truncated_sampling(run: Run) -> Onset | None:
 EXPLOSION, STEPS_BEFORE = 100.0, 5
 
 
-@rule(
-    name="gradient explosion",
-    reads=(keys.GRADIENT_NORM,),
-    remedy="Lower actor.optim.lr or actor.grad_clip.",
-    link="docs/reading.md#rules",
-    kind=Kind.TREND,
-    heuristic=True,
-)
+@rule("gradient explosion", Kind.TREND, reads=(keys.GRADIENT_NORM,), link="docs/reading.md#rules", heuristic=True)
 def find_gradient_explosion(run: Run) -> Onset | None:
-    """It is far above its median before: healthy runs of docs/results/cpu_small.md stay below 20 times theirs."""
+    """Lower actor.optim.lr or actor.grad_clip."""
+    # It is far above its median before: healthy runs of docs/results/cpu_small.md stay below 20 times theirs.
     values = trained(run, keys.GRADIENT_NORM)
     before = values.expanding(STEPS_BEFORE).median().shift()
     wide = values.index[(before > 0) & (values > EXPLOSION * before)]
@@ -376,16 +346,10 @@ def find_gradient_explosion(run: Run) -> Onset | None:
     return onset_at(step, lambda at: f"{keys.GRADIENT_NORM} {values[at]:.3g}, median before {before[at]:.3g}")
 
 
-@rule(
-    name=REWARD_COLLAPSE,
-    reads=(keys.REWARD,),
-    remedy="Go back to a checkpoint before, with narrower bounds or a lower actor.optim.lr.",
-    link="docs/reading.md",
-    kind=Kind.TREND,
-    heuristic=True,
-)
+@rule(REWARD_COLLAPSE, Kind.TREND, reads=(keys.REWARD,), link="docs/reading.md", heuristic=True)
 def find_reward_collapse(run: Run) -> Onset | None:
-    """The report's own definition of a collapse."""
+    """Go back to a checkpoint before, with narrower bounds or a lower actor.optim.lr."""
+    # The report's own definition of a collapse.
     values = trained(run, keys.REWARD)
     at = collapse(values.to_numpy())
     if at is None:
@@ -395,20 +359,20 @@ def find_reward_collapse(run: Run) -> Onset | None:
 
 
 rule_of_limit(
-    keys.CUT,
-    0.25,
-    name="responses cut at the limit",
+    "responses cut at the limit",
+    Kind.TREND,
+    reads=keys.CUT,
+    limit=0.25,
     remedy="Raise data.max_response_length, or rollout.max_model_len where that is reached, or look whether responses "
     "ramble.",
     link="docs/reading.md#health",
-    kind=Kind.TREND,
     heuristic=True,
 )
 
 rule_of_limit(
-    keys.UNDECIDED,
-    0.1,
-    name="answers without a verdict",
+    "answers without a verdict",
+    reads=keys.UNDECIDED,
+    limit=0.1,
     remedy="Look at answers on which the verifier gives up, and at its time limit.",
     link="docs/reading.md#health",
     about=(keys.UNDECIDED,),
@@ -418,16 +382,12 @@ rule_of_limit(
 KEPT_HELD_OUT = 0.9
 
 
-@rule(
-    name=HELD_OUT_FALLS,
-    reads=(keys.VALIDATIONS, keys.REWARD),
-    remedy="Go back to the best checkpoint; look at training answers for what the reward likes and the task does not, "
-    "and at repeated epochs of the same prompts.",
-    link="docs/reading.md#rules",
-    heuristic=True,
-)
+@rule(HELD_OUT_FALLS, reads=(keys.VALIDATIONS, keys.REWARD), link="docs/reading.md#rules", heuristic=True)
 def find_held_out_fall(run: Run) -> Onset | None:
-    """A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones."""
+    """Go back to the best checkpoint; look at training answers for what the reward likes and the task does not, and at
+    repeated epochs of the same prompts.
+    """
+    # A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones.
     reward = trained(run, keys.REWARD)
     for key in matching(run.log, keys.VALIDATIONS):
         values = run.values(key)
