@@ -124,7 +124,7 @@ def read_run(path: Path) -> Run:
     if not any(name.startswith(keys.OF_VERL) for name in log):
         begins = ", ".join(keys.OF_VERL)
         raise ValueError(
-            f"{files.log}: no metric begins with {begins}: not the log of a policy's training. {VERL_ONLY}"
+            f"{files.log}: no metric begins with {begins}: not the log of a policy's training by verl. {VERL_ONLY}"
         )
     beyond = (log.abs() > LARGEST) & numpy.isfinite(log)
     if beyond.any(axis=None):
