@@ -17,6 +17,7 @@ from verl_clipx.check import contract
 from verl_clipx.check.contract import SPOILED, check_method, example, gradient, spoiled
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
+from verl_clipx.modifiers.hold import width_of
 from verl_clipx.run.config import Settings, build
 from verl_clipx.run.groups import group_names, group_settings
 
@@ -30,7 +31,7 @@ VARIANTS = {f"{of}, {how}": CLASSES[of](**how) for of in BUILT_IN for how in fac
 HOLDING = {
     f"{name} that holds a target": build(name, hold={"value": 0.1}).method
     for name in BUILT_IN
-    if CLASSES[name]().bounds_width is not None
+    if width_of(CLASSES[name]()) is not None
 }
 CONTRACT = METHODS | VARIANTS | HOLDING
 

@@ -6,6 +6,7 @@ Covers too: what the line and explain say, metrics, the state's description. Not
 import math
 import pickle
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusal
 from tests.claims.first_call import NEAR, first_call, moved_batch
 from tests.methods.at import outcome, row, tokens_at
 from tests.worker.updates import loss_function, train
+from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.check.contract import compiled_it_is_the_same
-from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.modifiers.hold import HeldBounds
+from verl_clipx.methods import BUILT_IN, METHODS, FixedBounds
+from verl_clipx.modifiers.hold import HeldBounds, Hold, held, width_of
 from verl_clipx.run.answer import bounds_of, settings_of
 from verl_clipx.run.config import build
 from verl_clipx.run.start import decide
@@ -149,10 +151,24 @@ def test_compiled_it_is_the_same():
 
 
 def test_the_methods_with_a_width_are_these_and_a_micro_batch_has_too_few_sequences_for_gspo():
-    assert {name for name in BUILT_IN if METHODS[name]().bounds_width is not None} == {*WITH_WIDTH}
-    assert [name for name in WITH_WIDTH if METHODS[name]().bounds_width.mask] == MASKS
+    assert {name for name in BUILT_IN if width_of(METHODS[name]()) is not None} == {*WITH_WIDTH}
+    assert [name for name in WITH_WIDTH if width_of(METHODS[name]()).mask] == MASKS
     with pytest.raises(ValueError, match=r"clipx\.scope=micro_batch"):
         build("gspo", scope="micro_batch", hold={"value": 0.02})
+
+
+def test_a_method_of_a_users_own_holds_what_the_one_does_that_it_is_derived_from():
+    @dataclass(frozen=True, kw_only=True)
+    class Derived(METHODS["grpo"], name="tests_derived_from_grpo"):
+        # Names that mean something else where a target is held.
+        width: float = parameter(2.0, number(at_least=1, at_most=3), "")
+        divergence: str = parameter("kl", choice("kl", "tv"), "")
+
+    (own, of_base) = (held(kind(), Hold(target="second_moment", value=0.034)) for kind in (Derived, METHODS["grpo"]))
+    assert solved(own, LOG_RATIOS, ADVANTAGES) == solved(of_base, LOG_RATIOS, ADVANTAGES)
+    assert {*own.parameters} == {*of_base.parameters, "width", "divergence"} and own.width == 2
+    with pytest.raises(ValueError, match="no width to solve for"):
+        held(FixedBounds(), Hold(value=0.02))
 
 
 @pytest.mark.parametrize(

@@ -60,25 +60,6 @@ class Bounds(NamedTuple):
         return -minimum(advantages * ratio, advantages * self.clip(ratio))
 
 
-class Width(NamedTuple):
-    """What the bounds of a method are a width of, so that they can hold a target (`modifiers.hold`).
-
-    Attributes:
-        of: what `Method.bounded` returns: a "ratio" about 1, or a "difference" about 0.
-        parameters: those that say the bounds where no target is held.
-        every_sign: whether the clip acts wherever the value is outside, whichever sign the advantage has.
-        mask: whether F is 0 or the ratio of a token: the second moment of what is kept then grows with the width.
-        floor, ceiling: the usual ends of a width.
-    """
-
-    of: str = "ratio"
-    parameters: tuple[str, ...] = ("clip_low", "clip_high")
-    every_sign: bool = False
-    mask: bool = False
-    floor: float = 0.05
-    ceiling: float = 1.0
-
-
 class Limit(NamedTuple):
     """What limits a method's gradient weight, in the words of the line that a run prints.
 
@@ -124,10 +105,6 @@ class Method:
     by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
-    # What the bounds are a width of; None: they can't hold a target.
-    bounds_width: ClassVar[Width | None] = None
-    # The parameters whose place a held target takes.
-    replaced: ClassVar[tuple[str, ...]] = ()
     # The bound on the ratio of tokens with A < 0; a method that has one makes it a parameter.
     dual_clip: ClassVar[float | None] = None
     # What `metrics` and `over_updates` return, declared.

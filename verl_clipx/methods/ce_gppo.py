@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, FixedBounds, Width, dual_clip_parameter
+from verl_clipx.base.method import Bounds, FixedBounds, dual_clip_parameter
 from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -19,7 +19,6 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
-    bounds_width = Width()
 
     beta_low: float = parameter(
         0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0", "paper"

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds, Width
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
 from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -19,7 +19,6 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("mask_low", "mask_high")
-    bounds_width = Width(every_sign=True)
 
     mask_low: float | None = parameter(
         None,

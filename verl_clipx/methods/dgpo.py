@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CLAMP, NODE, Bounds, FixedBounds, Width
+from verl_clipx.base.method import LARGEST_CLAMP, NODE, Bounds, FixedBounds
 from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens
@@ -17,8 +17,6 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
     F = r (r / low)^n where A < 0 and r < low, r (high / r)^(1/m) where A > 0 and r > high, and r elsewhere. F is
     continuous at both bounds. With m = 1, its upper bound is constant, as in GPPO.
     """
-
-    bounds_width = Width()
 
     log_ratio_clamp: float | None = parameter(
         None,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight, Limit, Width, interval, limit_of
+from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight, Limit, interval, limit_of
 from verl_clipx.base.parameters import VerlKey, choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -56,11 +56,6 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "paper",
         DUAL_CLIP,
     )
-
-    @property
-    def bounds_width(self) -> Width | None:
-        """Of the change of probability; the other divergence has none."""
-        return Width("difference", ("threshold_low", "threshold_high")) if self.divergence == "tv" else None
 
     @property
     def what_limits(self) -> Limit:

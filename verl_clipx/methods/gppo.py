@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, FixedBounds, Width
+from verl_clipx.base.method import Bounds, FixedBounds
 from verl_clipx.base.tokens import Tokens
 
 
@@ -14,8 +14,6 @@ class Gppo(FixedBounds, name="gppo", source="GPPO (arXiv 2508.07629), in the for
 
     F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere.
     """
-
-    bounds_width = Width()
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, minimum, where
 
-from verl_clipx.base.method import Bounds, FixedBounds, Method, Width, dual_clip_parameter
+from verl_clipx.base.method import Bounds, FixedBounds, Method, dual_clip_parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -42,7 +42,5 @@ class Grpo(
     ClippedSurrogate, FixedBounds, name="grpo", source="GRPO (arXiv 2402.03300); DAPO (arXiv 2503.14476), Eq. 10"
 ):
     """PPO's clip with separate lower and upper bounds (DAPO's clip-higher with clip_high 1.28)."""
-
-    bounds_width = Width(mask=True)
 
     dual_clip: float | None = dual_clip_parameter(3.0, "choice")

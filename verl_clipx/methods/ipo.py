@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, Limit, Method, Width, limit_of
+from verl_clipx.base.method import Bounds, Limit, Method, limit_of
 from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -19,8 +19,6 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
 
     prime-rl measures from the policy that sampled.
     """
-
-    bounds_width = Width("difference", ("threshold",), every_sign=True)
 
     threshold: float | None = parameter(
         0.3,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, ConstantWeight, FixedBounds, Width
+from verl_clipx.base.method import Bounds, ConstantWeight, FixedBounds
 from verl_clipx.base.tokens import Tokens
 
 
@@ -21,8 +21,6 @@ class TwoSided(
 
     Both sources measure the ratio from the policy that sampled.
     """
-
-    bounds_width = Width(every_sign=True, mask=True)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

@@ -3,12 +3,12 @@
 import functools
 import math
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, cat, float64, int64, where
 
 from verl_clipx.base.histogram import ratio_or_zero
-from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Limit, Method, Width
+from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Limit, Method
 from verl_clipx.base.octaves import Octaves
 from verl_clipx.base.parameters import choice, number, optional, parameter, validate
 from verl_clipx.base.refusal import ABSENT, Refusal
@@ -18,6 +18,42 @@ from verl_clipx.base.tokens import Tokens
 CLIP_FRACTION, SECOND_MOMENT = "clip_fraction", "second_moment"
 # What a method with fixed bounds logs of the tokens on which its clip acts: on one side of each sign, or everywhere.
 LOGGED_SHARE = {False: "pg_clipfrac", True: "pg_clipfrac + region_fraction/LP + region_fraction/HN (clipx.metrics=all)"}
+
+
+class Width(NamedTuple):
+    """What the bounds of a method are a width of.
+
+    Attributes:
+        of: what `Method.bounded` returns: a "ratio" about 1, or a "difference" about 0.
+        parameters: the bounds where no target is held; it takes their place.
+        every_sign: whether the clip acts wherever the value is outside, whichever sign the advantage has.
+        mask: whether F is 0 or the ratio of a token: the second moment of what is kept then grows with the width.
+        floor, ceiling: the usual ends of a width.
+        only_with: parameters with the value that each must have; with another there is no width.
+    """
+
+    of: str = "ratio"
+    parameters: tuple[str, ...] = ("clip_low", "clip_high")
+    every_sign: bool = False
+    mask: bool = False
+    floor: float = 0.05
+    ceiling: float = 1.0
+    only_with: tuple[tuple[str, str], ...] = ()
+
+
+# By a method's name, which the methods that are derived from it share. Another one's bounds can hold no target.
+WIDTHS = {
+    "grpo": Width(mask=True),
+    "two_sided": Width(every_sign=True, mask=True),
+    "cispo": Width(every_sign=True),
+    "gppo": Width(),
+    "ce_gppo": Width(),
+    "dgpo": Width(),
+    # The ratio of a sequence stays close to 1.
+    "gspo": Width(floor=1e-5, ceiling=0.05),
+    "ipo": Width("difference", ("threshold",), every_sign=True),
+    "dppo": Width("difference", ("threshold_low", "threshold_high"), only_with=(("divergence", "tv"),)),
+}
 ENDS = optional(number(at_least=1e-6, at_most=LARGEST_BOUND - 1))
 
 
@@ -54,6 +90,7 @@ class HeldBounds(Method):
     """
 
     hold: ClassVar[Hold]
+    bounds_width: ClassVar[Width]
     octaves: ClassVar[Octaves]
 
     logs = (HELD_WIDTH, HELD_REACHED, HELD_MISSED)
@@ -71,7 +108,7 @@ class HeldBounds(Method):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        own = {name: value for name, value in super().parameters.items() if name not in self.replaced}
+        own = {name: value for name, value in super().parameters.items() if name not in self.bounds_width.parameters}
         return {**own, "hold": self.held_target}
 
     @property
@@ -118,16 +155,31 @@ class HeldBounds(Method):
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         distance, _, _ = decision.to(t.ratio.dtype).unbind()
-        return (
-            Bounds((-distance).exp(), distance.exp())
-            if self.bounds_width.of == "ratio"
-            else Bounds(-distance, distance)
-        )
+        if self.bounds_width.of == "ratio":
+            return Bounds((-distance).exp(), distance.exp())
+        return Bounds(-distance, distance)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         distance, reached, missed = decision.unbind()
         width = distance.expm1() if self.bounds_width.of == "ratio" else distance
         return {HELD_WIDTH.name: width, HELD_REACHED.name: reached, HELD_MISSED.name: missed}
+
+
+def width_by_name(kind: type[Method]) -> Width | None:
+    """The row of WIDTHS of a class of methods, or of the nearest class that it is derived from."""
+    return next((WIDTHS[base.name] for base in kind.__mro__ if vars(base).get("name") in WIDTHS), None)
+
+
+def width_of(method: Method) -> Width | None:
+    """The width that a method's bounds have with its parameters; None if they can hold no target."""
+    width = width_by_name(type(method))
+    has_width = width is not None and all(getattr(method, name) == value for name, value in width.only_with)
+    return width if has_width else None
+
+
+def solved_parameters(method: Method) -> tuple[str, ...]:
+    """The parameters whose place a held target takes; none where none is held."""
+    return method.bounds_width.parameters if isinstance(method, HeldBounds) else ()
 
 
 def distances(width: Width) -> tuple[float, float]:
@@ -143,15 +195,15 @@ def held(method: Method, hold: Hold) -> Method:
         Refusal: the method has no width, the target has no value or determines no width, or the floor is not below the
             ceiling.
     """
-    if method.statistics_size or method.bounds_width is None:
+    width = width_of(method)
+    if method.statistics_size or width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
-        can = ", ".join(name for name, kind in METHODS.items() if kind.bounds_width is not None)
+        can = ", ".join(name for name, kind in METHODS.items() if width_by_name(kind) is not None)
         advice = f"Leave it out, or choose one of {can} (dppo with divergence=tv)."
         raise Refusal(hold.node, ABSENT, f"{method.name} can hold no target: its bounds {why}", advice)
-    if hold.target == SECOND_MOMENT and not method.bounds_width.mask:
+    if hold.target == SECOND_MOMENT and not width.mask:
         reason = f"{method.name} is no mask on the ratio of tokens, so that no single width belongs to a value of it"
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
-    width = method.bounds_width
     if hold.value is None:
         # What a value means, for a user who has to choose one.
         advice = "It is in nats²; 0.04, the threshold of M2PO's paper, is a log-ratio of 0.2."
@@ -173,6 +225,6 @@ def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
     floor, ceiling = distances(width)
     lowest = math.floor(math.log2(floor))
     octaves = Octaves(lowest, math.ceil(math.log2(ceiling)) - lowest)
-    namespace = {"hold": hold, "bounds_width": width, "octaves": octaves, "replaced": width.parameters}
+    namespace = {"hold": hold, "bounds_width": width, "octaves": octaves}
     namespace |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     return type(kind.__name__, (HeldBounds, kind), namespace)

@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_clipx.base.method import NODE, Limit
 from verl_clipx.base.refusal import written
+from verl_clipx.modifiers.hold import solved_parameters
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import OBSERVE, group_names, group_settings
@@ -159,7 +160,7 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
             source = f"; from {ACTOR}.{taken['key']}={written(taken['given'])}"
         elif name == "compile" and value is False and run.uncompiled_by:
             source = f"; from {run.uncompiled_by}=False"
-        elif name in settings.method.replaced:
+        elif name in solved_parameters(settings.method):
             source = f"; not used, {NODE}.hold solves for the bounds"
         changes.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
     return changes

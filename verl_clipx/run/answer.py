@@ -27,6 +27,7 @@ from verl_clipx.base.refusal import Refusal, written
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
 from verl_clipx.common.secrets import redact
+from verl_clipx.modifiers.hold import solved_parameters
 from verl_clipx.run.announcement import (
     REMEDIES,
     VERL_LIMIT,
@@ -227,7 +228,7 @@ def settings_of(settings: Settings, run: RunFacts) -> str:
     changed = [
         f"{field.name}={shown(value)} (group: {shown(of_group)})"
         for field, value, of_group in changed_parameters(settings, run)
-        if field.name not in (*NOT_TRAINED, *settings.method.replaced)
+        if field.name not in (*NOT_TRAINED, *solved_parameters(settings.method))
     ]
     if settings.hold is not None:
         changed.insert(0, f"bounds that hold {settings.method.held_target}")

@@ -18,6 +18,7 @@ from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, traces_path
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import METHODS
+from verl_clipx.modifiers.hold import solved_parameters
 from verl_clipx.run.announcement import REMEDIES, announcement, uncorrected
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.facts import RunFacts
@@ -108,7 +109,7 @@ def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> It
     if isinstance(settings, Observe):
         return
     update, reason = settings.update, f"{NODE}.hold solves for the bounds"
-    idle = {name: (getattr(settings.method, name), reason) for name in settings.method.replaced}
+    idle = {name: (getattr(settings.method, name), reason) for name in solved_parameters(settings.method)}
     if update is not None and update.quantile is not None:
         idle["update.eta"] = (update.eta, f"{NODE}.update.quantile={update.quantile:g} determines it")
     for name, (value, reason) in idle.items():
