@@ -8,6 +8,9 @@ from verl_clipx.base.method import Bounds, Limit, Method
 from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.tokens import Tokens
 
+# Without log_ratio_clamp a ratio counts as at most this, so that float32 holds its square times any usual advantage.
+LARGEST_RATIO = 1e15
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.16025); CFPO in verl's pull request 5252"):
@@ -31,10 +34,10 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        r = t.free_ratio
+        r = t.free_ratio.clamp(max=LARGEST_RATIO)
         return where(t.live, r * (1 - t.advantages.sign() * (r - 1) / self.epsilon), 0.0)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """|A| (r - 1)^2 / (2 epsilon) - A r."""
-        A, r = t.advantages, t.ratio
+        A, r = t.advantages, t.ratio.clamp(max=LARGEST_RATIO)
         return A.abs() * (r - 1).square() / (2 * self.epsilon) - A * r
