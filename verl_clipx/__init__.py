@@ -10,13 +10,13 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "register_loss": "verl_clipx.loss.user_method",
-    "check_loss": "verl_clipx.check.contract",
+    "check_loss": "verl_clipx.check.runner",
     "Bounds": "verl_clipx.methods",
     "FixedBounds": "verl_clipx.methods",
     "METHODS": "verl_clipx.methods",
     "Method": "verl_clipx.methods",
     "Tokens": "verl_clipx.base.tokens",
-    "evaluate": "verl_clipx.check.contract",
+    "evaluate": "verl_clipx.loss.evaluate",
     "of_decision": "verl_clipx.base.metric",
     "of_rollout_batch": "verl_clipx.base.metric",
     "parameter": "verl_clipx.base.parameters",

@@ -244,7 +244,7 @@ def check_loss(
 ) -> None:
     """Check a loss of your own against the contract that every loss keeps."""
     sys.path.insert(0, "")
-    from verl_clipx.check.contract import UNSEEN, check_method
+    from verl_clipx.check.runner import UNSEEN, check_method
     from verl_clipx.run.config import build
 
     with failing():

@@ -12,7 +12,8 @@ from tests import example_losses
 from tests.example_losses import WithinSpread
 from verl_clipx import check_loss, of_decision
 from verl_clipx.check import contract
-from verl_clipx.check.contract import CHECKS, COMPILED_CHECKS, check_method
+from verl_clipx.check.contract import CHECKS, COMPILED_CHECKS
+from verl_clipx.check.runner import check_method, first_line
 from verl_clipx.loss.compiled import token_functions
 from verl_clipx.loss.user_method import method_of
 
@@ -259,7 +260,7 @@ def test_a_rule_that_a_method_lifts_is_skipped_and_not_kept(flag, skipped, monke
     monkeypatch.setattr(contract, "COMPILED_CHECKS", ())
     report = check_method(broken(**{flag: True}))
     found = {check: why for check, outcome, why in report if outcome == "skipped"}
-    assert found == dict.fromkeys(map(contract.first_line, skipped), f"{flag}=True")
+    assert found == dict.fromkeys(map(first_line, skipped), f"{flag}=True")
 
 
 def test_without_a_compiler_the_compiled_loss_is_skipped(monkeypatch):

@@ -11,9 +11,10 @@ import torch
 from torch import float64, where
 
 from tests.example_losses import WithinSpread
+from verl_clipx import of_rollout_batch
 from verl_clipx.check import contract
-from verl_clipx.check.contract import check_method
-from verl_clipx.methods import FixedBounds, Method
+from verl_clipx.check.runner import check_method, first_line
+from verl_clipx.methods import Bounds, FixedBounds, Method
 
 CALLS = itertools.count(1)
 COMPILED = "compiled it is another"
@@ -71,6 +72,39 @@ def group_mates(t):
     return (t.group[:, None] == t.group).sum(1, keepdim=True)
 
 
+def bounded_by(statistic, decide, weight):
+    """Of the number of tokens and the sum of a statistic: the one decision, and a weight that reads it as a bound."""
+    return within_spread(
+        statistics=lambda self, t: torch.stack([t.mask, where(t.mask, statistic(t).to(float64), 0.0)]).sum((1, 2)),
+        decide=lambda self, statistics: decide(*statistics)[None],
+        bounds=lambda self, t, decision: Bounds(0.0, decision.to(t.ratio.dtype)),
+        gradient_weight=lambda self, t, bounds: weight(t, bounds.high),
+    )
+
+
+def over_updates(summary):
+    logs = (*WithinSpread.logs, of_rollout_batch("spread_moved", "how far the spread moved", "nats"))
+    return within_spread(logs=logs, over_updates=lambda self, metrics: {"spread_moved": summary(metrics["spread"])})
+
+
+def pairs(t):
+    two = t.ratio.view(-1, 2, t.ratio.shape[1])
+    return (two / two.mean(1, keepdim=True)).view_as(t.ratio)
+
+
+def fills_the_window(t):
+    return t.ratio * (1 - 0.5 * t.mask.all(-1, keepdim=True).to(t.ratio.dtype))
+
+
+def share_in_the_sequence(t):
+    return t.log_ratio.masked_fill(~t.mask, -torch.inf).softmax(-1) * t.mask.sum(-1, keepdim=True)
+
+
+def quarters(self, t):
+    quarter = (t.log_ratio.abs() * 4).floor().clamp(max=7)
+    return torch.stack([(t.mask & (quarter == k)).sum(dtype=float64) for k in range(8)])
+
+
 FINITE, ONE = contract.finite_for_every_finite_input, contract.one_weight_per_token
 POSITIVE, NEGATIVE = contract.weight_is_positive_at_ratio_1, contract.weight_is_nowhere_negative
 OTHERS, SIZE = (
@@ -109,7 +143,7 @@ WRONG = {
     "F is float64 by the bounds": (
         ONE,
         within_spread(
-            bounds=lambda self, t, decision: contract.Bounds((-decision).exp(), decision.exp()),
+            bounds=lambda self, t, decision: Bounds((-decision).exp(), decision.exp()),
             gradient_weight=lambda self, t, bounds: t.ratio.clamp(bounds.low, bounds.high),
         ),
     ),
@@ -140,6 +174,89 @@ WRONG = {
     "a warm-up that counts its calls": (
         contract.weight_is_the_same_at_each_call,
         loss(lambda t, _: t.ratio * min(1.0, next(CALLS) / 30)),
+    ),
+    "a square without the clamp, at a large A": (
+        FINITE,
+        dataclasses.replace(loss(lambda t, _: t.ratio**2), log_ratio_clamp=None),
+    ),
+    "half precision inside": (FINITE, loss(lambda t, _: (t.ratio.half() ** 2).to(t.ratio.dtype))),
+    "the logarithm of |A| as the value": (
+        FINITE,
+        loss(lambda t, _: t.ratio, loss_value=lambda self, t, bounds, weight: -weight * t.advantages.abs().log()),
+    ),
+    "the logarithm of the ratio": (NEGATIVE, loss(lambda t, _: 1 + t.log_ratio)),
+    "only above and below ratio 1": (POSITIVE, loss(lambda t, _: where((t.ratio > 1) | (t.ratio < 1), t.ratio, 0.0))),
+    "divided by the spread of A": (
+        SIZE,
+        bounded_by(
+            lambda t: t.advantages.double() ** 2,
+            lambda n, squares: (squares / n.clamp(min=1)).sqrt(),
+            lambda t, spread: t.ratio / (0.1 + spread),
+        ),
+    ),
+    "a quantile of the micro-batch": (
+        (contract.padding_does_not_matter, OTHERS),
+        loss(lambda t, _: where(t.ratio <= t.ratio.flatten().quantile(0.9), t.ratio, t.ratio / 2)),
+    ),
+    "a running sum over sequences": (
+        (contract.order_of_sequences_does_not_matter, OTHERS),
+        loss(lambda t, _: t.ratio / (1 + (t.ratio * t.mask).cumsum(0))),
+    ),
+    "sequences in pairs": (contract.the_loss_can_be_computed, loss(lambda t, _: pairs(t))),
+    "a response that fills the micro-batch's width": (
+        contract.padding_does_not_matter,
+        loss(lambda t, _: fills_the_window(t), by_sequence=True),
+    ),
+    "assigned by the mask": (
+        contract.no_value_is_read_on_the_host,
+        loss(lambda t, _: t.ratio.masked_scatter(t.mask, t.ratio[t.mask])),
+    ),
+    "the largest ratio as a statistic": (
+        contract.statistics_add_up_over_any_split,
+        within_spread(
+            statistics=lambda self, t: torch.stack(
+                [t.mask.sum(), where(t.mask, t.log_ratio.abs(), 0.0).amax()]
+            ).double()
+        ),
+    ),
+    "the number of a group": (
+        contract.order_of_sequences_does_not_matter,
+        loss(lambda t, _: t.ratio * (1 + 0.1 * (t.group % 2)[:, None]).to(t.ratio.dtype), asks_for=("group",)),
+    ),
+    "the number of a group in statistics": (
+        contract.order_of_sequences_does_not_matter,
+        within_spread(
+            asks_for=("group",),
+            statistics=lambda self, t: torch.stack([t.mask, t.mask * (t.group > 5)[:, None]]).sum((1, 2)).double(),
+        ),
+    ),
+    "sums of both signs that are said to have one": (
+        contract.statistics_are_the_same_each_time,
+        within_spread(
+            never_negative=slice(None),
+            statistics=lambda self, t: three_sums(self, t)[:2],
+            decide=lambda self, statistics: (statistics[1].abs() / statistics[0].clamp(min=1))[None],
+        ),
+    ),
+    "a decision in float32": (
+        contract.statistics_are_the_same_each_time,
+        within_spread(decide=lambda self, statistics: WithinSpread.decide(self, statistics).float()),
+    ),
+    "a decision that is one number": (
+        contract.statistics_are_the_same_each_time,
+        within_spread(
+            decide=lambda self, statistics: WithinSpread.decide(self, statistics)[0],
+            metrics=lambda self, statistics, decision: {"spread": decision},
+        ),
+    ),
+    "a summary that needs two updates": (contract.the_loss_can_be_computed, over_updates(lambda of: of[1] - of[0])),
+    "a summary divided by a first update's spread": (
+        contract.the_loss_can_be_computed,
+        over_updates(lambda of: of[-1] / of[0]),
+    ),
+    "a summary that is infinite": (
+        contract.metrics_keep_their_keys,
+        over_updates(lambda of: of[-1] / of[0] if of[0] else float("inf")),
     ),
     COMPILED: (
         contract.compiled_it_is_the_same,
@@ -185,6 +302,37 @@ RIGHT = {
             ]
         )
     ),
+    "less for each further token": loss(
+        lambda t, _: t.ratio * 0.99 ** torch.arange(t.ratio.shape[1], device=t.ratio.device).to(t.ratio.dtype)
+    ),
+    "less for the tokens before it": loss(
+        lambda t, _: t.ratio / t.mask.to(t.ratio.dtype).cumsum(-1).clamp(min=1) ** 0.1, by_sequence=True
+    ),
+    "a token's share in its sequence": loss(lambda t, _: share_in_the_sequence(t), by_sequence=True),
+    "only where the sampler is near": loss(
+        lambda t, _: t.ratio * ((t.old_log_prob - t.rollout_log_prob).abs() < 0.7), asks_for=("rollout_log_prob",)
+    ),
+    "a tail that underflows": loss(lambda t, _: torch.special.erfc(t.log_ratio)),
+    "the share of tokens with A above 0": bounded_by(
+        lambda t: t.advantages > 0,
+        lambda n, positive: positive / n.clamp(min=1),
+        lambda t, share: t.ratio.clamp(max=1.1 + share),
+    ),
+    "a histogram's quantile": within_spread(
+        statistics_size=8,
+        never_negative=slice(None),
+        statistics=quarters,
+        decide=lambda self, of: ((of.cumsum(0) < 0.9 * of.sum()).sum(dtype=float64) / 4)[None],
+    ),
+    "a second stage about the first's mean": within_spread(
+        second_statistics_size=1,
+        statistics=lambda self, t: three_sums(self, t)[:2],
+        second_statistics=lambda self, t, first: where(
+            t.mask, (t.log_ratio.to(float64) - first[1] / first[0].clamp(min=1)) ** 2, 0.0
+        ).sum()[None],
+        decide=lambda self, of: (of[2] / of[0].clamp(min=1)).sqrt()[None],
+    ),
+    "a summary of each number of updates": over_updates(lambda of: of[-1] - of[0]),
 }
 
 
@@ -198,7 +346,7 @@ def test_a_wrong_loss_is_refused_for_its_own_faults(name, monkeypatch):
     checks, method = WRONG[name]
     checks = checks if isinstance(checks, tuple) else (checks,)
     found = outcomes(method, monkeypatch, checks if name == COMPILED else ())
-    assert list(found) == [contract.first_line(check) for check in checks], found
+    assert list(found) == [first_line(check) for check in checks], found
 
 
 @pytest.mark.parametrize("method", RIGHT.values(), ids=RIGHT)

@@ -9,7 +9,7 @@ from verl.workers.config import ActorConfig
 from tests.composition import built_once
 from tests.golden.cases import GoldenCase
 from tests.golden.settings import overrides_of
-from verl_clipx.check.contract import Evaluated, evaluate
+from verl_clipx.loss.evaluate import Evaluated, evaluate
 from verl_clipx.run.config import Settings
 
 

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from tests.composition import built_once
 from tests.golden.runs import per_token, registered_loss
 from verl_clipx.check import contract
-from verl_clipx.check.contract import SPOILED, check_method, example, gradient, spoiled
+from verl_clipx.check.contract import SPOILED, example, gradient, spoiled
+from verl_clipx.check.runner import check_method
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
 from verl_clipx.modifiers.hold import width_of

@@ -1,81 +1,26 @@
-"""Runs a method on your own tensors, and checks that your own method keeps the contract that every method keeps."""
+"""The contract that every method keeps: one function a rule, which raises an AssertionError if a method breaks it."""
 
 import inspect
+import math
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterator
-from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from verl_clipx.base.method import LARGEST_CLAMP, declared
+from verl_clipx.base.method import declared
 from verl_clipx.base.metric import Over, wrong_names
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Inputs, Tokens
-from verl_clipx.check.examples import (
-    every_ratio,
-    example,
-    extreme_sequences,
-    extreme_tokens,
-    mini_batches,
-    of_tokens,
-    with_junk,
-)
+from verl_clipx.check import examples
+from verl_clipx.check.examples import SPOILED, every_ratio, example, extreme_sequences, extreme_tokens, spoiled
 from verl_clipx.loss.compiled import token_functions
-from verl_clipx.loss.loss import apply, per_token_loss, token_loss, token_statistics, tokens_in
-from verl_clipx.loss.user_method import method_of
-from verl_clipx.methods import Bounds, Method
+from verl_clipx.loss.evaluate import Evaluated, evaluate
+from verl_clipx.loss.loss import token_loss, token_statistics, tokens_in
+from verl_clipx.methods import Method
 from verl_clipx.modifiers import AdvantageReweighting
-
-
-class Evaluated(NamedTuple):
-    """A method's loss per token, with everything that it was computed from.
-
-    Args:
-        loss: (sequences, length), differentiable with respect to log_prob.
-        weight: the gradient weight F, (sequences, length).
-        bounds: the clip bounds.
-        tokens: the tokens that loss, weight and bounds were computed from.
-        statistics: the statistics behind the bounds, (statistics_size,), float64.
-    """
-
-    loss: Tensor
-    weight: Tensor
-    bounds: Bounds
-    tokens: Tokens
-    statistics: Tensor
-
-
-def evaluate(
-    method: Method,
-    *,
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    statistics: Tensor | None = None,
-    shaping: AdvantageReweighting | None = None,
-    **optional: Tensor | None,
-) -> Evaluated:
-    """A method's loss per token for inspection: uncompiled, and with everything that it was computed from.
-
-    Args:
-        method: a method with its parameters, for example `METHODS["acpo"](alpha=2.0)`.
-        log_prob: log-probabilities under the current policy, (sequences, length); the loss is differentiable with
-            respect to them.
-        old_log_prob, advantages, mask: (sequences, length).
-        statistics: the statistics behind the bounds; None: those of these tokens.
-        **optional: the other fields of `Inputs`.
-    """
-    inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
-    applied = apply(method, shaping, inputs, None if statistics is None else method.decide(statistics))
-    loss = per_token_loss(log_prob, applied.value, applied.weighted)
-    given = applied.statistics if statistics is None else statistics
-    return Evaluated(loss, applied.weight, applied.bounds, applied.tokens, given)
 
 
 def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -93,23 +38,12 @@ def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | No
     return result, inputs["log_prob"].grad
 
 
-def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
-    """As `every_ratio`, at ratios that are exactly the bounds, and at their nearest neighbours."""
-    both = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
-    logs = both[(both > 0) & both.isfinite()].unique()[:40].to(dtype).double().log()
-    steps = torch.tensor([0.0, 1e-3, -1e-3, *(k * torch.finfo(dtype).eps for k in (-2, -1, 1, 2))]).double()
-    log_ratio = (logs[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
-    # One of the two policies is sure of the token, so that the log-ratio is not rounded.
-    advantages = torch.tensor([1.0, -1.0]).double().repeat(len(log_ratio) // 2)[:, None]
-    return of_tokens(log_ratio, torch.tensor(0.0).double(), advantages, dtype)
-
-
 def tried(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor], Tensor | None]]:
     """Mini-batches by name, with the statistics of another one that the bounds follow from, or None for their own."""
     usual = evaluate(method, **inputs_of(method, example(dtype)))
     yield "every ratio within the usual bounds", every_ratio(dtype), usual.statistics
-    yield "ratios at the usual bounds", at_bounds(usual.bounds, dtype), usual.statistics
-    for name, tensors in mini_batches(dtype).items():
+    yield "ratios at the usual bounds", examples.at_bounds(usual.bounds, dtype), usual.statistics
+    for name, tensors in examples.mini_batches(dtype).items():
         yield name, tensors, None
 
 
@@ -183,10 +117,8 @@ def finite_for_every_finite_input(method: Method) -> None:
         for batch, tensors, statistics in tried(method, dtype):
             result, actual = gradient(method, tensors, statistics)
             t = result.tokens
-            # Without log_ratio_clamp, float32 holds squared ratios times usual advantages only.
-            judged = t.mask & ((t.log_ratio.abs() <= LARGEST_CLAMP / 2) | (t.advantages.abs() <= 2))
             for what, values in (("F", result.weight), ("the loss", result.loss), ("the gradient", actual)):
-                wrong = judged & ~values.isfinite()
+                wrong = t.mask & ~values.isfinite()
                 if bool(wrong.any()):
                     raise AssertionError(not_finite(method, what, values, wrong, t))
             decision = method.decide(result.statistics)
@@ -223,18 +155,23 @@ def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, t: Toke
 def nothing_outside_the_mask_is_read(method: Method) -> None:
     """NaN and infinity outside the mask change nothing."""
     clean = example()
-    expect_same(gradient(method, clean), gradient(method, with_junk(clean)), "values outside the mask are read")
+    with_junk = gradient(method, examples.with_junk(clean))
+    expect_same(gradient(method, clean), with_junk, "values outside the mask are read")
 
 
 def order_of_sequences_does_not_matter(method: Method) -> None:
-    """Permuting the sequences permutes loss and gradient."""
+    """Permuting the sequences permutes loss and gradient, and which numbers the groups have changes nothing."""
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     inverse = order.argsort()
     for tensors in (example(), extreme_tokens(torch.float64)):
-        result, actual = gradient(method, tensors)
-        permuted = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
-        restored = (permuted[0]._replace(loss=permuted[0].loss[inverse]), permuted[1][inverse])
-        expect_same((result, actual), restored, "the order of the sequences matters")
+        usual = gradient(method, tensors)
+        result, actual = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
+        expect_same(
+            usual, (result._replace(loss=result.loss[inverse]), actual[inverse]), "the order of the sequences matters"
+        )
+        # Also in another order, and with other remainders.
+        renumbered = gradient(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
+        expect_same(usual, renumbered, "the number that a group happens to have matters")
 
 
 def padding_does_not_matter(method: Method) -> None:
@@ -243,31 +180,29 @@ def padding_does_not_matter(method: Method) -> None:
     for tensors in (example(), extreme_tokens(torch.float64), extreme_sequences(torch.float64)):
         padded = {name: torch.nn.functional.pad(tensor, added[tensor.ndim]) for name, tensor in tensors.items()}
         first, (result, actual) = gradient(method, tensors), gradient(method, padded)
-        alike = torch.allclose(first[0].statistics, result.statistics, rtol=1e-12, equal_nan=True)
-        require(alike, "the statistics count padding")
+        require(bool(close(first[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
         expect_same(first, (result._replace(loss=result.loss[:-1, :-3]), actual[:-1, :-3]), "padding matters")
 
 
 def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
     """The weight of a token is the same however a mini-batch is divided into micro-batches."""
-    for dtype, (rtol, atol) in ROUNDING.items():
+    for dtype, tolerance in ROUNDING.items():
         usual = (example(dtype, spread=spread) for spread in (0.05, 0.5, 3.0))
         for tensors in (*usual, extreme_tokens(dtype), extreme_sequences(dtype), every_ratio(dtype)):
             tensors = inputs_of(method, tensors)
-            whole = evaluate(method, statistics=None, **tensors)
+            whole = evaluate(method, **tensors)
             rows, columns = (torch.arange(size) for size in whole.weight.shape)
             for part in (rows * 6 // len(rows), rows * 2 // len(rows), rows % 2):
-                for k in range(int(part.max()) + 1):
-                    own = {name: tensor[part == k] for name, tensor in tensors.items()}
-                    weight = evaluate(method, statistics=whole.statistics, **own).weight
-                    before = whole.weight[part == k]
-                    moved = own["mask"] & ~close(weight, before, rtol, atol)
-                    require_none(moved, MOVED.format("sequences of its micro-batch", DECLARE_BATCH), before, weight)
+                for kept in part == part.unique()[:, None]:
+                    own = {name: tensor[kept] for name, tensor in tensors.items()}
+                    before, weight = whole.weight[kept], evaluate(method, statistics=whole.statistics, **own).weight
+                    message = MOVED.format("sequences of its micro-batch", DECLARE_BATCH)
+                    require_none(own["mask"] & ~close(weight, before, *tolerance), message, before, weight)
             for k in () if method.by_sequence else range(4):
                 own = {**tensors, "mask": tensors["mask"] & (columns % 4 == k)}
-                weight = evaluate(method, statistics=whole.statistics, **own).weight
-                moved = own["mask"] & ~close(weight, whole.weight, rtol, atol)
-                require_none(moved, MOVED.format("tokens of its sequence", DECLARE_SEQUENCE), whole.weight, weight)
+                before, weight = whole.weight, evaluate(method, statistics=whole.statistics, **own).weight
+                message = MOVED.format("tokens of its sequence", DECLARE_SEQUENCE)
+                require_none(own["mask"] & ~close(weight, before, *tolerance), message, before, weight)
 
 
 def inputs_stay_unchanged(method: Method) -> None:
@@ -310,7 +245,8 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
 
 
 def expect_same(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
-    """Raises AssertionError unless losses and gradients agree to 1e-12."""
+    """Raises AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9."""
+    require(bool(close(first[0].statistics, second[0].statistics, 1e-9, 1e-9).all()), message)
     for before, after in ((first[0].loss, second[0].loss), (first[1], second[1])):
         require(bool(close(before, after, 1e-12, 1e-14).all()), message)
 
@@ -346,26 +282,12 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
     for case, tensors in spoiled(method, torch.float32):
         for whose, statistics in (("its own", None), ("given", of_mini_batch)):
             require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
-    for without_junk, with_it in zip(once, losses(with_junk(clean)), strict=True):
+    for without_junk, with_it in zip(once, losses(examples.with_junk(clean)), strict=True):
         require(torch.equal(without_junk, with_it), "compiled, values outside the mask are read")
         require(bool(without_junk.isfinite().all()), "compiled, a loss or a gradient is not finite")
     uncompiled, actual = gradient(method, clean, of_mini_batch)
     for compiled, usual in zip(once, (uncompiled.loss, actual), strict=True):
         require(bool(close(compiled, usual.detach(), *ROUNDING[torch.float32]).all()), "compiled, it is another loss")
-
-
-# The token that is spoiled. It is inside the mask.
-SPOILED = (1, 2)
-
-
-def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The example with NaN or infinity in one token of one input, for each input that the method uses, with a label."""
-    for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
-        for value in (float("nan"), float("inf"), -float("inf")):
-            tensors = example(dtype)
-            if tensors[name].is_floating_point():
-                tensors[name][SPOILED] = value
-                yield f"{name}={value}", tensors
 
 
 def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
@@ -416,34 +338,35 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
 
 
 def statistics_are_the_same_each_time(method: Method) -> None:
-    """The statistics of the same tokens are the same to the last bit."""
+    """The statistics of the same tokens are the same to the last bit, and a float64 vector, as the decision is."""
     size = method.statistics_size + method.second_statistics_size
-    for dtype in ROUNDING:
-        inputs = Inputs(**inputs_of(method, example(dtype)))
+    for tensors in (tensors for dtype in ROUNDING for tensors in examples.mini_batches(dtype).values()):
+        inputs = Inputs(**inputs_of(method, tensors))
         first, second = token_statistics(method, None, inputs), token_statistics(method, None, inputs)
         require(tuple(first.shape) == (size,), f"statistics of shape {tuple(first.shape)}")
         require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
         require(bool(close(first, second).all()), "the statistics of the same tokens differ")
+        require(not bool((first[method.never_negative] < 0).any()), "statistics are below 0 that never_negative names")
+        decision = method.decide(first)
+        found = f"the decision is {decision.dtype} with {decision.ndim} dimensions, use a float64 vector"
+        require(decision.ndim == 1 and decision.dtype == torch.float64, found)
 
 
 def statistics_add_up_over_any_split(method: Method) -> None:
     """Statistics and bounds are the same however the sequences are split, groups of one prompt included."""
     for tensors in (make(dtype) for dtype in ROUNDING for make in (example, extreme_tokens)):
         tensors = inputs_of(method, tensors)
-        whole = token_statistics(method, None, Inputs(**tensors))
-        bounds = evaluate(method, statistics=whole, **tensors).bounds
+        whole = evaluate(method, **tensors)
         for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
             part = torch.tensor(cut)
-            parts = [
-                Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()})
-                for k in range(int(part.max()) + 1)
-            ]
+            kept = part == part.unique()[:, None]
+            parts = [Inputs(**{name: tensor[rows] for name, tensor in tensors.items()}) for rows in kept]
             # Each stage is summed over the parts before the next.
             first = sum(token_statistics(method, None, each)[: method.statistics_size] for each in parts)
             split = sum(token_statistics(method, None, each, first) for each in parts)
-            require(bool(close(split, whole, 1e-9, 1e-9).all()), "the statistics do not add up over a split")
-            for bound, of_split in zip(bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
-                bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in (bound, of_split))
+            require(bool(close(split, whole.statistics, 1e-9, 1e-9).all()), "the statistics do not add up over a split")
+            for bounds in zip(whole.bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
+                bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in bounds)
                 require(bool(close(bound, of_split, 1e-12, 1e-14).all()), "a split changes the bounds")
 
 
@@ -463,19 +386,25 @@ def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
 
 
 def metrics_keep_their_keys(method: Method) -> None:
-    """The metrics are those that the class declares, and have the same keys whatever the data."""
+    """The metrics are those that the class declares, with the same keys whatever the data and the number of updates."""
     for wrong in wrong_names(method.logs, METRICS):
         require(False, wrong)
-    keys = []
-    for mask in (example()["mask"], torch.zeros_like(example()["mask"])):
-        statistics = token_statistics(method, None, Inputs(**{**inputs_of(method, example()), "mask": mask}))
-        metrics = method.metrics(statistics, method.decide(statistics))
-        keys.append([name for _, members in declared(method, metrics) for name in members])
-    require(keys[0] == keys[1], f"the keys depend on the data: {keys[0]}, {keys[1]}")
-    summary = method.over_updates({name: [1.0, 1.0] for name in keys[0]})
+    usual = example()
+    first_update, empty = {**usual, "log_prob": usual["old_log_prob"]}, {**usual, "mask": usual["mask"] & False}
+    found = []
+    for tensors in (first_update, usual, empty):
+        statistics = token_statistics(method, None, Inputs(**inputs_of(method, tensors)))
+        metrics = declared(method, method.metrics(statistics, method.decide(statistics)))
+        found.append({name: value for _, members in metrics for name, value in members.items()})
+    keys = [list(members) for members in found]
+    require(keys[0] == keys[1] == keys[2], f"the keys depend on the data: {keys[1]}, {keys[2]}")
     known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
-    undeclared = [name for name in summary if not any(pattern.fullmatch(f"clipx/{name}") for pattern in known)]
-    require(not undeclared, f"over_updates returns {undeclared}, which logs does not declare: add of_rollout_batch")
+    for updates in (found[:1], found[1:], found[:2], [*found, *found]):
+        of_updates = {name: [float(update[name]) for update in updates] for name in keys[0]}
+        for name, value in method.over_updates(of_updates).items():
+            undeclared = f"over_updates returns {[name]}, which logs does not declare: add of_rollout_batch"
+            require(any(pattern.fullmatch(f"clipx/{name}") for pattern in known), undeclared)
+            require(math.isfinite(value), f"over_updates returns {name}={value} for {len(updates)} updates. {AVOID}")
 
 
 def the_loss_can_be_computed(method: Method) -> None:
@@ -570,80 +499,3 @@ LIFTED_BY = {
     weight_does_not_depend_on_the_size_of_advantages: ("unconstrained_weight", "by_batch"),
     weight_does_not_depend_on_the_micro_batch: ("by_batch",),
 }
-
-UNSEEN = "Not seen: what changes after more calls, with the time or the environment, and narrow bands of the ratio."
-
-
-class Checked(NamedTuple):
-    """A check in one sentence, and why it failed, with the file and line of the loss, or was skipped."""
-
-    check: str
-    outcome: Literal["kept", "failed", "skipped"]
-    why: str = ""
-
-
-def check_method(method: Method) -> Iterator[Checked]:
-    """Checks the contract on a method.
-
-    An error that the loss itself raises is its own finding, and ends the checks. The compiled loss is checked last,
-    only if no other check failed.
-    """
-    failed = False
-    for check in (*CHECKS, *COMPILED_CHECKS):
-        name, lifted = first_line(check), [flag for flag in LIFTED_BY.get(check, ()) if getattr(method, flag)]
-        if check in COMPILED_CHECKS and failed:
-            return
-        try:
-            if lifted:
-                raise NotChecked(f"{lifted[0]}=True")
-            check(method)
-            yield Checked(name, "kept")
-        except NotChecked as reason:
-            yield Checked(name, "skipped", str(reason))
-        except AssertionError as failure:
-            failed = True
-            yield Checked(name, "failed", f"{place_of(method, failure)}{failure}")
-            # The others would only repeat it.
-            if check is one_weight_per_token:
-                return
-        except Exception as failure:
-            during = "" if check is the_loss_can_be_computed else f" This is what happened while checking: {name}"
-            message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
-            yield Checked(first_line(the_loss_can_be_computed), "failed", message)
-            return
-
-
-def first_line(check: Callable[[Method], None]) -> str:
-    """What a check is about, in one sentence."""
-    return (check.__doc__ or check.__name__).strip().partition("\n")[0]
-
-
-def place_of(method: Method, failure: Exception) -> str:
-    """The file and line of a loss, followed by a colon; empty for a loss that no file defines.
-
-    The line is the one that raised or, if no line of the file did, the first line of the loss's definition.
-    """
-    kind = type(method)
-    try:
-        # This is the function if the class was made from a decorated function.
-        defined = attrgetter(kind.__qualname__)(sys.modules[kind.__module__])
-        file, (_, line) = inspect.getsourcefile(defined), inspect.getsourcelines(defined)
-    except (AttributeError, KeyError, OSError, TypeError):
-        return ""
-    raised = [frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == file]
-    return f"{file}:{raised[-1] if raised else line}: "
-
-
-def check_loss(loss: type[Method] | Callable[..., Any]) -> None:
-    """Checks the contract on a loss of your own, for use in your tests.
-
-    Args:
-        loss: a subclass of `Method`, or a function decorated with `register_loss`.
-
-    Raises:
-        AssertionError: the loss breaks the contract; names each check that failed.
-        ValueError: `loss` is neither of the two, or it cannot be built.
-    """
-    failures = [f"{name} {why}" for name, outcome, why in check_method(method_of(loss)()) if outcome == "failed"]
-    if failures:
-        raise AssertionError("\n".join(failures))

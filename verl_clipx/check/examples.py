@@ -1,7 +1,11 @@
 """Mini-batches that a loss is tried on: usual ones, and every kind of value that a training can have."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from verl_clipx.methods import Bounds, Method
 
 SEQUENCES, LENGTH = 6, 9
 LENGTHS = torch.tensor([LENGTH, 7, 5, 3, 1, 0])
@@ -76,6 +80,17 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     return of_tokens(log_ratio[:, None], likelier[:, None], advantages[:, None], dtype)
 
 
+def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
+    """As `every_ratio`, at ratios that are exactly the bounds, and at their nearest neighbours."""
+    both = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
+    logs = both[(both > 0) & both.isfinite()].unique()[:40].to(dtype).double().log()
+    steps = torch.tensor([0.0, 1e-3, -1e-3, *(k * torch.finfo(dtype).eps for k in (-2, -1, 1, 2))]).double()
+    log_ratio = (logs[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
+    # One of the two policies is sure of the token, so that the log-ratio is not rounded.
+    advantages = torch.tensor([1.0, -1.0]).double().repeat(len(log_ratio) // 2)[:, None]
+    return of_tokens(log_ratio, torch.tensor(0.0).double(), advantages, dtype)
+
+
 def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
     """Sequences of equal tokens with every combination of extremes, under a sampler that may be far from both."""
     log_ratio, likelier, advantages = torch.cartesian_prod(EXTREMES, LIKELIER, ADVANTAGES).T[:, :, None]
@@ -136,3 +151,17 @@ def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors with NaN and infinity outside the mask."""
     junk = {name: torch.where(tensors["mask"], tensors[name], value) for name, value in JUNK.items()}
     return {**tensors, **junk}
+
+
+# The token that is spoiled. It is inside the mask.
+SPOILED = (1, 2)
+
+
+def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The example with NaN or infinity in one token of one input, for each input that the method uses, with a label."""
+    for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
+        for value in (float("nan"), float("inf"), -float("inf")):
+            tensors = example(dtype)
+            if tensors[name].is_floating_point():
+                tensors[name][SPOILED] = value
+                yield f"{name}={value}", tensors
