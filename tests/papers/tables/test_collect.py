@@ -8,7 +8,6 @@ preset's configuration as Hydra composes it.
 import json
 from pathlib import Path
 
-import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -140,23 +139,6 @@ def test_another_evaluation_is_refused_alone(tmp_path, changes, reason):
     results = collected(made_table("collect"), tmp_path)
     assert results["refused"] == [{"folder": f"{GRPO}-seed1", "preset": None, "reasons": [f"evaluation/b: {reason}"]}]
     assert results["at"]["GRPO", "C"]["mean"] == pytest.approx(60.0)
-
-
-def test_correlations_with_the_score_are_over_all_responses(tmp_path):
-    folder = write_evaluated(tmp_path, GRPO, 1, 0.4)
-    scores = pandas.DataFrame({"reward/words": [0.0, 1.0, 2.0, 9.0], "reward/score": [0.0, 1.0, 0.0, 1.0]})
-    path = folder / "evaluation" / "b" / "last" / "b" / "scores.parquet"
-    path.parent.mkdir(parents=True)
-    scores.to_parquet(path)
-    rows = [{"name": how, "preset": GRPO, "measure": {"correlation": how}} for how in ("pearson", "spearman")]
-    table = of_grpo({"benchmark": "b", "metric": "reward/words"}, unit="number", rows=rows)
-    cells = collected(table, tmp_path)["at"]
-    # Deviations -3, -2, -1, 6 and -1/2, 1/2, -1/2, 1/2: 4 / sqrt(50 * 1). Ranks 1 to 4 and 1.5, 3.5: 2 / sqrt(5 * 4).
-    assert cells["pearson", "one"]["mean"] == pytest.approx(4 / 50**0.5)
-    assert cells["spearman", "one"]["mean"] == pytest.approx(2 / 20**0.5)
-    path.write_bytes(b"cut off")
-    (refused,) = collected(table, tmp_path)["refused"]
-    assert "scores.parquet: " in refused["reasons"][0]
 
 
 def test_the_share_of_collapsed_seeds_has_an_exact_interval(tmp_path):

@@ -1,30 +1,27 @@
 """The committed tables: they load, their presets exist, their means are those of their numbers. A definition that does
 not fit together is refused.
 
-That the numbers are the papers' is not tested here: there is no second source of them; that they, the tables and the
-figures stay is (tests/common/test_presets.py). What does not agree in the papers: test_reachability.py.
+That the numbers are the papers' is not tested here: there is no second source of them; that they and the
+tables stay is (tests/common/test_presets.py). What does not agree in the papers: test_reachability.py.
 """
 
 import re
 from pathlib import Path
 
 import pytest
-import verl
 import yaml
 
 from tests.papers.tables.tables import made_table
-from verl_clipx.loss.metric_listing import markdown_table
 from verl_clipx.papers.tables.definition import MEAN_OF, Source, columns_used, load_table, table_names
 from verl_clipx.papers.tables.presets import preset_names
 
 ROOT = Path(__file__).parents[3]
 TABLES = {name: load_table(name) for name in table_names()}
 
-# Of curves the papers print no numbers, and of this project's own tables nobody did.
-FIGURES = {name for name, table in TABLES.items() if table.is_figure}
+# Nobody printed numbers for them before.
 OWN = {"cpu_small", "reversal"}
 
-UNITS = ("percent", "fraction", "seconds", "number", "logged")
+UNITS = ("percent", "fraction", "seconds", "number")
 
 # What the papers print is rounded.
 ROUNDING = {1: 0.05, 2: 0.005}
@@ -46,7 +43,7 @@ def test_every_table_is_whole(name):
     lines = (ROOT / "verl_clipx" / "papers" / "tables" / "definitions" / f"{name}.yaml").read_text().splitlines()
     keys = [number for number, line in enumerate(lines) if line[:1].isalpha()]
     assert keys and all(lines[number - 1].startswith("#") for number in keys)
-    assert all(row.expected for row in table.rows) == (name not in {"ar_lopti_figure5", *FIGURES, *OWN})
+    assert all(row.expected for row in table.rows) == (name not in OWN)
     assert table.unit in UNITS
     columns, rows = [column.name for column in table.columns], [row.name for row in table.rows]
     assert len({*columns}) == len(columns) and len({*rows}) == len(rows)
@@ -58,25 +55,6 @@ def test_every_table_is_whole(name):
     assert all(isinstance(one["questions"], int) and one["questions"] > 0 for one in settings)
     origins = [*table.origins.values(), *(one["origin"] for one in settings if "origin" in one)]
     assert all(re.fullmatch(r"\[(paper|script|choice)\] .+", origin) for origin in origins)
-
-
-def test_figures_curves_are_metrics_that_verl_or_the_plugin_logs_by_default():
-    """By verl's source, verl's naming of validations, and `clipx metrics`."""
-    root = Path(verl.__file__).parent / "trainer" / "ppo"
-    source = (root / "metric_utils.py").read_text() + (root / "v1" / "trainer_base.py").read_text()
-    described = markdown_table("default")
-    keys = {column.measure["curve"] for name in FIGURES for column in TABLES[name].columns}
-    for key in keys:
-        if key.startswith("actor/clipx/"):
-            name = re.sub(r"bin_\d$", "bin_0", key.removeprefix("actor/"))
-            assert f"`{name}`" in described, key
-        elif key.startswith("val-core/"):
-            assert re.fullmatch(
-                r"val-core/(countdown|knights_and_knaves|aime24|aime25|amc|math500|minerva|olympiadbench)/acc/mean@\d+",
-                key,
-            ), key
-        else:
-            assert f'"{key}"' in source or f"`{key.removeprefix('actor/')}`" in described, key
 
 
 def test_means_over_columns_are_the_papers_averages():

@@ -16,7 +16,7 @@ from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import NotThere, Value, curve_of, evaluation_of, mean_of, measure
+from verl_clipx.papers.tables.measures import NotThere, Value, evaluation_of, mean_of, measure
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
 from verl_clipx.runs.folder import KEPT, RunFolder, find_runs
@@ -29,7 +29,6 @@ RESULTS = {
     "collected_with": {"commit": str | None},
     "runs": [{"preset": str | None, "seed": int | None, "versions": dict, "commit": str | None}],
     "cells": [{"row": str, "column": str}],
-    "curves": list,
     "refused": list,
 }
 
@@ -54,7 +53,6 @@ class Collected:
         refused: runs or evaluations that do not count, each with the reasons.
         missing: what the table still needs, one line each.
         by_seed: numbers in the table's unit, by cell and seed.
-        curves: row, column, seed, and the curve's steps and numbers.
     """
 
     table: Table
@@ -64,7 +62,6 @@ class Collected:
     refused: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
-    curves: list[dict[str, Any]] = field(default_factory=list)
 
     def add_source(self, source: Source, cells: Cells) -> None:
         """Adds all runs of a preset, or the evaluations of a model."""
@@ -152,9 +149,6 @@ class Collected:
                 of_cell = self.by_seed.setdefault((row.name, column.name), {})
                 of_cell[-1 if seed is None else seed] = value.scaled(self.table.of_one)
                 number += 1
-                if self.table.is_curve(column):
-                    curve = curve_of(run, self.table.measure_of(row, column))
-                    self.curves.append({"row": row.name, "column": column.name, "seed": seed, **asdict(curve)})
         self.missing.extend(f"{name}: {line}" for line in lacking)
         if wrong:
             self.refuse(name, None, list(wrong))
@@ -181,10 +175,9 @@ def collect(
 
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
-        `compare_rows`), `curves`, `missing`, `refused`: JSON values. A curve has row, column, seed, steps, values and
-        smooth (see `Curve`). A cell has row, column, expected and, if measured, mean, low, high, `interval`
-        ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the
-        table's unit.
+        `compare_rows`), `missing`, `refused`: JSON values. A cell has row, column, expected and, if measured, mean,
+        low, high, `interval` ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number)
+        and difference, in the table's unit.
     """
     found = Collected(table, runs, preset_values or _values_of_preset)
     for source, cells in table.sources(rows):
@@ -198,7 +191,6 @@ def collect(
         "runs": found.runs,
         "cells": [_cell(table, row, column, measured, by_seed) for row in table.rows for column in table.columns],
         "comparisons": compare_rows(table, by_seed),
-        "curves": found.curves,
         "missing": found.missing,
         "refused": found.refused,
     }

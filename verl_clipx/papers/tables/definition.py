@@ -13,7 +13,7 @@ from verl_clipx.common.suggestions import did_you_mean
 DEFINITIONS = files("verl_clipx.papers.tables").joinpath("definitions")
 
 # Ways to get a number, by the key of a measure that selects each.
-BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
+BENCHMARK, VALIDATION, TIMING = "benchmark", "validation", "timing"
 MEAN_OF, GAIN_OF = "mean_of", "gain_of"
 COLLAPSE = "collapse"
 """Whether the training metric that it names collapsed: 1 or 0 for each seed, whose mean is the share that did."""
@@ -21,10 +21,7 @@ COLLAPSE = "collapse"
 LEVEL, AVERAGE = "level", "average"
 """The mean of the training metric that they name, over the last tenth of the steps and over all of them."""
 
-CORRELATION = "correlation"
-"""With `benchmark`: the correlation of a metric with the score instead of its mean, "pearson" or "spearman"."""
-
-READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE, LEVEL, AVERAGE)
+READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, COLLAPSE, LEVEL, AVERAGE)
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,7 @@ class Table:
     """A table.
 
     Args:
-        unit: percent, fraction, seconds, number or logged. For "percent", measured fractions are multiplied by 100;
-            curves are "logged".
+        unit: percent, fraction, seconds or number. For "percent", measured fractions are multiplied by 100.
         hardware: `+hardware` group of the training commands.
         data: folder of the data sets, unless `clipx table plan --data` names another.
         in_one_process: whether benchmarks/table_fill.py makes its runs, instead of the recipes.
@@ -145,8 +141,6 @@ class Table:
 
     def _faults(self) -> Iterator[str]:
         """Yield what does not fit. Labels and counts of the committed definitions are the tests' to check."""
-        if any(self.is_curve(column) != self.is_figure for column in self.columns):
-            yield f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves"
         yield from self._unknown("footnotes", *(name for note in self.footnotes for name in note.rows))
         yield from self._unknown("baseline", *filter(None, [self.baseline]))
         for row in self.rows:
@@ -200,19 +194,10 @@ class Table:
         """Return whether a cell is the share of trainings that collapsed."""
         return COLLAPSE in self.measure_of(row, column)
 
-    def is_curve(self, column: Column) -> bool:
-        """Return whether a column is a panel of a figure, that is, a metric over training steps."""
-        return CURVE in column.measure
-
     @property
     def of_one(self) -> float:
         """What an accuracy of 1 is in the table's unit."""
         return 100.0 if self.unit == "percent" else 1.0
-
-    @property
-    def is_figure(self) -> bool:
-        """Whether the columns are panels of curves."""
-        return self.unit == "logged"
 
     def benchmarks_of(self, row: Row, column: Column) -> list[str]:
         """Return the benchmarks on which a cell needs an evaluation; for a model, a validation is an evaluation too."""

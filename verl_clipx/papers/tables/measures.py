@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 from omegaconf import OmegaConf
 
 from verl_clipx.common.files import read_table
@@ -17,8 +15,6 @@ from verl_clipx.papers.tables.definition import (
     AVERAGE,
     BENCHMARK,
     COLLAPSE,
-    CORRELATION,
-    CURVE,
     LEVEL,
     TIMING,
     VALIDATION,
@@ -61,18 +57,6 @@ def mean_of(values: Sequence[Value]) -> Value:
     return Value(mean, by_question=by_question)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A metric over the training steps at which it was logged, at least one."""
-
-    steps: list[int]
-    values: list[float]
-    """As logged."""
-
-    smooth: list[float]
-    """Exponential moving average; the same as `values` where the definition smooths nothing."""
-
-
 def has_collapsed(values: Sequence[float]) -> bool:
     """Return whether a training collapsed by a logged metric, of which only finite values count."""
     return collapse([value for value in values if np.isfinite(value)]) is not None
@@ -94,7 +78,7 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         run: the folder of the training, or of a model's evaluations.
 
     Returns:
-        Accuracies as fractions, times in seconds, a curve's last value as logged, 1 for a collapse.
+        Accuracies as fractions, times in seconds, logged metrics as logged, 1 for a collapse.
         The interval is the evaluation's, over questions.
 
     Raises:
@@ -104,16 +88,12 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     how = table.measure_of(row, column)
     if TIMING in how:
         return mean_time(run, how[TIMING], *how["steps"])
-    if CURVE in how:
-        return Value(curve_of(run, how).smooth[-1])
     for kind, reduce in OF_LOGGED.items():
         if kind in how:
-            return Value(float(reduce(curve_of(run, {CURVE: how[kind]}).values)))
+            return Value(float(reduce(logged_values(run, how[kind]))))
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
-    if CORRELATION in how:
-        return correlation(table, row, run, how)
     metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
     found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
     return mean_of(found)
@@ -164,19 +144,12 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
     return Value(float(np.mean(totals)))
 
 
-def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
-    """Read a metric over training steps.
-
-    Args:
-        how: `curve`, the metric's key in metrics.jsonl, and, for an exponential moving average, `smooth`, the weight
-            of the past in [0, 1).
-    """
-    logged = {step: float(data[how[CURVE]]) for step, data in run.metrics.items() if how[CURVE] in data}
-    if not logged:
-        raise NotThere(f"no {how[CURVE]} in metrics.jsonl")
-    values, past = list(logged.values()), how.get("smooth", 0.0)
-    smooth = accumulate(values, lambda average, value: past * average + (1 - past) * value)
-    return Curve(list(logged), values, list(smooth))
+def logged_values(run: RunFolder, metric: str) -> list[float]:
+    """Return the values of a metric of metrics.jsonl in the order of the steps, at least one."""
+    values = [float(logged[metric]) for logged in run.metrics.values() if metric in logged]
+    if not values:
+        raise NotThere(f"no {metric} in metrics.jsonl")
+    return values
 
 
 def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
@@ -192,25 +165,6 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
     if metric not in found:
         raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
     return Value(**found[metric], by_question={benchmark: np.asarray(there["values"][metric], dtype=np.float64)})
-
-
-def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) -> Value:
-    """Correlate a part of the reward with the score, over all responses of an evaluation.
-
-    Args:
-        how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
-    """
-    _checked(table, row, run, how[BENCHMARK])
-    folder = evaluation_of(run.path, how[BENCHMARK])
-    paths = [folder.scores(checkpoint, how[BENCHMARK]) for checkpoint in folder.read_results()["config"]["checkpoints"]]
-    scores = pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
-    lacking = [name for name in (how["metric"], "reward/score") if name not in scores]
-    if lacking:
-        raise NotThere(f"evaluation/{how[BENCHMARK]} has no {', '.join(lacking)}")
-    found = scores[how["metric"]].corr(scores["reward/score"], method=how[CORRELATION])
-    if np.isnan(found):
-        raise NotThere(f"evaluation/{how[BENCHMARK]}: {how['metric']} or the score is the same for every response")
-    return Value(float(found))
 
 
 def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:

@@ -95,9 +95,7 @@ def _seeds(count: int) -> str:
 
 
 def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[str, Any]]) -> list[str]:
-    unit = {"percent": "%", "fraction": "fraction", "seconds": "s", "number": "number", "logged": "as logged"}[
-        table.unit
-    ]
+    unit = {"percent": "%", "fraction": "fraction", "seconds": "s", "number": "number"}[table.unit]
     lines = [f"{table.source}. {table.metric[0].upper()}{table.metric[1:]} ({unit})."]
     measured = [cell for cell in cells if "mean" in cell]
     if any(row.expected for row in table.rows):

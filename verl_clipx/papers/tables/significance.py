@@ -43,7 +43,7 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
         for column in table.columns:
             ours, base = by_seed.get((row.name, column.name), {}), by_seed.get((baseline, column.name), {})
             # A model that is only evaluated has no training seed.
-            if table.is_figure or not (ours and base) or -1 in ours or -1 in base:
+            if not (ours and base) or -1 in ours or -1 in base:
                 continue
             if table.is_collapse(row, column):
                 one = compare_shares(*([bool(value.mean) for value in side.values()] for side in (base, ours)))

@@ -27,9 +27,6 @@ Runs = Annotated[
 ]
 DEFAULT_RUNS = Path("runs")
 
-CSV = "csv"
-"""The format in which `render` writes a figure's curves."""
-
 
 @table_app.command("list")
 def list_tables(as_json: AsJson = False) -> None:
@@ -150,18 +147,12 @@ def render(
     results: Annotated[
         Path | None, typer.Option(help="Results from `collect`; by default RUNS/tables/<name>.json.")
     ] = None,
-    markup: Annotated[
-        str, typer.Option("--format", help="markdown, html or latex; of a figure's curves csv.")
-    ] = "markdown",
+    markup: Annotated[str, typer.Option("--format", help="markdown, html or latex.")] = "markdown",
     out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty.
-
-    Of a figure the table has the curves' last numbers; csv has the curves.
-    """
+    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty."""
     from verl_clipx.papers.tables.collect import RESULTS, hash_of_definition
-    from verl_clipx.papers.tables.curves import curves_as_csv
     from verl_clipx.papers.tables.render import cells_of
     from verl_clipx.papers.tables.render import render as render_table
 
@@ -183,7 +174,7 @@ def render(
                 fail("--json prints to standard output: leave out --out and --format.", 2)
             print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
             return
-        content = curves_as_csv(table, found) if markup == CSV else render_table(table, found, markup)
+        content = render_table(table, found, markup)
         if out is None:
             typer.echo(content, nl=False)
         else:

@@ -4,13 +4,11 @@ Not covered: hostile text and verl's reward manager (tests/papers/tasks).
 """
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from verl_clipx.papers.tasks.knights_and_knaves import words
 from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 TRUTH = "(1) Zoey is a knight\n(2) Liam is a knave\n(3) Ava is a knight"
@@ -79,15 +77,3 @@ def test_names_of_any_letters_and_the_truth_of_the_released_files():
     assert score(respond("Zoë is a knave, Łukasz is a knight"), OTHER_NAMES) == RIGHT
     assert score(respond("Zoe is a knave, Łukasz is a knight"), OTHER_NAMES) == UNPARSED
     assert score(respond(), {"solution_text_format": TRUTH, "statements": "(('lying', 1),)"}) == RIGHT
-
-
-@pytest.mark.parametrize(("text", "expected"), [*LISTS["words"].items(), ("if " * 10_000 + "a's " * 10_000, {})])
-def test_inference_related_words_by_hand(text, expected):
-    """Table 5 of AR-Lopti. Whether the paper counts the same way is not known: it says frequency."""
-    started = time.process_time()
-    words.check_ground_truth("knights_and_knaves", TRUTH)
-    parts = words.compute_score("knights_and_knaves", f"{text}\n{respond()}", TRUTH)
-    assert {name: int(parts[name]) for name in words.CATEGORIES if parts[name]} == expected
-    assert RIGHT.items() <= parts.items()
-    # Ample for one pass on a busy machine.
-    assert time.process_time() - started < 10
