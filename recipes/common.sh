@@ -39,7 +39,7 @@ LOGGER=${LOGGER:-[console,file]}
 
 # 1: print the command and stop
 DRY_RUN=${DRY_RUN:-0}
-# 0: skip the checks of the environment and of what would be trained, and the estimate
+# 0: skip the checks of the environment, of what would be trained, and of the data
 PREFLIGHT=${PREFLIGHT:-1}
 
 ###########################################################################
@@ -126,15 +126,16 @@ launch() {
         # Without the check inside a Ray worker: a cluster may be running already.
         clipx doctor --no-ray
         clipx explain -- "${command[@]}"
+        # A run on CPUs shows a reward of 0 sooner.
         if [[ $HARDWARE != cpu ]]; then
-            # It knows the options of Hydra's own no more than the machine's group, which it is told otherwise.
-            local planned=("${machine[@]:1}") change
+            # It does not know the options of Hydra's own.
+            local known=("${machine[@]}") change
             for change in "${changes[@]}"; do
-                [[ $change == hydra.* ]] || planned+=("$change")
+                [[ $change == hydra.* ]] || known+=("$change")
             done
-            # An estimate stops no launch.
-            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" \
-                "${planned[@]}" || echo "there is no estimate; the run starts all the same" >&2
+            # Files that look unusable stop no launch.
+            env "${environment[@]}" clipx recipe check "$preset" "${known[@]}" \
+                || echo "the run starts all the same" >&2
         fi
     fi
 

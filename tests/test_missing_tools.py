@@ -54,7 +54,7 @@ WITHOUT_WHAT_VERL_LACKS = (
         "data list": "clipx data build NAME",
         "data build countdown --out countdown --split test --limit 2": "2 rows",
         "data show countdown/test.parquet": "2 rows",
-        "recipe plan acpo/countdown_3b_acpo_off": "GPU-hours",
+        "recipe check acpo/countdown_3b_acpo_off": "The reward can use",
         "table list": "clipx table plan NAME",
     },
     {
@@ -94,7 +94,7 @@ def python_without(modules: set[str], folder: Path, *arguments: str) -> subproce
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
-# The one with all commands, two of which plan a run and a table, takes most of a minute.
+# The one with all commands, two of which compose a run and plan a table, takes most of a minute.
 WITHOUT_SOME = pytest.param(NOT_OF_VERL, marks=[pytest.mark.end_to_end, pytest.mark.matrix])
 
 

@@ -1,4 +1,4 @@
-"""The command `clipx recipe`: list the presets, show what one sets and why, estimate what its run takes."""
+"""The command `clipx recipe`: list the presets, show what one sets and why, check the data of its run."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -9,12 +9,11 @@ from rich.markup import escape
 from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain
-from verl_clipx.papers.tables.plan_command import plan
 
 recipe_app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
 console = TerminalConsole()
-recipe_app.command("plan")(plan)
 
+Preset = Annotated[str, typer.Argument(help="The preset; `clipx recipe list` names them.")]
 COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
 
 
@@ -61,7 +60,7 @@ def summary_of(name: str) -> tuple[str, ...]:
 
 @recipe_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="The preset; `clipx recipe list` names them.")],
+    name: Preset,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Further overrides, such as +hardware=a100x8 clipx.alpha=2.")
     ] = None,
@@ -103,6 +102,25 @@ def show(
     console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
     print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
+
+
+@recipe_app.command()
+def check(
+    name: Preset,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,
+) -> None:
+    """Check that the run's reward can use the ground truths of the data files that are here; otherwise exit code 1."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_clipx.papers.tables.ground_truths import unusable_ground_truth
+    from verl_clipx.papers.tables.presets import compose_preset
+
+    with failing(HydraException, OmegaConfBaseException):
+        fault = unusable_ground_truth(compose_preset(name, overrides or []))
+    if fault:
+        fail(f"{fault}. Every response to it would count as wrong.")
+    console.print_line("The reward can use the ground truths of all data files that are here.")
 
 
 def _value(config: Any, key: str, *, resolve: bool) -> Any:

@@ -5,7 +5,10 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.files import parquet_file
 from verl_clipx.papers.tables.definition import Column, Row, Source, Table
 from verl_clipx.papers.tables.measures import evaluation_of, protocol_of
 from verl_clipx.runs.folder import RunFolder, run_path
@@ -95,13 +98,25 @@ def is_trained(run: RunFolder) -> bool:
     """Return whether a run has made all its steps. If their number cannot be determined, it has not."""
     if not run.is_trained or not run.metrics:
         return False
-    total = run.total_steps
-    if total is None:
-        from verl_clipx.papers.tables.estimate import steps_of
-
-        # By the files alone: what is known of a preset's data set is only about right.
-        total = steps_of(run.config, {})
+    total = run.total_steps or steps_by_data(run.config)
     return total is not None and run.last_step >= total
+
+
+def steps_by_data(config: DictConfig) -> int | None:
+    """Return the whole batches of the training rows times the epochs; None if a file of them is not on this machine."""
+    named = config.data.train_files
+    files = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
+    if not all(file.is_file() for file in files):
+        return None
+    rows, most = sum(map(rows_in, files)), config.data.get("train_max_samples", -1)
+    rows = min(rows, most) if most > 0 else rows
+    return rows // config.data.train_batch_size * config.trainer.total_epochs
+
+
+def rows_in(path: Path) -> int:
+    """Return the number of rows of a Parquet file."""
+    with parquet_file(path) as file:
+        return file.metadata.num_rows
 
 
 def _bounds(places: Places, cells: list[tuple[Row, Column]], seed: int) -> tuple[str, Path] | None:
