@@ -19,7 +19,7 @@ from tests.claims.first_call import first_call_of
 from tests.papers.tables.compositions import MEASURED, PAPERS, on_a_machine, preset_alone, values, verl_s_own
 from verl_clipx.papers.tables.against_preset import OPEN, differences
 from verl_clipx.papers.tables.origins import groups_of, read_origins
-from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_per_rollout
+from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_a_step
 from verl_clipx.papers.tables.recipe_commands import summary_of
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
@@ -101,7 +101,7 @@ def test_batches_updates_and_learning_rates_by_hand(name, expected):
     config = values(name)
     actor = config.actor_rollout_ref.actor
     batches = [config.data.train_batch_size, actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n]
-    assert [*batches, updates_per_rollout(config), actor.optim.lr] == expected
+    assert [*batches, updates_a_step(config), actor.optim.lr] == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), BY_HAND["parameters"].items())

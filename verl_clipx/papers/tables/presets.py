@@ -52,16 +52,14 @@ def check_method(config: DictConfig) -> None:
         raise ValueError(str(error.__cause__ or error)) from None
 
 
-def updates_per_rollout(config: DictConfig) -> int:
-    """Return the optimizer steps per rollout batch: mini-batches times epochs, and twice that under Lopti."""
-    actor = config.actor_rollout_ref.actor
-    mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
-    return mini_batches * (actor.get("ppo_epochs") or 1) * lopti_passes(config)
+def updates_a_step(config: DictConfig) -> int | None:
+    """Return the optimizer updates of a step as the run's schedule counts them; None if the batches are not set."""
+    from verl_clipx.run.keys import read
+    from verl_clipx.run.schedule import counted_schedule
 
-
-def lopti_passes(config: DictConfig) -> int:
-    """Return Lopti's passes over a rollout batch: 2, or 1 without Lopti or with only one of its passes."""
-    return 2 if OmegaConf.select(config, "clipx.update.order") in ("low_first", "high_first") else 1
+    # A machine without an accelerator is refused where verl would not see one, which makes no difference here.
+    config = OmegaConf.merge(config, {"trainer": {"device": None}})
+    return counted_schedule(read(config), OmegaConf.select(config, "clipx.update.order")).updates_a_step
 
 
 def values_of(name: str) -> DictConfig:

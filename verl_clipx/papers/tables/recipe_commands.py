@@ -43,7 +43,7 @@ def summary_of(name: str) -> tuple[str, ...]:
     from omegaconf import OmegaConf
 
     from verl_clipx.papers.tables.origins import groups_of, title_of
-    from verl_clipx.papers.tables.presets import updates_per_rollout, values_of
+    from verl_clipx.papers.tables.presets import updates_a_step, values_of
 
     values = values_of(name)
 
@@ -53,9 +53,7 @@ def summary_of(name: str) -> tuple[str, ...]:
 
     method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in groups_of(name))
     model, data = path("actor_rollout_ref.model.path").name, path("data.train_files").parent.name
-    batches = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
-    has_both = all(OmegaConf.select(values, key) is not None for key in batches)
-    return name, method, model, data, str(updates_per_rollout(values)) if has_both else "", title_of(name)
+    return name, method, model, data, str(updates_a_step(values) or ""), title_of(name)
 
 
 @recipe_app.command()
@@ -76,7 +74,7 @@ def show(
 
     from verl_clipx.base.method import NODE
     from verl_clipx.papers.tables.origins import LABELS, is_wiring, overridden, read_origins, title_of
-    from verl_clipx.papers.tables.presets import check_method, compose_preset, updates_per_rollout
+    from verl_clipx.papers.tables.presets import check_method, compose_preset, updates_a_step
     from verl_clipx.run.config import completed
 
     with failing(HydraException, OmegaConfBaseException):
@@ -99,7 +97,7 @@ def show(
             kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
             value = escape(_as_text(_value(config, origin.key, resolve=True)))
             rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
-    console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
+    console.print(f"{escape(title_of(name))}\n{updates_a_step(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
     print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
 
