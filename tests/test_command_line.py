@@ -5,18 +5,22 @@ covered: what the commands find (their own tests), a launch of verl (tests/run/t
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import verl_clipx
 from tests.composition import composition
 from tests.hydra_main import NEEDED
 from tests.papers.evaluation.tiny import save_questions
 from tests.runs.example_runs import write_run
-from verl_clipx.cli import app
+from verl_clipx.cli import OF_PAPERS, app
 from verl_clipx.common.extras import FOR_CPU
 
 
@@ -56,6 +60,23 @@ for words in (["--version"], ["--help"], ["methods", "--help"]):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "0 []\n" * 3
+
+
+def test_a_package_without_the_folder_papers_has_all_other_commands(tmp_path):
+    package = Path(verl_clipx.__file__).parent
+    shutil.copytree(package, tmp_path / "verl_clipx", ignore=shutil.ignore_patterns("papers", "__pycache__"))
+    shutil.copytree(package.parent / "configs", tmp_path / "verl_clipx" / "configs")
+
+    def run_there(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "verl_clipx.cli", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    commands = {*typer.main.get_command(app).commands}
+    listed = re.findall(r"^  (\S+)", run_there("--help").stdout.partition("Commands:")[2], re.MULTILINE)
+    assert {*listed} == commands - {*OF_PAPERS} and {*OF_PAPERS} < commands
+    assert "parameters of acpo" in run_there("methods", "acpo").stdout
+    refused = run_there("table", "list")
+    assert refused.returncode == 2 and "No such command 'table'" in refused.stderr
 
 
 def test_a_methods_parameters_its_own_first():

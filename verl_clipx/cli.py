@@ -5,6 +5,8 @@ import itertools
 import sys
 import time
 from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +26,10 @@ from verl_clipx.common.command_line import (
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
-from verl_clipx.papers.evaluation.commands import app as evaluation_app
-from verl_clipx.papers.tables.recipe_commands import recipe_app
-from verl_clipx.papers.tables.table_commands import table_app
-from verl_clipx.papers.tasks.commands import app as data_app
+
+OF_PAPERS = {"data": "tasks.commands", "eval": "evaluation.commands", "recipe": "tables.recipe_commands"}
+OF_PAPERS |= {"table": "tables.table_commands"}
+"""The modules of the papers' commands, found by name: the rest of the package works without its folder papers."""
 
 
 class Commands(TyperGroup):
@@ -64,10 +66,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = TerminalConsole()
-app.add_typer(data_app, name="data")
-app.add_typer(evaluation_app, name="eval")
-app.add_typer(recipe_app, name="recipe")
-app.add_typer(table_app, name="table")
+if find_spec("verl_clipx.papers") is not None:
+    for group, module in OF_PAPERS.items():
+        app.add_typer(import_module(f"verl_clipx.papers.{module}").app, name=group)
 
 
 def print_version(asked: bool) -> None:

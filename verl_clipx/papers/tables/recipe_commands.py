@@ -10,14 +10,14 @@ from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
-recipe_app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
+app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
 console = TerminalConsole()
 
 Preset = Annotated[str, typer.Argument(help="The preset; `clipx recipe list` names them.")]
 COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
 
 
-@recipe_app.command("list")
+@app.command("list")
 def list_presets(
     containing: Annotated[
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
@@ -56,7 +56,7 @@ def summary_of(name: str) -> tuple[str, ...]:
     return name, method, model, data, str(updates_a_step(values) or ""), title_of(name)
 
 
-@recipe_app.command()
+@app.command()
 def show(
     name: Preset,
     overrides: Annotated[
@@ -102,7 +102,7 @@ def show(
     print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
 
 
-@recipe_app.command()
+@app.command()
 def check(
     name: Preset,
     overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,

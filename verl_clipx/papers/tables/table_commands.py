@@ -15,7 +15,7 @@ from verl_clipx.common.terminal import TerminalConsole, warnings_on
 if TYPE_CHECKING:
     from verl_clipx.papers.tables.definition import Table
 
-table_app = typer.Typer(
+app = typer.Typer(
     no_args_is_help=True, help="The papers' tables: plan the runs that fill them, collect and render the results."
 )
 console = TerminalConsole()
@@ -28,7 +28,7 @@ Runs = Annotated[
 DEFAULT_RUNS = Path("runs")
 
 
-@table_app.command("list")
+@app.command("list")
 def list_tables(as_json: AsJson = False) -> None:
     """List the tables, and how many of their cells a run could fill."""
     from verl_clipx.papers.tables.definition import load_table, table_names
@@ -56,7 +56,7 @@ def list_tables(as_json: AsJson = False) -> None:
     )
 
 
-@table_app.command()
+@app.command()
 def plan(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
@@ -96,7 +96,7 @@ def plan(
         console.print_line(f"\n# {job.kind}: {job.label}\n{job.command}")
 
 
-@table_app.command()
+@app.command()
 def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
@@ -140,7 +140,7 @@ def collect(
         raise typer.Exit(1)
 
 
-@table_app.command()
+@app.command()
 def render(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
@@ -193,7 +193,7 @@ def _load(name: str) -> "Table":
         return load_table(name)
 
 
-@table_app.command()
+@app.command()
 def bounds(
     metrics: Annotated[Path, typer.Argument(help="The metrics.jsonl of an ACPO run.")],
 ) -> None:
