@@ -52,16 +52,6 @@ def output(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_virtual_ranks_decide_as_one_pass_does():
-    printed = output("scale.py", "--tokens", "5e5", "--ranks", "64")
-    away = re.findall(r"^\| (acpo|bapo|m2po), torch\.float64 \| .* \| (\S+) \|$", printed, re.MULTILINE)
-    # Histograms end on the same candidate, or one far away.
-    limits = {"acpo": 1e-12, "bapo": 1e-15, "m2po": 1e-15}
-    assert [name for name, _ in away] == [*limits] and all(float(of) < limits[name] for name, of in away)
-    assert len(re.findall(r"processes \| [\d.]+ ms \|", printed)) == 9 and "m2po, lagged, state" in printed
-
-
 @pytest.mark.parametrize("lengths", [(3, 2), (3, 3)])
 def test_rows_are_packed_as_transfer_queue_packs_them_also_rows_of_one_length_which_a_stack_would_fit(lengths):
     queue = LocalQueue()
