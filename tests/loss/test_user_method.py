@@ -273,7 +273,7 @@ def test_a_faulty_loss_is_refused_for_its_own_fault(checked, text, message, alon
     code, said = checked(text, "faulty")
     line = len((HEAD + text).splitlines())
     assert code == 1 and message.format(line=f"users_losses.py:{line}") in said, said
-    assert "failed  Nothing waits" not in said and (not alone or said.count("failed") == 1)
+    assert "failed Nothing waits" not in said and (not alone or said.count("failed") == 1)
 
 
 TYPED = """
