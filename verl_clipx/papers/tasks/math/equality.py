@@ -29,8 +29,8 @@ _NAME = re.compile(
 # A choice, in any case. A letter alone is a variable, but A, B and D are hardly ever: C and E are constants.
 _CHOICE = re.compile(rf"\\(?:text\w*|mbox)\s*\{{\s*[A-J]\s*\}}|(?:{TEXT}\{{\s*)?\(?[A-J][).]\s*\}}?|[ABD]")
 _TEXT = re.compile(r"\\(?:text\w*|mbox)\s*\{[^{}]*\}")
-# Not two small letters, or what has no vowel: xy equals yx, and mgh ghm.
-_WORD = re.compile(r"[A-Z]{2,}|(?=.*[AEIOUYaeiouy])(?:[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,})")
+# Not two letters, or small ones without a vowel: xy equals yx, AB is the line BA, and mgh equals ghm.
+_WORD = re.compile(r"[A-Z]{3,}|(?=.*[AEIOUYaeiouy])[A-Za-z]{3,}")
 _APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _IN_BASE = re.compile(rf"([\da-z]+)(?:_([2-9]|[12]\d|3[0-6]|{'|'.join(_BASES)}))?")

@@ -23,10 +23,7 @@ _CHARACTERS = {
 }
 _INDICES = {"<super>": "^", "<sub>": "_"}
 # Of √15 everything is under the root, of TeX's \sqrt15 the first digit.
-_ROOT = re.compile(
-    r"√\s*(\[\d\])?\s*(?:\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|\{([^{}]*)\}"
-    r"|(\d+(?:\.\d+)?|\\frac\{[^{}]*\}\{[^{}]*\}|\\[A-Za-z]+(?!\s*[{A-Za-z])|[A-Za-z]))"
-)
+_ROOT = re.compile(r"√\s*(\[\d\])?\s*(?:\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|(\d+(?:\.\d+)?))")
 _REWRITTEN = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement, *_ in SPELLINGS["rewritten"]]
 # 10{,}236, 10'236 or 10 236. Not 1 100/300, which is a mixed number.
 _GROUPED = re.compile(r"(?<![\d.^_}/])\d{1,3}(?:(?:\{\s?,?\}|\s|')\s*\d{3})+(?!\d|\s*/|\s*\\frac)", re.ASCII)
@@ -53,7 +50,7 @@ _NUMBER = re.compile(
 
 
 def clean(text: str) -> str:
-    """Return an answer without mere typesetting: dollar signs, size and spacing commands, a final full stop.
+    """Return an answer without mere typesetting: dollar signs, size and spacing commands, what ends a line or sentence.
 
     Every run of white space becomes one blank, a repeating decimal a fraction, and "or" between inequalities a sign.
     All numbers and no number have one spelling each.
@@ -64,7 +61,7 @@ def clean(text: str) -> str:
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_fraction, _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text))
-    text = " ".join(text.split()).removesuffix(".").rstrip()
+    text = " ".join(text.split()).rstrip(" .,\\")
     if not all(map(_INEQUALITY.search, _JOINT.split(text)[::4])):
         return text
     both = ("and", "land", "wedge", "cap")

@@ -5,7 +5,7 @@ from collections import Counter
 
 from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT
 
-_UNIT_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
+_UNIT_TEXT = r"(?:\\mu\s*(?=\\\w+\s*\{\w+\}))?\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
 _DOLLAR = re.compile(r"\A(-?)\s*(?:\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
 _SHORT_NAMES, _PREFIXES, _SI = (
@@ -26,10 +26,10 @@ _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])[^()=<>+,|/]*$")
 # Texts, their powers, and what joins them; degrees; words.
 _UNIT = re.compile(
     rf"(?<=\S)\s*(?:\^(?:\\circ|\{{\s*\\circ\s*\}})\s*(?:[CF]\b)?|{_UNIT_TEXT})"
-    rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*\\\$$|(?<=[\d}}])\s*{_WORDS}$"
+    rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times|Omega)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*\\\$$|(?<=[\d}}])\s*{_WORDS}$"
     r"|(?<=[\d}])\s+(?:[A-Za-z]{2,}\s+){0,3}[A-Za-z]{4,}$"
 )
-_LETTERS = r"[A-Za-z]+(?:\^\{?\d\}?)?"
+_LETTERS = r"(?:\\Omega\b|[A-Za-z]+)(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
 _FACTOR = re.compile(r"(?:(square|cubic)\s+)?([A-Za-z]+|\$)\s*(-?\d)?")
 
@@ -44,6 +44,8 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
     (answer, end), (gold, end_of_gold) = _split(answer), _split(gold)
     unit, unit_of_gold = _standard(end), _standard(end_of_gold)
     more, more_of_gold = (_NO_UNIT.findall(re.sub(_POWER, "", text.lower())) for text in (end, end_of_gold))
+    if answer.endswith("%") != gold.endswith("%") and (unit if gold.endswith("%") else unit_of_gold):
+        return None
     if more != more_of_gold or (unit and unit_of_gold and unit != unit_of_gold):
         return None
     return _without_letters(answer, unit_of_gold), _without_letters(gold, unit)
@@ -66,7 +68,7 @@ def _without_letters(cleaned: str, unit: Counter[str]) -> str:
 
 def _standard(unit: str) -> Counter[str]:
     """Return the short name of each factor and its power: m and 1, s and -2 of m/s^2; nothing if there is no unit."""
-    plain = re.sub(r"\^\{?\s*\\circ\s*\}?", "degree ", re.sub(r"\\mu(?![a-z])\s*", "u", unit))
+    plain = re.sub(r"\^\{?\s*\\circ\s*\}?", "degree ", re.sub(r"\\mu(?![a-z])\s*(?:\\[a-z]+\s*\{)?", "u", unit))
     over, _, under = re.sub("[A-Za-z]+", _short_name, re.sub(r"\\[a-z]+|[{}^]", " ", plain)).partition("/")
     powers: Counter[str] = Counter()
     for sign, part in ((1, over), (-1, under)):
