@@ -11,11 +11,11 @@ from verl_clipx.loss.loss import apply, token_statistics, tokens_in
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_IS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
 from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import fields_in, left_by_trainer, left_by_verl, weights_by_verl
+from verl_clipx.worker.rejection import fields_in, left_by_trainer, left_by_verl, masks_in, weights_by_verl, whole_rows
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 # How far two gradients may differ, relative to a token's, by the dtype of log_prob.
@@ -111,13 +111,25 @@ class Announced:
         around = weights_by_verl(self._run.options, self.data)
         if around is None:
             return 0.0, normaliser
-        weights, around = weights.where(mask.bool(), 0).double(), around.where(mask.bool(), 0).double()
+        known = mask.bool() & around.isfinite().all(0)
+        weights, around = weights.where(known, 0).double(), around.where(known, 0).double()
         if normaliser is None and around[0].any():
             normalised = self._run.options.get(WITH_ROLLOUT_IS[1]) and weights.any()
             normaliser = float(around[0].sum() / weights.sum()) if normalised else 1.0
         low, high = around.amin(0) / (normaliser or 1.0), around.amax(0) / (normaliser or 1.0)
         apart = torch.maximum(low - weights, weights - high).clamp(min=0) / high.clamp(min=1e-12)
         return float(apart.max()), normaliser
+
+    def weights_sum(self) -> Tensor:
+        """The sum and the number of the weights that verl's code normalises, float64; NaN if some are unknown."""
+        (mask, whole), options = masks_in(self.data), self._run.options
+        there, around = mask if whole is None else whole, weights_by_verl(options, self.data)
+        values = torch.zeros(there.shape, device=there.device) if around is None else around[0]
+        if options.get(ROLLOUT_IS) == "sequence":
+            values, there = values.amax(1), there.any(1)
+        known = not there.any() or (around is not None and whole_rows(options, self.data).all())
+        sums = torch.stack([values.sum(dtype=torch.float64), there.sum(dtype=torch.float64)]).cpu()
+        return sums if known else sums * torch.nan
 
     def bounds_apart(self, *decisions: Tensor) -> float:
         """The largest difference of the bounds under two decisions, relative to half the first ones' width."""

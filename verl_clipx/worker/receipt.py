@@ -24,7 +24,7 @@ from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS
+from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
 from verl_clipx.worker.announced import Announced
 from verl_clipx.worker.layout import flat, pad_rows, with_leaf
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch
@@ -82,6 +82,8 @@ class Receipt(Observer):
     _got: Counter[tuple[str, int]] = field(default_factory=Counter)
     _trained: Counter[tuple[str, int]] = field(default_factory=Counter)
     _normaliser: float | None = None
+    # The sum and the number of verl's weights before it normalises them.
+    _weights: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
         """Keeps what the worker got of each row."""
@@ -147,8 +149,8 @@ class Receipt(Observer):
         ranks, rows, tokens, counted, selected = sums[:5].tolist()
         sizes = {"batch_num_tokens": tokens, "global_batch_size": rows, "dp_size": ranks}
         for (size, has), unit in zip(sizes.items(), ("tokens", "sequences", "ranks"), strict=True):
-            given = sorted({round(one.data[size]) for one in followed})
-            numbers = f"{', '.join(map(str, given))} {unit}, which has {has:g}"
+            given = sorted({float(one.data[size]) for one in followed})
+            numbers = f"{', '.join(f'{one:g}' for one in given)} {unit}, which has {has:g}"
             self._expect(given == [has], f"losses are divided by a mini-batch's {numbers}")
         planned = f"bounds or metrics are those of {step.counted_tokens or 0:g} tokens"
         self._expect(step.counted_tokens in (None, counted), f"{planned}, and {counted:g} were trained on")
@@ -171,7 +173,11 @@ class Receipt(Observer):
         # A rank of a pipeline may see no loss.
         often = {self._trained[row] / times for row, times in self._got.items() if self._begun and self._trained}
         self._expect(len(often) < 2, "some rows of the rollout batch were trained more often than others")
-        compared = float(self.all_reduce(torch.tensor([float(self._tokens)], dtype=torch.float64)))
+        one_rank = torch.cat([torch.tensor([float(self._tokens)], dtype=torch.float64), self._weights])
+        compared, weights, number = self.all_reduce(one_rank).tolist()
+        if self.run.options.get(WITH_ROLLOUT_IS[1]) and self._normaliser is not None and number:
+            other = f"weights are divided by {self._normaliser:g}, but their mean is {weights / number:g}"
+            self._expect(not abs(self._normaliser * number / weights - 1) > 0.01, other)
         self._expect(compared or not self._updates, NOTHING, stops=False)
         if self.rank == 0:
             print(f"clipx: {self}", flush=True)
@@ -203,8 +209,10 @@ class Receipt(Observer):
         self._expect(not announced.other_tokens, wrong, stops=True)
         if asked and there:
             apart, self._normaliser = announced.weights_apart(self._normaliser)
+            self._weights += announced.weights_sum()
+            rounded = max(SAME_FACTOR, torch.finfo(data["rollout_is_weights"].dtype).eps)
             other = f"a weight differs by {apart:.1e} of it from that of {weights} for its log-probabilities"
-            self._expect(not apart > SAME_FACTOR, other, stops=True)
+            self._expect(not apart > rounded, other, stops=True)
         if options.get(BYPASS):
             apart = announced.rollout_apart()
             other = f"{BYPASS}=True announces the rollout's own, but one is {apart:.2g} nats away"

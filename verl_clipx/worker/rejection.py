@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verl_clipx.modifiers.rejection import Rejection, parse_criteria
 from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
-from verl_clipx.worker.layout import pad_rows
+from verl_clipx.worker.layout import pad_rows, places
 
 NOTHING_REJECTED = Rejection()
 # What the order of a sum over a sequence may do to a log-ratio, in nats a token.
@@ -42,32 +42,46 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
 
 def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
     """The tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
-    mask, whole = masks_in(data)
-    if whole is None or options.get(ROLLOUT_RS) is None or options.get(BYPASS):
-        return mask if whole is None else whole
-    # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
-    if "rollout_log_probs" not in data or ("," in str(options[ROLLOUT_RS]) and torch.equal(whole, mask)):
+    (mask, whole), names = masks_in(data), options.get(ROLLOUT_RS)
+    if whole is None or names is None or options.get(BYPASS):
+        return (mask if whole is None else whole) & present_in(data)
+    if "rollout_log_probs" not in data:
         return mask
-    return left_by_verl(options, whole, log_ratio_in(data))
+    # One criterion says the same of the tokens that it has left.
+    told = whole_rows(options, data) | ("," not in str(names))
+    return left_by_verl(options, whole, log_ratio_in(data)).where(told, mask)
 
 
 def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
     """verl's own weights of its correction before it normalises them, (3, sequences, response length), or None.
 
     The second and third are those of log-ratios that differ by what rounding does, because at a threshold a weight
-    jumps. None if the data lack what they are computed from: the rollout's log-probabilities, or, for a sequence's
-    weight, tokens that the trainer may have rejected in both masks.
+    jumps. None if the data lack the rollout's log-probabilities; NaN for a sequence's weight where the trainer may have
+    rejected tokens in both masks.
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     (mask, whole), level = masks_in(data), options[ROLLOUT_IS]
     whole = mask if whole is None else whole
-    unknown = options.get(ROLLOUT_RS) is not None and torch.equal(whole, mask) and level != "token"
-    if "rollout_log_probs" not in data or unknown or not whole.any():
+    if "rollout_log_probs" not in data or not whole.any():
         return None
     threshold, log_ratio = options.get(WITH_ROLLOUT_IS[0]), log_ratio_in(data)
     made = [log_ratio + by for by in (0.0, ROUNDED, -ROUNDED)]
-    return torch.stack([compute_rollout_correction_weights(one, whole, level, threshold)[0] for one in made])
+    weights = torch.stack([compute_rollout_correction_weights(one, whole, level, threshold)[0] for one in made])
+    return weights.where(whole_rows(options, data) | (level == "token"), torch.nan)
+
+
+def whole_rows(options: Mapping[str, Any], data: Any) -> Tensor:
+    """Whether the data have a sequence's mask of before the trainer's rejection, bool, (sequences, 1)."""
+    mask, whole = masks_in(data)
+    # The trainer may have rejected in both masks.
+    unknown = options.get(ROLLOUT_RS) is not None and (whole is None or torch.equal(whole, mask))
+    return (mask == present_in(data)).all(1, keepdim=True) | (not unknown)
+
+
+def present_in(data: Any) -> Tensor:
+    """Where a response has a token, bool, (sequences, response length)."""
+    return places(data, pad_rows(data["response_mask"]).shape[1], 1)[1]
 
 
 def masks_in(data: Any) -> tuple[Tensor, Tensor | None]:
