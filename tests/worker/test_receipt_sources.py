@@ -158,21 +158,48 @@ CORRECTIONS = {
     "normalised": IS | dict(rollout_is_batch_normalize=True),
     "rejection": dict(rollout_rs="token_k1", rollout_rs_threshold="0.9_1.2"),
     "both": IS | dict(rollout_rs="seq_mean_k3", rollout_rs_threshold="0.01"),
+    "two criteria": dict(rollout_rs="token_k1,seq_mean_k3", rollout_rs_threshold="0.9_1.2,0.01"),
 }
 CORRECTIONS["all"] = CORRECTIONS["sequence"] | CORRECTIONS["rejection"]
+CORRECTIONS["sequence and two criteria"] = CORRECTIONS["sequence"] | CORRECTIONS["two criteria"]
+CORRECTIONS["sequence, normalised"] = CORRECTIONS["sequence"] | dict(rollout_is_batch_normalize=True)
+CORRECTIONS["sequence and sequences"] = CORRECTIONS["sequence, normalised"] | dict(
+    rollout_rs="seq_mean_k3", rollout_rs_threshold="0.01"
+)
 
 
+def with_other_tokens(data, rows=()):
+    """Rows with a token of a tool, which is in neither mask; and some as verl pads a batch with, in neither mask."""
+    for name in ("response_mask", "loss_mask"):
+        columns = [
+            (torch.arange(len(row)) != 1) & (number not in rows) for number, row in enumerate(data[name].unbind())
+        ]
+        data[name] = jagged([row & kept for row, kept in zip(data[name].unbind(), columns, strict=True)])
+
+
+@pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("both_masks", [False, True], ids=["v1", "v0"])
 @pytest.mark.parametrize("name", CORRECTIONS)
-def test_what_verls_own_code_corrects_passes(actor, monkeypatch, few_probes, name, both_masks):
+def test_what_verls_own_code_corrects_passes(actor, monkeypatch, few_probes, name, both_masks, turns):
     options = CORRECTIONS[name]
 
     def of_trainer(data):
+        if turns == 2:
+            with_other_tokens(data, rows=[3])
         corrected(data, both_masks, **options)
         if both_masks:
             padded(data)
 
     train(actor, monkeypatch, "+clipx=grpo", *keys(**options), of_trainer=of_trainer)
+
+
+@pytest.mark.parametrize("name", ["token", "normalised"])
+def test_weights_in_bfloat16_pass(actor, monkeypatch, few_probes, name):
+    def of_trainer(data):
+        corrected(data, **CORRECTIONS[name])
+        data["rollout_is_weights"] = data["rollout_is_weights"].bfloat16()
+
+    train(actor, monkeypatch, "+clipx=grpo", *keys(**CORRECTIONS[name]), of_trainer=of_trainer)
 
 
 @pytest.mark.parametrize(
@@ -223,14 +250,31 @@ def half_rejected(data):
     data["response_mask"] = jagged([row & (torch.arange(len(row)) % 2 == 0) for row in data["response_mask"].unbind()])
 
 
-def weighted(change, **options):
+def weighted(change, both_masks=False, **options):
     """Weights of verl's own code, changed."""
 
     def of_trainer(data):
-        corrected(data, **options)
+        corrected(data, both_masks, **options)
         data["rollout_is_weights"] = jagged([change(row) for row in data["rollout_is_weights"].unbind()])
+        if both_masks:
+            padded(data)
 
     return of_trainer
+
+
+def half_corrected(data, **options):
+    """Every other row as before the rejection."""
+    before = data["response_mask"].unbind()
+    corrected(data, **options)
+    after = data["response_mask"].unbind()
+    data["response_mask"] = jagged([pair[row % 2] for row, pair in enumerate(zip(before, after, strict=True))])
+
+
+def beyond_the_rows(data):
+    """Masks as long as the longest response."""
+    padded(data)
+    for name in ("response_mask", "loss_mask"):
+        data[name] = torch.ones_like(data[name])
 
 
 def with_decision(change):
@@ -254,6 +298,9 @@ def adds_statistics(step):
 
 
 IS_KEYS = ("+clipx=grpo", *keys(**IS))
+SEQUENCES = dict(rollout_rs="seq_mean_k3", rollout_rs_threshold="0.02")
+TWO_CRITERIA = ("+clipx=grpo", *keys(**CORRECTIONS["two criteria"]))
+REJECTS = "rejects came as if it did not, or the reverse"
 BYPASSED = ("+clipx=grpo", f"{CORRECTION}.bypass_mode=True")
 LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
 OTHER_ROWS = "receipt: {} of some rows are not those that the worker got"
@@ -269,6 +316,12 @@ FAULTS = {
         dict(of_micro_batch=sizes(global_batch_size=6)),
         "mini-batch's 6 sequences, which has 3",
     ),
+    "a part of a sequence more": (
+        ("+clipx=grpo", SEQ_MEAN),
+        dict(of_micro_batch=sizes(global_batch_size=3.45)),
+        "mini-batch's 3.45 sequences, which has 3",
+    ),
+    "a part of a rank more": (("+clipx=grpo",), dict(of_micro_batch=sizes(dp_size=1.4)), "1.4 ranks, which has 1"),
     "another number of ranks": (("+clipx=grpo",), dict(of_micro_batch=sizes(dp_size=2)), "2 ranks, which has 1"),
     "weights that nothing asks for": (
         ("+clipx=grpo",),
@@ -290,6 +343,21 @@ FAULTS = {
     "inverse normalised weights": (
         ("+clipx=grpo", *keys(**CORRECTIONS["normalised"])),
         dict(of_trainer=weighted(lambda row: 1 / row, **IS)),
+        "a weight differs by",
+    ),
+    "a factor on normalised weights": (
+        ("+clipx=grpo", *keys(**CORRECTIONS["normalised"])),
+        dict(of_trainer=weighted(lambda row: 1.3 * row, **CORRECTIONS["normalised"])),
+        "weights are divided by .*, but their mean is",
+    ),
+    "weights that were not normalised": (
+        ("+clipx=grpo", *keys(**CORRECTIONS["sequence, normalised"])),
+        dict(of_trainer=partial(corrected, **CORRECTIONS["sequence"])),
+        "weights are divided by 1, but their mean is",
+    ),
+    "other weights beside a rejection in both masks": (
+        ("+clipx=grpo", *keys(**CORRECTIONS["sequence"], **SEQUENCES)),
+        dict(of_trainer=weighted(lambda row: 0.7 * row, True, **CORRECTIONS["sequence"], **SEQUENCES)),
         "a weight differs by",
     ),
     "weights changed in the worker": (
@@ -332,6 +400,14 @@ FAULTS = {
         dict(of_trainer=half_rejected),
         "tokens that .*rollout_rs=None rejects came as if it did not, or the reverse",
     ),
+    "no rejection by two criteria": (TWO_CRITERIA, {}, REJECTS),
+    "no rejection by two criteria, padded": (TWO_CRITERIA, dict(of_trainer=padded), REJECTS),
+    "a rejection by two criteria on some rows": (
+        TWO_CRITERIA,
+        dict(of_trainer=partial(half_corrected, **CORRECTIONS["two criteria"])),
+        REJECTS,
+    ),
+    "a mask beyond the responses": (("+clipx=grpo",), dict(of_trainer=beyond_the_rows), REJECTS),
     "more rejected than announced": (
         ("+clipx=grpo", *keys(**CORRECTIONS["rejection"])),
         dict(of_trainer=half_rejected),

@@ -103,33 +103,27 @@ class Announced:
         mask, old, rollout = fields_in(self.data, "response_mask", "old_log_probs", "rollout_log_probs")
         return float((old - rollout).where(mask.bool(), 0).abs().max())
 
-    def weights_apart(self, normaliser: float | None) -> tuple[float, float | None]:
-        """The largest difference of a weight of verl's correction from its own code's, relative to that; and what the
-        weights are divided by, which the first ones tell where verl normalises them.
+    def weights_apart(self, normaliser: float | None) -> tuple[float, float | None, Tensor]:
+        """The largest difference of a weight of verl's correction from its own code's, relative to that; what the
+        weights are divided by, which the first ones tell where verl normalises them; and the sum and the number of
+        those that it normalises, float64, infinite or NaN if some are unknown.
         """
         mask, weights = fields_in(self.data, "response_mask", "rollout_is_weights")
-        around = weights_by_verl(self._run.options, self.data)
+        options, around = self._run.options, weights_by_verl(self._run.options, self.data)
         if around is None:
-            return 0.0, normaliser
+            return 0.0, normaliser, torch.zeros(2, dtype=torch.float64)
+        first, there = around[0], masks_in(self.data)[1]
+        if options.get(ROLLOUT_IS) == "sequence":
+            first, there = first.amax(1), there.any(1)
+        sums = torch.stack([of.sum(dtype=torch.float64).cpu() for of in (first, there)])
         known = mask.bool() & around.isfinite().all(0)
         weights, around = weights.where(known, 0).double(), around.where(known, 0).double()
         if normaliser is None and around[0].any():
-            normalised = self._run.options.get(WITH_ROLLOUT_IS[1]) and weights.any()
+            normalised = options.get(WITH_ROLLOUT_IS[1]) and weights.any()
             normaliser = float(around[0].sum() / weights.sum()) if normalised else 1.0
         low, high = around.amin(0) / (normaliser or 1.0), around.amax(0) / (normaliser or 1.0)
         apart = torch.maximum(low - weights, weights - high).clamp(min=0) / high.clamp(min=1e-12)
-        return float(apart.max()), normaliser
-
-    def weights_sum(self) -> Tensor:
-        """The sum and the number of the weights that verl's code normalises, float64; NaN if some are unknown."""
-        (mask, whole), options = masks_in(self.data), self._run.options
-        there, around = mask if whole is None else whole, weights_by_verl(options, self.data)
-        values = torch.zeros(there.shape, device=there.device) if around is None else around[0]
-        if options.get(ROLLOUT_IS) == "sequence":
-            values, there = values.amax(1), there.any(1)
-        known = not there.any() or (around is not None and whole_rows(options, self.data).all())
-        sums = torch.stack([values.sum(dtype=torch.float64), there.sum(dtype=torch.float64)]).cpu()
-        return sums if known else sums * torch.nan
+        return float(apart.max()), normaliser, sums / bool(whole_rows(options, self.data).all())
 
     def bounds_apart(self, *decisions: Tensor) -> float:
         """The largest difference of the bounds under two decisions, relative to half the first ones' width."""

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # With 25 tokens, as many probes tell any two groups apart, and a method from itself with a number a twentieth smaller.
 PROBES = 120
 # What engines multiply a loss by is the same for every micro-batch, and a weight is that of verl's own code.
-SAME_FACTOR = 1e-3
+SAME_FACTOR, SAME_NORMALISER = 1e-3, 0.01
 # In bypass mode old_log_probs are a copy, in nats. The tokens that a selection keeps may differ between two passes.
 SAME_COPY, SAME_SELECTED = 1e-4, 0.05
 # What a loss reads of a row that its prompt and response don't say, and which does not change from update to update.
@@ -77,12 +77,11 @@ class Receipt(Observer):
     _step: OptimizerStep = field(default_factory=OptimizerStep)
     _followed: list[Announced] = field(default_factory=list)
     # The fields of each row that the worker got, at the latest in the first update; how often each was trained; what
-    # verl's weights are divided by.
+    # verl's weights are divided by; the sum and the number of those before.
     _begun: bool = False
     _got: Counter[tuple[str, int]] = field(default_factory=Counter)
     _trained: Counter[tuple[str, int]] = field(default_factory=Counter)
     _normaliser: float | None = None
-    # The sum and the number of verl's weights before it normalises them.
     _weights: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
@@ -175,9 +174,9 @@ class Receipt(Observer):
         self._expect(len(often) < 2, "some rows of the rollout batch were trained more often than others")
         one_rank = torch.cat([torch.tensor([float(self._tokens)], dtype=torch.float64), self._weights])
         compared, weights, number = self.all_reduce(one_rank).tolist()
-        if self.run.options.get(WITH_ROLLOUT_IS[1]) and self._normaliser is not None and number:
+        if self.run.options.get(WITH_ROLLOUT_IS[1]) and self._normaliser and weights:
             other = f"weights are divided by {self._normaliser:g}, but their mean is {weights / number:g}"
-            self._expect(not abs(self._normaliser * number / weights - 1) > 0.01, other)
+            self._expect(not abs(self._normaliser * number / weights - 1) > SAME_NORMALISER, other)
         self._expect(compared or not self._updates, NOTHING, stops=False)
         if self.rank == 0:
             print(f"clipx: {self}", flush=True)
@@ -208,11 +207,10 @@ class Receipt(Observer):
         wrong = f"{announced.other_tokens} tokens that {rejects} rejects came as if it did not, or the reverse"
         self._expect(not announced.other_tokens, wrong, stops=True)
         if asked and there:
-            apart, self._normaliser = announced.weights_apart(self._normaliser)
-            self._weights += announced.weights_sum()
-            rounded = max(SAME_FACTOR, torch.finfo(data["rollout_is_weights"].dtype).eps)
+            apart, self._normaliser, sums = announced.weights_apart(self._normaliser)
+            self._weights, least = self._weights + sums, torch.finfo(data["rollout_is_weights"].dtype).eps
             other = f"a weight differs by {apart:.1e} of it from that of {weights} for its log-probabilities"
-            self._expect(not apart > rounded, other, stops=True)
+            self._expect(not apart > max(SAME_FACTOR, least), other, stops=True)
         if options.get(BYPASS):
             apart = announced.rollout_apart()
             other = f"{BYPASS}=True announces the rollout's own, but one is {apart:.2g} nats away"

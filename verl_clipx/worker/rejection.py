@@ -43,8 +43,8 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
 def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
     """The tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
     (mask, whole), names = masks_in(data), options.get(ROLLOUT_RS)
-    if whole is None or names is None or options.get(BYPASS):
-        return (mask if whole is None else whole) & present_in(data)
+    if "loss_mask" not in data or names is None or options.get(BYPASS):
+        return whole & present_in(data)
     if "rollout_log_probs" not in data:
         return mask
     # One criterion says the same of the tokens that it has left.
@@ -61,8 +61,7 @@ def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-    (mask, whole), level = masks_in(data), options[ROLLOUT_IS]
-    whole = mask if whole is None else whole
+    (_, whole), level = masks_in(data), options[ROLLOUT_IS]
     if "rollout_log_probs" not in data or not whole.any():
         return None
     threshold, log_ratio = options.get(WITH_ROLLOUT_IS[0]), log_ratio_in(data)
@@ -75,7 +74,7 @@ def whole_rows(options: Mapping[str, Any], data: Any) -> Tensor:
     """Whether the data have a sequence's mask of before the trainer's rejection, bool, (sequences, 1)."""
     mask, whole = masks_in(data)
     # The trainer may have rejected in both masks.
-    unknown = options.get(ROLLOUT_RS) is not None and (whole is None or torch.equal(whole, mask))
+    unknown = options.get(ROLLOUT_RS) is not None and torch.equal(whole, mask)
     return (mask == present_in(data)).all(1, keepdim=True) | (not unknown)
 
 
@@ -84,11 +83,11 @@ def present_in(data: Any) -> Tensor:
     return places(data, pad_rows(data["response_mask"]).shape[1], 1)[1]
 
 
-def masks_in(data: Any) -> tuple[Tensor, Tensor | None]:
-    """The mask of the tokens that are trained, and that of before any rejection if the data have it, bool."""
-    (mask,) = fields_in(data, "response_mask")
-    whole = pad_rows(data["loss_mask"]) if "loss_mask" in data else None
-    return mask.bool(), whole.bool() if whole is not None and whole.shape == mask.shape else None
+def masks_in(data: Any) -> tuple[Tensor, Tensor]:
+    """The mask of the tokens that are trained, and that of before any rejection as far as the data have it, bool."""
+    mask = fields_in(data, "response_mask")[0].bool()
+    whole = pad_rows(data.get("loss_mask", mask)).bool()
+    return mask, whole if whole.shape == mask.shape else mask
 
 
 def log_ratio_in(data: Any) -> Tensor:
