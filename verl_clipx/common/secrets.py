@@ -18,8 +18,8 @@ _PLURAL = ("tokens", "pass", "access", "sas", "eos", "bos", "cls")
 # In the words of a key, in lower case and each in the singular: what names a credential,
 _NAMES = re.compile(
     r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|(?:api|access|auth)key)\b"
-    r"|\b(?:cookie|webhook|connection string|sas ur[il])\b|(?:\b(?:auth|pwd|pat)|(?:auth|access|api|hf)token)$"
-    r"|\b(?:api|access|account|secret|private|signing|encryption|license|ssh|deploy|shared|master|wandb) key\b"
+    r"|\b(?:cookie|webhook|connection string|sas ur[il])\b|(?:\b(?:auth|bearer|pwd|pat)|(?:auth|access|api|hf)token)$"
+    r"|\b(?:api|access|account|secret|private|signing|encryption|license|session|ssh|deploy|shared|master|wandb) key\b"
     r"|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w+|bot|api|sas|wandb|personal|security|private) tokens?$"
 )
 # what does so where its value is a text, but for a token of a text and a pass of an update,
@@ -29,7 +29,7 @@ _NAMES_TEXT = re.compile(
     r".*(?: (?:token|pass)|(?:db|smtp|user)pass)$"
 )
 # and what names a hash or an id, which stays if it is hexadecimal.
-_NAMES_HASH = re.compile(r"\b(?:commit|rev|revision|sha|hashe?|digest|md|checksum|snapshot|blob|tree|resolve|u?u?id)\b")
+_NAMES_HASH = re.compile(r"\b(?:commit|rev|revision|sha|hashe?|digest|md|checksum|snapshot|head|blob|tree|resolve|u?u?id)\b")
 # In an object that names a credential, the keys of its name and of its value.
 _NAMING, _NAMED = re.compile("name|key|var|header", re.I), re.compile("val|content|literal|data", re.I)
 _NAME, _QUOTE = r"(?P<name>[\w.%+-]*\w)", r"\\*[\"']"
@@ -37,7 +37,8 @@ _VALUE = (
     rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n]))*|\[(?!redacted\])[^\]]*\]?"
     r"|[^\s,&{}\"'\[](?:[^\s,&{}\"']|,(?![\s{}\"']|[\w.+\" ]*[=:]|$))*)"
 )
-# In a text: an override, a part of a query or a member of an object; a default; a pair of name and value; an option.
+# In a text: an override, a part of a query or a member of an object; a default; a pair of name and value, in either order; an
+# option or what a program sets.
 _ASSIGNED = (
     re.compile(rf"(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE})?\s*[=:]\s*(?:-(?=[^\s-]))?){_VALUE}"),
     re.compile(rf"(?<=oc\.env:){_NAME}(?P<between>\s*,\s*){_VALUE}"),
@@ -45,7 +46,11 @@ _ASSIGNED = (
         rf"\w(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME}"
         rf"(?P<between>(?:{_QUOTE})?\s*,?\s*(?:{_QUOTE})?\w+(?:{_QUOTE})?\s*[=:]\s*){_VALUE}"
     ),
-    re.compile(rf"(?<![\w.-])--{_NAME}(?P<between>\s+)(?!-){_VALUE}"),
+    re.compile(
+        rf"\b[Vv]al\w*(?:{_QUOTE})?(?P<between>\s*[=:]\s*){_VALUE}"
+        rf"(?=(?P=quote)?\s*,?\s*(?:{_QUOTE})?\w*(?i:name|key)(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME})"
+    ),
+    re.compile(rf"(?:(?<![\w.-])--|\bset\s+){_NAME}(?P<between>\s+)(?!-){_VALUE}"),
 )
 # Credentials behind a group, which stays.
 _BEHIND = re.compile(
@@ -57,9 +62,10 @@ _BEHIND = re.compile(
     r"|(://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com|api\.telegram\.org"
     r"/bot|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook))[^\s\"',]*"
     # options of programs, netrc
-    r"|(\s(?:-[uUa]|--(?:proxy-)?user|--auth)[\s=]*)(?!\d+:\d+\b)[^\s:\"']*:[^\s\"']+"
+    r"|(\s(?:-[uUa]|--(?:proxy-)?user|--auth)[\s=]*)(?!\d+:\d+\b)(?:[^\s:\"']*:|[\w\\]+%)[^\s\"']+"
     r"|(\b(?:sshpass|mysql\w*|mariadb\w*|mongo\w*|sqlcmd|login)\s(?:[^\n|;&]*?\s)??-[pP]\s*)(?!-)\S+"
-    r"|(\b(?:redis-cli\s(?:[^\n|;&]*?\s)??-a|ldap\w+\s(?:[^\n|;&]*?\s)??-w)\s*)(?!-)\S+"
+    r"|(\b(?:redis-cli\s(?:[^\n|;&]*?\s)??-a|ldap\w+\s(?:[^\n|;&]*?\s)??-w|openssl\s(?:[^\n|;&]*?\s)??-k)\s*)(?!-)\S+"
+    r"|(\s-pass(?:in|out)?\s+pass:)\S+"
     r"|(\b(?:machine\s+\S+|default)\s+(?:login\s+\S+\s+)?password\s+)\S+"
     # a user with a password before a host, and whatever stands before one in an address of the web
     r"|(://)(?:[^/\s:@]*:(?!\d{1,5}(?:[/\s]|$))[^\s@]*(?:@[^/\s@]+)*|(?<=http://|ttps://)[^/\s]+)(?=@)"
@@ -70,8 +76,8 @@ _KEYS = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)|\bA(?:KI|SI|BI|CC)A[A-Z0-9]{16}\b",
     re.S,
 )
-_TOKEN = re.compile(r"[A-Za-z0-9][\w+/~.=-]{18,}[A-Za-z0-9=]")
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
+_TOKEN = re.compile(r"[A-Za-z0-9][\w+/~.-]{18,}[A-Za-z0-9]=*")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|^raysubmit_\w{16}$|^.*\.whl$", re.I)
 _HEX = re.compile(r"(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{20,}|(?=[0-9A-F]*\d)(?=\d*[A-F])[0-9A-F]{20,}")
 # Bits by which a letter is rarer in words than at random, and those of changes of kind: to a capital at the beginning
 # of a word, to another capital, to and from a digit.
@@ -123,11 +129,11 @@ def _words(key: str) -> str:
 def _names(key: str, value: Any) -> bool:
     """Returns whether a key names a credential, where it has a value."""
     words, text = _words(key), str(value)
-    if value in (None, "", [], {}) or isinstance(value, bool) or text[:2] == "--":
+    if value in ("", [], {}) or text.lower() in ("none", "null", "true", "false") or text[:2] == "--":
         return False
     if _NAMES.search(words) or re.search(r"(?:^[+-]*|\.)token$", key, re.I):
-        return not (words.endswith("pwd") and text[0] in "/~.")
-    is_text = isinstance(value, str) and not re.fullmatch(r"[\d.+e-]+|\W.*\W|true|false|none|null", text, re.I)
+        return not (words.endswith(("pwd", "file", "path")) and text[0] in "/~.")
+    is_text = isinstance(value, str) and not re.fullmatch(r"[\d.+e-]+|\W.*\W", text)
     return is_text and _NAMES_TEXT.search(words) is not None
 
 
