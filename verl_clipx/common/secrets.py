@@ -29,7 +29,9 @@ _NAMES_TEXT = re.compile(
     r".*(?: (?:token|pass)|(?:db|smtp|user)pass)$"
 )
 # and what names a hash or an id, which stays if it is hexadecimal.
-_NAMES_HASH = re.compile(r"\b(?:commit|rev|revision|sha|hashe?|digest|md|checksum|snapshot|head|blob|tree|resolve|u?u?id)\b")
+_NAMES_HASH = re.compile(
+    r"\b(?:commit|rev(?:ision)?|sha|hashe?|digest|md|checksum|snapshot|head|blob|tree|resolve|u?u?id)\b"
+)
 # In an object that names a credential, the keys of its name and of its value.
 _NAMING, _NAMED = re.compile("name|key|var|header", re.I), re.compile("val|content|literal|data", re.I)
 _NAME, _QUOTE = r"(?P<name>[\w.%+-]*\w)", r"\\*[\"']"
@@ -37,8 +39,8 @@ _VALUE = (
     rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n]))*|\[(?!redacted\])[^\]]*\]?"
     r"|[^\s,&{}\"'\[](?:[^\s,&{}\"']|,(?![\s{}\"']|[\w.+\" ]*[=:]|$))*)"
 )
-# In a text: an override, a part of a query or a member of an object; a default; a pair of name and value, in either order; an
-# option or what a program sets.
+# In a text: an override, a part of a query or a member of an object; a default; a pair of name and value, in
+# either order; an option or what a program sets.
 _ASSIGNED = (
     re.compile(rf"(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE})?\s*[=:]\s*(?:-(?=[^\s-]))?){_VALUE}"),
     re.compile(rf"(?<=oc\.env:){_NAME}(?P<between>\s*,\s*){_VALUE}"),
