@@ -32,7 +32,7 @@ from verl_clipx.run import stand_in
 # 1: the driver prints its answer and ends; a path: it appends the answer to this file, one JSON object a line.
 EXPLAIN = "CLIPX_EXPLAIN"
 
-LAUNCHERS = ("ray", "sbatch", "srun", "scontrol", "ssh", "docker", "kubectl", "pkill", "killall")
+LAUNCHERS = ("ray", "sbatch", "srun", "ssh", "docker", "kubectl", "pkill", "killall")
 PREPARATIONS = ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "hf")
 # Scripts ask these for the accelerators that explaining does not need.
 OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
