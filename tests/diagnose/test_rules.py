@@ -241,6 +241,11 @@ def test_what_teaches_nothing_and_what_becomes_noise_is_said_from_its_first_step
     )
 
 
+def test_in_how_many_steps_there_was_nothing_to_learn_is_said(tmp_path):
+    write_log(tmp_path / "run/metrics.jsonl", [DEAD] * 5 + [ADVANTAGES] * 30)
+    assert "as good as 0 in 5 of 35 steps" in clipx("diagnose", tmp_path / "run")
+
+
 FELL = {keys.ENTROPY: [1.0] * 9 + [0.01] * 9}
 ALIKE = {keys.ALIKE: [0.9] * 5}
 SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}

@@ -52,7 +52,7 @@ def wrapped(line: str, width: int, trimmed: bool) -> list[str]:
 
 
 @given(
-    width=st.integers(40, 200),
+    width=st.integers(23, 200),
     ray=st.sampled_from([("", False), (RAY, False), (RAY, True), (RAY_ELSEWHERE, True)]),
     bar=st.booleans(),
     trimmed=st.booleans(),
@@ -62,6 +62,26 @@ def test_lines_that_a_terminal_wrapped_are_read_whole_at_every_width(tmp_path_fa
     rows = [row for line in printed(*ray, bar) for row in wrapped(line, width, trimmed)]
     path.write_text("\n".join(rows) + "\n")
     assert RunFolder(path).rows == steps()
+
+
+@pytest.mark.parametrize("margin", ["> ", "    ", "> > ", "\t", "| "])
+@pytest.mark.parametrize("width", [61, 80])
+def test_what_a_mail_quotes_or_indents_is_read_whole(tmp_path, margin, width):
+    rows = [margin + row for line in printed(RAY, False, False) for row in wrapped(line, width, False)]
+    (tmp_path / "train.log").write_text("\n".join(rows) + "\n")
+    assert RunFolder(tmp_path / "train.log").rows == steps()
+
+
+def test_metrics_whose_step_is_cut_off_are_not_lost_without_a_word(tmp_path):
+    text = (
+        line(1) + line(2).replace(" - critic", "\nUserWarning: slow\n - critic").strip() + " - critic/x:1\n" + line(3)
+    )
+    (tmp_path / "train.log").write_text(text)
+    with pytest.warns(UserWarning, match="train.log: metrics without their step, and left out: ' - critic/score/mean"):
+        assert list(read_run(tmp_path / "train.log").log.index) == [1, 2, 3]
+    # Where a border stands before every further row, the whole is refused.
+    (tmp_path / "train.log").write_text("".join(line(step).strip() + "\n: " + line(9)[9:] for step in (1, 2)))
+    assert "train.log: metrics without their step" in clipx("diagnose", tmp_path / "train.log", code=1)
 
 
 def line(step: int, entropy: float = 0.5, process: str = "") -> str:

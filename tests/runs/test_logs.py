@@ -117,6 +117,7 @@ CONSOLE = """\
 noise - actor/entropy:7
 (TaskRunner pid=17) step:2 - actor/entropy:-1e-3 - critic/score/mean:1
 """
+JSON_LINES = '{"step": 1, "data": {"actor/entropy": 0.5}}\n{"step": 2, "data": {"actor/entropy": -0.001}}\n'
 PANEL = '"Step","mine - {0}","mine - {0}__MIN","mine - {0}__MAX"\n"1","{1}","{1}","{1}"\n"2","{2}","{2}","{2}"\n'
 HISTORY = ",_step,_runtime,actor/entropy,critic/score/mean,note\n0,1,3.5,0.5,0.25,a\n1,2,7.0,NaN,,b\n"
 
@@ -186,6 +187,67 @@ def test_of_a_panel_with_one_metric_is_said_what_is_there(tmp_path, metric, valu
 def test_a_cell_of_any_length_is_read_over(tmp_path):
     (tmp_path / "mine.csv").write_text(HISTORY.replace(",a\n", f",{'x' * 200_000}\n"))
     assert read_run(tmp_path / "mine.csv").values("actor/entropy").to_dict() == {1: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("names", "texts", "said"),
+    [
+        # Panels of two runs, histories of two, and two runs in one file.
+        (
+            ("a.csv", "b.csv"),
+            ("Step,a - actor/entropy\n1,0.5\n", "Step,b - critic/score/mean\n1,0.5\n"),
+            "b.csv: 2 runs (a, b)",
+        ),
+        (
+            ("a.csv", "b.csv"),
+            ("_step,actor/entropy\n1,0.5\n", "_step,actor/entropy\n1,0.7\n"),
+            "b.csv, step 1: a second value",
+        ),
+        (
+            ("a.csv",),
+            ("Step,a - actor/entropy\n1,0.5\n2,0.5\n1,0.7\n",),
+            "a.csv, step 1: a second value of actor/entropy",
+        ),
+        (("a.csv",), ("Step,a - actor/entropy\n1.5,0.5\n",), "a.csv: '1.5' is no step"),
+        (("a.csv",), ('Step,a - actor/entropy\n"1,000",0.5\n',), "a.csv: '1,000' is no step"),
+    ],
+)
+def test_exports_of_two_runs_are_not_mixed_and_no_row_is_lost_without_a_word(tmp_path, names, texts, said):
+    for name, text in zip(names, texts, strict=True):
+        (tmp_path / name).write_text(text)
+    assert said in clipx("diagnose", tmp_path, code=1)
+
+
+def test_a_number_that_cannot_be_read_is_said(tmp_path):
+    text = 'Step,a - actor/entropy,a - response_length/mean,a - note\n1,0.5,"1,234.5",x\n'
+    (tmp_path / "mine.csv").write_text(text)
+    assert "mine.csv: no number, and left out: response_length/mean '1,234.5'" in clipx(
+        "diagnose", tmp_path / "mine.csv"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train", CONSOLE.encode()),
+        ("slurm-17.err", CONSOLE.encode()),
+        ("run.log.1", CONSOLE.encode()),
+        *((name, JSON_LINES.encode("utf-8-sig")) for name in ("a.jsonl", "a.log", "a")),
+    ],
+)
+def test_a_log_is_known_by_what_it_holds_whatever_its_name_and_encoding(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert read_run(tmp_path / name).values("actor/entropy").to_dict() == {1: 0.5, 2: -1e-3}
+
+
+def test_numbers_that_are_text_are_read_and_a_broken_step_is_said(tmp_path):
+    lines = [
+        '{"step": "1", "data": {"actor/entropy": "0.5", "note": "a"}}',
+        '{"step": 1.5, "data": {"actor/entropy": 9}}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match="a.jsonl, line 2: cut off or damaged"):
+        assert read_run(tmp_path / "a.jsonl").log.to_dict("index") == {1: {"actor/entropy": 0.5}}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

@@ -160,8 +160,9 @@ def find_no_signal(run: Run) -> Onset | None:
         return onset_at(lasts(alike == 1), lambda at: f"{keys.ALIKE} 1, at most {alike.max():g}")
     furthest, scores = sides.abs().max(axis=1), run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
     equal = scores.reindex(furthest.index) == 0
-    step = lasts((furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS)))
-    return onset_at(step, lambda at: f"{lowest} {sides[lowest][at]:.3g}, {highest} {sides[highest][at]:.3g}")
+    none = (furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS))
+    evidence = f"{lowest} {{:.3g}}, {highest} {{:.3g}}, as good as 0 in {none.sum()} of {len(none)} steps"
+    return onset_at(lasts(none), lambda at: evidence.format(sides[lowest][at], sides[highest][at]))
 
 
 # Such prompts have advantage 0, so fewer than a tenth teach.

@@ -21,6 +21,8 @@ METRIC = re.compile(
     r"(?P<key>(?:(?! - |:[-+.\d]).)+?):(?P<of_numpy>np\.\w+\()?"
     r"(?P<value>[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)|True|False)(?(of_numpy)\))"
 )
+# Metrics in a line without a step.
+LOST = re.compile(r"\w/\S{1,200}:[-+.\d]\S{0,30} - \w+/\S{1,200}:[-+.\d]")
 # Where a metric ends although something else is glued to it.
 ENDS = re.compile(METRIC.pattern + r"(?![-+.\d]|[eE](?![A-Za-z]))")
 # What a metric may consist of that was cut in two; no border or sign of an editor's.
@@ -36,8 +38,12 @@ def read_console(path: Path) -> Rows:
     """
     # A byte that is no UTF-8 is in a progress bar that was cut.
     rows = [harmless(row) for row in read_bytes(path).decode(errors="replace").splitlines()]
+    margin = min((re.match(r"[\s>|│]*", row)[0] for row in rows if row.strip()), key=len, default="")
     logged, damaged, cut = [], [], 0
-    for line in _unwrapped(path, rows):
+    for line in _unwrapped(path, [row.removeprefix(margin) for row in rows]):
+        if not STEP.search(line) and LOST.search(line):
+            damaged.append(f"{path}: metrics without their step, and left out: {line!r:.80}.")
+            cut += 1
         for step, after in itertools.pairwise([*STEP.finditer(line), None]):
             metrics, unread = _metrics_in(line[step.end() : after and after.start()])
             process = [one[0].strip() for one in PROCESS.finditer(line, 0, step.start())][-1:]
@@ -48,13 +54,13 @@ def read_console(path: Path) -> Rows:
             cut += bool(unread[-1])
     if not logged:
         raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print. {VERL_ONLY}")
-    if cut == len(logged):
+    if cut >= len(logged):
         raise ValueError(
             f"{damaged[0]} So is every step, as where a terminal or an editor broke the lines: save the output itself, "
             "by `2>&1 | tee train.log`, or log with trainer.logger=[console,file]."
         )
     if damaged:
-        more = f" So are parts of {len(damaged) - 1} more steps." * (len(damaged) > 1)
+        more = f" So are {len(damaged) - 1} more parts." * (len(damaged) > 1)
         warnings.warn(damaged[0] + more, stacklevel=2)
     return last_run(path, logged)
 
@@ -124,4 +130,5 @@ def _joined(line: str, row: str, full: bool, fills: bool) -> str | None:
         return None
     if cut and not (is_whole or CUT.fullmatch(parts[0] if parts else last)):
         return None
-    return joined if parts or METRIC.fullmatch(last) or (fills and not is_whole) else None
+    at_edge = fills and (not is_whole or (full and re.fullmatch(r"[-+.\de]*(?: -?)?", row)))
+    return joined if parts or at_edge or (METRIC.fullmatch(last) and not (goes_on and is_whole and fills)) else None

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ EVENTS = "events.out.tfevents.*"
 
 # The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
-RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 
 
 def is_of_wandb(path: Path) -> bool:
@@ -34,12 +35,12 @@ def reader_of(path: Path) -> Callable[[Path], Rows] | None:
         if next(path.rglob(EVENTS), None) is not None:
             return read_tensorboard
         return read_exports if next(path.glob("*.csv"), None) is not None else None
-    is_other = path.suffix in (".csv", ".log", ".txt", ".out") and path.is_file()
+    is_other = path.suffix not in (".jsonl", ".json") and path.is_file()
     if not is_other or (content := read_bytes(path)).startswith(GZIP):
         return None
     if path.suffix == ".csv":
         return read_exports
-    return None if content.lstrip().startswith(b"{") else read_console
+    return None if content.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{") else read_console
 
 
 def read_tensorboard(path: Path) -> Rows:
@@ -69,7 +70,7 @@ def read_exports(path: Path) -> Rows:
     Raises:
         ValueError: a file has no column of steps, or those of several runs.
     """
-    rows: Rows = {}
+    rows, runs, words = {}, set(), {}
     # A cell of a run's history may hold a table.
     csv.field_size_limit(sys.maxsize)
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
@@ -86,7 +87,7 @@ def read_exports(path: Path) -> Rows:
                 f"`run.history()` of its API. {VERL_ONLY}"
             )
         # A panel's columns are called `RUN - METRIC`.
-        runs = {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS} - {""}
+        runs |= {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS} - {""}
         if len(runs) > 1:
             raise ValueError(
                 f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). Export each by itself, or name one as "
@@ -94,13 +95,22 @@ def read_exports(path: Path) -> Rows:
             )
         metrics = {name: name.rpartition(" - ")[2] for name in columns if name != steps}
         for row in table:
-            if math.isfinite(step := numbers_in({steps: row[steps]}).get(steps, math.nan)):
-                if abs(step) > 2**53:
+            if row[steps]:
+                step = numbers_in({steps: row[steps]}).get(steps, math.nan)
+                if not abs(step) <= 2**53 or step % 1:
                     raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
-                texts = {metric: row[name] for name, metric in metrics.items() if row[name]}
+                texts = {metric: row[name].strip() for name, metric in metrics.items() if (row[name] or "").strip()}
                 if separator == ";":
                     texts = {metric: text.replace(",", ".") for metric, text in texts.items()}
-                rows.setdefault(int(step), {}).update(numbers_in(texts))
+                # An empty cell or a word is no value; NaN is one.
+                kept = numbers_in(texts)
+                words |= {key: text for key, text in texts.items() if key not in kept and text[0] in "+-.0123456789"}
+                before = rows.get(int(step), {}).items()
+                if differ := [key for key, one in before if key in kept and str(kept[key]) != str(one)]:
+                    raise ValueError(f"{file}, step {step:g}: a second value of {differ[0]}, as of several runs.")
+                rows.setdefault(int(step), {}).update(kept)
+    for metric, text in words.items():
+        warnings.warn(f"{path}: no number, and left out: {metric} {text!r:.60}", stacklevel=2)
     return rows
 
 

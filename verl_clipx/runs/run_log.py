@@ -50,7 +50,7 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
             content = parse_json(line, "")
             step, data = int(content["step"]), dict(content["data"])
             # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
-            if abs(step) > 2**53:
+            if abs(step) > 2**53 or step != float(content["step"]):
                 raise OverflowError
         except (ValueError, TypeError, KeyError, OverflowError):
             damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
