@@ -105,8 +105,9 @@ class Method:
     by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
-    # The bound on the ratio of tokens with A < 0; a method that has one makes it a parameter.
-    dual_clip: ClassVar[float | None] = None
+    # The bound on the ratio of tokens with A < 0. A method that has one makes it a parameter; no annotation here, which
+    # would give that parameter this place.
+    dual_clip = None
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 

@@ -83,7 +83,8 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
     """As `every_ratio`, at ratios that are exactly the bounds, and at their nearest neighbours."""
     both = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
-    logs = both[(both > 0) & both.isfinite()].unique()[:40].to(dtype).double().log()
+    both = both.to(dtype).double()
+    logs = both[(both > 0) & both.isfinite()].unique()[:40].log()
     steps = torch.tensor([0.0, 1e-3, -1e-3, *(k * torch.finfo(dtype).eps for k in (-2, -1, 1, 2))]).double()
     log_ratio = (logs[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
     # One of the two policies is sure of the token, so that the log-ratio is not rounded.

@@ -34,13 +34,13 @@ class Vespo(
         2.0, number(above=0, at_most=20), "power of w where A >= 0; larger: less weight of small ratios", "release"
     )
     lambda_positive: float = parameter(
-        3.0, number(above=0, at_most=100), "decay with w where A >= 0; larger: less weight of large ratios", "release"
+        3.0, number(above=0, at_most=30), "decay with w where A >= 0; larger: less weight of large ratios", "release"
     )
     k_negative: float = parameter(
         3.0, number(above=0, at_most=20), "power of w where A < 0; larger: less weight of small ratios", "release"
     )
     lambda_negative: float = parameter(
-        2.0, number(above=0, at_most=100), "decay with w where A < 0; larger: less weight of large ratios", "release"
+        2.0, number(above=0, at_most=30), "decay with w where A < 0; larger: less weight of large ratios", "release"
     )
 
     def bounded(self, t: Tokens) -> Tensor:

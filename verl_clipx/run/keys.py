@@ -610,7 +610,8 @@ def read(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 def _value(config: DictConfig | Mapping[str, Any], key: str, default: Any) -> Any:
     if not OmegaConf.is_config(config):
         return config.get(key, default)
-    value = OmegaConf.select(config, key, default=default)
+    # What stands for the device under +hardware=cpu refuses to be read where verl would see no accelerator.
+    value = OmegaConf.select(config, key, default=default, throw_on_resolution_failure=key != DEVICE)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 

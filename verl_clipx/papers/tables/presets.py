@@ -57,8 +57,6 @@ def updates_a_step(config: DictConfig) -> int | None:
     from verl_clipx.run.keys import read
     from verl_clipx.run.schedule import counted_schedule
 
-    # A machine without an accelerator is refused where verl would not see one, which makes no difference here.
-    config = OmegaConf.merge(config, {"trainer": {"device": None}})
     return counted_schedule(read(config), OmegaConf.select(config, "clipx.update.order")).updates_a_step
 
 
