@@ -86,7 +86,7 @@ def test_runs_of_other_settings_and_of_another_policy_are_refused(trained, tmp_p
         return {entry["folder"].removeprefix("reversal/"): entry["reasons"] for entry in entries}
 
     assert refused()["grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
-    assert "dapo_4-seed1.jsonl.gz, line 1" in refused()["dapo_4-seed1.jsonl.gz"][0]
+    assert "dapo_4-seed1.jsonl.gz: no line `step:1" in refused()["dapo_4-seed1.jsonl.gz"][0]
     kept.unlink()
     assert refused()["grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
     (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
