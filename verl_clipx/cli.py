@@ -349,6 +349,31 @@ def diagnose(
 
 
 @app.command()
+def certify(
+    runs: Annotated[list[str], typer.Argument(help="The runs of two arms: A1 A2 … vs B1 B2 …", metavar="A… vs B…")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="A key, or a pattern of keys, in which the arms should differ; by default the loss's."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether two arms of runs may be compared.
+
+    Exit code 0 if every question passed, 1 if one failed, 3 if some have no evidence in these runs.
+    """
+    from verl_clipx.certify import command
+
+    with failing(), warnings_on(messages_console()):
+        answers = command.certify(runs, vary or [])
+    if as_json:
+        print_json(answers=[asdict(answer) | {"verdict": answer.verdict.value} for answer in answers])
+    else:
+        for line in command.lines_of(answers):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+    raise typer.Exit(command.exit_code(answers))
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
     settings: Annotated[

@@ -15,10 +15,10 @@ def clipx(*words, code: int | None = 0) -> str:
     return " ".join(done.output.split())
 
 
-def answer(*words) -> dict:
-    """What a command prints for programs."""
+def answer(*words, code: int | None = 0) -> dict:
+    """What a command prints for programs; the exit code as for `clipx`."""
     done = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert code in (None, done.exit_code), done.output
     return json.loads(done.stdout)
 
 

@@ -3,6 +3,7 @@ beside it: the record, TensorBoard's layout. Not covered: a run of verl's traine
 test_inert.py), a machine that loses power.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -185,6 +186,18 @@ def test_the_record_has_configuration_and_versions_for_its_owner_alone_and_no_cr
     text = record_path(log).read_text()
     left = json.loads(text)["configuration"]["engine_kwargs"]
     assert "xyz" not in text and left == {"vllm": {"api_key": "[redacted]", "max_model_len": 8}}
+
+
+@pytest.mark.parametrize("form", ["{path}", "file://{path}", "pkg://rewards_of_test.score"])
+@pytest.mark.parametrize("node", [lambda of: {"reward": of}, lambda of: of])
+def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form, node):
+    file = tmp_path / "rewards_of_test" / "score.py"
+    file.parent.mkdir()
+    file.write_text("def score(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    write_record(tmp_path / LOG, node({"custom_reward_function": {"path": form.format(path=file)}}))
+    recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward_file"]
+    assert recorded == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_tensorboard_shows_keys_together_and_is_verls_without_the_node(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.skipped_updates import keep_gradient_norm
 from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.tracer import Tracer
 from verl_clipx.worker.training_worker import ClipxTraining, clipx_node
 
 ACTOR = "actor_rollout_ref.actor"
@@ -114,7 +115,41 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
     # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
     assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
     (tracer,) = worker.observers
-    assert tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+    assert tracer.observer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+
+
+CALLS = ("begin_rollout_batch", "begin_update", "end_update", "end_rollout_batch", "flush")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_traces_that_fail_after_the_first_batch_go_off_and_training_goes_on(
+    worker_and_data, tmp_path, monkeypatch, caplog, call
+):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", *trace)
+    worker.train_mini_batch(data.clone())
+    (guarded,) = worker.observers
+    guarded.flush()
+
+    def fail(*_):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Tracer, call, fail)
+    metrics = tu.get(worker.train_mini_batch(data.clone()), "metrics")
+    guarded.flush()
+    assert "clipx/ratio_mean" in metrics
+    assert [record.exc_text for record in caplog.records if "the traces of rank 0 failed" in record.getMessage()]
+    assert guarded.finished
+    worker.train_mini_batch(data.clone())
+    assert not worker.observers and {shard.step for shard in shards_in(tmp_path)} <= {1, 2}
+
+
+def test_in_the_first_batch_they_end_the_run(worker_and_data, tmp_path, monkeypatch):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", *trace)
+    monkeypatch.setattr(Tracer, "end_update", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.train_mini_batch(data)
 
 
 class Stepping(VerlsWorker):

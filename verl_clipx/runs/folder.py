@@ -18,7 +18,7 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.runs.run import Run, flat
-from verl_clipx.runs.run_log import VERL_ONLY, Rows, not_finite_in, read_rows, table_of, with_entropy
+from verl_clipx.runs.run_log import VERL_ONLY, Rows, batches_in, not_finite_in, read_rows, table_of, with_entropy
 from verl_clipx.runs.sameness import significant_values
 
 KEPT = ".jsonl.gz"
@@ -147,6 +147,7 @@ def read_run(path: Path) -> Run:
         files.record,
         held_out=[reward for reward in validations if reward.problems],
         traces=traces_path(files.log),
+        batches=batches_in(files.log),
         not_finite=not_finite,
     )
 

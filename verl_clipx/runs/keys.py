@@ -45,7 +45,7 @@ HEALTH_COUNTS = {
     logged(declared.NOT_FINITE["log_probs"]): "log-probabilities",
     logged(declared.NOT_FINITE_LOG_PROBS): "log-probabilities in skipped updates",
 }
-RATIO = logged(declared.RATIO_MEAN)
+RATIO, RECEIPT = logged(declared.RATIO_MEAN), logged(declared.RECEIPT)
 CLIPPED_LOW, CLIPPED_HIGH = logged(declared.CLIP_FRACTION_LOW), logged(declared.CLIP_FRACTION_HIGH)
 # Of BAPO and ACPO, whose files need torch: a test holds these names.
 BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from verl_clipx.common.files import GZIP, parse_json, read_bytes
+from verl_clipx.common.files import EMPTY, GZIP, parse_json, read_bytes
 from verl_clipx.runs import keys
 
 Rows = dict[int, dict[str, float]]
@@ -31,11 +31,15 @@ class Logged(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of verl's file log, as it stands there with its end, and what it says: metric to value."""
+    """A line of verl's file log, as it stands there with its end, and what it says: metric to value.
+
+    `batch` is what the plugin's log adds: the fingerprints of the step's rollout batch.
+    """
 
     line: bytes
     step: int
     data: dict[str, Any]
+    batch: Mapping[str, Any] = EMPTY
 
 
 def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
@@ -48,7 +52,7 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             content = parse_json(line, "")
-            step, data = int(content["step"]), dict(content["data"])
+            step, data, batch = int(content["step"]), dict(content["data"]), content.get("batch") or EMPTY
             # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
             if abs(step) > 2**53 or step != float(content["step"]):
                 raise OverflowError
@@ -56,7 +60,7 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
             damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
             continue
         any_whole = True
-        yield Entry(line + b"\n", step, data)
+        yield Entry(line + b"\n", step, data, batch if isinstance(batch, dict) else EMPTY)
     for where, shown in damaged:
         if not any_whole:
             raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}. {VERL_ONLY}')
@@ -150,6 +154,15 @@ def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
     if not (text := steps if is_kept else text).strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
     return rows_of(text, path), header if is_kept else {}
+
+
+def batches_in(path: Path) -> dict[int, Mapping[str, Any]]:
+    """Returns the fingerprints of each step's rollout batch in a log of the plugin's; none in any other file."""
+    with warnings.catch_warnings(), contextlib.suppress(ValueError, OSError):
+        # `read_rows` has warned of the same lines.
+        warnings.simplefilter("ignore")
+        return {entry.step: entry.batch for entry in entries_in(read_bytes(path), path) if entry.batch}
+    return {}
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:

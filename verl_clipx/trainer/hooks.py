@@ -12,14 +12,20 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
 
+# Every trainer of verl's logs this key for each training step, and no worker does.
+STEP = "training/global_step"
+
 
 class TrainedRun:
     """A run with a clipx node, in the process of its trainer. verl logs each of its steps to it, after all other logs.
 
-    `before` is what the run logged before it was resumed, by step.
+    Args:
+        file: the run's file log, if the plugin keeps one.
+        before: what the run logged before it was resumed, by step.
     """
 
-    def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]]):
+    def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]], file: Any = None):
+        from verl_clipx.common.observing import Part
         from verl_clipx.run.lengths import lengths_of
         from verl_clipx.trainer.receipt import ReceiptCheck
         from verl_clipx.trainer.watch import Watch
@@ -27,12 +33,23 @@ class TrainedRun:
         self.longest = lengths_of(config)
         # A reward returns a verdict always or never.
         self.has_verdicts = True
-        self._checks = (ReceiptCheck(config), Watch(config, before, stops=config[NODE].get("health") == "stop"))
+        self.file = file
+        self.fingerprints, self.health = Part("the fingerprints of rollout batches"), Part("the metrics health/*")
+        self._receipt, self._rules = ReceiptCheck(config), Part("the rules of clipx.health")
+        self._watch = Watch(config, before, stops=config[NODE].get("health") == "stop")
+        self._parts = (self.fingerprints, self.health, self._rules)
+        if file is not None:
+            file.parts = self._parts
 
     def log(self, data: dict[str, Any], step: int) -> None:
         """Looks at a step's metrics, which are in the logs; raises RuntimeError if they stop the run."""
-        for check in self._checks:
-            check.look(data, step)
+        self._receipt.look(data, step)
+        stop = self._rules.run(lambda: self._watch.look(data, step))
+        if stop is not None:
+            raise RuntimeError(stop)
+        if STEP in data:
+            for part in self._parts:
+                part.armed = True
 
 
 # What this process trains; None: no run, or one without a clipx node.
@@ -67,7 +84,7 @@ def _open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, 
     if not config.get(NODE):
         return wrapped(*positional, **named)
     from verl_clipx.run.config import completed
-    from verl_clipx.trainer.log import open_logs
+    from verl_clipx.trainer.log import FileLog, open_logs
 
     # Groups leave out the defaults of a method, which rules and record need.
     config = {**config, NODE: completed(config[NODE])}
@@ -77,16 +94,21 @@ def _open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, 
         wrapped(*call.args, **call.kwargs)
 
     before = open_logs(tracking, [backends] if isinstance(backends, str) else list(backends), config, open_verls)
-    _run = tracking.logger[NODE] = TrainedRun(config, before)
+    file = tracking.logger.get("file")
+    _run = tracking.logger[NODE] = TrainedRun(config, before, file if isinstance(file, FileLog) else None)
 
 
 def _add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
     metrics = wrapped(*positional, **named)
     if _run is None:
         return metrics
+    from verl_clipx.trainer.fingerprints import fingerprints_of
     from verl_clipx.trainer.health import step_metrics
 
-    return metrics | step_metrics(positional[0] if positional else named["batch"], _run.longest)
+    batch, run = positional[0] if positional else named["batch"], _run
+    if run.file is not None:
+        run.file.batch = run.fingerprints.run(lambda: fingerprints_of(batch))
+    return metrics | run.health.run(lambda: step_metrics(batch, run.longest), {})
 
 
 def _add_verdicts(trainers: ModuleType, wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> None:
@@ -96,6 +118,6 @@ def _add_verdicts(trainers: ModuleType, wrapped: Any, _: Any, positional: tuple,
     from verl_clipx.trainer.health import verdicts
 
     call = inspect.signature(wrapped).bind(*positional, **named).arguments
-    logged = verdicts(trainers.tq.kv_batch_get, call["batch"])
+    logged = _run.health.run(lambda: verdicts(trainers.tq.kv_batch_get, call["batch"]), {})
     _run.has_verdicts = bool(logged)
     call["metrics"].update(logged)

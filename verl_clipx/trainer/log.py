@@ -5,8 +5,10 @@ verl's own file logger starts an empty file: a run that was killed after step 7 
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import orjson
 
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_private_text
+from verl_clipx.common.observing import Part
 from verl_clipx.common.run_files import own_log_path, record_path, resumed_step, traces_path
 from verl_clipx.common.secrets import redact
 from verl_clipx.loss.metric_listing import tensorboard_charts
@@ -59,17 +62,26 @@ def open_logs(
 class FileLog:
     """A log as verl's file logger writes it, which begins with the lines of the run that goes on.
 
-    The old file is replaced only by one that holds these lines.
+    The old file is replaced only by one that holds these lines. A step's line also has `batch`, the fingerprints of
+    its rollout batch, if they were set, and `off`, which parts of the run failed and observe it no more.
     """
 
+    batch: dict[str, Any] | None = None
+    parts: Sequence[Part] = ()
+
     def __init__(self, path: Path, kept: list[bytes]):
+        self._part = Part(f"the log {path}")
         with replacing(path.resolve()) as partial:
             partial.write_bytes(b"".join(kept))
         # Without a buffer, as verl opens it: a line is there once it is logged.
         self._file = path.open("ab", buffering=0)
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        self._file.write(orjson.dumps({"step": step, "data": data}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+        more = {"batch": self.batch, "off": [part.name for part in self.parts if part.off]}
+        line = {"step": step, "data": data} | {key: value for key, value in more.items() if value}
+        self.batch = None
+        self._part.run(lambda: self._file.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"))
+        self._part.armed = True
 
     def finish(self) -> None:
         self._file.close()
@@ -101,10 +113,23 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),
         "accelerators": _accelerators(),
         "commit": commit_here(),
+        "reward_file": _reward_file(config),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": redact({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
     write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
+
+
+def _reward_file(config: dict[str, Any]) -> str | None:
+    """The hash of the file of the user's reward function; None if the run has none, or it cannot be found."""
+    for node in (config.get("reward") or {}, config):
+        path = str((node.get("custom_reward_function") or {}).get("path") or "")
+        if path.startswith("pkg://"):
+            module = find_spec(path.removeprefix("pkg://").replace("/", "."))
+            path = (module and module.origin) or ""
+        if path and Path(path := path.removeprefix("file://")).is_file():
+            return sha256(Path(path).read_bytes()).hexdigest()
+    return None
 
 
 def _accelerators() -> list[str]:

@@ -6,11 +6,9 @@ from typing import Any
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.run.groups import OBSERVE
+from verl_clipx.trainer.hooks import STEP
 
 logger = logging.getLogger(__name__)
-
-# Every trainer of verl's logs this key for each training step, and no worker does.
-STEP = "training/global_step"
 
 
 class ReceiptCheck:

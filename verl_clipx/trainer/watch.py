@@ -32,17 +32,18 @@ class Watch:
         self._resumed_after = max(before, default=-1)
         self._said: set[str] = set()
 
-    def look(self, data: Mapping[str, Any], step: int) -> None:
-        """Looks at a step's metrics with those of the steps before; raises RuntimeError if a new fact stops the run."""
+    def look(self, data: Mapping[str, Any], step: int) -> str | None:
+        """Looks at a step's metrics with earlier ones; returns why a new fact stops the run."""
         self._rows.setdefault(step, {}).update(_numbers(data))
         new = {at: row for at, row in self._rows.items() if at > self._resumed_after}
         facts = self._find(new, FACTS)
         if facts and self._stops:
             said = "; ".join(f"{one.rule.name} from step {one.onset.step} on: {one.onset.evidence}" for one in facts)
-            raise RuntimeError(f"clipx.health=stop: {said}. The step is in the log.")
+            return f"clipx.health=stop: {said}. The step is in the log."
         for diagnosis in [*facts, *self._find(self._rows, TRENDS)]:
             logger.warning("clipx.health: %s %s This is said once.", diagnosis.head, diagnosis.text)
             self._said.add(diagnosis.rule.name)
+        return None
 
     def _find(self, rows: Rows, rules: Sequence[Rule]) -> list[Diagnosis]:
         run = Run("this run", with_entropy(table_of(rows)), self._configuration, not_finite=not_finite_in(rows))

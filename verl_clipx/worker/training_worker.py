@@ -21,6 +21,7 @@ from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.run.config import Observe, Settings, clip_range
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
+from verl_clipx.worker.guarded import Guarded
 from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
@@ -110,7 +111,8 @@ class ClipxTraining:
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
             of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
             of_run = dict(batches_a_step=run.schedule.batches_a_step, last=config.optim.total_training_steps)
-            observers.append(Tracer(settings.trace, tokenizer=self.model_config.tokenizer, **of_rank, **of_run))
+            tracer = Tracer(settings.trace, tokenizer=self.model_config.tokenizer, **of_rank, **of_run)
+            observers.append(Guarded(tracer, f"the traces of rank {self.rank}"))
         return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)

@@ -1,0 +1,313 @@
+"""The questions about two arms, a function each, which returns the answer with its evidence."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from verl_clipx.common.sentences import percent
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import differing_values
+
+# In which two arms may differ where the command line says nothing: the loss.
+LOSS = ("clipx", "clipx.*", "actor_rollout_ref.actor.policy_loss.*", "actor_rollout_ref.actor.clip_ratio*")
+# What verl logs of a rollout batch's data, whichever loss trains on it.
+OF_DATA = ("critic/score/", "critic/rewards/", "response_length/", "prompt_length/", "critic/advantages/")
+AGGREGATION = "actor_rollout_ref.actor.loss_agg_mode"
+REWARDS = ("reward.custom_reward_function", "custom_reward_function", "reward_model", "reward.reward_model")
+AGES = ("training/off_policy/trajectory_staleness_worst/max", "training/off_policy/trajectory_staleness/max")
+TRAINER = "trainer.v1.trainer_mode"
+OLDEST = "trainer.v1.sampler.max_off_policy_threshold"
+
+
+class Verdict(Enum):
+    """How a question was answered."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "not recorded"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question with its verdict, and the evidence in words."""
+
+    question: str
+    verdict: Verdict
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Two arms of runs, each at least one, and patterns of the keys in which the arms are to differ."""
+
+    first: Sequence[Run]
+    second: Sequence[Run]
+    vary: Sequence[str] = field(default=())
+
+    @property
+    def both(self) -> tuple[Sequence[Run], Sequence[Run]]:
+        """The two arms."""
+        return self.first, self.second
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, those of the first arm first."""
+        return [*self.first, *self.second]
+
+    @property
+    def pairs_within(self) -> Iterator[tuple[Run, Run]]:
+        """Every two runs of one arm."""
+        return itertools.chain.from_iterable(itertools.combinations(arm, 2) for arm in self.both)
+
+
+def answers_of(arms: Arms) -> list[Answer]:
+    """Returns an answer to every question."""
+    return [Answer(question, *ask(arms)) for question, ask in QUESTIONS.items()]
+
+
+Found = tuple[Verdict, str]
+
+
+def lacking(runs: Sequence[Run], what: str, has: Callable[[Run], Any]) -> Found | None:
+    """Returns that some runs lack what a question needs; None if all have it."""
+    without = [run.name for run in runs if not has(run)]
+    return (Verdict.UNKNOWN, f"{what}: not recorded in {listed(without)}") if without else None
+
+
+def decided(wrong: Sequence[str], right: str) -> Found:
+    """Returns a failure with all that is wrong, or that the question passed."""
+    return (Verdict.FAILED, "; ".join(wrong)) if wrong else (Verdict.PASSED, right)
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def differ_as_stated(arms: Arms) -> Found:
+    """Do the arms differ in what should differ, and in nothing else?"""
+    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
+        return missing
+    values, patterns = differing_values(arms.runs), tuple(arms.vary) or LOSS
+    cut = len(arms.first)
+    between = [key for key, of_runs in values.items() if {*of_runs[:cut]} != {*of_runs[cut:]}]
+    others = [key for key in between if not any(fnmatchcase(key, pattern) for pattern in patterns)]
+    idle = [pattern for pattern in arms.vary if not any(fnmatchcase(key, pattern) for key in between)]
+    wrong = [
+        *(f"{key} is {values[key][0] or 'unset'} and {values[key][cut] or 'unset'}" for key in others),
+        *(f"--vary {pattern}: the arms do not differ in it" for pattern in idle),
+    ]
+    if not between and not idle:
+        wrong.append("the arms have one configuration: nothing is compared")
+    if others and not arms.vary:
+        wrong[-1] += " (what should differ beside the loss: --vary KEY)"
+    return decided(wrong, f"in {listed(between)}")
+
+
+def differ_in_seeds_only(arms: Arms) -> Found:
+    """Do the runs of an arm differ in their seeds only?"""
+    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
+        return missing
+    keys_within = sorted({key for arm in arms.both for key in differing_values(list(arm))})
+    return decided([f"the runs of one arm differ in {key}" for key in keys_within], "no other key differs")
+
+
+def has_data(run: Run) -> bool:
+    return bool(data_by_step(run))
+
+
+def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
+    """Returns what the log has of each step's data, without steps that lack it or in which it is all equal."""
+    columns = [key for key in run.log if key.startswith(OF_DATA)]
+    if len(columns) < 3:
+        return {}
+    return {step: tuple(row) for step, row in run.log[columns].dropna().iterrows() if len({*row}) > 2}
+
+
+def seeds_reach(arms: Arms) -> Found:
+    """Did every seed reach its run, so that it saw other prompts and drew other samples?"""
+    if missing := lacking(arms.runs, "the seed (data.seed)", lambda run: run.seed is not None):
+        return missing
+    wrong, seen = [], "no arm has two runs"
+    for left, right in arms.pairs_within:
+        names = f"{left.name} and {right.name}"
+        if left.seed == right.seed:
+            wrong.append(f"{names} have the seed {left.seed}")
+            continue
+        if left.batches and right.batches:
+            seen = "prompts and responses differ between the runs of an arm"
+            wrong += [
+                f"{names} {what} in every step"
+                for name, what in (("prompts", "trained on the same prompts"), ("responses", "drew the same responses"))
+                if shared(left, right, name) == 1
+            ]
+        elif has_data(left) and has_data(right):
+            seen = "the logged rewards and lengths differ between the runs of an arm"
+            data = data_by_step(left), data_by_step(right)
+            steps = data[0].keys() & data[1].keys()
+            if steps and all(data[0][step] == data[1][step] for step in steps):
+                wrong.append(f"{names} logged the same rewards and lengths in every step")
+        else:
+            return Verdict.UNKNOWN, f"samples: not recorded in {names}"
+    return decided(wrong, seen)
+
+
+def shared(left: Run, right: Run, name: str) -> float:
+    """Returns in which share of the steps that two runs have their batches agree in a fingerprint."""
+    steps = left.batches.keys() & right.batches.keys()
+    return sum(left.batches[step][name] == right.batches[step][name] for step in steps) / max(len(steps), 1)
+
+
+def are_paired(arms: Arms) -> Found:
+    """Did runs of one seed see the same prompts in the same order in both arms?"""
+    if missing := lacking(arms.runs, "fingerprints of prompts", lambda run: run.batches):
+        return missing
+    pairs = [(left, right) for left in arms.first for right in arms.second if left.seed == right.seed is not None]
+    paired = [str(left.seed) for left, right in pairs if shared(left, right, "prompts") == 1]
+    if pairs and len(paired) == len(pairs):
+        return Verdict.PASSED, f"paired by seed: {listed(paired)}"
+    apart = "another order of prompts under one seed" if pairs else "no seed in both arms"
+    return Verdict.PASSED, f"not paired ({apart}): compare them as independent runs"
+
+
+def trained_once(arms: Arms) -> Found:
+    """Was no batch trained on twice?"""
+    wrong, unknown = [], []
+    for run in arms.runs:
+        of_step = {step: batch["rows"] for step, batch in run.batches.items()} or data_by_step(run)
+        if not of_step:
+            unknown.append(run.name)
+        first: dict[Any, int] = {}
+        again = [(step, first[rows]) for step, rows in sorted(of_step.items()) if first.setdefault(rows, step) != step]
+        if again:
+            step, before = again[0]
+            wrong.append(
+                f"{run.name}: step {step} has the data of step {before}; {len(again)} of {len(of_step)} repeat one"
+            )
+    if unknown and not wrong:
+        return Verdict.UNKNOWN, f"the batches' data: not recorded in {listed(unknown)}"
+    by = "fingerprints" if all(run.batches for run in arms.runs) else "logged rewards and lengths"
+    return decided(wrong, f"by {by} of each step")
+
+
+def not_older(arms: Arms) -> Found:
+    """Was no sample older than the configuration allows?"""
+    wrong, ages = [], []
+    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
+        return missing
+    for run in arms.runs:
+        if run.configuration.get("trainer.use_v1", True) is False:
+            continue
+        key = next((key for key in AGES if key in run.log), None)
+        in_sync = run.configuration.get(TRAINER, "sync") == "sync"
+        allowed = 0 if in_sync else run.configuration.get(OLDEST)
+        if key is None or allowed is None:
+            lacks = "the age of samples" if key is None else f"a limit ({OLDEST})"
+            return Verdict.UNKNOWN, f"{lacks}: not recorded in {run.name}"
+        age = float(run.values(key).max())
+        ages.append(age)
+        if age > allowed:
+            wrong.append(f"{run.name}: {age:g} versions, {allowed} allowed")
+    return decided(wrong, f"at most {max(ages):g} versions" if ages else "the trainer samples what it trains on")
+
+
+def trained_as_much(arms: Arms) -> Found:
+    """Did both arms train as many steps and updates, on as many prompts?"""
+    if missing := lacking(arms.runs, "updates", lambda run: run.schedule.updates_a_step):
+        return missing
+    amounts = {}
+    for run in arms.runs:
+        prompts = run.configuration.get("data.train_batch_size"), run.configuration.get("actor_rollout_ref.rollout.n")
+        steps = int((run.log.index > 0).sum())
+        amounts[run.name] = (steps, run.schedule.updates_a_step, *prompts)
+    first, *others = amounts.items()
+    names = ("steps", "updates a step", "prompts a step", "responses a prompt")
+    wrong = [
+        f"{name}: {value} {what}, {first[0]}: {of_first}"
+        for name, amount in others
+        for what, value, of_first in zip(names, amount, first[1], strict=True)
+        if value != of_first
+    ]
+    tokens = [sum(batch["tokens"] for arm in of for batch in arm.batches.values()) for of in arms.both]
+    trained = f"; tokens {tokens[0]:,} and {tokens[1]:,}" if all(tokens) else ""
+    each = ", ".join(f"{value} {what}" for what, value in zip(names, first[1], strict=True))
+    return decided(wrong, f"each {each}{trained}")
+
+
+def clip_acts(arms: Arms) -> Found:
+    """Could the clip act in each run, and did it?"""
+    wrong, shares = [], []
+    for run in arms.runs:
+        clipped = run.values(keys.CLIPPED_LOW).add(run.values(keys.CLIPPED_HIGH)).dropna()
+        clipped = clipped if len(clipped) else run.values(keys.PG_CLIPPED)
+        if run.schedule.only_at_ratio_one:
+            wrong.append(f"{run.name}: one update a rollout batch, at ratio 1: bounds cannot act")
+        elif not len(clipped):
+            return Verdict.UNKNOWN, f"the share of tokens clipped: not recorded in {run.name}"
+        elif not clipped.max() > 0:
+            wrong.append(f"{run.name}: no token was clipped in any step")
+        shares.append(f"{run.name} {percent(float(clipped.mean()))}" if len(clipped) else run.name)
+    return decided(wrong, f"tokens clipped: {listed(shares)}")
+
+
+def receipt_passed(arms: Arms) -> Found:
+    """Did each run's receipt show that it trained the announced loss?"""
+    if missing := lacking(arms.runs, "the receipt (clipx.receipt)", lambda run: len(run.values(keys.RECEIPT))):
+        return missing
+    largest = max(float(run.values(keys.RECEIPT).max()) for run in arms.runs)
+    return Verdict.PASSED, f"largest difference {largest:.2g} of a token's gradient; swap.md lists what it cannot see"
+
+
+def same_denominator(arms: Arms) -> Found:
+    """Is the loss averaged in the same way in both arms?"""
+    if missing := lacking(arms.runs, AGGREGATION, lambda run: run.configuration.get(AGGREGATION)):
+        return missing
+    modes = {run.configuration[AGGREGATION] for run in arms.runs}
+    return decided([f"{AGGREGATION} is {' and '.join(sorted(modes))}"] * (len(modes) > 1), ", ".join(modes))
+
+
+def same_reward(arms: Arms) -> Found:
+    """Is the reward the same function, of the same file?"""
+    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
+        return missing
+    named = {
+        run.name: {key: run.configuration[key] for key in run.configuration if key.startswith(REWARDS)}
+        for run in arms.runs
+    }
+    reference = named[arms.runs[0].name]
+    wrong = [f"{name} has another reward than {arms.runs[0].name}" for name, of in named.items() if of != reference]
+    of_file = any(key.endswith("custom_reward_function.path") and value for key, value in reference.items())
+    hashes = {run.record.get("reward_file") for run in arms.runs}
+    if of_file and None in hashes and not wrong:
+        return Verdict.UNKNOWN, "the hash of the reward's file: not recorded in runs of earlier versions"
+    wrong += ["the reward's file differs between runs"] * (of_file and len(hashes) > 1)
+    return decided(wrong, "one file by its hash" if of_file else "verl's own, chosen by the data's source")
+
+
+def same_validation(arms: Arms) -> Found:
+    """Were the runs validated on the same problems?"""
+    if missing := lacking(arms.runs, "validations (trainer.validation_data_dir)", lambda run: run.held_out):
+        return missing
+    problems = {run.name: frozenset(run.held_out[0].by_problem) for run in arms.runs}
+    first, *others = problems.items()
+    wrong = [f"{name} and {first[0]} differ in problems" for name, of in others if of != first[1]]
+    return decided(wrong, f"{len(first[1])} problems")
+
+
+QUESTIONS: dict[str, Callable[[Arms], Found]] = {
+    "the arms differ in nothing but what should differ": differ_as_stated,
+    "the runs of an arm differ in seeds only": differ_in_seeds_only,
+    "every seed reached its run": seeds_reach,
+    "runs of one seed are paired": are_paired,
+    "no batch was trained twice": trained_once,
+    "no sample was older than allowed": not_older,
+    "as many steps, updates and prompts": trained_as_much,
+    "the clip acted": clip_acts,
+    "the receipt agrees": receipt_passed,
+    "one denominator": same_denominator,
+    "one reward": same_reward,
+    "one validation": same_validation,
+}
