@@ -19,6 +19,8 @@ OF_DATA = ("critic/score/", "critic/rewards/", "response_length/", "prompt_lengt
 AGGREGATION = "actor_rollout_ref.actor.loss_agg_mode"
 REWARDS = ("reward.custom_reward_function", "custom_reward_function", "reward_model", "reward.reward_model")
 AGES = ("training/off_policy/trajectory_staleness_worst/max", "training/off_policy/trajectory_staleness/max")
+# A share of different responses in the first batch at which seeds are taken to repeat.
+FEW = 0.5
 TRAINER = "trainer.v1.trainer_mode"
 OLDEST = "trainer.v1.sampler.max_off_policy_threshold"
 
@@ -153,6 +155,16 @@ def seeds_reach(arms: Arms) -> Found:
         else:
             return Verdict.UNKNOWN, f"samples: not recorded in {names}"
     return decided(wrong, seen)
+
+
+def samples_differ(arms: Arms) -> Found:
+    """Were the responses of a group drawn apart, or by one seed again and again? The first batch says it best."""
+    if missing := lacking(arms.runs, "fingerprints of responses", lambda run: run.batches):
+        return missing
+    first = {run.name: run.batches[min(run.batches)] for run in arms.runs}
+    shares = {name: batch["distinct"] / batch["sequences"] for name, batch in first.items() if batch["sequences"]}
+    wrong = [f"{name}: {percent(share)} of the first batch's" for name, share in shares.items() if share <= FEW]
+    return decided(wrong, f"{percent(min(shares.values(), default=1))} or more of the first batch's")
 
 
 def shared(left: Run, right: Run, name: str) -> float:
@@ -301,6 +313,7 @@ QUESTIONS: dict[str, Callable[[Arms], Found]] = {
     "the arms differ in nothing but what should differ": differ_as_stated,
     "the runs of an arm differ in seeds only": differ_in_seeds_only,
     "every seed reached its run": seeds_reach,
+    "the responses of a group differ": samples_differ,
     "runs of one seed are paired": are_paired,
     "no batch was trained twice": trained_once,
     "no sample was older than allowed": not_older,

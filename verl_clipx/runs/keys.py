@@ -12,6 +12,8 @@ def logged(metric: Metric) -> str:
     return metric.logged_as or f"actor/{metric.key}"
 
 
+# Every trainer of verl's logs this key for each training step, and no worker does.
+STEP = "training/global_step"
 REWARD, LOWEST_REWARD, HIGHEST_REWARD = (f"critic/score/{what}" for what in ("mean", "min", "max"))
 LOWEST_ADVANTAGE, HIGHEST_ADVANTAGE = "critic/advantages/min", "critic/advantages/max"
 # The standard error of that mean over prompts; not every run logs it.

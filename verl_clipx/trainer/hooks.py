@@ -11,9 +11,7 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
-
-# Every trainer of verl's logs this key for each training step, and no worker does.
-STEP = "training/global_step"
+from verl_clipx.runs import keys
 
 
 class TrainedRun:
@@ -47,7 +45,7 @@ class TrainedRun:
         stop = self._rules.run(lambda: self._watch.look(data, step))
         if stop is not None:
             raise RuntimeError(stop)
-        if STEP in data:
+        if keys.STEP in data:
             for part in self._parts:
                 part.armed = True
 

@@ -6,7 +6,7 @@ from typing import Any
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.run.groups import OBSERVE
-from verl_clipx.trainer.hooks import STEP
+from verl_clipx.runs import keys
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class ReceiptCheck:
 
     def look(self, data: dict[str, Any], step: int) -> None:
         """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
-        if not self._due or data.get(STEP, -1) < self._first:
+        if not self._due or data.get(keys.STEP, -1) < self._first:
             return
         self._due = False
         if any(str(key).endswith(RECEIPT.key) for key in data):
