@@ -10,13 +10,14 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "register_loss": "verl_clipx.loss.user_method",
+    "check_gradient": "verl_clipx.elsewhere.check_gradient",
     "check_loss": "verl_clipx.check.runner",
+    "clip_loss": "verl_clipx.elsewhere.clip_loss",
     "Bounds": "verl_clipx.methods",
     "FixedBounds": "verl_clipx.methods",
     "METHODS": "verl_clipx.methods",
     "Method": "verl_clipx.methods",
     "Tokens": "verl_clipx.base.tokens",
-    "evaluate": "verl_clipx.loss.evaluate",
     "of_decision": "verl_clipx.base.metric",
     "of_rollout_batch": "verl_clipx.base.metric",
     "parameter": "verl_clipx.base.parameters",

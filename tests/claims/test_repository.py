@@ -113,7 +113,8 @@ def test_every_file_names_the_version_and_the_licence():
 
 
 TYPES = {"Bounds", "FixedBounds", "Method", "Tokens"}
-FUNCTIONS = {"register_loss", "check_loss", "evaluate", "parameter", "of_decision", "of_rollout_batch"}
+FUNCTIONS = {"register_loss", "check_loss", "check_gradient", "clip_loss"}
+FUNCTIONS |= {"parameter", "of_decision", "of_rollout_batch"}
 
 
 def test_the_public_names_are_what_they_are_called_and_documented():

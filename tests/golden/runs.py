@@ -9,7 +9,8 @@ from verl.workers.config import ActorConfig
 from tests.composition import built_once
 from tests.golden.cases import GoldenCase
 from tests.golden.settings import overrides_of
-from verl_clipx.loss.evaluate import Evaluated, evaluate
+from verl_clipx.check.contract import evaluate
+from verl_clipx.loss.loss import Applied
 from verl_clipx.run.config import Settings
 
 
@@ -20,7 +21,7 @@ class Run:
     loss: Tensor
     gradient: Tensor
     metrics: dict[str, float]
-    tokens: Evaluated
+    tokens: Applied
 
 
 def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -> tuple[Tensor, Tensor, dict]:
@@ -40,7 +41,7 @@ def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -
     return loss.detach(), log_prob.grad, metrics
 
 
-def per_token(settings: Settings, inputs: dict[str, Tensor], **further: Tensor) -> Evaluated:
+def per_token(settings: Settings, inputs: dict[str, Tensor], **further: Tensor) -> Applied:
     """Weights, bounds and statistics of a method on a vector's inputs."""
     rest = {name: tensor for name, tensor in inputs.items() if name != "response_mask"}
     shaping, mask = settings.shaping, inputs["response_mask"]

@@ -15,9 +15,9 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from tests import example_losses
 from tests.claims.configuration import built, hydra_s
 from tests.worker.test_policy_loss import call
-from verl_clipx import METHODS, evaluate
+from verl_clipx import METHODS
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.check.contract import example
+from verl_clipx.check.contract import evaluate, example
 from verl_clipx.cli import app
 from verl_clipx.loss import user_method
 from verl_clipx.methods.acpo import Acpo

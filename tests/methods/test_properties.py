@@ -70,7 +70,7 @@ def test_what_is_not_finite_stays_with_its_token_or_what_is_bounded_with_it(meth
     for case, tensors in spoiled(method, torch.float64):
         # The bounds of a mini-batch, so that the others are what they were.
         result, actual = gradient(method, tensors, expected.statistics)
-        for found, before in ((result.loss.detach(), expected.loss.detach()), (actual, expected_gradient)):
+        for found, before in ((result.value, expected.value), (actual, expected_gradient)):
             assert found[SPOILED].isnan(), case
             assert torch.equal(found[others], before[others]), case
 
@@ -192,7 +192,7 @@ def test_property(holds, name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(method, dtype):
     result, gradients = gradient(method, example(dtype))
-    assert result.loss.dtype == result.weight.dtype == torch.float32
+    assert result.value.dtype == result.weight.dtype == torch.float32
     for bound in result.bounds:
-        assert torch.as_tensor(bound).broadcast_to(result.loss.shape).dtype == torch.float32
+        assert torch.as_tensor(bound).broadcast_to(result.value.shape).dtype == torch.float32
     assert gradients.dtype == dtype

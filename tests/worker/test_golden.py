@@ -216,7 +216,7 @@ def test_reweighted_advantages(case):
         # One vector records advantages alone.
         return
     found = run(case)
-    assert_near(found.loss, case.expected["loss"], terms=found.tokens.loss / mask.sum())
+    assert_near(found.loss, case.expected["loss"], terms=found.tokens.value / mask.sum())
     assert_close(found.gradient, case.expected["grad"], rtol=1e-9, atol=0)
     assert_clip_metrics(case, found.metrics)
 
@@ -237,7 +237,7 @@ def test_selected_tokens(case):
         gradient = gradient.nan_to_num(0.0) * len(selected) / selected.any(1).sum()
         loss = gradient.sum()
         assert gradient.any()
-    assert_near(found.loss, loss, terms=found.tokens.loss * shares)
+    assert_near(found.loss, loss, terms=found.tokens.value * shares)
     assert_close(found.gradient, gradient, rtol=1e-9, atol=0)
     assert_clip_metrics(case, found.metrics)
 
@@ -293,7 +293,7 @@ def policy_gradient_terms(case, name):
     advantages = torch.where(tokens, case.inputs["advantages"], 0.0)
     batch = {**batch_of(case, name), "advantages": advantages}
     inputs = {"response_mask": batch.pop("mask"), **batch}
-    return per_token(settings, inputs).loss / mask.sum()
+    return per_token(settings, inputs).value / mask.sum()
 
 
 def released_kl(case, name):

@@ -35,6 +35,11 @@ METHODS: dict[str, type["Method"]] = {}
 WHEN_REGISTERED: list[Callable[[str], None]] = []
 
 
+def clamp_parameter(default: float | None, meaning: str, source: str = "choice") -> Any:
+    """The magnitude beyond which a log-ratio is clamped, `log_ratio_clamp`; the arguments are as for `parameter`."""
+    return parameter(default, optional(number(at_least=1, at_most=LARGEST_CLAMP)), meaning, source)
+
+
 class Bounds(NamedTuple):
     """Clip bounds on the quantity that they act on, mostly the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
 
@@ -111,11 +116,8 @@ class Method:
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 
-    log_ratio_clamp: float | None = parameter(
-        20.0,
-        optional(number(at_least=1, at_most=LARGEST_CLAMP)),
-        "log importance-sampling ratios are clamped to plus or minus this, as in verl (20); null: no clamp",
-        "choice",
+    log_ratio_clamp: float | None = clamp_parameter(
+        20.0, "log importance-sampling ratios are clamped to plus or minus this, as in verl (20); null: no clamp"
     )
 
     def __init_subclass__(cls, name: str | None = None, source: str = "", **kwargs: Any):

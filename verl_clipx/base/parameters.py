@@ -2,10 +2,9 @@
 
 import dataclasses
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
-
-import numpy
 
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.suggestions import did_you_mean
@@ -97,7 +96,8 @@ def integer(*, at_least: int | None = None, at_most: int | None = None, reason: 
 
 def next_float32(number: float) -> float:
     """The smallest float32 above a number of at least 0 that float32 can hold."""
-    return float(numpy.nextafter(numpy.float32(number), numpy.float32(numpy.inf)))
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    return struct.unpack("<f", struct.pack("<I", bits + 1))[0]
 
 
 def shown(number: float) -> str:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
@@ -84,9 +83,13 @@ def parts(values: Tensor) -> Tensor:
     The grid of threads then follows from the number of tokens, however they are divided into sequences: (sequences,
     length) becomes (sequences * length / PART, PART).
     """
+    if values.device.type == "cpu":
+        return values
+    # Here, since it imports sympy, which takes longer than all else.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     # Asked of the graph and not of the numbers: it would be another one where they happen to be whole.
-    whole = values.device.type != "cpu" and statically_known_true(values.shape[-1] % PART == 0)
-    return values.reshape(-1, PART) if whole else values
+    return values.reshape(-1, PART) if statically_known_true(values.shape[-1] % PART == 0) else values
 
 
 def number_in(members: Tensor) -> Tensor:

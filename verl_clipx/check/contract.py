@@ -17,10 +17,9 @@ from verl_clipx.base.tokens import Inputs, Tokens
 from verl_clipx.check import examples
 from verl_clipx.check.examples import SPOILED, every_ratio, example, extreme_sequences, extreme_tokens, spoiled
 from verl_clipx.loss.compiled import token_functions
-from verl_clipx.loss.evaluate import Evaluated, evaluate
-from verl_clipx.loss.loss import token_loss, token_statistics, tokens_in
+from verl_clipx.loss.loss import Applied, apply, per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.methods import Method
-from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.modifiers import AdvantageReweighting, Shaping
 
 
 def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -29,12 +28,21 @@ def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name] for name in asked_for}
 
 
-def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Evaluated, Tensor]:
+def evaluate(
+    method: Method, statistics: Tensor | None = None, shaping: Shaping | None = None, **tensors: Tensor | None
+) -> Applied:
+    """What a method does to `Inputs` of these tensors; statistics: those behind the bounds, None: the tokens' own."""
+    inputs = Inputs(**tensors)
+    own = token_statistics(method, shaping, inputs) if statistics is None else statistics
+    return apply(method, shaping, inputs, method.decide(own))._replace(statistics=own)
+
+
+def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Applied, Tensor]:
     """The loss per token and the gradient of its sum with respect to log_prob; `statistics` is as for `evaluate`."""
     inputs = inputs_of(method, tensors)
     inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
     result = evaluate(method, statistics=statistics, **inputs)
-    result.loss.sum().backward()
+    per_token_loss(inputs["log_prob"], result.value, result.weighted).sum().backward()
     return result, inputs["log_prob"].grad
 
 
@@ -80,7 +88,8 @@ def one_weight_per_token(method: Method) -> None:
         tensors = inputs_of(method, example(dtype))
         for rows, columns in ((slice(None), slice(None)), (slice(1), slice(None)), (slice(None), slice(1))):
             part = {name: of[rows] if of.ndim == 1 else of[rows, columns] for name, of in tensors.items()}
-            _, weight, _, t, _ = evaluate(method, **part)
+            result = evaluate(method, **part)
+            weight, t = result.weight, result.tokens
             shape, expected = tuple(weight.shape), tuple(t.ratio.shape)
             require(shape == expected, f"the weight has shape {shape}, the tokens {expected}")
             wrong = f"the weight is {weight.dtype} where the ratio is {t.ratio.dtype}: use .to(ratio.dtype)"
@@ -117,7 +126,7 @@ def finite_for_every_finite_input(method: Method) -> None:
         for batch, tensors, statistics in tried(method, dtype):
             result, actual = gradient(method, tensors, statistics)
             t = result.tokens
-            for what, values in (("F", result.weight), ("the loss", result.loss), ("the gradient", actual)):
+            for what, values in (("F", result.weight), ("the loss", result.value), ("the gradient", actual)):
                 wrong = t.mask & ~values.isfinite()
                 if bool(wrong.any()):
                     raise AssertionError(not_finite(method, what, values, wrong, t))
@@ -167,7 +176,7 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
         usual = gradient(method, tensors)
         result, actual = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
         expect_same(
-            usual, (result._replace(loss=result.loss[inverse]), actual[inverse]), "the order of the sequences matters"
+            usual, (result._replace(value=result.value[inverse]), actual[inverse]), "the order of the sequences matters"
         )
         # Also in another order, and with other remainders.
         renumbered = gradient(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
@@ -181,7 +190,7 @@ def padding_does_not_matter(method: Method) -> None:
         padded = {name: torch.nn.functional.pad(tensor, added[tensor.ndim]) for name, tensor in tensors.items()}
         first, (result, actual) = gradient(method, tensors), gradient(method, padded)
         require(bool(close(first[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
-        expect_same(first, (result._replace(loss=result.loss[:-1, :-3]), actual[:-1, :-3]), "padding matters")
+        expect_same(first, (result._replace(value=result.value[:-1, :-3]), actual[:-1, :-3]), "padding matters")
 
 
 def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
@@ -244,10 +253,10 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
     return result
 
 
-def expect_same(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
+def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
     """Raises AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9."""
     require(bool(close(first[0].statistics, second[0].statistics, 1e-9, 1e-9).all()), message)
-    for before, after in ((first[0].loss, second[0].loss), (first[1], second[1])):
+    for before, after in ((first[0].value, second[0].value), (first[1], second[1])):
         require(bool(close(before, after, 1e-12, 1e-14).all()), message)
 
 
@@ -257,7 +266,7 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
     for case, tensors in spoiled(method, torch.float64):
         for whose, statistics in (("its own", None), ("given", of_mini_batch)):
             result, actual = gradient(method, tensors, statistics)
-            require_not_finite(f"{case}, statistics {whose}", result.loss, actual)
+            require_not_finite(f"{case}, statistics {whose}", result.value, actual)
 
 
 class NotChecked(Exception):
@@ -289,7 +298,7 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
         # Shaping changes the advantages, which `gradient` knows nothing of.
         return
     uncompiled, actual = gradient(method, clean, of_mini_batch)
-    for compiled, usual in zip(once, (uncompiled.loss, actual), strict=True):
+    for compiled, usual in zip(once, (uncompiled.value, actual), strict=True):
         require(bool(close(compiled, usual.detach(), *ROUNDING[torch.float32]).all()), "compiled, it is another loss")
 
 

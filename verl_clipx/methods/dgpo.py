@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CLAMP, NODE, Bounds, FixedBounds
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.method import NODE, Bounds, FixedBounds, clamp_parameter
+from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens
 
@@ -18,9 +18,8 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
     continuous at both bounds. With m = 1, its upper bound is constant, as in GPPO.
     """
 
-    log_ratio_clamp: float | None = parameter(
+    log_ratio_clamp: float | None = clamp_parameter(
         None,
-        optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "beyond this log ratio, tokens whose weight is the ratio get no gradient (release: 20); null: no clamp",
         "paper",
     )

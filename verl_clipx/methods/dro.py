@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.method import Bounds, Limit, Method, clamp_parameter
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -22,6 +22,9 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
 
     unconstrained_weight = True
 
+    log_ratio_clamp: float | None = clamp_parameter(
+        None, "log importance-sampling ratios are clamped to plus or minus this; null: no clamp, as in verl's dro"
+    )
     # As in the example of verl's pull request 7245 and in Tinker's documentation; verl itself has no default.
     beta: float = parameter(
         0.05,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, limit_of
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds, Limit, clamp_parameter, limit_of
 from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
@@ -36,11 +36,8 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         "paper",
         UPPER_WIDTH._replace(usual_because=OF_TOKENS),
     )
-    log_ratio_clamp: float | None = parameter(
-        10.0,
-        optional(number(at_least=1, at_most=LARGEST_CLAMP)),
-        "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit",
-        "choice",
+    log_ratio_clamp: float | None = clamp_parameter(
+        10.0, "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit"
     )
 
     @property

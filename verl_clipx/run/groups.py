@@ -1,10 +1,13 @@
 """The files of configs/clipx: what each group sets in the clipx node. Importing this is cheap."""
 
 import functools
-
-from omegaconf import MISSING, DictConfig, OmegaConf
+from typing import TYPE_CHECKING
 
 from verl_clipx.common.configs_folder import configs_folder
+
+# Imported where a group is read, so that methods alone can be used where it is not installed.
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
@@ -16,11 +19,15 @@ def group_settings(group: str) -> dict:
     Raises:
         FileNotFoundError: there is no such group.
     """
+    from omegaconf import MISSING
+
     return {key: value for key, value in node_of(group).items() if value != MISSING}
 
 
 def node_of(group: str) -> dict:
     """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
+    from omegaconf import MISSING, OmegaConf
+
     content, below = content_of(group), {}
     for default in content.get("defaults", []):
         if isinstance(default, str) and default != "_self_":
@@ -31,8 +38,10 @@ def node_of(group: str) -> dict:
 
 
 @functools.cache
-def content_of(group: str) -> DictConfig:
+def content_of(group: str) -> "DictConfig":
     """A group's file, which is read once. Callers must not change it."""
+    from omegaconf import OmegaConf
+
     return OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml")
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.loss.apart import RESOLVED, ROUNDING, apart
 from verl_clipx.loss.loss import apply, token_statistics, tokens_in
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
@@ -17,13 +18,6 @@ from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_p
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import fields_in, left_by_trainer, left_by_verl, masks_in, weights_by_verl, whole_rows
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
-
-# How far two gradients may differ, relative to a token's, by the dtype of log_prob.
-RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-# A token's gradient counts as at least this share of what it is at F = 1: a clipped token's is 0.
-LEAST = 0.01
-# How far rounding may move log_prob, in nats. A token closer to a bound may have the gradient of either side.
-ROUNDING = 1e-6
 
 
 class Announced:
@@ -76,12 +70,9 @@ class Announced:
         It is infinite if the gradient, (tokens,), is not finite where all that is announced is, and 0 if that is not
         either: verl skips such an update.
         """
-        limits, moved = torch.finfo(gradient.dtype), [self._gradient(by) for by in (0.0, ROUNDING, -ROUNDING)]
+        announced = torch.stack([self._gradient(by) for by in (0.0, ROUNDING, -ROUNDING)])
         at_ratio_1 = self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
-        size = torch.stack([moved[0], self.besides, LEAST * at_ratio_1]).abs().amax(0).clamp(min=limits.smallest_normal)
-        sides = (torch.stack(moved) + self.besides).clamp(-limits.max, limits.max)
-        apart = torch.maximum(sides.amin(0) - gradient, gradient - sides.amax(0)).clamp(min=0) / size
-        return float(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if sides.isfinite().all() else 0.0
+        return float(apart(gradient, announced, at_ratio_1, self.besides).max())
 
     def sums(self) -> Tensor:
         """The sequences, the tokens that verl counts, those that the method counts, those that are selected, and the
