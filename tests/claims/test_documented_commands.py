@@ -161,7 +161,12 @@ def output_of(command_line, words: list[str], variables: dict[str, str]) -> str:
 
 
 def run_python(block: Block, names: dict) -> tuple[list[str], str]:
-    """Runs a block; one that begins with `# name.py` is that file from then on, and knows no other block's names."""
+    """Runs a block; one that begins with `# name.py` is that file from then on, and knows no other block's names. One
+    with a mark is only compiled: tests/end_to_end/test_wheel.py and tests/elsewhere run them.
+    """
+    if block.needs:
+        compile(block.text, "page", "exec")
+        return [], ""
     named = re.match(r"# (\w+\.py)\n", block.text)
     file = Path(named[1] if named else f"line_{block.line}.py")
     file.write_text(block.text)

@@ -1,10 +1,11 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository. Covers: content and
 metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and commands from
-site-packages; with `-m matrix`, as at each release, docs/install.md's installation without a network, two steps of
+site-packages; losses beside torch alone; with `-m matrix`, as at each release, docs/elsewhere.md's trainer in TRL, docs/install.md's installation without a network, two steps of
 ACPO, and verl's main on 0.8.0. Not covered: 0.9.0 (test_verl_versions.py), a version above the range
 (tests/common/test_verl_version.py), other packages of an older verl's environment.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -13,9 +14,11 @@ import tarfile
 import venv
 import zipfile
 from email import message_from_string
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.claims.documents import ROOT, blocks_of
 
@@ -209,3 +212,61 @@ def test_it_explains_a_command_and_trains(python, task, tmp_path):
     explained = run(tmp_path, python.parent / "clipx", "explain", "--", *command, VERL_PLATFORM="cpu")
     assert explained.returncode == 0 and "clipx_acpo (+clipx=acpo)" in explained.stdout, explained.stdout
     check_receipt(train(task, tmp_path, "+clipx=acpo", python=str(python)))
+
+
+# In seconds of a process, without torch's own import.
+IMPORTS_WITHIN = 0.3
+BESIDE_TORCH = """
+import sys, time, torch
+before = time.process_time()
+import verl_clipx
+from verl_clipx import check_gradient, clip_loss
+took = time.process_time() - before
+from verl_clipx.methods import BUILT_IN
+tokens = [torch.randn(4, 9) for _ in range(3)] + [torch.ones(4, 9)]
+for name in BUILT_IN:
+    log_prob = tokens[0].clone().requires_grad_()
+    loss, _ = clip_loss(name)(log_prob, *tokens[1:], rollout_log_prob=tokens[1])
+    loss.mean().backward()
+    assert check_gradient(*tokens, log_prob.grad, name, rollout_log_prob=tokens[1])
+assert not {"numpy", "omegaconf", "verl"} & {*sys.modules}, verl_clipx.__file__
+print(took, verl_clipx.__file__)
+"""
+
+
+def test_the_losses_need_nothing_but_torch(underneath, wheel, tmp_path):
+    names, links = ["torch"], tmp_path / "torch"
+    links.mkdir()
+    for name in names:
+        for requirement in map(Requirement, distribution(name).requires or ()):
+            if requirement.name not in names and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+                names.append(requirement.name)
+        for entry in {file.parts[0] for file in distribution(name).files} - {"..", "__pycache__"}:
+            (links / entry).symlink_to(underneath / entry)
+    venv.create(tmp_path / "environment")
+    python = tmp_path / "environment" / "bin" / "python"
+    (site_packages,) = (tmp_path / "environment").glob("lib/python*/site-packages")
+    (site_packages / "torch.pth").write_text(f"{links}\n")
+    pip(python, *INSTALL, "--no-deps", "--no-index", wheel)
+    # The first run compiles.
+    done = [run(tmp_path, python, "-W", "ignore", "-c", BESIDE_TORCH, PYTHONPATH="") for _ in range(2)]
+    assert done[1].returncode == 0, done[1].stderr
+    took, file = done[1].stdout.split()
+    assert float(took) < IMPORTS_WITHIN and str(site_packages) in file
+
+
+@pytest.mark.matrix
+def test_the_page_s_trainer_has_trl_s_own_gradients_and_those_of_acpo(underneath, wheel, tmp_path):
+    venv.create(tmp_path / "environment")
+    python = tmp_path / "environment" / "bin" / "python"
+    (site_packages,) = (tmp_path / "environment").glob("lib/python*/site-packages")
+    (site_packages / "underneath.pth").write_text(f"{underneath}\n")
+    pip(python, *INSTALL, "--no-deps", "trl==1.16.0", wheel)
+    page = (ROOT / "docs" / "elsewhere.md").read_text()
+    (block,) = [block.text for block in blocks_of(page) if "GRPOTrainer" in block.text]
+    (tmp_path / "clip_trainer.py").write_text(block)
+    done = run(tmp_path, python, ROOT / "tests" / "elsewhere" / "trl_steps.py", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout.splitlines()[-1])
+    assert all(max(apart) < 1e-6 for apart in steps["apart"].values()), steps
+    assert min(steps["size"]) > 0.01 and steps["clipped"][1] > 0.001, steps
