@@ -78,7 +78,7 @@ FAULTS = {
     "unsloth-zoo#870, VESPO": (
         lambda p, old, A, mask, rollout: mean(-A * p, mask),
         {"loss": "vespo"},
-        "every ratio is 1, as if the old policy were the current one",
+        "the old policy is the current one, and every ratio 1",
     ),
     "Liger-Kernel#1082": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask),
@@ -109,7 +109,7 @@ FAULTS = {
     "SkyRL#1315, miles#1829": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, rollout, A), mask),
         DAPO,
-        "ratios are to the policy that sampled",
+        "the old policy is the sampler's",
     ),
     "Megatron-LM#6660, in the loss": (
         lambda p, old, A, mask, rollout: 2 * mean(surrogate(p, old, A), mask),
@@ -148,14 +148,14 @@ OTHERS = {
         lambda p, old, A, mask, rollout: (where(mask, surrogate(p, old, A), 0).sum(-1) / mask.sum(-1)).mean(),
         "averaged by seq-mean-token-mean",
     ),
-    "a wrong sign": (lambda p, old, A, mask, rollout: -mean(surrogate(p, old, A), mask), "the sign"),
+    "a wrong sign": (lambda p, old, A, mask, rollout: -mean(surrogate(p, old, A), mask), "the sign is wrong"),
     "another bound": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, old, A, high=1.5), mask),
-        "one where none is announced at 4 tokens with A > 0 and ratios from 1.2",
+        "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2",
     ),
     "a lower bound that drops": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, old, A, low=0.9), mask),
-        "none at 3 tokens with A < 0 and ratios from 0.8",
+        "no gradient at 3 tokens with A < 0 and ratios from 0.8",
     ),
     "padding": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask | True, mask.sum()),
@@ -163,7 +163,7 @@ OTHERS = {
     ),
     "another loss": (
         lambda p, old, A, mask, rollout: mean(-A * (p - old).exp().clamp(0.8, 1.28).detach() * p, mask),
-        "of cispo",
+        "it is cispo",
     ),
 }
 

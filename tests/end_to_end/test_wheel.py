@@ -1,8 +1,9 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository. Covers: content and
 metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and commands from
-site-packages; losses beside torch alone; with `-m matrix`, as at each release, docs/elsewhere.md's trainer in TRL, docs/install.md's installation without a network, two steps of
-ACPO, and verl's main on 0.8.0. Not covered: 0.9.0 (test_verl_versions.py), a version above the range
-(tests/common/test_verl_version.py), other packages of an older verl's environment.
+site-packages; the losses beside torch alone; with `-m matrix`, as at each release, docs/elsewhere.md's trainer in TRL,
+docs/install.md's installation without a network, two steps of ACPO, and verl's main on 0.8.0. Not covered: 0.9.0
+(test_verl_versions.py), a version above the range (tests/common/test_verl_version.py), other packages of an older
+verl's environment.
 """
 
 import json

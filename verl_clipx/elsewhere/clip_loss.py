@@ -66,34 +66,32 @@ class ClipLoss:
         Raises:
             ValueError: a tensor that is needed is missing, or has another shape.
         """
-        inputs = self.inputs(log_prob, old_log_prob, advantages, mask, **optional)
-        method = self.settings.method
+        tokens, method = (log_prob, old_log_prob, advantages, mask), self.settings.method
+        inputs = self.inputs(*tokens, **optional)
         if decision is None:
-            sums = all_reduce(self._sums(inputs))
-            two = method.second_statistics_size > 0
-            decision = self.decide(all_reduce(self._sums(inputs, sums)) if two else sums)
+            sums = all_reduce(self.statistics(*tokens, **optional))
+            if method.second_statistics_size:
+                sums = all_reduce(self.statistics(*tokens, first=sums, **optional))
+            decision = self.decide(sums)
         applied = apply(method, self.settings.shaping, inputs, decision)
         t, bounds = applied.tokens, applied.bounds
         low, high = (torch.as_tensor(bound, dtype=t.ratio.dtype, device=t.ratio.device) for bound in bounds)
-        clipped = bounds.clipped(method.bounded(t), t.advantages) & t.mask
-        return per_token_loss(log_prob, applied.value, applied.weighted), {
-            "gradient": -applied.weighted,
-            "weight": applied.weight.where(t.mask, 0.0),
-            "kept": t.mask,
-            "low": low,
-            "high": high,
-            "clip_fraction": clipped.sum() / t.mask.sum().clamp(min=1),
-            "decision": decision,
-        }
+        share = (bounds.clipped(method.bounded(t), t.advantages) & t.mask).sum() / t.mask.sum().clamp(min=1)
+        weight, shown = applied.weight.where(t.mask, 0.0), {"low": low, "high": high, "clip_fraction": share}
+        shown |= {"gradient": -applied.weighted, "weight": weight, "kept": t.mask, "decision": decision}
+        return per_token_loss(log_prob, applied.value, applied.weighted), shown
 
-    def statistics(self, *tokens: Tensor, first: Tensor | None = None, **more: Tensor | None) -> Tensor:
+    def statistics(self, *tokens: Tensor, first: Tensor | None = None, **optional: Tensor | None) -> Tensor:
         """The number of a micro-batch's tokens and the sums behind the decision, float64: add up those of an update.
 
         Args:
-            *tokens, **more: as for a call.
+            *tokens, **optional: as for a call.
             first: the sum of what this returned without it, for `clip_cov` and `kl_cov`, which count twice.
         """
-        return self._sums(self.inputs(*tokens, **more), first)
+        method = self.settings.method
+        t = tokens_in(method, self.settings.shaping, self.inputs(*tokens, **optional))
+        own = method.statistics(t) if first is None else statistics_of(method, t, None, first[1:])
+        return torch.cat([t.mask.sum(dtype=torch.float64)[None], own])
 
     def decide(self, statistics: Tensor) -> Tensor:
         """What the bounds follow from, float64: the `decision` of all micro-batches of an update.
@@ -105,16 +103,16 @@ class ClipLoss:
         Raises:
             ValueError: the second count is missing.
         """
-        name, size = self.settings.method.name, self.settings.method.statistics_size
-        size += self.settings.method.second_statistics_size
+        method = self.settings.method
+        size = method.statistics_size + method.second_statistics_size
         if len(statistics) != 1 + size:
-            wrong = f"{name} needs {1 + size} statistics, not {len(statistics)}"
+            wrong = f"{method.name} needs {1 + size} statistics, not {len(statistics)}"
             raise ValueError(f"{wrong}: sum statistics(…) over the update, then statistics(…, first=that sum).")
         if size and not self._warned and statistics[0] < FEW_TOKENS:
-            self._warned, few = True, f"what {name} clips follows from statistics of {int(statistics[0])} tokens"
+            self._warned, few = True, f"what {method.name} clips follows from statistics of {int(statistics[0])} tokens"
             advice = "Sum `statistics` over the update's micro-batches and ranks, and give `decide` the sum."
             warnings.warn(f"{few}, and of fewer than {FEW_TOKENS} they are chance. {advice}", stacklevel=3)
-        return self.settings.method.decide(statistics[1:])
+        return method.decide(statistics[1:])
 
     def inputs(
         self, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor, **optional: Tensor | None
@@ -124,8 +122,8 @@ class ClipLoss:
         given, shape = {"old_log_prob": old_log_prob, "advantages": advantages, "mask": mask}, tuple(log_prob.shape)
         for name in self.settings.asks_for:
             if optional.get(name) is None:
-                wanted = f"{self.settings.method.name}, with what goes on top of it, needs {name}="
-                raise ValueError(f"{wanted}: {NEEDED[name]}.")
+                what = f"{self.settings.method.name}, with what goes on top of it, needs {name}="
+                raise ValueError(f"{what}: {NEEDED[name]}.")
             given[name] = optional[name]
         if len(shape) != 2:
             raise ValueError(f"log_prob is {shape}: give (sequences, length), for one sequence log_prob[None].")
@@ -136,11 +134,6 @@ class ClipLoss:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, but log_prob is {shape}: give {wanted}.")
         inputs = Inputs(log_prob, **{**given, "advantages": advantages.expand(shape), "mask": mask.bool()})
         return inputs._replace(mask=remaining(self.settings.mask, inputs))
-
-    def _sums(self, inputs: Inputs, first: Tensor | None = None) -> Tensor:
-        method, t = self.settings.method, tokens_in(self.settings.method, self.settings.shaping, inputs)
-        own = method.statistics(t) if first is None else statistics_of(method, t, None, first[1:])
-        return torch.cat([t.mask.sum(dtype=torch.float64)[None], own])
 
 
 def clip_loss(name: str, **parameters: Any) -> ClipLoss:
