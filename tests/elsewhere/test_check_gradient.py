@@ -1,6 +1,6 @@
 """Published faults of other trainers' losses, each by its own formula and autograd, and what `check_gradient` says of
-them. Not covered: the faults that docs/elsewhere.md calls out of reach, which change no gradient on log_prob or its
-inputs alike; the comparison in a run (tests/worker/test_receipt.py).
+them. Not covered: the faults that docs/elsewhere.md calls out of reach; the comparison in a run
+(tests/worker/test_receipt.py).
 """
 
 import inspect
@@ -12,11 +12,9 @@ from torch import where
 
 from verl_clipx import check_gradient, clip_loss
 
-DAPO = {"loss": "dapo", "dual_clip": None}
-
 
 def tokens(dtype=torch.float64):
-    """Log-probabilities of three policies, advantages of both signs and a ragged mask: 8 sequences of up to 24."""
+    """Log-probabilities of the current and the old policy, advantages of both signs, a ragged mask, the sampler's."""
     torch.manual_seed(1)
     old = -torch.rand(8, 24, dtype=torch.float64) * 2 - 0.1
     current = old + 0.5 * torch.randn(8, 24, dtype=torch.float64)
@@ -26,35 +24,20 @@ def tokens(dtype=torch.float64):
     return [of.to(dtype) for of in (current, old, advantages.expand(8, 24))] + [mask, rollout.to(dtype)]
 
 
-def surrogate(log_prob, old, advantages, low=0.8, high=1.28, dual_clip=None):
+def surrogate(p, old, A, low=0.8, high=1.28, dual_clip=None):
     """PPO's clipped loss of each token."""
-    ratio = (log_prob - old).exp()
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
-    return loss if dual_clip is None else where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    ratio = (p - old).exp()
+    loss = torch.maximum(-A * ratio, -A * ratio.clamp(low, high))
+    return loss if dual_clip is None else where(A < 0, torch.minimum(loss, -A * dual_clip), loss)
 
 
 def mean(loss, mask, number=None):
     return where(mask, loss, 0).sum() / (mask.sum() if number is None else number)
 
 
-def checked(trainer, announced, dtype=torch.float64, mask=None):
-    """What is found of a trainer's loss: a function of the tensors of `tokens` that returns a scalar."""
-    log_prob, old, advantages, whole, rollout = tokens(dtype)
-    mask = whole if mask is None else mask
-    leaf = log_prob.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(trainer(leaf, old, advantages, mask, rollout), leaf)
-    further = {
-        key: value(old, rollout, mask) if inspect.isfunction(value) else value for key, value in announced.items()
-    }
-    return check_gradient(log_prob, old, advantages, mask, gradient, rollout_log_prob=rollout, **further)
-
-
-def token_ratio(old, rollout, mask):
-    return (old - rollout).exp()
-
-
-def product(old, rollout, mask):
-    return where(mask, old - rollout, 0).sum(-1, keepdim=True).exp()
+def ppo(number=None, factor=1.0, **clip):
+    """A trainer: a function of the tensors of `tokens` that returns a scalar, dapo without dual clip by default."""
+    return lambda p, old, A, mask, rollout: factor * mean(surrogate(p, old, A, **clip), mask, number)
 
 
 def sum_of_ratios(p, old, A, mask, rollout):
@@ -62,144 +45,112 @@ def sum_of_ratios(p, old, A, mask, rollout):
 
 
 def opsm_by_token(p, old, A, mask, rollout):
-    kept = ~((A < 0) & (rollout - p.detach() > 0.05))
-    return mean(surrogate(p, old, A) * kept, mask)
+    return mean(surrogate(p, old, A) * ~((A < 0) & (rollout - p.detach() > 0.05)), mask)
 
 
 def overflowing(p, old, A, mask, rollout):
     hopeless = torch.arange(24) == 2
-    ratio = (p - where(hopeless, -1e4, old)).exp()
-    return mean(where(hopeless, 0.0, -A) * ratio * ~hopeless, mask)
+    return mean(where(hopeless, 0, -A) * (p - where(hopeless, -1e4, old)).exp() * ~hopeless, mask)
 
 
-# The fault; what the trainer computes; what was announced; words of the reason.
+def checked(trainer, announced, dtype=torch.float64, left=None):
+    log_prob, old, advantages, mask, rollout = tokens(dtype)
+    mask = mask if left is None else left
+    leaf = log_prob.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(trainer(leaf, old, advantages, mask, rollout), leaf)
+    further = {key: of(old, rollout, mask) if inspect.isfunction(of) else of for key, of in announced.items()}
+    return check_gradient(log_prob, old, advantages, mask, gradient, rollout_log_prob=rollout, **further)
+
+
+def product(old, rollout, mask):
+    return where(mask, old - rollout, 0).sum(-1, keepdim=True).exp()
+
+
+DAPO = {"loss": "dapo", "dual_clip": None}
+OPSM = {"loss": clip_loss("dapo", dual_clip=None, mask={"rule": "opsm", "delta": 0.05})}
+HUNDREDTH = {**DAPO, "correction": lambda old, rollout, mask: torch.full_like(old, 0.01)}
+BY_TOKEN = {"loss": "dapo", "correction": lambda old, rollout, mask: (old - rollout).exp()}
+
+# What the trainer computes; what was announced; words of the reason.
 FAULTS = {
-    "unsloth-zoo#870": (sum_of_ratios, {**DAPO, "correction": product}, "the sum of a sequence's ratios"),
+    "unsloth-zoo#870": (sum_of_ratios, {**DAPO, "correction": product}, "is the sum of a sequence's ratios"),
     "unsloth-zoo#870, VESPO": (
         lambda p, old, A, mask, rollout: mean(-A * p, mask),
         {"loss": "vespo"},
         "the old policy is the current one, and every ratio 1",
     ),
-    "Liger-Kernel#1082": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask),
-        {**DAPO, "correction": lambda old, rollout, mask: torch.full_like(old, 0.01)},
-        "no correction acts",
-    ),
-    "trl#6369": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask, number=mask.numel()),
-        DAPO,
-        "as if divided by 192 and not by the 122 tokens in the mask",
-    ),
-    "slime#2247": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask),
-        {"loss": "dapo", "dual_clip": 1.5},
-        "a parameter is not forwarded: dual_clip=None acts and not 1.5",
-    ),
-    "slime#1917": (
-        opsm_by_token,
-        {"loss": clip_loss("dapo", dual_clip=None, mask={"rule": "opsm", "delta": 0.05})},
-        "opsm judges tokens and not sequences",
-    ),
-    "verl#4912, #4272": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A, dual_clip=3.0), mask),
-        {"loss": "dapo", "correction": token_ratio},
-        "no correction acts",
-    ),
+    "Liger-Kernel#1082": (ppo(), HUNDREDTH, "the correction is missing"),
+    "trl#6369": (ppo(number=192), DAPO, "as if divided by 192 and not by the 122 tokens in the mask"),
+    "slime#2247": (ppo(), {"loss": "dapo", "dual_clip": 1.5}, "not forwarded: dual_clip=None acts and not 1.5"),
+    "slime#1917": (opsm_by_token, OPSM, "opsm judges tokens and not sequences"),
+    "verl#4912, #4272": (ppo(dual_clip=3.0), BY_TOKEN, "the correction is missing"),
     "prime-rl#2973, Soup#342": (overflowing, {**DAPO, "clip_low": None, "clip_high": None}, "not finite"),
     "SkyRL#1315, miles#1829": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, rollout, A), mask),
         DAPO,
         "the old policy is the sampler's",
     ),
-    "Megatron-LM#6660, in the loss": (
-        lambda p, old, A, mask, rollout: 2 * mean(surrogate(p, old, A), mask),
+    # No thread reports these.
+    "a symmetric clip": (ppo(high=1.2), DAPO, "not forwarded: clip_high=1.2 acts and not 1.28"),
+    "no clip": (ppo(low=0, high=1e9), DAPO, "clip_low=None acts and not 0.8, clip_high=None acts and not 1.28"),
+    "a mean of means": (
+        lambda p, old, A, mask, rollout: (where(mask, surrogate(p, old, A), 0).sum(-1) / mask.sum(-1)).mean(),
         DAPO,
-        "all of it 2 times",
+        "averaged by seq-mean-token-mean",
+    ),
+    "the objective": (ppo(factor=-1), DAPO, "the sign is wrong."),
+    "twice": (ppo(factor=2), DAPO, "all of it 2 times"),
+    "two at once": (ppo(factor=0.5, high=1.2), DAPO, "clip_high=1.2 acts and not 1.28; all of it 0.5 times"),
+    "a wider bound": (ppo(high=1.5), DAPO, "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2"),
+    "a narrower bound": (ppo(low=0.9), DAPO, "no gradient at 3 tokens with A < 0 and ratios from 0.8"),
+    "padding": (
+        lambda p, old, A, mask, rollout: surrogate(p, old, A).sum() / mask.sum(),
+        DAPO,
+        "tokens outside the mask are trained",
+    ),
+    "another loss": (
+        lambda p, old, A, mask, rollout: mean(-A * (p - old).exp().clamp(0.8, 1.28).detach() * p, mask),
+        DAPO,
+        "the gradient is that of cispo",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_published_fault_is_found_and_named(fault):
+def test_a_fault_is_found_and_named(fault):
     trainer, announced, reason = FAULTS[fault]
     found = checked(trainer, announced)
     assert not found and len(found.tokens) > 0 and reason in str(found), str(found)
+    assert math.isinf(found.difference) == (reason == "not finite")
 
 
 def test_rejected_tokens_that_stay_in_the_denominator_are_named():
     # verl#4852: rejection in bypass mode changes the numerator's mask alone.
     whole = tokens()[3]
-    left = whole & (torch.arange(24) % 3 > 0)
-    found = checked(lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask, whole.sum()), DAPO, mask=left)
+    found = checked(ppo(number=whole.sum()), DAPO, left=whole & (torch.arange(24) % 3 > 0))
     assert "as if divided by 122 and not by the 80 tokens in the mask" in found.reason
 
 
-# Variants that no thread reports.
-OTHERS = {
-    "a symmetric clip": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A, high=1.2), mask),
-        "not forwarded: clip_high=1.2 acts and not 1.28",
-    ),
-    "no clip": (
-        lambda p, old, A, mask, rollout: mean(-A * (p - old).exp(), mask),
-        "clip_low=None acts and not 0.8, clip_high=None acts and not 1.28",
-    ),
-    "a mean of means": (
-        lambda p, old, A, mask, rollout: (where(mask, surrogate(p, old, A), 0).sum(-1) / mask.sum(-1)).mean(),
-        "averaged by seq-mean-token-mean",
-    ),
-    "a wrong sign": (lambda p, old, A, mask, rollout: -mean(surrogate(p, old, A), mask), "the sign is wrong"),
-    "another bound": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A, high=1.5), mask),
-        "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2",
-    ),
-    "a lower bound that drops": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A, low=0.9), mask),
-        "no gradient at 3 tokens with A < 0 and ratios from 0.8",
-    ),
-    "padding": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A), mask | True, mask.sum()),
-        "outside the mask",
-    ),
-    "another loss": (
-        lambda p, old, A, mask, rollout: mean(-A * (p - old).exp().clamp(0.8, 1.28).detach() * p, mask),
-        "it is cispo",
-    ),
-}
-
-
-@pytest.mark.parametrize("variant", OTHERS)
-def test_another_variant_is_found_and_named(variant):
-    trainer, reason = OTHERS[variant]
-    found = checked(trainer, DAPO)
-    assert not found and reason in found.reason, str(found)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_the_announced_loss_agrees_in_every_dtype_and_aggregation(dtype):
-    def trainer(p, old, A, mask, rollout):
-        p, old, A = p.float() if dtype != torch.float64 else p, old, A
-        return mean(surrogate(p, old.to(p), A.to(p), dual_clip=3.0), mask)
+def test_the_announced_loss_agrees_in_every_dtype(dtype):
+    def trainer(*given):
+        wide = [of.to(torch.promote_types(dtype, torch.float32)) for of in given[:3]]
+        return ppo(dual_clip=3.0)(*wide, *given[3:])
 
-    found = checked(trainer, {"loss": "dapo"}, dtype)
-    assert found and len(found.tokens) == 0 and "is the announced one" in str(found), str(found)
-    by_share = checked(trainer, {"loss": "dapo", "aggregation": lambda old, rollout, mask: 1 / mask.sum()}, dtype)
-    assert by_share
+    for aggregation in ("token-mean", lambda old, rollout, mask: 1 / mask.sum()):
+        found = checked(trainer, {"loss": "dapo", "aggregation": aggregation}, dtype)
+        assert found and len(found.tokens) == 0 and "is the announced one" in str(found), str(found)
 
 
 @pytest.mark.filterwarnings("ignore:what .* clips follows")
 @pytest.mark.parametrize("name", ["acpo", "m2po", "kl_cov", "gspo", "dro"])
 def test_our_own_losses_agree_with_what_they_announce(name):
-    loss = clip_loss(name)
-
     def trainer(p, old, A, mask, rollout):
-        return mean(loss(p, old, A, mask, rollout_log_prob=rollout)[0], mask)
+        return mean(clip_loss(name)(p, old, A, mask, rollout_log_prob=rollout)[0], mask)
 
-    found = checked(trainer, {"loss": name})
-    assert found, str(found)
+    assert checked(trainer, {"loss": name})
 
 
 def test_an_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="aggregation='mean' must be one of token-mean"):
-        checked(lambda p, old, A, mask, rollout: mean(p, mask), {"aggregation": "mean"})
-    assert math.isinf(checked(overflowing, DAPO).difference)
+        checked(ppo(), {"aggregation": "mean"})

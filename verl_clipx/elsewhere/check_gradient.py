@@ -146,9 +146,9 @@ def variants_of(
     settings, inputs = announced.settings, announced.inputs
     method, rollout = settings.method, inputs.old_log_prob if rollout is None else rollout
     log = (inputs.old_log_prob - rollout).where(mask, 0).to(share)
-    corrections = {"acts": log * 0 + 1, "but each token's ratio": log.exp()}
-    corrections |= {"but the product of a sequence's ratios": log.sum(-1, keepdim=True).exp()}
-    corrections |= {"but the sum of a sequence's ratios": log.exp().where(mask, 0).sum(-1, keepdim=True)}
+    corrections = {"missing": log * 0 + 1, "each token's ratio": log.exp()}
+    corrections |= {"the product of a sequence's ratios": log.sum(-1, keepdim=True).exp()}
+    corrections |= {"the sum of a sequence's ratios": log.exp().where(mask, 0).sum(-1, keepdim=True)}
     anchors = {"the sampler's": rollout, "the current one, and every ratio 1": inputs.log_prob}
     changes: list[tuple[str, dict[str, Any]]] = [
         *(
@@ -159,7 +159,7 @@ def variants_of(
             (f"tokens are averaged by {name}", {"share": weight * sequence_weight(mask, name, weight.dtype)})
             for name in AGGREGATIONS
         ),
-        *((f"no correction {which}", {"share": share * of}) for which, of in corrections.items()),
+        *((f"the correction is {which}", {"share": share * of}) for which, of in corrections.items()),
     ]
     if settings.mask is not None:
         whole, rule = inputs._replace(mask=mask), settings.mask.rule
@@ -180,5 +180,9 @@ def variants_of(
             made = dataclasses.replace(settings, method=dataclasses.replace(kind, **other))
             acts = ", ".join(f"{key}={of} acts and not {getattr(method, key)}" for key, of in other.items())
             if made.asks_for == settings.asks_for and (kind is method or not made.adaptive):
-                words = f"a parameter is not forwarded: {acts}" if kind is method else f"it is {kind.name}"
+                words = (
+                    f"a parameter is not forwarded: {acts}"
+                    if kind is method
+                    else f"the gradient is that of {kind.name}"
+                )
                 yield words, announced._replace(settings=made)
