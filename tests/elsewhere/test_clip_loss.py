@@ -5,18 +5,23 @@ without verl (tests/end_to_end/test_wheel.py).
 
 import sys
 import warnings
+from dataclasses import make_dataclass
+from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
 
+from tests.claims.documents import ROOT, blocks_of
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
 from verl_clipx import clip_loss
 from verl_clipx.check.contract import example
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import BUILT_IN, METHODS
 
 TENSORS = example(torch.float64)
 TOKENS = tuple(TENSORS[name] for name in ("log_prob", "old_log_prob", "advantages", "mask"))
+PAGE = (ROOT / "docs" / "elsewhere.md").read_text()
 ROLLOUT = {"rollout_log_prob": TENSORS["rollout_log_prob"]}
 FEW = "ignore:what .* clips follows from statistics"
 
@@ -136,3 +141,50 @@ def test_a_methods_name_means_the_same_where_no_group_can_be_read(name, monkeypa
     with_groups = built_once((f"+clipx={name}",)).policy_loss.clipx.method
     monkeypatch.setitem(sys.modules, "omegaconf", None)
     assert clip_loss(name).settings.method == with_groups
+
+
+def snippet(function, **modules):
+    """A function of docs/elsewhere.md, with stand-ins for the modules that it imports from."""
+    (text,) = [block.text for block in blocks_of(PAGE) if f"def {function}" in block.text]
+    names = {}
+    with mock.patch.dict(sys.modules, {module.__name__: module for module in modules.values()}):
+        exec(text, names)
+    return names[function]
+
+
+def test_the_snippets_for_prime_rl_and_slime_fit_their_signatures():
+    """As prime-rl 559b447 and slime 624b824 call them."""
+    rows = [[of[row] for of in TOKENS] for row in range(2)]
+    expected = [clip_loss("ipo")(*(of[None] for of in row))[0].sum() for row in rows]
+    prime_rl = ModuleType("prime_rl.trainer.rl.loss")
+    fields = ("trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages", "loss_mask", "loss_weights")
+    prime_rl.LossInputs = make_dataclass("LossInputs", fields)
+    prime_rl.LossOutputs = make_dataclass("LossOutputs", ("loss", "metrics"))
+    log_prob, old, advantages, mask = rows[0]
+    given = prime_rl.LossInputs(log_prob, old, None, advantages, mask, 2 * torch.ones_like(old))
+    found = snippet("prime_rl_loss", loss=prime_rl)(given, name="ipo")
+    assert torch.equal(found.loss, 2 * expected[0]) and found.metrics["clip_fraction"].ndim == 0
+
+    def get_log_probs_and_entropy(
+        logits, *, args, unconcat_tokens, total_lengths, response_lengths, with_entropy=False, non_loss_data=True
+    ):
+        return torch.empty(0), {"log_probs": [row[0] for row in rows]}
+
+    slime = ModuleType("slime.backends.megatron_utils.loss")
+    slime.get_log_probs_and_entropy = get_log_probs_and_entropy
+    batch = {key: [] for key in ("unconcat_tokens", "total_lengths", "response_lengths")}
+    batch |= {name: [row[at] for row in rows] for at, name in enumerate(("log_probs", "advantages", "loss_masks"), 1)}
+    loss, log = snippet("slime_loss", loss=slime)(None, batch, torch.empty(1, 0, 9), torch.sum)
+    torch.testing.assert_close(loss, sum(clip_loss("dapo")(*(of[None] for of in row))[0].sum() for row in rows))
+    assert torch.equal(log["loss"], loss)
+
+
+def test_the_pages_table_says_what_each_method_needs():
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| ")]
+    said = {name: tuple(cells) for names, *cells in rows for name in names.split(", ") if name in BUILT_IN}
+    for name in BUILT_IN:
+        method = METHODS[name]()
+        holds = "whole sequences" if method.by_sequence else "any tokens"
+        if method.statistics_size:
+            holds = "the update's tokens" + ", counted twice" * bool(method.second_statistics_size)
+        assert said[name] == (", ".join(method.asks_for) or "–", holds), name
