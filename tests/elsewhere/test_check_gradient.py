@@ -99,6 +99,7 @@ FAULTS = {
         "averaged by seq-mean-token-mean",
     ),
     "the objective": (ppo(factor=-1), DAPO, "the sign is wrong."),
+    "no gradient": (ppo(factor=0), DAPO, "no gradient reaches log_prob"),
     "twice": (ppo(factor=2), DAPO, "all of it 2 times"),
     "two at once": (ppo(factor=0.5, high=1.2), DAPO, "clip_high=1.2 acts and not 1.28; all of it 0.5 times"),
     "a wider bound": (ppo(high=1.5), DAPO, "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2"),

@@ -92,8 +92,6 @@ def check_gradient(
     settings = (clip_loss(loss, **further) if isinstance(loss, str) else loss).settings
     log_prob = log_prob.detach().to(torch.promote_types(log_prob.dtype, torch.float32))
     inputs, mask = ClipLoss(settings).inputs(log_prob, old_log_prob, advantages, mask, **optional), mask.bool()
-    if decision is None:
-        decision = apply(settings.method, settings.shaping, inputs).decision
     share = sequence_weight(mask, aggregation, log_prob.dtype) if isinstance(aggregation, str) else aggregation
     if share is None:
         raise ValueError(f"aggregation={aggregation!r} must be one of {', '.join(AGGREGATIONS)}, or a tensor.")
@@ -104,7 +102,7 @@ def check_gradient(
     if wrong.any():
         variants = [("", announced), *variants_of(announced, mask, share, weight, optional["rollout_log_prob"])]
         reason = reason_of(variants, gradient, mask, resolved) or pattern_of(announced, gradient, wrong)
-    return GradientCheck(float(difference.max()), wrong.nonzero(), reason)
+    return GradientCheck(float(difference.max()) + 0.0, wrong.nonzero(), reason)
 
 
 def reason_of(variants: list[tuple[str, _Gradient]], gradient: Tensor, mask: Tensor, resolved: float) -> str:
@@ -113,6 +111,10 @@ def reason_of(variants: list[tuple[str, _Gradient]], gradient: Tensor, mask: Ten
         return "values that are not finite, such as 0 times an infinite ratio: select before exp() and not by a product"
     if gradient[~mask].any():
         return "tokens outside the mask are trained"
+    if not gradient.any():
+        return "no gradient reaches log_prob"
+    # One that is nowhere, or not finite, would fit everything.
+    variants = [(words, variant) for words, variant in variants if 0 < variant.of().abs().sum() < torch.inf]
     for words, variant in variants:
         if (variant.apart(gradient) <= resolved).all():
             return words
@@ -149,25 +151,19 @@ def variants_of(
     corrections = {"missing": log * 0 + 1, "each token's ratio": log.exp()}
     corrections |= {"the product of a sequence's ratios": log.sum(-1, keepdim=True).exp()}
     corrections |= {"the sum of a sequence's ratios": log.exp().where(mask, 0).sum(-1, keepdim=True)}
-    anchors = {"the sampler's": rollout, "the current one, and every ratio 1": inputs.log_prob}
-    changes: list[tuple[str, dict[str, Any]]] = [
-        *(
-            (f"the old policy is {whose}", {"inputs": inputs._replace(old_log_prob=of)})
-            for whose, of in anchors.items()
-        ),
-        *(
-            (f"tokens are averaged by {name}", {"share": weight * sequence_weight(mask, name, weight.dtype)})
-            for name in AGGREGATIONS
-        ),
-        *((f"the correction is {which}", {"share": share * of}) for which, of in corrections.items()),
-    ]
+    at_1, to_sampler = (inputs._replace(old_log_prob=of) for of in (inputs.log_prob, rollout))
+    changes: dict[str, dict[str, Any]] = {"the old policy is the current one, and every ratio 1": {"inputs": at_1}}
+    changes |= {"the old policy is the sampler's": {"inputs": to_sampler}}
+    averaged = {name: weight * sequence_weight(mask, name, weight.dtype) for name in AGGREGATIONS}
+    changes |= {f"tokens are averaged by {name}": {"share": of} for name, of in averaged.items()}
+    changes |= {f"the correction is {which}": {"share": share * of} for which, of in corrections.items()}
     if settings.mask is not None:
         whole, rule = inputs._replace(mask=mask), settings.mask.rule
         single = whole._replace(**{key: of.reshape(-1, 1) for key, of in whole._asdict().items() if of is not None})
         judged = whole._replace(mask=remaining(settings.mask, single).view(mask.shape))
-        changes += [(f"{rule} takes nothing out", {"inputs": whole})]
-        changes += [(f"{rule} judges tokens and not sequences", {"inputs": judged})]
-    yield from ((words, announced._replace(**change)) for words, change in changes)
+        changes |= {f"{rule} takes nothing out": {"inputs": whole}}
+        changes |= {f"{rule} judges tokens and not sequences": {"inputs": judged}}
+    yield from ((words, announced._replace(**change)) for words, change in changes.items())
     bounds = {key: of for key in ("clip_low", "clip_high") if (of := getattr(method, key, None)) is not None}
     others = [{key: round(2 - of, 12)} for key, of in zip(reversed(bounds), bounds.values(), strict=True)]
     for field in dataclasses.fields(method):
@@ -180,9 +176,5 @@ def variants_of(
             made = dataclasses.replace(settings, method=dataclasses.replace(kind, **other))
             acts = ", ".join(f"{key}={of} acts and not {getattr(method, key)}" for key, of in other.items())
             if made.asks_for == settings.asks_for and (kind is method or not made.adaptive):
-                words = (
-                    f"a parameter is not forwarded: {acts}"
-                    if kind is method
-                    else f"the gradient is that of {kind.name}"
-                )
+                words = f"not forwarded: {acts}" if kind is method else f"the gradient is that of {kind.name}"
                 yield words, announced._replace(settings=made)
