@@ -3,6 +3,7 @@ the gradients of each pair of runs are apart. tests/end_to_end/test_wheel.py run
 """
 
 import json
+import sys
 
 import torch
 from clip_trainer import ClipTrainer
@@ -12,6 +13,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 from verl_clipx import clip_loss
+
+# As if it were not installed.
+assert "verl" not in sys.modules
+sys.modules["verl"] = None
 
 WORDS = ["<pad>", "<eos>", *"abcdefghijklmnop"]
 ARGUMENTS = dict(max_steps=2, num_iterations=2, num_generations=4, per_device_train_batch_size=8, seed=1, use_cpu=True)
