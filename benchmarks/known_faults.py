@@ -20,7 +20,7 @@ import typer
 from one_process.kept import kept_path
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.diagnose.rules import RULES
+from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES
 from verl_clipx.runs import keys
 
 # A fault of the running training begins at one of these steps of 16, by name and seed.
@@ -41,6 +41,7 @@ RECORDED = (
     "actor_rollout_ref.rollout.top_k",
     *(f"clipx.{name}" for name in ("alpha", "target", "contribution", "upper_stop", "upper_step")),
 )
+OF_VERL = ("actor/", "critic/", "response_length/", "prompt_length/", "rollout_corr/", "training/rollout_", "val-core/")
 KEPT_GROUPS = ("actor/clipx/count/", "actor/clipx/gradient_mass/", "health/")
 
 
@@ -76,6 +77,29 @@ def no_end(trainer: Any) -> None:
 def frozen_rollout(trainer: Any) -> None:
     """The rollout's weights are no longer updated: the next batch is one version old, and so on."""
     trainer.replay_buffer.keep = lambda *_: None
+
+
+def repeated_batch(trainer: Any) -> None:
+    """The queue serves the next batch again and again."""
+    buffer, queue, sample = trainer.replay_buffer, trainer.replay_buffer.queue, trainer.replay_buffer.sample
+    served: list[Any] = []
+
+    def serve(*arguments: Any, **named: Any) -> Any:
+        if not served:
+            batch = sample(*arguments, **named)
+            served.extend([batch, {key: dict(row) for key, row in queue.rows.items()}, dict(queue.tags)])
+        (batch, measured), rows, tags = served
+        queue.rows, queue.tags = {key: dict(row) for key, row in rows.items()}, dict(tags)
+        return KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id), measured
+
+    from transfer_queue import KVBatchMeta
+
+    buffer.sample = serve
+
+
+def full_reward(trainer: Any) -> None:
+    """Every answer is right."""
+    trainer.replay_buffer.reward = lambda *_: {"score": 1.0, "acc": 1.0, "format": 1.0}
 
 
 def rounded_rollout(trainer: Any) -> None:
@@ -200,7 +224,37 @@ HEALTHY = {
     f"healthy_{preset}": Setting(preset)
     for preset in ("grpo_4", "acpo_4", "bapo_4", "cispo_4", "grpo_16", "acpo_16", "bapo_16", "dgpo_16")
 }
-SETTINGS = FAULTS | HEALTHY
+# Short texts, from the policy of docs/results/evidence.md, validated every other step: stock verl's metrics are kept.
+VALIDATED = (
+    *DECOUPLED,
+    "actor_rollout_ref.model.path=docs/results/evidence_policy",
+    "data.max_response_length=24",
+    "trainer.total_training_steps=32",
+    "trainer.val_before_train=true",
+    "trainer.test_freq=2",
+    "data.val_max_samples=64",
+)
+VALIDATED_SETTINGS = {
+    **{
+        f"validated_{preset}": Setting(preset, VALIDATED)
+        for preset in ("grpo_4", "acpo_4", "dapo_4", "cispo_4", "grpo_16", "acpo_16", "dgpo_16", "bapo_16")
+    },
+    "held_out_letter": Setting(
+        "grpo_16", (*VALIDATED, "actor_rollout_ref.actor.optim.lr=1e-3"), (HELD_OUT_FALLS,),
+        (ENTROPY, COLLAPSE, ALIKE, CUT, EXPLOSION), act=reward_for_a_letter,
+    ),
+    "served_again": Setting(
+        "grpo_4", VALIDATED, ("one batch trained again and again",), (HELD_OUT_FALLS, ENTROPY, EXPLOSION),
+        act=repeated_batch,
+    ),
+    "frozen_unseen": Setting(
+        "grpo_1", VALIDATED, ("bounds idle while the sampler drifts away",),
+        ("bounds idle: one update a rollout batch", MISMATCH, COLLAPSE), act=frozen_rollout,
+    ),
+    "starved": Setting("grpo_4", VALIDATED, ("no learning signal",), (ALIKE, COLLAPSE), act=no_reward),
+    "saturated": Setting("grpo_4", VALIDATED, ("no learning signal",), (ALIKE,), act=full_reward),
+}  # fmt: skip
+SETTINGS = FAULTS | HEALTHY | VALIDATED_SETTINGS
 
 
 def step_of(name: str, seed: int) -> int | None:
@@ -244,10 +298,11 @@ def make(path: Path, name: str, seed: int) -> None:
 
     def select(data: Mapping[str, float]) -> dict[str, float]:
         # A value that is not finite is null in the log, and left out here.
+        groups = KEPT_GROUPS + OF_VERL * (setting.overrides[: len(VALIDATED)] == VALIDATED)
         return {
             key: value
             for key, value in data.items()
-            if math.isfinite(value) and (key in wanted or key.startswith(KEPT_GROUPS))
+            if math.isfinite(value) and (key in wanted or key.startswith(groups))
         }
 
     train_and_keep(path, config, record, select, Faulty)
@@ -256,13 +311,13 @@ def make(path: Path, name: str, seed: int) -> None:
 def main(
     runs: Annotated[Path, typer.Argument(help="Where the logs go.")],
     seed: Annotated[list[int] | None, typer.Option(help="By default 31.")] = None,
-    name: Annotated[list[str] | None, typer.Option(help="Only these settings; by default all.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="By default all but those with validations.")] = None,
 ) -> None:
     """Makes the runs that are missing, one after the other."""
     os.environ.setdefault("CLIPX_DATA", "data")
     become_only_rank()
     for number in seed or [31]:
-        for one in name or SETTINGS:
+        for one in name or FAULTS | HEALTHY:
             path = kept_path(runs, one, number)
             if path.exists():
                 continue

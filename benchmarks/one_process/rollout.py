@@ -38,7 +38,8 @@ class LocalRollout:
 
     def __init__(self, config: Any, queue: LocalQueue, *, versions_old: int, noise: float = 0.0):
         self.config, self.queue, self.reward = config.actor_rollout_ref.rollout, queue, get_custom_reward_fn(config)
-        self.prompts: list[dict[str, Any]] = []
+        # A fault may exchange the reward of the training.
+        self.of_task, self.prompts = self.reward, list[dict[str, Any]]()
         model: HFModelConfig = omega_conf_to_dataclass(config.actor_rollout_ref.model)
         self.tokenizer, self.end_token_ids = model.tokenizer, end_token_ids(model)
         self.model = build_model(model, PRECISIONS[self.config.dtype], load_weights=False)
@@ -97,9 +98,17 @@ class LocalRollout:
         scores = [self._score(self.prompts[index], request)["score"] for (index, _), request in requests.items()]
         return sum(scores) / len(scores)
 
-    def _score(self, prompt: Mapping[str, Any], request: Request) -> dict[str, float]:
+    def validate(self, prompts: TensorDict) -> list[float]:
+        """Return the score of one answer to each prompt, from the weights that train, by the task's own reward."""
+        self.submit(prompts)
+        requests = self._answer(self.kept[-1][1], range(self.config.n, self.config.n + 1))
+        scored = (self._score(self.prompts[index], request, self.of_task) for (index, _), request in requests.items())
+        return [score["score"] for score in scored]
+
+    def _score(self, prompt: Mapping[str, Any], request: Request, reward: Any = None) -> dict[str, float]:
         text = self.tokenizer.decode(request.token_ids, skip_special_tokens=True)
-        return self.reward(prompt["data_source"], text, prompt["reward_model"]["ground_truth"], prompt["extra_info"])
+        reward = reward or self.reward
+        return reward(prompt["data_source"], text, prompt["reward_model"]["ground_truth"], prompt["extra_info"])
 
     def _request(self, prompt: Mapping[str, Any], session: int) -> Request:
         prompt_ids = self.tokenizer.apply_chat_template(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -23,6 +24,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from .queue import LocalQueue, queue_of_trainer
 from .rollout import LocalRollout
 
+# One answer to each prompt of data.val_files.
+HELD_OUT = "val-core/held_out/acc/mean@1"
 VERSIONS_OLD, NOISE = "clipx_rollout.versions_old", "clipx_rollout.noise"
 
 
@@ -82,6 +85,15 @@ class OneProcessTrainer(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         """Does nothing, since no server has to sleep."""
+
+    def _validate(self) -> dict[str, float]:
+        scores: list[float] = []
+        for number, texts in enumerate(self.val_dataloader):
+            names = [f"{number}-{row}" for row in range(len(texts["raw_prompt"]))]
+            prompts = tu.get_tensordict({**texts, "uid": np.array(names, dtype=object)})
+            tu.assign_non_tensor_data(prompts, "global_steps", self.global_steps)
+            scores += self.replay_buffer.validate(prompts)
+        return {HELD_OUT: sum(scores) / len(scores)}
 
     def prepare_step(self) -> dict:
         """Gives the next prompts to the rollout."""
