@@ -229,15 +229,15 @@ VALIDATED = (
     *DECOUPLED,
     "actor_rollout_ref.model.path=docs/results/evidence_policy",
     "data.max_response_length=24",
-    "trainer.total_training_steps=32",
+    "trainer.total_training_steps=20",
     "trainer.val_before_train=true",
     "trainer.test_freq=2",
-    "data.val_max_samples=64",
+    "data.val_max_samples=48",
 )
 VALIDATED_SETTINGS = {
     **{
         f"validated_{preset}": Setting(preset, VALIDATED)
-        for preset in ("grpo_4", "acpo_4", "dapo_4", "cispo_4", "grpo_16", "acpo_16", "dgpo_16", "bapo_16")
+        for preset in ("grpo_4", "acpo_4", "dapo_4", "cispo_4", "dgpo_4", "bapo_4", "grpo_16", "acpo_16")
     },
     "held_out_letter": Setting(
         "grpo_16", (*VALIDATED, "actor_rollout_ref.actor.optim.lr=1e-3"), (HELD_OUT_FALLS,),
