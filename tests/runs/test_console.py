@@ -1,12 +1,14 @@
 """verl's console output as users save it: wrapped by a terminal of any width, with Ray's prefix and colours or without,
-behind progress bars, of two processes, of a second run or a resumed one; what can't be told is refused by name. Not
-covered: a blank within a data set's name at a row's end, a terminal whose width changed within a line.
+behind progress bars, of two processes, of a second run or a resumed one; the configuration in it; what can't be told is
+refused by name. Not covered: a configuration that a terminal wrapped, a blank within a data set's name at a row's end,
+a terminal whose width changed within a line.
 """
 
 import json
 import re
 from functools import cache
 from pathlib import Path
+from pprint import pformat
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from rich.cells import cell_len
 from tests.runs.commands import answer, clipx
 from verl_clipx.demo.files import SHIPPED
 from verl_clipx.runs.folder import RunFolder, read_run
+from verl_clipx.runs.settings import settings_of
 
 RAY, RAY_ELSEWHERE = "(TaskRunner pid=17)", "(TaskRunner pid=123456, ip=10.0.0.12)"
 BAR = "Training Progress:  50%|█████     | 4/8 [00:05<00:05,  5.00s/it]"
@@ -193,3 +196,70 @@ def test_what_is_left_out_is_said(tmp_path):
     assert answer("diagnose", tmp_path / "train.log")["checked"]
     with pytest.warns(UserWarning, match="step 2"):
         assert list(read_run(tmp_path / "train.log").log.index) == [1, 2, 3]
+
+
+@cache
+def configuration() -> str:
+    """The configuration of a real run of verl's, as its trainer prints it, with DAPO's upper bound and a token."""
+    whole = json.loads((SHIPPED / "grpo-seed1/metrics.run.json").read_text())["configuration"]
+    del whole["clipx"]
+    whole["actor_rollout_ref"]["actor"]["policy_loss"] = {"loss_mode": "vanilla"}
+    whole["actor_rollout_ref"]["actor"] |= {"clip_ratio_high": 0.28, "hf_token": "hf_abcdefghijklmnopqrstuvwxyz"}
+    whole["data"] |= {"max_response_length": 20, "seed": 7}
+    return pformat(whole)
+
+
+def trained(entropies: list[float], prefix: str = "", cut: float = 0.0, longest: int = 20) -> str:
+    of_lengths = f"response_length/max:{longest} - response_length/clip_ratio:{cut}"
+    return "".join(line(step, one, prefix).strip() + f" - {of_lengths}\n" for step, one in enumerate(entropies, 1))
+
+
+def behind(prefix: str, text: str, among: str = "") -> str:
+    return "".join(f"{prefix}{row}\n{among}" for row in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("prefix", "among"),
+    [
+        ("", "UserWarning: 'data': {'max_response_length': 9}\n"),
+        (f"\x1b[36m{RAY}\x1b[0m ", ""),
+        (f"{RAY} ", f"{RAY_ELSEWHERE}  'clip_ratio_high': 0.2,\n"),
+    ],
+)
+def test_the_configuration_that_verl_prints_is_read(tmp_path, prefix, among):
+    text = behind(prefix, configuration(), among) + trained([1.0] * 9 + [0.01] * 9, prefix, cut=0.5)
+    (tmp_path / "train.log").write_text(text)
+    said = clipx("diagnose", tmp_path / "train.log")
+    assert "The upper bound is 1.28 already" in said and "Raise data.max_response_length (here 20)." in said
+    assert "train: responses cut at the limit from step 1 on. response_length/clip_ratio 0.5, at most 0.5." in said
+    run = read_run(tmp_path / "train.log")
+    assert (run.seed, run.schedule.updates_a_step) == (7, 8) and "hf_abc" not in str(run.configuration)
+
+
+def test_which_configuration_is_the_run_s(tmp_path):
+    path, other = (
+        tmp_path / "train.log",
+        configuration().replace("'max_response_length': 20", "'max_response_length': 99"),
+    )
+    own = behind(RAY + " ", configuration())
+    # That of a run before it, and of one after it that has not trained.
+    elsewhere = behind(RAY_ELSEWHERE + " ", other)
+    path.write_text(elsewhere + trained([0.5] * 3) + own + trained([0.7] * 3) + elsewhere)
+    with pytest.warns(UserWarning, match="begins anew"):
+        assert read_run(path).configuration["data.max_response_length"] == 20
+    # A row of it is missing.
+    rows = own.splitlines(keepends=True)
+    path.write_text("".join([*rows[:40], "(TaskRunner pid=17)  cut\n", *rows[41:]]) + trained([0.7] * 3))
+    with pytest.warns(UserWarning, match="train.log: the configuration in it is damaged, and left out"):
+        assert read_run(path).configuration == {}
+    # Nothing else that is printed is taken for one.
+    path.write_text("{'score': 1.0}\n" + trained([0.7] * 3) + "{'actor_rollout_ref': {}}\n")
+    assert read_run(path).configuration == {}
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_of_one_setting_in_consoles_too(tmp_path):
+    for seed in (7, 8):
+        printed = configuration().replace("'seed': 7", f"'seed': {seed}")
+        (tmp_path / f"{seed}.log").write_text(printed + "\n" + trained([0.5] * 3))
+    one, two = (read_run(tmp_path / f"{seed}.log") for seed in (7, 8))
+    assert [(setting.label, setting.seeds) for setting in settings_of([one, two])] == [("VANILLA", 2)]

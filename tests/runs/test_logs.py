@@ -201,7 +201,7 @@ def test_a_cell_of_any_length_is_read_over(tmp_path):
         (
             ("a.csv", "b.csv"),
             ("_step,actor/entropy\n1,0.5\n", "_step,actor/entropy\n1,0.7\n"),
-            "b.csv, step 1: a second value",
+            "of several runs. Name one as wandb://entity/project/run",
         ),
         (
             ("a.csv",),
@@ -233,6 +233,12 @@ def test_a_number_that_cannot_be_read_is_said(tmp_path):
         ("slurm-17.err", CONSOLE.encode()),
         ("run.log.1", CONSOLE.encode()),
         *((name, JSON_LINES.encode("utf-8-sig")) for name in ("a.jsonl", "a.log", "a")),
+        # As PowerShell writes what it redirects, with a mark and without.
+        *(
+            (name, text.encode(encoding))
+            for name, text in (("a.jsonl", JSON_LINES), ("train.log", JSON_LINES), ("train.log", CONSOLE))
+            for encoding in ("utf-16", "utf-16-le", "utf-16-be")
+        ),
     ],
 )
 def test_a_log_is_known_by_what_it_holds_whatever_its_name_and_encoding(tmp_path, name, content):
@@ -292,7 +298,7 @@ def test_a_run_at_wandb_is_read_by_its_api(tmp_path, monkeypatch):
         (
             "a.csv",
             b"Step,a - actor/entropy,b - actor/entropy\n1,1,1\n",
-            "2 runs (a, b). Export each by itself, or name one as wandb://entity/project/run",
+            "2 runs (a, b). Name one as wandb://entity/project/run, with the run's ID, or export each by itself.",
         ),
         ("a.csv", b"Step,a - train/reward\n1,1\n", "no metric begins with actor/, critic/, response_length/"),
         ("a.csv", b"Step,a - actor/entropy\n1e300,1\n", "'1e300' is no step of a training"),

@@ -4,6 +4,7 @@ Reading raises OSError if a file is not there or cannot be read, and ValueError 
 kind.
 """
 
+import codecs
 import contextlib
 import hashlib
 import io
@@ -135,10 +136,18 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
 
 
+def as_utf8(content: bytes) -> bytes:
+    """A text's bytes in UTF-8 without a mark in front, also of UTF-16, in which PowerShell writes what it redirects."""
+    encoding = json.detect_encoding(content)
+    if encoding.startswith("utf-8"):
+        return content.removeprefix(codecs.BOM_UTF8)
+    return content.decode(encoding, errors="replace").encode()
+
+
 def read_text(path: Path) -> str:
-    """Read a text in UTF-8."""
+    """Read a text in UTF-8 or UTF-16."""
     try:
-        return read_bytes(path).decode()
+        return as_utf8(read_bytes(path)).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text in UTF-8 ({error}); is it the right file?") from None
 

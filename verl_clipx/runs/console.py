@@ -1,20 +1,25 @@
 """verl's console output: the steps in it, among other lines, behind progress bars, and as a terminal wrapped them."""
 
+import ast
+import contextlib
 import itertools
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 
-from verl_clipx.common.files import read_bytes
+from verl_clipx.common.files import as_utf8, read_bytes
 from verl_clipx.common.terminal import harmless
 from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
 
 # A step as verl's console logger prints it, at the beginning of a line or glued to a progress bar; not in a metric's
 # name, such as training/global_step.
 STEP = re.compile(r"(?<![A-Za-z_/.-])step:(\d{1,15}) - ")
+# How the configuration begins that verl prints as a Python dictionary.
+CONFIGURATION = "{'actor_rollout_ref': "
 # What Ray puts before a process's line.
 PROCESS = re.compile(r"\([^()]*\bpid=\d+[^()]*\) ?")
 METRIC = re.compile(
@@ -30,17 +35,21 @@ CUT = re.compile(r"[-\w/@.:+()=,]*(?: -?)?")
 WORDS = {"True": 1.0, "False": 0.0}
 
 
-def read_console(path: Path) -> Rows:
+def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
     """The steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`, wrapped or not.
+
+    Returns:
+        The numbers by step, and under `configuration` what verl printed of it before them.
 
     Raises:
         ValueError: there is no such line, none can be read to its end, or the steps of two processes alternate.
     """
     # A byte that is no UTF-8 is in a progress bar that was cut.
-    rows = [harmless(row) for row in read_bytes(path).decode(errors="replace").splitlines()]
+    rows = [harmless(row) for row in as_utf8(read_bytes(path)).decode(errors="replace").splitlines()]
     margin = min((re.match(r"[\s>|│]*", row)[0] for row in rows if row.strip()), key=len, default="")
+    rows = [row.removeprefix(margin) for row in rows]
     logged, damaged, cut = [], [], 0
-    for line in _unwrapped(path, [row.removeprefix(margin) for row in rows]):
+    for line in _unwrapped(path, rows):
         if not STEP.search(line) and LOST.search(line):
             damaged.append(f"{path}: metrics without their step, and left out: {line!r:.80}.")
             cut += 1
@@ -62,7 +71,27 @@ def read_console(path: Path) -> Rows:
     if damaged:
         more = f" So are {len(damaged) - 1} more parts." * (len(damaged) > 1)
         warnings.warn(damaged[0] + more, stacklevel=2)
-    return last_run(path, logged)
+    last = max((number for number, row in enumerate(rows) if STEP.search(row)), default=None)
+    return last_run(path, logged), {"configuration": printed} if (printed := _printed_in(path, rows[:last])) else {}
+
+
+def _printed_in(path: Path, rows: list[str]) -> dict[str, Any]:
+    """The last configuration in these rows; its process's other rows do not begin with a blank."""
+    config: dict[str, Any] = {}
+    block, process = [], ""
+    for row in rows:
+        begins = PROCESS.match(row)
+        text, by = (row[begins.end() :], begins[0]) if begins else (row, "")
+        if text.startswith(CONFIGURATION):
+            config, block, process = {}, [text], by
+        elif block and by == process and text.startswith(" "):
+            block.append(text)
+        if block and text.rstrip().endswith("}"):
+            with contextlib.suppress(ValueError, SyntaxError):
+                config, block = ast.literal_eval("\n".join(block)), []
+    if block:
+        warnings.warn(f"{path}: the configuration in it is damaged, and left out.", stacklevel=3)
+    return config
 
 
 def _metrics_in(text: str) -> tuple[dict[str, float], list[str]]:

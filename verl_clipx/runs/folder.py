@@ -46,8 +46,7 @@ class RunFolder:
     def _read(self) -> tuple[Rows, dict[str, Any]]:
         if is_of_wandb(self.path):
             return read_wandb(self.path)
-        reader = reader_of(self.log)
-        return read_rows(self.log) if reader is None else (reader(self.log), {})
+        return (reader_of(self.log) or read_rows)(self.log)
 
     @property
     def rows(self) -> Rows:

@@ -27,8 +27,12 @@ KL = logged(declared.PPO_KL)
 GRADIENT_NORM = "actor/grad_norm"
 # What verl's own losses say of clipping.
 PG_CLIPPED = logged(declared.PG_CLIPFRAC)
-LENGTH = "response_length/mean"
+LENGTH, LONGEST = "response_length/mean", "response_length/max"
+# The share of responses as long as the batch's longest.
+AS_LONG_AS_LONGEST = "response_length/clip_ratio"
 MISMATCH = "training/rollout_probs_diff_mean"
+# Of the policy that sampled from the recomputed one, by an estimate that only rounding makes negative.
+SAMPLER_KL = "rollout_corr/k3_kl"
 ALIKE, CUT, UNDECIDED = map(logged, (declared.ALIKE_PROMPTS, declared.CUT_RESPONSES, declared.UNDECIDED))
 # verl's validation in its log, a metric for each data set.
 VALIDATIONS = "val-core/*/mean@*"

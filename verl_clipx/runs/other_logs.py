@@ -1,6 +1,5 @@
 """Logs besides verl's file log: TensorBoard's folders, CSV exports of W&B and its runs."""
 
-import codecs
 import csv
 import io
 import itertools
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.common.files import GZIP, read_bytes, read_text
+from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 from verl_clipx.runs.console import read_console
 from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run, numbers_in
 
@@ -20,7 +19,7 @@ EVENTS = "events.out.tfevents.*"
 
 # The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+ONE_RUN = "Name one as wandb://entity/project/run, with the run's ID, or export each by itself."
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 
 
@@ -29,7 +28,11 @@ def is_of_wandb(path: Path) -> bool:
     return path.parts[:1] == ("wandb:",)
 
 
-def reader_of(path: Path) -> Callable[[Path], Rows] | None:
+Reader = Callable[[Path], tuple[Rows, dict[str, Any]]]
+"""Reads the numbers of a log by step, and what it says of the run: its configuration, if it has one."""
+
+
+def reader_of(path: Path) -> Reader | None:
     """The function that reads a log other than verl's file log; None for a file log, or if there is none."""
     if path.is_dir():
         if next(path.rglob(EVENTS), None) is not None:
@@ -40,10 +43,11 @@ def reader_of(path: Path) -> Callable[[Path], Rows] | None:
         return None
     if path.suffix == ".csv":
         return read_exports
-    return None if content.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{") else read_console
+    # A console's output may begin with the configuration, as Python writes it.
+    return None if re.match(rb"\s*{(?!')", as_utf8(content)) else read_console
 
 
-def read_tensorboard(path: Path) -> Rows:
+def read_tensorboard(path: Path) -> tuple[Rows, dict[str, Any]]:
     """The scalars of a TensorBoard folder, that of one run, or one above it.
 
     Raises:
@@ -61,10 +65,11 @@ def read_tensorboard(path: Path) -> Rows:
         (one.wall_time, one.step, tag, one.value) for tag in events.Tags()[SCALARS] for one in events.Scalars(tag)
     ]
     steps = itertools.groupby(sorted(scalars), key=lambda scalar: scalar[1])
-    return last_run(path, (Logged(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps))
+    rows = (Logged(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps)
+    return last_run(path, rows), {}
 
 
-def read_exports(path: Path) -> Rows:
+def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
     """W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
@@ -74,10 +79,10 @@ def read_exports(path: Path) -> Rows:
     # A cell of a run's history may hold a table.
     csv.field_size_limit(sys.maxsize)
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
-        text = read_bytes(file).decode("utf-16") if read_bytes(file).startswith(UTF_16) else read_text(file)
+        text = read_text(file)
         # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
         for separator in (",", ";", "\t"):
-            table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=None), delimiter=separator)
+            table = csv.DictReader(io.StringIO(text, newline=None), delimiter=separator)
             columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
             if steps := next((name for name in STEP_COLUMNS if name in columns), None):
                 break
@@ -89,10 +94,7 @@ def read_exports(path: Path) -> Rows:
         # A panel's columns are called `RUN - METRIC`.
         runs |= {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS} - {""}
         if len(runs) > 1:
-            raise ValueError(
-                f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). Export each by itself, or name one as "
-                "wandb://entity/project/run, with the run's ID."
-            )
+            raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). {ONE_RUN}")
         metrics = {name: name.rpartition(" - ")[2] for name in columns if name != steps}
         for row in table:
             if row[steps]:
@@ -107,11 +109,13 @@ def read_exports(path: Path) -> Rows:
                 words |= {key: text for key, text in texts.items() if key not in kept and text[0] in "+-.0123456789"}
                 before = rows.get(int(step), {}).items()
                 if differ := [key for key, one in before if key in kept and str(kept[key]) != str(one)]:
-                    raise ValueError(f"{file}, step {step:g}: a second value of {differ[0]}, as of several runs.")
+                    raise ValueError(
+                        f"{file}, step {step:g}: a second value of {differ[0]}, as of several runs. {ONE_RUN}"
+                    )
                 rows.setdefault(int(step), {}).update(kept)
     for metric, text in words.items():
         warnings.warn(f"{path}: no number, and left out: {metric} {text!r:.60}", stacklevel=2)
-    return rows
+    return rows, {}
 
 
 def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from verl_clipx.common.files import EMPTY, GZIP, parse_json, read_bytes
+from verl_clipx.common.files import EMPTY, GZIP, as_utf8, parse_json, read_bytes
 from verl_clipx.runs import keys
 
 Rows = dict[int, dict[str, float]]
@@ -137,7 +137,7 @@ def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    text = read_bytes(path)
+    text = as_utf8(read_bytes(path))
     compressed = text.startswith(GZIP)
     if compressed:
         try:
