@@ -34,7 +34,7 @@ from verl_clipx.runs.run_log import table_of, with_entropy
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"
-FAULTS, REVERSAL = RESULTS / "runs/faults", RESULTS / "runs/reversal"
+FAULTS, REVERSAL, VALIDATED = (RESULTS / "runs" / name for name in ("faults", "reversal", "validated"))
 BEGIN, END = "<!-- from here on: benchmarks/diagnosis.py, {} -->\n", "<!-- up to here: {} -->\n"
 
 COLLAPSED = "countdown_gppo_off"
@@ -45,12 +45,14 @@ COLUMNS = {
     "clip_fraction_low": keys.CLIPPED_LOW,
     "clip_fraction_high": keys.CLIPPED_HIGH,
     "grad_norm": keys.GRADIENT_NORM,
+    "response_length": keys.LENGTH,
 }
 # For these two rules were changed; but the last one's entropy did not collapse, so that there is nothing to find.
 CHANGED_FOR = {
     f"{name}.jsonl.gz" for name in ("old_samples-seed31", "entropy_penalty-seed31", "entropy_penalty-seed32")
 }
 NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
+ALL_RULES = "**all rules together**"
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
 # By fault what it acts on first, of what the logs have.
@@ -109,6 +111,11 @@ def kept_runs(folder: Path) -> dict[Path, Run]:
         path: run_of(table_of((kept := RunFolder(path)).rows), kept.record.get("configuration", {}), path.name)
         for path in sorted(folder.glob("*.jsonl.gz"))
     }
+
+
+def known_faults() -> dict[Path, Run]:
+    """The runs of benchmarks/known_faults.py."""
+    return kept_runs(FAULTS) | kept_runs(VALIDATED)
 
 
 def fell(run: Run) -> int | None:
@@ -188,11 +195,13 @@ def beginnings_of(run: Run) -> list[Run]:
 def false_alarms(runs: list[Run]) -> dict[str, tuple[int, int]]:
     """By rule, the healthy logs of which a beginning meets it, the whole log included, and those with what it reads."""
     beginnings = [beginnings_of(run) for run in runs]
-    counts = {}
+    counts, any_met = {}, set[int]()
     for rule in RULES:
         having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
-        counts[rule.name] = (sum(_meets(rule, beginnings[index]) for index in having), len(having))
-    return counts
+        met = [index for index in having if _meets(rule, beginnings[index])]
+        counts[rule.name] = (len(met), len(having))
+        any_met.update(met)
+    return counts | {ALL_RULES: (len(any_met), len(runs))}
 
 
 def _meets(rule: Rule, beginnings: list[Run]) -> bool:
@@ -204,6 +213,7 @@ def alarms_table(counts: dict[str, tuple[int, int]]) -> str:
     rules: dict[tuple[int, int], list[str]] = {}
     for rule in RULES:
         rules.setdefault(counts[rule.name], []).append(rule.name + " (heuristic)" * rule.heuristic)
+    rules[counts[ALL_RULES]] = [ALL_RULES]
     return "".join(f"- {alarms} of {logs}: {'; '.join(names)}\n" for (alarms, logs), names in rules.items())
 
 
@@ -238,7 +248,7 @@ def healthy_runs() -> list[Run]:
     """All healthy logs: those that thresholds were fixed on, and those kept apart."""
     runs = [run for (preset, _), run in fixed_on().items() if preset != COLLAPSED]
     runs += controls()
-    return runs + [run for path, run in kept_runs(FAULTS).items() if not RunFolder(path).record["expected"]]
+    return runs + [run for path, run in known_faults().items() if not RunFolder(path).record["expected"]]
 
 
 def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
@@ -275,8 +285,10 @@ def timeline_table() -> str:
     seen = [_seen(record, run, of_seed[record["seed"]]) for record, run in kept if record["name"] in TRIGGERS]
     first, trigger, sooner, exactly = (list(flags) for flags in zip(*seen, strict=True))
     rows = [
-        ("healthy logs with a change", [_changes(run) for run in healthy]),
-        ("other runs of the table reversal with a change", [_changes(run) for run in others]),
+        ("healthy logs with a change that stays", [_changes(run) for run in healthy]),
+        ("other runs of the table reversal with one", [_changes(run) for run in others]),
+        ("healthy logs with a spike", [_spikes(run) for run in healthy]),
+        ("other runs of the table reversal with one, on which its size was fixed", [_spikes(run) for run in others]),
         ("pairs of seeds whose difference has a change", [bool(part(*pair).changes) for pair in pairs]),
         (f"logs with a fault at a known step whose first change is within {IN_TIME} steps of it", first),
         (f"… in which what the fault acts on changes within {IN_TIME} steps", trigger),
@@ -287,11 +299,15 @@ def timeline_table() -> str:
 
 
 def _changes(run: Run) -> bool:
-    return bool(changes(run.log))
+    return any(one.stays for one in changes(run.log))
+
+
+def _spikes(run: Run) -> bool:
+    return not all(one.stays for one in changes(run.log))
 
 
 def _seen(record: dict[str, Any], run: Run, healthy: Run) -> tuple[bool, bool, bool, bool]:
-    steps = {change.key: change.step for change in changes(run.log)}
+    steps = {change.key: change.step for change in changes(run.log) if change.stays}
     first = min(steps.values(), default=numpy.inf)
     trigger = steps.get(TRIGGERS[record["name"]], numpy.inf)
     in_time = abs(trigger - record["since"]) <= IN_TIME
@@ -327,7 +343,7 @@ def rates_table(rates: dict[str, dict[str, float]]) -> str:
 
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
-    trials = [try_rules(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
+    trials = [try_rules(path, run) for path, run in known_faults().items() if path.name not in NOT_COUNTED]
     return {
         "summary": summary(trials, {"runs of the table reversal": controls()}),
         "faults": faults_table(trials),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log
+from verl_clipx.demo.files import SHIPPED
 from verl_clipx.diagnose.parting import part, say_where
 from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
@@ -46,7 +47,7 @@ def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do
     assert (found[0]["before"], found[0]["after"]) == pytest.approx((0.3, 4.5), rel=0.1)
     said = clipx("diagnose", tmp_path / "run")
     assert said.index("step 20: actor/grad_norm 0.3") < said.index("step 22: health/cut")
-    for count, text in ((7, "8 steps or more; here are 7"), (9, "no logged value left the range")):
+    for count, text in ((7, "8 steps or more; here are 7"), (9, "no logged value jumped and stayed, rose fourfold")):
         write_log(tmp_path / "short/metrics.jsonl", rows[:count])
         assert text in clipx("diagnose", tmp_path / "short")
 
@@ -57,16 +58,42 @@ def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do
         # Over 40 steps, which only a window of many steps shows.
         (300, 0.1, lambda at: 0.1 + 0.4 * numpy.clip((at - 150) / 40, 0, 1), 153),
         (1000, 0.1, lambda at: 0.1 + at / 1000, None),
-        # A spike, a tenth more, what has no range before it, and what doesn't last.
-        (60, 0.1, lambda at: numpy.where(at == 30, 9.0, 0.1), None),
+        # Fourfold within 15 steps on the way, as no jump is; and less than threefold in as many.
+        (60, 0.05, lambda at: 0.1 * 4.8 ** numpy.clip((at - 30) / 12, 0, 1), 31),
+        (29, 0.1, lambda at: 0.1 * 4.8 ** numpy.clip((at - 5) / 24, 0, 1), None),
+        # A tenth more, what has no range before it, and what doesn't last.
         (60, 0.01, from_step(30, 10.0, 11.0), None),
         (60, 0.1, from_step(5, 0.1, 0.9), None),
         (60, 0.1, from_step(59, 0.1, 0.9), None),
     ],
 )
 def test_what_is_a_change(steps, noise, of, step):
-    found = [one.step for one in changes(log_of(steps, noise, x=of))]
+    found = [one.step for one in changes(log_of(steps, noise, x=of)) if one.stays]
     assert len(found) == (step is not None) and all(abs(at - step) <= 3 for at in found)
+
+
+@pytest.mark.parametrize(
+    ("after", "of", "step"),
+    [
+        (0.35, lambda at: numpy.where(at == 30, 0.35, 0.1), 30),
+        # Its last step, which nothing follows; twice; not yet after five steps; from nothing; before what stays.
+        (0.35, lambda at: numpy.where(at == 60, 0.35, 0.1), 60),
+        (None, lambda at: numpy.where(at == 30, 0.2, 0.1), None),
+        (None, lambda at: numpy.where(at == 5, 0.9, 0.1), None),
+        (None, lambda at: numpy.where(at == 30, 0.2, 0.0), None),
+        (None, lambda at: numpy.where(at >= 30, 0.9, 0.1), None),
+        (0.4, lambda at: numpy.where(at == 20, 0.4, numpy.where(at >= 40, 2.9, 0.1)), 20),
+    ],
+)
+def test_a_spike_is_three_times_all_before(after, of, step):
+    spikes = [one for one in changes(log_of(60, 0.0, x=of)) if not one.stays]
+    assert [(one.step, one.after) for one in spikes] == ([] if step is None else [(step, after)])
+    assert all(one.before == 0.1 for one in spikes)
+
+
+def test_the_spike_of_the_shipped_run_is_said_as_one():
+    said = clipx("diagnose", SHIPPED / "acpo-seed1")
+    assert "step 7: actor/ppo_kl 0.0488 → 0.17 (a spike)" in said and "no logged value" not in said
 
 
 def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
@@ -92,7 +119,7 @@ def test_runs_with_other_samples_are_compared_by_changes_of_their_difference():
     two = two * numpy.random.default_rng(1).uniform(0.99, 1.01, two.shape)
     found = part(Run("a", one), Run("b", two))
     assert (found.step, found.same_samples, [(c.key, c.step) for c in found.changes]) == (1, False, [(keys.REWARD, 30)])
-    assert "left its range:" in say_where("a", "b", found)[0]
+    assert "jumped and stayed:" in say_where("a", "b", found)[0]
     assert "can't be told from noise" in say_where("a", "b", part(Run("a", one), Run("b", one * 1.001)))[0]
     with pytest.raises(ValueError, match="a and b: no training step and metric"):
         part(Run("a", one), Run("b", two.rename(index=lambda step: step + 100)))

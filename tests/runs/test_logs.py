@@ -239,6 +239,7 @@ def test_a_number_that_cannot_be_read_is_said(tmp_path):
             for name, text in (("a.jsonl", JSON_LINES), ("train.log", JSON_LINES), ("train.log", CONSOLE))
             for encoding in ("utf-16", "utf-16-le", "utf-16-be")
         ),
+        ("a.jsonl", JSON_LINES.encode("utf-16") + b"{"),
     ],
 )
 def test_a_log_is_known_by_what_it_holds_whatever_its_name_and_encoding(tmp_path, name, content):

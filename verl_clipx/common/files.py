@@ -141,7 +141,11 @@ def as_utf8(content: bytes) -> bytes:
     encoding = json.detect_encoding(content)
     if encoding.startswith("utf-8"):
         return content.removeprefix(codecs.BOM_UTF8)
-    return content.decode(encoding, errors="replace").encode()
+    try:
+        # A kill may have cut the last sign in two.
+        return codecs.getincrementaldecoder(encoding)().decode(content).encode()
+    except UnicodeDecodeError:
+        return content
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,7 @@ from verl_clipx.diagnose.base_rates import MEASURES, rates
 from verl_clipx.diagnose.diagnosis import cover, diagnose
 from verl_clipx.diagnose.rule import Kind
 from verl_clipx.diagnose.rules import RULES
-from verl_clipx.diagnose.timeline import FEWEST, LASTING, changes, step_lines
+from verl_clipx.diagnose.timeline import FEWEST, LASTING, SOUGHT, changes, step_lines
 from verl_clipx.runs.run import Run
 
 FAILED = 3
@@ -50,9 +50,9 @@ def lines_of(run: Run) -> Iterator[str]:
     if steps < FEWEST + LASTING:
         yield escape(f"{run.name}: what changed first shows in {FEWEST + LASTING} steps or more; here are {steps}.")
     elif not found:
-        yield escape(f"{run.name}: no logged value left the range of the steps before it.")
+        yield escape(f"{run.name}: no logged value {SOUGHT}.")
     else:
-        yield escape(f"{run.name}: what changed first, by leaving the range of the steps before (it may be no fault):")
+        yield escape(f"{run.name}: what {SOUGHT} (it may be no fault):")
         yield from map(escape, step_lines(found))
     lacks: dict[str, list[str]] = {}
     for name, keys in missing.items():

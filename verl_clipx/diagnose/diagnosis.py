@@ -65,7 +65,12 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
     """What a rule reads and a run does not have; empty if the rule can be judged."""
-    missing = [key for key in rule.reads if not (_is_logged(run, key) or key in run.configuration)]
+    missing, instead = (
+        [key for key in reads if not (_is_logged(run, key) or key in run.configuration)]
+        for reads in (rule.reads, rule.instead)
+    )
+    if missing and rule.instead and not instead:
+        return []
     return missing if not rule.any_of or len(missing) == len(rule.reads) else []
 
 

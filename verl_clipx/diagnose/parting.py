@@ -47,7 +47,7 @@ def part(one: Run, two: Run) -> Parting:
     step = differs.any(axis=1).idxmax()
     values = {key: (float(first[key][step]), float(second[key][step])) for key in common if differs[key][step]}
     same = bool(step != steps[0]) or (keys.REWARD in common and not {keys.REWARD, keys.LENGTH} & {*values})
-    return Parting(int(step), values, same, [] if same else changes(second - first))
+    return Parting(int(step), values, same, [] if same else changes(second - first, jumps_only=True))
 
 
 def say_where(one: str, two: str, parting: Parting) -> list[str]:
@@ -60,5 +60,5 @@ def say_where(one: str, two: str, parting: Parting) -> list[str]:
     differ = f"{one} and {two} differ from their first step on, as runs with other samples do, so no single value says"
     differ += f" where they part. Their difference, {two} minus {one},"
     if not parting.changes:
-        return [f"{differ} never left its range: this can't be told from noise."]
-    return [f"{differ} left its range:", *step_lines(parting.changes)]
+        return [f"{differ} never jumped and stayed: this can't be told from noise."]
+    return [f"{differ} jumped and stayed:", *step_lines(parting.changes)]

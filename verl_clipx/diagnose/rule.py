@@ -51,6 +51,7 @@ class Rule:
         about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         any_of: whether one of what it reads is enough.
+        instead: what serves as well where something that it reads is missing.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Rule:
     about: tuple[str, ...] = ()
     heuristic: bool = False
     any_of: bool = False
+    instead: tuple[str, ...] = ()
 
 
 # Every rule, in the order in which a page lists them and in which onsets at one step are said.
@@ -102,6 +104,13 @@ def lasts(state: pandas.Series, steps: int = LASTING) -> int | None:
     """The first step from which a state lasted for so many logged steps."""
     begun = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
     return int(state.index[begun[0] - steps + 1]) if len(begun) else None
+
+
+def halved(values: pandas.Series, best: float, until: int) -> str:
+    """Says by which step a value had fallen to half of its best, if it had before the given step; three in a row."""
+    before = values.loc[:until]
+    step = lasts(values.loc[before[before >= best].index[-1] :] < best / 2)
+    return f", halved by step {step}" if step is not None and step < until else ""
 
 
 def onset_at(step: int | None, say: Callable[[int], str]) -> Onset | None:

@@ -5,8 +5,8 @@ from fnmatch import filter as matching
 import numpy
 import pandas
 
-from verl_clipx.common.statistics.collapse import collapse
-from verl_clipx.diagnose.rule import LASTING, RULES, Kind, Onset, lasts, onset_at, rule, rule_of_limit, trained
+from verl_clipx.common.statistics.collapse import PART, collapse
+from verl_clipx.diagnose.rule import LASTING, RULES, Kind, Onset, halved, lasts, onset_at, rule, rule_of_limit, trained
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 
@@ -18,29 +18,39 @@ HELD_OUT_FALLS = "held-out score falls while the training reward rises"
 # --- What is not finite ----------------------------------------------------------------------------------------------
 
 
+def named_in_output(run: Run) -> str:
+    """Where values that are not finite are named: only this plugin does."""
+    if any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS)):
+        return "Look at the prompts and fields that the run's output names."
+    return "Run again with +clipx=observe, whose output names rank, fields and prompts."
+
+
 def after_skipped(run: Run) -> str:
-    """What an update with a gradient that is not finite has left, by the run's engine."""
-    kept = "the policy stayed as it was, so that clipping and bounds do not show how the method trains"
-    broken = "verl's Megatron engine took the step, and the weights may not be finite since: resume from before it"
-    first = {"skipped": kept, "taken": broken}.get(run.fate_of_skipped, f"If skipped, {kept}; otherwise {broken}")
-    named = "The run's output names rank, fields and prompts of values that are not finite."
-    return f"{first[0].upper()}{first[1:]}. {named}"
+    """What skipped updates leave, and what to look at."""
+    return f"The policy stayed as it was in them, so that a step shows less of the method. {named_in_output(run)}"
 
 
-@rule(
-    "skipped updates",
-    Kind.FACT,
-    reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
-    remedy=after_skipped,
-    link="docs/reading.md#health",
-    any_of=True,
-)
+TAKEN = "updates taken with a gradient that is not finite"
+OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/reading.md#health", "any_of": True}
+
+
+@rule(TAKEN, Kind.FACT, about=("actor_rollout_ref.actor.strategy",), **OF_NORM)
+def find_taken_updates(run: Run) -> Onset | None:
+    """The weights may not be finite since: resume from a checkpoint before."""
+    return _not_finite_updates(run) if run.fate_of_skipped == "taken" else None
+
+
+@rule("skipped updates", Kind.FACT, remedy=after_skipped, **OF_NORM)
 def find_skipped_updates(run: Run) -> Onset | None:
-    # A gradient is not finite: verl skips the update, but under Megatron takes it.
+    # verl skips an update whose gradient is not finite, but under Megatron takes it.
+    return _not_finite_updates(run) if run.fate_of_skipped != "taken" else None
+
+
+def _not_finite_updates(run: Run) -> Onset | None:
     skipped = run.skipped_updates
     if skipped is None:
         return None
-    fate = run.fate_of_skipped if run.fate_of_skipped != "taken" else "taken with a gradient that is not finite"
+    fate = run.fate_of_skipped
     count = f"updates {fate} in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
     if skipped.updates is not None:
         all_updates = (run.schedule.updates_a_step or 0) * skipped.trained
@@ -61,11 +71,12 @@ OTHER_FINITE = tuple(key for key in keys.FINITE if key != keys.GRADIENT_NORM)
     "values that are not finite",
     Kind.FACT,
     reads=(*keys.HEALTH_COUNTS, *OTHER_FINITE),
+    remedy=named_in_output,
     link="docs/reading.md#health",
     any_of=True,
 )
 def find_values_not_finite(run: Run) -> Onset | None:
-    """Means and figures leave these values out. Look at the reward of the prompts that the output names."""
+    # Means and figures leave these values out.
     begins: dict[str, int] = {}
     for key, what in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
@@ -86,13 +97,14 @@ ENTROPY_LEFT = 0.05
 
 
 def more_entropy(run: Run) -> str:
-    """Against a collapse of entropy: a higher bound, unless it is DAPO's or higher, and other methods."""
+    """Against a collapse of entropy: a higher bound or, if it is DAPO's or higher, another method."""
     ours = run.configuration.get("clipx.method", "observe") != "observe"
     bound = run.configuration.get("clipx.clip_high" if ours else "actor_rollout_ref.actor.clip_ratio_high")
     high = bound + (not ours) if isinstance(bound, int | float) else 0.0
-    first = f"The upper bound is {high:g} already; raise it" if high >= DAPO else "Raise the upper bound (+clipx=dapo)"
-    others = ", ".join(f"+clipx={name}" for name in ("acpo", "cispo") if name != run.method)
-    return f"{first}, or take a method that keeps improbable tokens ({others})."
+    if high < DAPO:
+        return f"Raise the upper bound{f' of {high:g}' * (high > 0)} to {DAPO} (+clipx=dapo)."
+    other = "cispo" if run.method == "acpo" else "acpo"
+    return f"The upper bound is {high:g} already: take +clipx={other}, which gives improbable tokens more room."
 
 
 @rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=more_entropy, link="docs/faq.md", heuristic=True)
@@ -102,7 +114,8 @@ def find_entropy_collapse(run: Run) -> Onset | None:
     # The greatest, since a quick collapse lies within these steps.
     first = values.iloc[:LASTING].max()
     step = lasts(values < ENTROPY_LEFT * first) if first > 0 else None
-    return onset_at(step, lambda at: f"{keys.ENTROPY} {values[at]:.3g}, at most {first:.3g} in its first steps")
+    evidence = "{} {:.3g}, at most {:.3g} in its first steps{}"
+    return onset_at(step, lambda at: evidence.format(keys.ENTROPY, values[at], first, halved(values, first, at)))
 
 
 # An entropy far above where it began, of which e^5 is as of about 150 equally likely tokens.
@@ -111,12 +124,13 @@ ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
 
 @rule("entropy explosion", Kind.TREND, reads=(keys.ENTROPY,), link="docs/faq.md", heuristic=True)
 def find_entropy_explosion(run: Run) -> Onset | None:
-    """Lower actor.entropy_coeff, actor.optim.lr or the upper bound, and go back to a checkpoint before."""
-    # It is far above its first steps, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long.
+    """Go back to a checkpoint before, with a lower actor.optim.lr."""
+    # It is far above its first step, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long.
     values = trained(run, keys.ENTROPY)
-    first = values.iloc[:LASTING].max()
+    # Not of the first three, since a quick explosion lies within them.
+    first = values.iloc[:1].max()
     risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
-    return onset_at(lasts(risen), lambda at: f"{keys.ENTROPY} {values[at]:.3g}, at most {first:.3g} in its first steps")
+    return onset_at(lasts(risen), lambda at: f"{keys.ENTROPY} {values[at]:.3g}, {first:.3g} in its first step")
 
 
 # --- Whether anything teaches ----------------------------------------------------------------------------------------
@@ -129,18 +143,22 @@ def other_prompts(run: Run) -> str:
     """Where samples score alike: harder or easier prompts, if the log says what they score."""
     mean, low, high = (run.values(key) for key in (keys.REWARD, keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
     if mean.empty or not low.min() < high.max():
-        return "Take easier or harder prompts, more samples a prompt, or filter groups."
-    score = f"with a mean score of {mean.iloc[-1]:.3g} between {low.min():g} and {high.max():g}"
-    if mean.iloc[-1] > (low.min() + high.max()) / 2:
-        return f"Most of them are solved, {score}: take harder prompts, or filter groups."
-    return f"Most of them are not solved, {score}: take easier prompts, more samples a prompt, or filter groups."
+        return "Take prompts whose samples score differently."
+    score = f"The mean score is {mean.iloc[-1]:.3g} in the last step, of {low.min():g} to {high.max():g} in all steps"
+    return f"{score}: take {'harder' if mean.iloc[-1] > (low.min() + high.max()) / 2 else 'easier'} prompts."
 
 
 def some_signal(run: Run) -> str:
-    """Where no advantage differs from 0: what the scores say of it."""
-    low, high = (run.values(key).tail(1) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
-    first = f"All samples score {low.item():g}, so nothing is learned. " if len(low) and low.equals(high) else ""
-    return f"{first}Look whether the reward function reads the answers as it should; if it does: {other_prompts(run)}"
+    """Where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
+    low, high = (run.values(key) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
+    if low.empty or not low.tail(1).equals(high.tail(1)):
+        return other_prompts(run)
+    # A score that never changed is the greatest if it is above 0, as scores of 0 and 1 are.
+    score, least = low.iloc[-1], min(low.min(), 0.0)
+    said = f"All samples of the last step score {score:g}"
+    if score > least and score >= high.max():
+        return f"{said}, the most in this log, so nothing is left to learn: take harder prompts."
+    return f"{said}, so nothing is learned: look whether the reward function reads the answers as it should."
 
 
 @rule(
@@ -165,6 +183,16 @@ def find_no_signal(run: Run) -> Onset | None:
     return onset_at(lasts(none), lambda at: evidence.format(sides[lowest][at], sides[highest][at]))
 
 
+@rule("one batch trained again and again", Kind.TREND, reads=(keys.REWARD, keys.LENGTH), link="docs/reading.md#rules")
+def find_repeated_batch(run: Run) -> Onset | None:
+    """Look at the queue that serves the batches."""
+    # Mean score and mean length, both of many samples, are each exactly what they were in an earlier step.
+    means = pandas.DataFrame({key: trained(run, key) for key in (keys.REWARD, keys.LENGTH)}).dropna()
+    again = means.duplicated() & (means[keys.LENGTH] % 1 != 0)
+    evidence = f"{keys.REWARD} {{:.6g}} and {keys.LENGTH} {{:.6g}} as in an earlier step, in {again.sum()} steps"
+    return onset_at(lasts(again), lambda at: evidence.format(*means.loc[at]))
+
+
 # Such prompts have advantage 0, so fewer than a tenth teach.
 rule_of_limit(
     "few prompts teach, because samples score alike",
@@ -183,15 +211,23 @@ ONE_SIDE, WORTH_CLIPPING, LONG = 0.98, 0.01, 5
 RATIO_IS_ONE = 1e-6
 
 
+def wider_side(run: Run) -> str:
+    """The bound that nearly all clipped tokens are beyond."""
+    at = find_one_sided_clipping(run).step
+    side = "low" if run.values(keys.CLIPPED_LOW)[at] > run.values(keys.CLIPPED_HIGH)[at] else "high"
+    name = f"clipx.clip_{side}"
+    return f"Widen that side's bound, {name if name in run.configuration else f'actor.clip_ratio_{side}'}."
+
+
 @rule(
     "one-sided clipping",
     Kind.TREND,
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
+    remedy=wider_side,
     link="docs/methods.md",
     heuristic=True,
 )
 def find_one_sided_clipping(run: Run) -> Onset | None:
-    """Move that side's bound (actor.clip_ratio_low, actor.clip_ratio_high), or let a method adapt it."""
     # Nearly all that is clipped is on one side, where it matters; of 75 healthy runs one was so in a few steps.
     sides = pandas.DataFrame({key: trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
     total = sides.sum(axis=1)
@@ -242,7 +278,7 @@ def find_search_not_started(run: Run) -> Onset | None:
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
-    """Take larger mini-batches, fewer bins or a smaller clipx.alpha."""
+    """Make actor.ppo_mini_batch_size larger."""
     # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
     names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
     if not names or alpha is None:
@@ -260,7 +296,7 @@ def find_few_tokens(run: Run) -> Onset | None:
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_saturated_bounds(run: Run) -> Onset | None:
-    """Raise clipx.upper_stop or lower clipx.target."""
+    """Lower clipx.target."""
     # The upper bound is the last candidate and the target is missed: the search has nowhere left to go.
     target = _target(run)
     stop, by = (run.configuration.get(f"clipx.{name}") for name in ("upper_stop", "upper_step"))
@@ -278,7 +314,7 @@ rule_of_limit(
     "held target out of reach",
     reads=keys.HOLD_MISSED,
     limit=0.5,
-    remedy="Raise clipx.hold.value, move that end, or make fewer updates on each rollout batch.",
+    remedy="Raise clipx.hold.value.",
     link="docs/scopes.md#hold-a-target",
     about=("clipx.hold", keys.HOLD_MISSED),
 )
@@ -297,7 +333,7 @@ KL_IS_NOT_ZERO = 1e-3
     heuristic=True,
 )
 def find_anchored_ratio(run: Run) -> Onset | None:
-    """Look at bypass mode and staleness: the clip acts on the mismatch too."""
+    """Look whether algorithm.rollout_correction.bypass_mode is on: the clip acts on the mismatch too."""
     # The first update's ratio is 1 unless its old log-probabilities are another policy's.
     ratio = trained(run, keys.RATIO)
     # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
@@ -312,10 +348,29 @@ rule_of_limit(
     "mismatch of rollout and training",
     reads=keys.MISMATCH,
     limit=0.02,
-    remedy="Compare the engines' precision and versions, or correct it (algorithm.rollout_correction).",
+    remedy="Compare the precision in which the two engines compute.",
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
+
+DRIFTED, DRIFT_TIMES = 0.01, 4
+
+
+@rule(
+    "bounds idle while the sampler drifts away",
+    reads=(keys.SAMPLER_KL, keys.PG_CLIPPED),
+    link="docs/scopes.md#staleness",
+    heuristic=True,
+)
+def find_drifting_sampler(run: Run) -> Onset | None:
+    """Correct for the sampler (algorithm.rollout_correction): the clip's ratio is to recomputed log-probabilities."""
+    # Nothing is clipped, although the policy is far from the one that sampled, and farther than it was at first.
+    kl, clipped = trained(run, keys.SAMPLER_KL).align(trained(run, keys.PG_CLIPPED), join="inner")
+    first = kl.iloc[:LASTING].max()
+    step = lasts((clipped == 0) & (kl >= max(DRIFTED, DRIFT_TIMES * first)))
+    evidence = f"{keys.PG_CLIPPED} 0, {keys.SAMPLER_KL} {{:.3g}}, at most {first:.3g} in its first steps"
+    return onset_at(step, lambda at: evidence.format(kl[at]))
+
 
 TOP_P, TOP_K = "actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top_k"
 
@@ -338,7 +393,7 @@ EXPLOSION, STEPS_BEFORE = 100.0, 5
 
 @rule("gradient explosion", Kind.TREND, reads=(keys.GRADIENT_NORM,), link="docs/reading.md#rules", heuristic=True)
 def find_gradient_explosion(run: Run) -> Onset | None:
-    """Lower actor.optim.lr or actor.grad_clip."""
+    """Lower actor.optim.lr."""
     # It is far above its median before: healthy runs of docs/results/cpu_small.md stay below 20 times theirs.
     values = trained(run, keys.GRADIENT_NORM)
     before = values.expanding(STEPS_BEFORE).median().shift()
@@ -349,45 +404,56 @@ def find_gradient_explosion(run: Run) -> Onset | None:
 
 @rule(REWARD_COLLAPSE, Kind.TREND, reads=(keys.REWARD,), link="docs/reading.md", heuristic=True)
 def find_reward_collapse(run: Run) -> Onset | None:
-    """Go back to a checkpoint before, with narrower bounds or a lower actor.optim.lr."""
+    """Go back to a checkpoint before the fall, with a lower actor.optim.lr."""
     # The report's own definition of a collapse.
     values = trained(run, keys.REWARD)
     at = collapse(values.to_numpy())
     if at is None:
         return None
-    after = values.iloc[at : at + LASTING].mean()
-    return Onset(int(values.index[at]), f"{keys.REWARD} {after:.3g} on average, {values.iloc[:at].max():.3g} before")
+    after, best, step = values.iloc[at : at + LASTING].mean(), values.iloc[:at].max(), int(values.index[at])
+    fell = halved(values, best, step) if values.min() >= 0 else ""
+    return Onset(step, f"{keys.REWARD} {after:.3g} on average over {LASTING} steps, at most {best:.3g} before{fell}")
 
 
-rule_of_limit(
+ARE_CUT, LIMIT = 0.25, "data.max_response_length"
+
+
+@rule(
     "responses cut at the limit",
     Kind.TREND,
-    reads=keys.CUT,
-    limit=0.25,
-    remedy="Raise data.max_response_length, or rollout.max_model_len where that is reached, or look whether responses "
-    "ramble.",
+    reads=(keys.CUT,),
+    instead=(keys.AS_LONG_AS_LONGEST, keys.LONGEST, LIMIT),
     link="docs/reading.md#health",
     heuristic=True,
 )
+def find_cut_responses(run: Run) -> Onset | None:
+    """Raise data.max_response_length."""
+    key, values = keys.CUT, trained(run, keys.CUT)
+    if values.empty and LIMIT in run.configuration:
+        # verl counts responses as long as the batch's longest, which are cut where that is as long as may be.
+        key, longest = keys.AS_LONG_AS_LONGEST, trained(run, keys.LONGEST)
+        values = trained(run, key).where(longest >= run.configuration[LIMIT], 0.0)
+    return onset_at(lasts(values >= ARE_CUT), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
+
 
 rule_of_limit(
     "answers without a verdict",
     reads=keys.UNDECIDED,
     limit=0.1,
-    remedy="Look at answers on which the verifier gives up, and at its time limit.",
+    remedy="Look at answers on which the verifier gives up.",
     link="docs/reading.md#health",
     about=(keys.UNDECIDED,),
     heuristic=True,
 )
 
 KEPT_HELD_OUT = 0.9
+# Standard errors by which the training reward's mean must be higher, from the differences of neighbouring steps.
+RISES = 2
 
 
 @rule(HELD_OUT_FALLS, reads=(keys.VALIDATIONS, keys.REWARD), link="docs/reading.md#rules", heuristic=True)
 def find_held_out_fall(run: Run) -> Onset | None:
-    """Go back to the best checkpoint; look at training answers for what the reward likes and the task does not, and at
-    repeated epochs of the same prompts.
-    """
+    """Go back to the checkpoint with the best held-out score."""
     # A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones.
     reward = trained(run, keys.REWARD)
     for key in matching(run.log, keys.VALIDATIONS):
@@ -396,8 +462,14 @@ def find_held_out_fall(run: Run) -> Onset | None:
             continue
         best = values.iloc[: at + 1].idxmax()
         low = values.iloc[at:][values.iloc[at:] < KEPT_HELD_OUT * values[best]]
-        until, since = reward.loc[:best].mean(), reward.loc[low.index[0] if len(low) else numpy.inf :].mean()
-        if since > until:
+        fell = low.index[0] if len(low) else numpy.inf
+        before, since = reward.loc[: fell - 1], reward.loc[fell:]
+        # Steps around the best score: a mean from the first step on has the climb of the start.
+        width = max(LASTING, len(reward) // PART)
+        around = before.iloc[max(0, before.index.searchsorted(best) - width // 2) :][:width]
+        error = reward.diff().std() / 2**0.5 * (1 / max(len(around), 1) + 1 / max(len(since), 1)) ** 0.5
+        if since.mean() - around.mean() > RISES * error:
+            steps = f"in steps {around.index[0]} to {around.index[-1]}"
             what = f"{key} {low.iloc[0]:.3g}, in step {best} {values[best]:.3g}; {keys.REWARD} on average "
-            return Onset(int(low.index[0]), f"{what}{until:.3g} until then, {since:.3g} since")
+            return Onset(int(fell), f"{what}{around.mean():.3g} {steps}, {since.mean():.3g} since")
     return None

@@ -1,4 +1,4 @@
-"""What changed first in a run: over all that it logged, the steps from which a value left the range that it had."""
+"""What changed first in a run: over all that it logged, where a value jumped and stayed, rose fourfold, or spiked."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from verl_clipx.runs import keys
 
 LASTING, FEWEST, MOST = 3, 5, 10
-"""A value left its range if for three steps it lies beyond all of the 5 to 10 steps before. In a log of more than 300
+"""A value jumped and stayed if for three steps it lies beyond all of the 5 to 10 before. In a log of more than 300
 steps it is a hundredth of them, and longer windows are tried too, up to a tenth: a slow change shows only there."""
 
 AT_ONCE, ON_THE_WAY = 2.0, 4.0
@@ -20,6 +20,18 @@ trend widens the range that it leaves. Chosen on the healthy logs of docs/dev/di
 PART = 0.25
 """The medians before and after differ by at least this part of the greater: less changes no decision."""
 
+FOURFOLD, WITHIN = 4.0, 15
+"""A value rose fourfold if three in a row lie at or above four times the highest of 5, within the 15 after them."""
+
+SPIKE = 3.0
+"""It spiked if a step reaches three times the highest of all before, at least 5: less is usual in the logs on which it
+was fixed, the runs of the table reversal apart from the healthy ones. One that begins what stays is no spike."""
+
+ROUNDING = 1e-5
+"""Rises and spikes to less than this are not looked at: so much may be left by rounding."""
+
+SOUGHT = f"jumped and stayed, rose fourfold within {WITHIN} logged steps, or spiked to {SPIKE:g} times all before"
+
 # So many steps, and so many values of each, are printed.
 SHOWN_STEPS, SHOWN = 6, 3
 
@@ -28,12 +40,13 @@ CLOCKS = ("timing", "perf/", "training/global_step", "training/epoch", "_")
 
 
 class Change(NamedTuple):
-    """A metric that left its range: the first step beyond it, its median before, and the furthest one afterwards."""
+    """A metric that left its range: from which step, its level before, and the furthest afterwards; or a spike."""
 
     key: str
     step: int
     before: float
     after: float
+    stays: bool = True
 
 
 def is_clock(key: str) -> bool:
@@ -41,14 +54,20 @@ def is_clock(key: str) -> bool:
     return key.startswith(CLOCKS)
 
 
-def changes(log: pandas.DataFrame) -> list[Change]:
-    """The first change of each metric, by step, and in a step those that a page draws before the others.
+def changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
+    """The first change of each metric and the first spike before it, by step; in a step those that a page draws first.
 
     Args:
         log: a row a step, a column a metric; values that are not finite are left out.
+        jumps_only: for what may have either sign, whose multiples say nothing.
     """
     columns = {key: log[key][(log.index > 0) & numpy.isfinite(log[key])] for key in log if not is_clock(key)}
-    found = [change for key, values in columns.items() if len(values) and (change := _first_change(key, values))]
+    found: list[Change] = []
+    for key, values in columns.items():
+        lasting = [*_jumps(key, values)] or ([] if jumps_only else [*_rises(key, values)])
+        first = min(lasting, key=lambda change: change.step, default=None)
+        spikes = [] if jumps_only else [one for one in _spikes(key, values) if first is None or one.step < first.step]
+        found += [*spikes, *([first] if first else [])]
     return sorted(found, key=lambda one: (one.step, one.key not in keys.DRAWN))
 
 
@@ -56,7 +75,8 @@ def step_lines(found: Iterable[Change]) -> list[str]:
     """A line for each of the first steps with changes."""
     steps: dict[int, list[str]] = {}
     for one in found:
-        steps.setdefault(one.step, []).append(f"{one.key} {one.before:.3g} → {one.after:.3g}")
+        once = "" if one.stays else " (a spike)"
+        steps.setdefault(one.step, []).append(f"{one.key} {one.before:.3g} → {one.after:.3g}{once}")
     return [f"  step {step}: {list_first(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
 
 
@@ -66,12 +86,28 @@ def list_first(texts: list[str]) -> str:
     return "; ".join(texts[:SHOWN] + more)
 
 
-def _first_change(key: str, values: pandas.Series) -> Change | None:
-    lasting, found = max(LASTING, len(values) // 100), []
-    while lasting <= max(LASTING, len(values) // 10):
-        found += _changes_over(key, values, lasting)
+def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
+    """The first step that reaches a multiple of all before."""
+    highest, later = values.cummax().shift()[FEWEST:], values[FEWEST:]
+    for at in later.index[(highest > 0) & (later >= SPIKE * highest) & (later >= ROUNDING)][:1]:
+        yield Change(key, int(at), float(highest[at]), float(later[at]), stays=False)
+
+
+def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
+    """The first rise by a multiple of five steps before, dated at the step after the last one as low as these."""
+    highest, least = values.rolling(FEWEST).max().shift(), values[::-1].rolling(LASTING).min()[::-1]
+    before = highest.where(highest > 0).rolling(WITHIN - LASTING + 1, min_periods=1).min()
+    for at in values.index[(least >= FOURFOLD * before) & (least >= ROUNDING)][:1]:
+        step = values.index[numpy.flatnonzero(values.loc[:at] <= before[at])[-1] + 1]
+        yield Change(key, int(step), float(before[at]), float(values.loc[at:].rolling(LASTING).median().max()))
+
+
+def _jumps(key: str, values: pandas.Series) -> Iterator[Change]:
+    """The jumps that last, over windows of each length."""
+    lasting = max(LASTING, len(values) // 100)
+    while len(values) and lasting <= max(LASTING, len(values) // 10):
+        yield from _changes_over(key, values, lasting)
         lasting *= 2
-    return min(found, key=lambda change: change.step, default=None)
 
 
 def _changes_over(key: str, values: pandas.Series, lasting: int) -> Iterator[Change]:

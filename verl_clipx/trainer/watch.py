@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 FACTS = tuple(rule for rule in RULES if rule.kind is Kind.FACT)
 TRENDS = tuple(rule for rule in RULES if rule.kind is Kind.TREND)
 # What these rules read, under every name that verl has for it.
-READ = {key for rule in (*FACTS, *TRENDS) for key in rule.reads} | {keys.ENTROPY_OF_UPDATES, keys.NOT_FINITE_RANK}
+READ = {key for rule in (*FACTS, *TRENDS) for key in (*rule.reads, *rule.instead)} | {
+    keys.ENTROPY_OF_UPDATES,
+    keys.NOT_FINITE_RANK,
+}
 
 
 class Watch:
