@@ -355,7 +355,7 @@ def changes_in(log: Log) -> dict[tuple[str, bool], int]:
         begins = [steps[at] for at in jumps(x) or rises(x)]
         if begins:
             found[key, True] = min(begins)
-        spike = next((at for at in range(5, len(x)) if 0 < 3 * max(x[:at]) <= x[at] >= 1e-5), None)
+        spike = next((at for at in range(5, len(x)) if 0 < 3 * max(map(abs, x[:at])) <= x[at] >= 1e-5), None)
         if spike is not None and steps[spike] < min(begins, default=math.inf):
             found[key, False] = steps[spike]
     return found
@@ -383,7 +383,7 @@ def jumps(x: list[float]) -> list[int]:
 def rises(x: list[float]) -> list[int]:
     """Three in a row at four times the highest of five values, within the fifteen after these."""
     for at in range(5, len(x) - 2):
-        bases = [max(x[left - 5 : left]) for left in range(max(5, at - 12), at + 1)]
+        bases = [max(map(abs, x[left - 5 : left])) for left in range(max(5, at - 12), at + 1)]
         lowest = min((base for base in bases if base > 0), default=math.inf)
         if min(x[at : at + 3]) >= max(4 * lowest, 1e-5):
             return [max(place for place in range(at) if x[place] <= lowest) + 1]
@@ -406,9 +406,9 @@ def check_changes(log: Log, lines: list[str], printed: bool) -> None:
             values = log.of[key]
             earlier = [value for one, value in values.items() if 0 < one < step]
             if spike:
-                assert near(before, max(earlier)) and near(after, values[step])
+                assert near(before, max(map(abs, earlier))) and near(after, values[step])
             else:
-                assert min(earlier) - abs(min(earlier)) / 100 <= float(before) <= max(earlier) + abs(max(earlier)) / 100
+                assert min(earlier) - abs(min(earlier)) / 100 <= float(before) <= 1.01 * max(map(abs, earlier))
                 later = [value for one, value in values.items() if one >= step]
                 assert min(later) - abs(min(later)) / 100 <= float(after) <= max(later) + abs(max(later)) / 100
 

@@ -81,6 +81,7 @@ def test_what_is_a_change(steps, noise, of, step):
         (None, lambda at: numpy.where(at == 30, 0.2, 0.1), None),
         (None, lambda at: numpy.where(at == 5, 0.9, 0.1), None),
         (None, lambda at: numpy.where(at == 30, 0.2, 0.0), None),
+        (None, lambda at: numpy.where(at == 30, 0.35, numpy.where(at == 9, -0.2, 0.1)), None),
         (None, lambda at: numpy.where(at >= 30, 0.9, 0.1), None),
         (0.4, lambda at: numpy.where(at == 20, 0.4, numpy.where(at >= 40, 2.9, 0.1)), 20),
     ],

@@ -24,8 +24,8 @@ FOURFOLD, WITHIN = 4.0, 15
 """A value rose fourfold if three in a row lie at or above four times the highest of 5, within the 15 after them."""
 
 SPIKE = 3.0
-"""It spiked if a step reaches three times the highest of all before, at least 5: less is usual in the logs on which it
-was fixed, the runs of the table reversal apart from the healthy ones. One that begins what stays is no spike."""
+"""It spiked if a step reaches three times the greatest size of all before, at least 5: less is usual in the runs of the
+table reversal that are not among the healthy logs, on which this was fixed. What begins what stays is no spike."""
 
 ROUNDING = 1e-5
 """Rises and spikes to less than this are not looked at: so much may be left by rounding."""
@@ -88,14 +88,14 @@ def list_first(texts: list[str]) -> str:
 
 def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
     """The first step that reaches a multiple of all before."""
-    highest, later = values.cummax().shift()[FEWEST:], values[FEWEST:]
+    highest, later = values.abs().cummax().shift()[FEWEST:], values[FEWEST:]
     for at in later.index[(highest > 0) & (later >= SPIKE * highest) & (later >= ROUNDING)][:1]:
         yield Change(key, int(at), float(highest[at]), float(later[at]), stays=False)
 
 
 def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
     """The first rise by a multiple of five steps before, dated at the step after the last one as low as these."""
-    highest, least = values.rolling(FEWEST).max().shift(), values[::-1].rolling(LASTING).min()[::-1]
+    highest, least = values.abs().rolling(FEWEST).max().shift(), values[::-1].rolling(LASTING).min()[::-1]
     before = highest.where(highest > 0).rolling(WITHIN - LASTING + 1, min_periods=1).min()
     for at in values.index[(least >= FOURFOLD * before) & (least >= ROUNDING)][:1]:
         step = values.index[numpy.flatnonzero(values.loc[:at] <= before[at])[-1] + 1]
