@@ -219,7 +219,7 @@ def test_the_command_says_how_many_rules_were_checked_and_what_the_others_need(
 
 
 def test_where_nothing_is_lacked_all_rules_are_checked():
-    everything = {key for rule in RULES for key in rule.reads}
+    everything = {key for rule in RULES for key in (*rule.reads, *rule.about)}
     log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
     whole = run_of(log, {key: 1 for key in everything if "/" not in key})
     assert cover(whole) == {rule.name: [] for rule in RULES}

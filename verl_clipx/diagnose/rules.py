@@ -27,7 +27,8 @@ def named_in_output(run: Run) -> str:
 
 def after_skipped(run: Run) -> str:
     """What skipped updates leave, and what to look at."""
-    return f"The policy stayed as it was in them, so that a step shows less of the method. {named_in_output(run)}"
+    the = "The" if run.fate_of_skipped == "skipped" else "If skipped, the"
+    return f"{the} policy stayed as it was, so that such a step shows less of the method. {named_in_output(run)}"
 
 
 TAKEN = "updates taken with a gradient that is not finite"
