@@ -25,7 +25,11 @@ from verl_clipx.runs.folder import read_run
 
 STEPS = 6
 STUCK = 4
-ONE_ANCHOR = ("algorithm.rollout_correction.bypass_mode=false",)
+# The ratio is to the trainer's own log-probabilities, in one forward pass of all 64 responses.
+DECOUPLED = (
+    "algorithm.rollout_correction.bypass_mode=false",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
+)
 
 
 def one_seed(trainer: Any) -> None:
@@ -44,9 +48,9 @@ def stuck(trainer: Any) -> None:
     """From a step on the queue hands out one batch again and again."""
     sample, kept = trainer.replay_buffer.sample, []
 
-    def again(*of_step: Any) -> Any:
+    def again(**of_step: Any) -> Any:
         if trainer.global_steps < STUCK or not kept:
-            kept[:] = [sample(*of_step), dict(trainer.queue.rows), dict(trainer.queue.tags)]
+            kept[:] = [sample(**of_step), dict(trainer.queue.rows), dict(trainer.queue.tags)]
         trainer.queue.rows, trainer.queue.tags = dict(kept[1]), dict(kept[2])
         return kept[0]
 
@@ -118,7 +122,8 @@ def make(folder: Path, name: str, seed: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Path(reward.__file__).read_text() + "\n# changed\n" * (setting.reward == "changed"))
     own = [f"reward.custom_reward_function.path={file}", f"trainer.total_training_steps={STEPS}"]
-    config = compose_here(f"reversal/{setting.preset}", seed, [*ONE_ANCHOR, *setting.overrides, *own])
+    own.append("trainer.logger=[file,console]")
+    config = compose_here(f"reversal/{setting.preset}", seed, [*DECOUPLED, *setting.overrides, *own])
     train(config, folder / "metrics.jsonl", Faulty)
 
 

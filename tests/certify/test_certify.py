@@ -6,10 +6,13 @@ writes (tests/trainer/test_observing.py).
 import hashlib
 import json
 import shutil
+from pprint import pformat
 
 import pytest
+from omegaconf import OmegaConf
 
-from tests.runs.commands import clipx
+from tests.composition import composition
+from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_validation
 from verl_clipx.demo.files import RUNS, SHIPPED
 
@@ -211,3 +214,47 @@ def test_the_demos_runs_fail_nothing(tmp_path):
     runs = [shutil.copytree(SHIPPED / name, tmp_path / name) for name in RUNS]
     said = clipx("certify", runs[0], "vs", runs[1], code=None)
     assert " 0 failed" in said
+
+
+def console_log(path, seed, step=lambda step: step, **changed):
+    """A console log of stock verl: the configuration that it prints, then its steps."""
+    overrides = [f"data.seed={seed}", "data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16"]
+    given = [*overrides, *(f"{key.replace('__', '.')}={value}" for key, value in changed.items())]
+    printed = pformat(OmegaConf.to_container(composition(*given), resolve=True))
+    steps = [
+        f"step:{at} - critic/score/mean:{0.3 + 0.01 * step(at) + 0.001 * seed:.4f} - response_length/mean:"
+        f"{40 + step(at) * seed}.5 - critic/advantages/max:{1.5 + 0.1 * step(at) * seed:.3f} - actor/pg_clipfrac:0.002"
+        for at in STEPS
+    ]
+    path.write_text("\n".join([printed, *steps]) + "\n")
+    return path
+
+
+# What two stock logs have to decide: keys, seeds, repeated data, whether the clip could act.
+DECIDED = (
+    BELOW,
+    *("the runs of an arm differ in seeds only", "every seed reached its run", "no batch was trained twice"),
+    *("the clip acted", "as many steps, updates and prompts", "one denominator", "one reward"),
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "question"),
+    [
+        ({}, None),
+        ({"actor_rollout_ref__actor__optim__lr": 3e-6}, BELOW),
+        ({"step": lambda step: min(step, 3)}, "no batch was trained twice"),
+        ({"actor_rollout_ref__actor__ppo_mini_batch_size": 64}, "the clip acted"),
+        ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "one denominator"),
+    ],
+)
+def test_console_logs_of_stock_verl_decide_what_they_can(tmp_path, fault, question):
+    arms = [
+        [console_log(tmp_path / f"{name}{seed}.log", seed, **given) for seed in (1, 2)]
+        for name, given in (("a", {}), ("b", {"actor_rollout_ref__actor__clip_ratio_high": 0.28} | fault))
+    ]
+    answers = answer("certify", *arms[0], "vs", *arms[1], code=1 if question else 3)["answers"]
+    verdicts = {row["question"]: row["verdict"] for row in answers}
+    failed = {one for one in DECIDED if verdicts[one] == "failed"}
+    assert {verdicts[one] for one in DECIDED} <= {"passed", "failed"}, answers
+    assert failed == (set() if question is None else failed | {question}) and (not question or question in failed)
