@@ -1,6 +1,7 @@
 """Makes the runs of docs/results/protocol.md that are missing, one after the other in this process, without Ray.
 
 Run: python benchmarks/evidence.py [--only tuning/old/acpo-0.0003-seed901 --runs FOLDER]    go on with the same command
+     python benchmarks/evidence.py --lower-rates    those of docs/results/lower_rates.md
 
 benchmarks/evidence.yaml has the columns and rows. A run's log is kept when the run ends. benchmarks/evidence_table.py
 makes the table.
@@ -10,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -29,7 +30,9 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs" / "evidence"
 TABLE = yaml.safe_load((ROOT / "benchmarks" / "evidence.yaml").read_text(encoding="utf-8"))
 COLUMNS, ROWS, RATES = TABLE["columns"], TABLE["rows"], TABLE["rates"]
-TUNING, COUNTED, SECOND_LOOK = "tuning", "counted", "second_look"
+TUNING, COUNTED, SECOND_LOOK, EXPLORATORY = "tuning", "counted", "second_look", "exploratory"
+# The grid of docs/results/lower_rates.md.
+WIDER_RATES = [*TABLE["lower_rates"], *RATES]
 FRESH = "fresh_reward"
 
 # The entries of verl's log that are kept besides FRESH.
@@ -41,7 +44,7 @@ METRICS = (
 
 
 class Wanted(NamedTuple):
-    """A run: whether it is for tuning, counted or of the second look, its column, row, learning rate and seed."""
+    """A run: whether it is for tuning, counted, exploratory or of the second look, its column, row, rate and seed."""
 
     part: str
     column: str
@@ -81,37 +84,44 @@ def rows_of(column: str) -> dict[str, Any]:
     return {name: row for name, row in ROWS.items() if column in row.get("columns", COLUMNS)}
 
 
-def tune(column: str, row: str, outcomes: Outcomes) -> tuple[list[float], dict[float, float]]:
+def tuning_runs(column: str, row: str, rate: float) -> list[Wanted]:
+    """The runs with a learning rate on the tuning seeds."""
+    return [Wanted(TUNING if rate in RATES else EXPLORATORY, column, row, rate, seed) for seed in TABLE[TUNING]]
+
+
+def tune(
+    column: str, row: str, outcomes: Outcomes, grid: Sequence[float] = RATES
+) -> tuple[list[float], dict[float, float]]:
     """The rates that a row is tuned on, and the mean outcome of each; no means as long as a run is missing.
 
-    They are the middle ones of RATES, and the next one while the best is at an edge.
+    They are the middle ones of RATES, and the grid's next one while the best is at an edge.
     """
-    first, last = 1, len(RATES) - 1
+    first, last = grid.index(RATES[1]), grid.index(RATES[-1])
     while True:
-        rates = RATES[first:last]
-        runs = [[Wanted(TUNING, column, row, rate, seed) for seed in TABLE["tuning"]] for rate in rates]
+        rates = grid[first:last]
+        runs = [tuning_runs(column, row, rate) for rate in rates]
         if not all(run in outcomes for of_rate in runs for run in of_rate):
             return rates, {}
         means = [float(np.mean([outcomes[run] for run in of_rate])) for of_rate in runs]
         best = first + means.index(max(means))
         if best == first > 0:
             first -= 1
-        elif best == last - 1 < len(RATES) - 1:
+        elif best == last - 1 < len(grid) - 1:
             last += 1
         else:
             return rates, dict(zip(rates, means, strict=True))
 
 
-def best_rate(column: str, row: str, outcomes: Outcomes) -> tuple[float, float]:
+def best_rate(column: str, row: str, outcomes: Outcomes, grid: Sequence[float] = RATES) -> tuple[float, float]:
     """The best mean outcome of a row on the tuning seeds, and its rate; of a row like another, the other's."""
-    _, means = tune(column, ROWS[row].get("like", row), outcomes)
+    _, means = tune(column, ROWS[row].get("like", row), outcomes, grid)
     return max((mean, rate) for rate, mean in means.items())
 
 
-def best_fixed(column: str, outcomes: Outcomes) -> str:
+def best_fixed(column: str, outcomes: Outcomes, grid: Sequence[float] = RATES) -> str:
     """The fixed width with the best outcome on the tuning seeds of a column."""
     fixed = [name for name, row in ROWS.items() if row["kind"] == "fixed"]
-    return max(fixed, key=lambda name: best_rate(column, name, outcomes))
+    return max(fixed, key=lambda name: best_rate(column, name, outcomes, grid))
 
 
 def best_held(outcomes: Outcomes) -> list[str]:
@@ -171,6 +181,32 @@ def queue(outcomes: Outcomes) -> list[Wanted]:
     ]
 
 
+def lower_rates_queue(outcomes: Outcomes) -> list[Wanted]:
+    """All runs of docs/results/lower_rates.md that the outcomes so far determine, in the order in which they are made.
+
+    All tuning comes first; then every row gets all its seeds before the next row has one.
+    """
+    places = [(column, name, row) for column in COLUMNS for name, row in rows_of(column).items()]
+    tuning = [
+        run
+        for column, name, row in places
+        if "like" not in row
+        for rate in tune(column, name, outcomes, WIDER_RATES)[0]
+        for run in tuning_runs(column, name, rate)
+        if run.part == EXPLORATORY
+    ]
+    if not all(run in outcomes for run in tuning):
+        return tuning
+    held = best_held(outcomes)
+    return tuning + [
+        Wanted(EXPLORATORY, column, name, rate, seed + row.get("seeds_from", 0))
+        for column, name, row in places
+        if (rate := best_rate(column, name, outcomes, WIDER_RATES)[1]) not in RATES
+        if row["kind"] != "held" or name in held
+        for seed in seeds_of(column, outcomes)
+    ]
+
+
 def second_look() -> list[Wanted]:
     """The runs with another model."""
     look = TABLE[SECOND_LOOK]
@@ -213,14 +249,16 @@ def main(
     processes: Annotated[int, typer.Option(min=1, help="How many processes share the seeds.")] = 1,
     process: Annotated[int, typer.Option(min=0, help="Which one this is, from 0.")] = 0,
     another_model: Annotated[bool, typer.Option(help="Make the runs of the second look in the table's place.")] = False,
+    lower_rates: Annotated[bool, typer.Option(help="Make those with rates below the protocol's instead.")] = False,
 ) -> None:
     """Make the runs that are missing."""
     os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
     only_rank.become_only_rank()
     failed: set[Wanted] = set()
+    wanted = lower_rates_queue if lower_rates else queue
     while missing := [
         run
-        for run in (second_look() if another_model else queue(outcomes_in(RUNS if only else runs)))
+        for run in (second_look() if another_model else wanted(outcomes_in(RUNS if only else runs)))
         if not run.path(runs).exists() and only in (None, run.name) and run not in failed
     ]:
         own = [run for run in missing if run.seed % processes == process]

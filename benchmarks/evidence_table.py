@@ -12,6 +12,7 @@ import numpy as np
 from evidence import (
     COLUMNS,
     COUNTED,
+    EXPLORATORY,
     FRESH,
     ROWS,
     RUNS,
@@ -38,6 +39,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 RESULTS, FIGURE = DOCS / "results" / "evidence.json", DOCS / "figures" / "evidence.png"
 PAGE, PROTOCOL = DOCS / "results" / "evidence.md", DOCS / "results" / "protocol.md"
 AMENDMENTS = "\n## Amendments\n"
+LOWER_RATES, RULE = DOCS / "results" / "lower_rates.md", "## Rule\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
 
 # Above the page's table.
@@ -55,6 +57,11 @@ Cells = dict[str, dict[str, list[dict[str, Any]]]]
 def hash_of_protocol() -> str:
     """The hash of the protocol without its amendments."""
     return hashlib.sha256(read_text(PROTOCOL).partition(AMENDMENTS)[0].encode()).hexdigest()
+
+
+def hash_of_rule() -> str:
+    """The hash of the section of docs/results/lower_rates.md that was committed before its runs."""
+    return hashlib.sha256(read_text(LOWER_RATES).partition(RULE)[2].partition("\n## ")[0].encode()).hexdigest()
 
 
 def no_worse(row: list[float], best: list[float], margin: float) -> dict[str, float]:
@@ -102,7 +109,7 @@ def collect() -> dict[str, Any]:
     """All numbers of the table, from the kept runs. Nothing is tested before all seeds are there."""
     outcomes = outcomes_in(RUNS)
     wanted = queue(outcomes)
-    cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}, SECOND_LOOK: {}}
+    cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}, SECOND_LOOK: {}, EXPLORATORY: {}}
     for path in sorted(RUNS.glob(f"*/*/*{KEPT}")):
         run, record, steps = read_kept(path)
         fresh = [step[FRESH] for step in steps.values()]

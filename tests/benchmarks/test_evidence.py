@@ -28,6 +28,7 @@ OUTCOMES = {run: outcome_of(run) for run in queue({})}
 
 def test_the_protocol_is_the_one_that_was_committed_first():
     assert evidence_table.hash_of_protocol() == TABLE["protocol"] == read_json(evidence_table.RESULTS)["protocol"]
+    assert evidence_table.hash_of_rule() == TABLE["rule"]
 
 
 def test_the_table_and_the_page_are_what_the_committed_logs_give():
@@ -101,6 +102,33 @@ def test_a_best_rate_at_the_edge_of_the_grid_extends_it():
         assert {run for run in queue(changed) if run not in changed} == {
             Wanted(TUNING, "old", "acpo", next_rate, seed) for seed in TABLE[TUNING]
         }
+
+
+def test_rates_below_the_grid_are_tried_until_one_is_worse_and_only_such_rows_are_run_again():
+    """Width 0.5 is best at 3e-5, and better still at 1e-5; the row like it and rows inside the grid get no run."""
+    edge = [(TUNING, "old", row, rate) for row in ("grpo_w05", "acpo") for rate in evidence.RATES]
+    known = OUTCOMES | {Wanted(*of, seed): 60 - of[3] * 1e4 for of in edge for seed in TABLE[TUNING]}
+
+    def missing():
+        return [tuple(run) for run in evidence.lower_rates_queue(known) if run not in known]
+
+    def make(value):
+        known.update({Wanted(*run): value for run in missing()})
+
+    assert missing() == [
+        ("exploratory", "old", row, 1e-5, seed) for row in ("grpo_w05", "acpo") for seed in TABLE[TUNING]
+    ]
+    known.update({Wanted(*run): 70 if run[2] == "grpo_w05" else 50 for run in missing()})
+    assert missing() == [("exploratory", "old", "grpo_w05", 3e-6, seed) for seed in TABLE[TUNING]]
+    make(65)
+    counted = [("exploratory", "old", "grpo_w05", 1e-5, seed) for seed in evidence.seeds_of("old", known)]
+    assert missing() == counted and [seed for *_, seed in counted] == list(range(1, len(counted) + 1))
+    make(70)
+    assert missing() == []
+    known |= {Wanted(TUNING, "noisy", "grpo", rate, seed): 60 for rate in evidence.RATES[:2] for seed in TABLE[TUNING]}
+    make(80)
+    make(70)
+    assert {run[2:4] for run in missing()} == {(row, 1e-5) for row in ("grpo", "narrow", "again")}
 
 
 def test_all_rows_have_a_seed_before_any_has_the_next():
