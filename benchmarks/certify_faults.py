@@ -74,7 +74,7 @@ SETTINGS = {
     "same_samples": Setting("acpo_4", act=same_samples),
     "stuck": Setting("acpo_4", act=stuck),
     "one_update": Setting("acpo_1"),
-    "wide": Setting("grpo_4", ("clipx.clip_low=0", "clipx.clip_high=1e6")),
+    "wide": Setting("grpo_4", ("clipx.clip_low=0.0", "clipx.clip_high=20")),
     "another_normaliser": Setting("acpo_4", (AGGREGATION,)),
     "another_rate": Setting("acpo_4", ("actor_rollout_ref.actor.optim.lr=1e-5",)),
     "another_reward": Setting("acpo_4", reward="changed"),

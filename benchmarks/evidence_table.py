@@ -1,4 +1,4 @@
-"""Writes the table of docs/results/evidence.md from the kept runs: evidence.json, the page's numbers and the picture.
+"""Writes evidence.json, the picture, and the tables of docs/results/evidence.md and lower_rates.md from the kept runs.
 
 Run: python benchmarks/evidence_table.py
 """
@@ -14,15 +14,22 @@ from evidence import (
     COUNTED,
     EXPLORATORY,
     FRESH,
+    RATES,
     ROWS,
     RUNS,
     SECOND_LOOK,
     TABLE,
     TUNING,
+    WIDER_RATES,
+    Outcomes,
     best_fixed,
     outcomes_in,
     queue,
     read_kept,
+    rows_of,
+    seeds_of,
+    tune,
+    tuning_runs,
 )
 from scipy import stats
 
@@ -42,10 +49,14 @@ AMENDMENTS = "\n## Amendments\n"
 LOWER_RATES, RULE = DOCS / "results" / "lower_rates.md", "## Rule\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
 
-# Above the page's table.
+# Above the page's tables.
 CAPTION = (
-    "Mean reward of fresh samples over all batches, with its 95 % interval over the seeds; below it the difference from"
-    " the\nbest fixed width, with the lower end of its one-sided 95 % interval:"
+    "Reward of fresh samples, mean over all batches, with its 95 % interval over the seeds; below it the difference"
+    " from the\nbest fixed width, in brackets the lower end of its one-sided 95 % interval, and its p:"
+)
+DESCRIPTION = (
+    "The protocol's secondary outcomes, with 95 % intervals: reward of the last three batches; entropy in them; KL a"
+    " batch;\nruns that collapsed, if any:"
 )
 # The outcomes that are described.
 DESCRIBED = ("mean", "end", "kl", "entropy")
@@ -135,8 +146,61 @@ def collect() -> dict[str, Any]:
     described = describe(cells[COUNTED])
     return {"protocol": TABLE["protocol"], "made": made, "missing": missing, "tests": tests} | {
         "described": described,
+        "lower_rates": lower_rates(outcomes, cells),
         **cells,
     }
+
+
+def lower_rates(outcomes: Outcomes, cells: dict[str, Cells]) -> list[dict[str, Any]]:
+    """The rows of docs/results/lower_rates.md: each rate's mean on the tuning seeds, the counted runs at the best."""
+    found = []
+    places = [(column, name) for column in COLUMNS for name in rows_of(column)]
+    for column, name in places:
+        like = ROWS[name].get("like", name)
+        rates, means = tune(column, like, outcomes, WIDER_RATES)
+        if rates[0] > RATES[0] or (means and max(means, key=means.get) > RATES[0]):
+            continue
+        tried = {rate: tuning_runs(column, name, rate) for rate in reversed(rates) if rate <= RATES[0]}
+        row: dict[str, Any] = {"column": column, "row": name, "rate": max(means, key=means.get) if means else None}
+        row["tuning"] = {
+            f"{rate:g}": round(float(np.mean([outcomes[run] for run in runs])), 4)
+            for rate, runs in tried.items()
+            if like == name and all(run in outcomes for run in runs)
+        }
+        runs = [
+            run
+            for run in cells[EXPLORATORY].get(column, {}).get(name, [])
+            if run["rate"] == row["rate"] and run["seed"] not in TABLE[TUNING]
+        ]
+        if runs and len(runs) == len(seeds_of(column, outcomes)):
+            row |= describe({column: {name: runs}})[column][name] | {"worst": min(run["mean"] for run in runs)}
+        found.append(row)
+    return found
+
+
+def numbers_of_lower_rates(results: dict[str, Any]) -> str:
+    """The part of docs/results/lower_rates.md that this writes."""
+    rates = [
+        f"{rate:g}"
+        for rate in reversed(WIDER_RATES)
+        if any(f"{rate:g}" in of["tuning"] for of in results["lower_rates"])
+    ]
+    titles = [*rates, "counted at 3e-05", "counted at the best rate", "last three batches", "worst seed"]
+    lines = [f"| tuning seeds: | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
+    for of in results["lower_rates"]:
+        column, name = of["column"], of["row"]
+        cells = [f"{of['tuning'][rate]:.1f}" if rate in of["tuning"] else "" for rate in rates]
+        cells.append(with_half(results["described"], column, name, "mean", ".1f"))
+        if of["rate"] is None:
+            cells += ["not tuned yet", "", ""]
+        elif of["rate"] == RATES[0]:
+            cells += ["the same", "", ""]
+        elif "mean" in of:
+            cells += [half(of["mean"], ".1f"), half(of["end"], ".1f"), f"{of['worst']:.1f}"]
+        else:
+            cells += ["not made" if cells[-1] else "", "", ""]
+        lines.append(f"| {COLUMNS[column]['title']}: {ROWS[name]['title']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def describe(counted: Cells) -> dict[str, Any]:
@@ -157,27 +221,64 @@ def interval(values: list[float]) -> list[float]:
     return [round(value, 4) for value in (found.mean, found.low, found.high) if value is not None]
 
 
-def rows_of_page(described: dict[str, Any], tests: dict[str, Any] | None) -> list[str]:
-    """The page's table: a line for each row, a cell for each column, and the p-values, once there are tests."""
-    p_values = {"no worse in every column, p": tests["in_every_column"], "Holm's p": tests["holm"]} if tests else {}
-    titles = [*(column["title"] for column in COLUMNS.values()), *p_values]
-    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
-    for name, row in ROWS.items():
+def table(titles: list[str], rows: dict[str, list[str]]) -> list[str]:
+    """The lines of a table with the rows' titles at the left; rows without a value are left out."""
+    lines = [f"| {' | '.join(cells)} |" for cells in ([ROWS[name]["title"], *cells] for name, cells in rows.items())]
+    return [f"| | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|", *lines]
+
+
+def primary(results: dict[str, Any]) -> list[str]:
+    """The table of the protocol's outcome: a cell for each column, the worst seed, and p-values, once there are any."""
+    described, tests = results["described"], results["tests"]
+    rows = {}
+    for name in shown(described):
         compared = tests["no_worse"].get(name, {}) if tests else {}
+        cells = [with_half(described, column, name, "mean", ".1f") for column in COLUMNS]
         cells = [
-            cell(described[column][name], compared.get(column)) if name in described.get(column, {}) else ""
-            for column in COLUMNS
+            f"{cell}<br>{of['difference']:+.1f} ({of['low']:+.1f})<br>p={of['p_value']:.2g}" if of else cell
+            for cell, of in zip(cells, map(compared.get, COLUMNS), strict=True)
         ]
-        if any(cells):
-            cells += [f"{values[name]:.3g}" if name in values else "" for values in p_values.values()]
-            lines.append(f"| {' | '.join([row['title'], *cells])} |")
-    return lines
+        lowest, where = min(
+            (run["mean"], COLUMNS[column]["short"])
+            for column in COLUMNS
+            for run in results[COUNTED].get(column, {}).get(name, [])
+        )
+        joint = ["", ""]
+        if compared:
+            joint = [f"{tests['in_every_column'][name]:.3g} of {len(compared)}", f"{tests['holm'][name]:.3g}"]
+        rows[name] = [*cells, f"{lowest:.1f}, {where}", *joint]
+    titles = [column["title"] for column in COLUMNS.values()]
+    return table([*titles, "worst seed", "largest p, of tests", "Holm's p"], rows)
 
 
-def cell(of: dict[str, Any], compared: dict[str, float] | None) -> str:
-    """A mean with its interval and, below it, the difference from the best fixed width with its lower end."""
-    mean = show("{:.1f}", of["mean"])
-    return f"{mean}<br>{compared['difference']:+.1f} [{compared['low']:+.1f}]" if compared else mean
+def secondary(results: dict[str, Any]) -> list[str]:
+    """The table of the protocol's other outcomes."""
+    described, rows = results["described"], {}
+    for name in shown(described):
+        rows[name] = []
+        for column in COLUMNS:
+            forms = (("end", ".1f"), ("entropy", ".2f"), ("kl", ".2f"))
+            parts = [with_half(described, column, name, outcome, form) for outcome, form in forms]
+            if collapsed := described[column].get(name, {}).get("collapsed"):
+                parts.append(f"{collapsed} collapsed")
+            rows[name].append("<br>".join(filter(None, parts)))
+    return table([column["short"] for column in COLUMNS.values()], rows)
+
+
+def shown(described: dict[str, Any]) -> list[str]:
+    """The rows that have counted runs, in the table's order."""
+    return [name for name in ROWS if any(name in described.get(column, {}) for column in COLUMNS)]
+
+
+def with_half(described: dict[str, Any], column: str, name: str, outcome: str, form: str) -> str:
+    """A mean and half of its interval, which is symmetric; nothing if the column lacks the row."""
+    return half(described[column][name][outcome], form) if name in described.get(column, {}) else ""
+
+
+def half(values: list[float], form: str) -> str:
+    """A mean, and half of its interval behind it if it has one."""
+    mean, *ends = values
+    return f"{mean:{form}}±{(ends[1] - ends[0]) / 2:{form}}" if ends else f"{mean:{form}}"
 
 
 def numbers_of(results: dict[str, Any]) -> str:
@@ -191,8 +292,7 @@ def numbers_of(results: dict[str, Any]) -> str:
         lines = [f"{made[TUNING]} of {at_least}{wanted[TUNING]} tuning runs are made, and of those that count "]
         lines[0] += f"{made[COUNTED]} of {at_least}{wanted[COUNTED]}."
     if described:
-        lines += ["", "![reward against width and against KL](../figures/evidence.png)", "", CAPTION, ""]
-        lines += rows_of_page(described, results["tests"])
+        lines += ["", CAPTION, "", *primary(results), "", DESCRIPTION, "", *secondary(results)]
     if tests := results["tests"]:
         claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
         lines += ["", f"Claimed: {claimed}. Controls:", ""]
@@ -216,31 +316,29 @@ def numbers_of(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(form: str, values: list[float]) -> str:
-    """A mean, with its interval behind it if it has one."""
-    mean, *ends = (form.format(value) for value in values)
-    return f"{mean} [{', '.join(ends)}]" if ends else mean
-
-
 def draw(counted: Cells) -> None:
-    """Draws reward against width, rows without one at the right, and reward against KL: a panel a column."""
-    figure, axes = pyplot.subplots(2, len(COLUMNS), figsize=(4.5 * len(COLUMNS), 8), layout="constrained")
-    beside = [name for name, row in ROWS.items() if "width" not in row]
-    for (column, setting), above, below in zip(COLUMNS.items(), *axes, strict=True):
-        above.set(xscale="log", title=setting["title"], xlabel="width (none: at the right)", ylabel="reward")
-        below.set_xscale("symlog", linthresh=1e-3)
-        below.set(xlabel="KL a batch (nats a token)", ylabel="reward")
-        for number, (name, row) in enumerate(ROWS.items()):
-            if runs := counted.get(column, {}).get(name):
-                means, colour = [run["mean"] for run in runs], pyplot.get_cmap("tab20")(number)
-                place, shown = row.get("width") or 8 * 1.2 ** beside.index(name), estimate(means)
-                above.plot([place] * len(means), means, ".", color=colour, alpha=0.4)
-                above.plot([place] * 3, [shown.low, shown.mean, shown.high], "_-", color=colour)
-                below.plot([run["kl"] for run in runs], means, "." if "width" in row else "x", label=row["title"])
-                below.lines[-1].set_color(colour)
-    handles = axes[1][0].get_legend_handles_labels()
-    axes[1][-1].legend(*handles, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(FIGURE, dpi=70)
+    """Draw reward against width, rows without one at the right: a panel a column, a dot a seed, a bar for a mean."""
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), sharex=True, sharey=True, layout="constrained")
+    widths = sorted((row["width"], name) for name, row in ROWS.items() if "width" in row)
+    beside = [name for name, row in ROWS.items() if "width" not in row and name in counted["old"] and name != "again"]
+    places = {name: place for place, (_, name) in enumerate(widths)}
+    places |= {name: place for place, name in enumerate(beside, len(places) + 1)}
+    for (column, setting), axis in zip(COLUMNS.items(), axes.flat, strict=True):
+        means = {name: [run["mean"] for run in runs] for name, runs in counted.get(column, {}).items()}
+        line = [np.mean(means[name]) for _, name in widths if name in means]
+        axis.plot(range(len(line)), line, color="0.8", zorder=0)
+        for name, place in places.items():
+            rewards = means.get(name, [])
+            axis.plot([place] * len(rewards), rewards, "o", color="C0", alpha=0.45, markeredgewidth=0)
+            axis.plot([place - 0.3, place + 0.3], [np.mean(rewards)] * 2 if rewards else [np.nan] * 2, color="black")
+        axis.set_title(setting["title"])
+        axis.grid(axis="y", color="0.9")
+    labels = [ROWS[name].get("label") or f"{ROWS[name].get('width', ROWS[name]['title'])}" for name in places]
+    for axis in axes[1]:
+        axis.set_xticks([*places.values()], labels, rotation=45, ha="right", rotation_mode="anchor")
+    figure.supylabel("reward of fresh samples, mean over all batches")
+    figure.supxlabel("GRPO by its width w (bounds 1 / (1 + w) to 1 + w; 0.2 stands for 0.8 to 1.2), and other settings")
+    figure.savefig(FIGURE, dpi=90)
 
 
 def main() -> None:
@@ -249,8 +347,9 @@ def main() -> None:
     write_json(RESULTS, results)
     if results[COUNTED]:
         draw(results[COUNTED])
-    before, _, rest = read_text(PAGE).partition(BEGIN)
-    write_text(PAGE, f"{before}{BEGIN}{numbers_of(results)}{END}{rest.partition(END)[2]}")
+    for page, numbers in ((PAGE, numbers_of(results)), (LOWER_RATES, numbers_of_lower_rates(results))):
+        before, _, rest = read_text(page).partition(BEGIN)
+        write_text(page, f"{before}{BEGIN}{numbers}{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def test_the_table_and_the_page_are_what_the_committed_logs_give():
     results = evidence_table.collect()
     assert read_json(evidence_table.RESULTS) == results
     assert evidence_table.numbers_of(results) in read_text(evidence_table.PAGE)
+    assert evidence_table.numbers_of_lower_rates(results) in read_text(evidence_table.LOWER_RATES)
     assert {run.path(evidence.RUNS).name for run in evidence.outcomes_in(evidence.RUNS)} == {
         path.name for path in evidence.RUNS.glob("*/*/*.gz")
     }
@@ -42,51 +43,100 @@ def test_the_table_and_the_page_are_what_the_committed_logs_give():
 
 def test_each_number_of_the_pages_is_the_table_s():
     results = read_json(evidence_table.RESULTS)
-    tests, counted = results["tests"], results[COUNTED]
+    tests, counted, described = (results[key] for key in ("tests", COUNTED, "described"))
 
     def means(column, row):
         return sorted(round(run["mean"], 1) for run in counted[column][row])
 
-    def below(row):
-        differences = [-of["difference"] for of in tests["no_worse"][row].values()]
-        return f"{min(differences):.1f} to {max(differences):.1f}"
+    def mean(column, row, outcome="mean"):
+        return f"{described[column][row][outcome][0]:.1f}"
+
+    def range_of(values):
+        return f"{min(values):.1f} to {max(values):.1f}"
+
+    def lowest_difference(row):
+        return f"{-min(of['difference'] for of in tests['no_worse'][row].values()):.1f}"
 
     def chosen(*deviations):
         return f"{', '.join(f'{one:.1f}' for one in deviations[:-1])} and {deviations[-1]:.1f}"
 
-    failed, *others = means("old", "grpo_w2")
-    common = [
-        f"{min(tests['in_every_column'].values()):.3f}",
-        below("grpo"),
-        below("grpo_w1"),
-        f"{failed}, the others",
-        f"{others[0]} to {others[-1]}",
-        f"{means('fresh_64', 'acpo')[0]} with 64 updates",
-    ]
-    page, readme = (" ".join(read_text(path).split()) for path in (evidence_table.PAGE, ROOT / "README.md"))
-    assert [text for text in [*common, str(results["made"][COUNTED])] if text not in readme] == []
+    wider = [np.mean(means_of["grpo_w1"]) - np.mean(means_of["grpo"]) for means_of in map(exact, counted.values())]
+    failed, *others = sorted(counted["old"]["grpo_w2"], key=lambda run: run["mean"])
     outcomes = evidence.outcomes_in(evidence.RUNS)
-    spread = [np.sqrt(np.mean([np.var(means_of, ddof=1) for means_of in exact(rows)])) for rows in counted.values()]
-    lowest = [means("old", row)[0] for row in ("grpo_w5", "hold_share_3", "grpo_w1", "acpo", "dgpo")]
-    seeds = [mean for column in COLUMNS for mean in means(column, "dgpo")]
+    spread = {
+        column: np.sqrt(np.mean([np.var(means_of, ddof=1) for means_of in exact(rows).values()]))
+        for column, rows in counted.items()
+    }
+    noisy = [f"{np.std(exact(counted['noisy'])[row], ddof=1):.1f}" for row in ("grpo", "grpo_w1")]
+    passed = [column for column, of in tests["no_worse"]["dgpo"].items() if of["p_value"] < 0.05]
+    edges = [row for row in TUNED if row in evidence.rows_of("fresh_64")]
+    at_edge = [row for row in edges if evidence.best_rate("fresh_64", row, outcomes)[1] == evidence.RATES[0]]
+    by_tuning = [deviation_of(column, outcomes) for column in COLUMNS]
+    page = one_line(evidence_table.PAGE)
     own = [
-        "Width 5 falls to {} there, and holding 3 % clipped to {}.".format(*lowest[:2]),
-        "of width 1 is at {} there, of ACPO at {}, of DGPO at {};".format(*lowest[2:]),
-        f"lowest of all {len(seeds)} seeds is {min(seeds)}",
-        f"stay {below('bapo')} and {below('m2po')} points",
-        chosen(*(deviation_of(column, outcomes) for column in COLUMNS)),
-        chosen(*(spread[list(counted).index(column)] for column in COLUMNS)),
+        f"{results['made'][COUNTED]} counted ones",
+        f"earn {range_of(wider)} points more than 0.8 to 1.2, and lie at most {lowest_difference('grpo_w1')} below",
+        f"earns {mean('old', 'corrected')} instead of {mean('old', 'grpo')} points on old rollouts, and "
+        f"{mean('noisy', 'corrected')} instead of {mean('noisy', 'grpo')} with",
+        f"width 2 has {failed['mean']:.1f} points, {failed['end']:.1f} in its last three batches, and the others have "
+        f"{range_of([run['mean'] for run in others])}; ACPO's worst has {means('fresh_64', 'acpo')[0]} with 64 updates",
+        f"over its {len(counted['noisy']['grpo'])} seeds 0.8 to 1.2 has a standard deviation of {noisy[0]}, width 1 of "
+        f"{noisy[1]}.",
+        f"its largest p, {tests['in_every_column']['dgpo']:.3f}, comes from 16 updates",
+        f"width 1 has {mean('old', 'grpo_w1', 'end')}, DGPO {mean('old', 'dgpo', 'end')}, ACPO "
+        f"{mean('old', 'acpo', 'end')} and width 2, the best fixed width by the protocol's outcome, "
+        f"{mean('old', 'grpo_w2', 'end')}.",
+        f"With 64 updates, {len(at_edge)} of the {len(edges)} tuned rows",
+        chosen(*by_tuning),
+        chosen(*(spread[column] for column in COLUMNS)),
+        f"a chance of {100 * power(16, by_tuning[list(COLUMNS).index('noisy')], 3):.0f} % even",
+        f"3 % clipped lies at most {lowest_difference('hold_share_3')} points below",
+        f"of 0.16 at most {lowest_difference('hold_moment_16')}.",
     ]
     fixed, wide = ([run["mean"] for run in results[SECOND_LOOK]["sums"][row]] for row in ("grpo", "grpo_w2"))
     ends = stats.ttest_ind(wide, fixed, equal_var=False).confidence_interval(0.95)
-    own.append(f"by {np.mean(wide) - np.mean(fixed):.1f} points on average with a 95 % interval from ")
-    own.append(f"from −{-ends.low:.1f} to {ends.high:.1f}; its")
-    assert [text for text in common + own if text not in page] == []
+    own.append(
+        f"by {np.mean(wide) - np.mean(fixed):.1f} points on average with a 95 % interval from −{-ends.low:.1f} to"
+    )
+    assert [text for text in own if text not in page] == []
+    assert {*passed} == {"fresh_64", "noisy"} and tests["no_worse"]["dgpo"]["fresh_16"]["p_value"] > 0.25
+    assert "grpo_w5" == tests["best_fixed"]["fresh_64"] not in at_edge
+    for column in COLUMNS:
+        below = {row: np.mean(of) for row, of in exact(counted[column]).items()}
+        assert max(below[row] for row in ("grpo", "bapo", "m2po")) < below["grpo_w1"]
+
+
+def test_readme_s_numbers_are_the_table_s_in_both_languages():
+    counted = read_json(evidence_table.RESULTS)[COUNTED]
+
+    def chosen(row):
+        of_columns = [exact(rows)[row] for rows in counted.values()]
+        means = [np.mean(of) for of in of_columns]
+        return [f"{value:.0f}" for value in (min(means), max(means), min(map(min, of_columns)))]
+
+    wider = [np.mean(of["grpo_w1"]) - np.mean(of["grpo"]) for of in map(exact, counted.values())]
+    pages = (
+        ("README.md", "{} to {}, worst {}", "{} to {} points"),
+        ("README.zh.md", "{} 到 {}，最差 {}", "{} 到 {} 个"),
+    )
+    for name, form, range_of in pages:
+        page = one_line(ROOT / name)
+        said = [form.format(*chosen(row)) for row in ("grpo", "grpo_w1", "acpo", "bapo", "dgpo", "m2po")]
+        said += [
+            range_of.format(f"{min(wider):.1f}", f"{max(wider):.1f}"),
+            f"{sum(len(of) for rows in counted.values() for of in rows.values())} ",
+        ]
+        assert [text for text in said if text not in page] == []
+
+
+def one_line(path):
+    """A page with single blanks, so that line ends don't matter."""
+    return " ".join(read_text(path).split())
 
 
 def exact(rows):
-    """The outcomes of a column's counted runs, row by row."""
-    return [[run["mean"] for run in runs] for runs in rows.values()]
+    """The outcomes of a column's counted runs, by row."""
+    return {name: [run["mean"] for run in runs] for name, runs in rows.items()}
 
 
 def test_fixed_and_adaptive_rows_have_as_many_tuning_runs():

@@ -3,6 +3,7 @@ docs/tutorial.md, whose blocks tests/claims runs. Not covered: how the page look
 those of today's quick start (tests/end_to_end/test_quickstart.py), the wheel (test_wheel.py there), Jupyter.
 """
 
+import math
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 
+import pandas
 import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -19,7 +21,6 @@ from tests.claims.documents import ROOT
 from verl_clipx.cli import app
 from verl_clipx.demo import files
 from verl_clipx.demo.files import PAGE, RUNS, SHIPPED
-from verl_clipx.runs.folder import read_run
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 NOTEBOOK = TUTORIAL.with_suffix(".ipynb")
@@ -125,13 +126,13 @@ def texts_of(path) -> list[str]:
     return text.splitlines() if path.suffix == ".csv" else re.findall(r">\s*([^<>]*[^<>\s])\s*<", text)
 
 
-def test_readme_has_the_runs_numbers():
+def test_readme_has_the_numbers_of_grpos_traced_step():
+    traces = pandas.concat(map(pandas.read_parquet, (SHIPPED / RUNS[0] / "traces").iterdir()))
+    clipped = traces[(traces.weight == 0) & (traces.advantage != 0)]
+    improbable, bad = (clipped.old_log_prob < math.log(0.5)).sum(), (clipped.advantage < 0).sum()
     readme = " ".join((ROOT / "README.md").read_text().split())
-    grpo, acpo = (read_run(SHIPPED / run).log for run in RUNS)
-    last = [f"step 8 of 8: reward {log['critic/score/mean'][8]}" for log in (grpo, acpo)]
-    assert f"| {last[0]} | {last[1]} |" in readme
-    share = acpo["timing_s/update_actor"].sum() / acpo["timing_s/step"].sum()
-    assert f"updates were {100 * share:.0f} % of a step" in readme
+    assert f"Of the {len(clipped)} tokens that GRPO clips in the demo's last step, {improbable} had" in readme
+    assert f"and {bad} stand in answers worse than average" in readme
 
 
 def test_what_ships_is_small_and_names_nobodys_folders():
