@@ -129,6 +129,24 @@ def test_readme_s_numbers_are_the_table_s_in_both_languages():
         assert [text for text in said if text not in page] == []
 
 
+def test_what_repeated_on_another_machine_is_as_the_page_says():
+    repeated = evidence.ROOT / "docs" / "results" / "runs" / "repeated"
+    agreeing, whole = {}, {}
+    for run in evidence.outcomes_in(repeated):
+        rewards = [
+            [step[evidence.FRESH] for step in evidence.read_kept(run.path(folder))[2].values()]
+            for folder in (repeated, evidence.RUNS)
+        ]
+        parts = [index for index, (again, first) in enumerate(zip(*rewards, strict=True)) if again != first]
+        agreeing[run], whole[run] = min(parts, default=len(rewards[0])), len(rewards[0])
+    parted = {run: whole[run] - count for run, count in agreeing.items() if count < whole[run]}
+    assert len(whole) == 5 and sorted(parted.values()) == [1, 2]
+    failed = Wanted(COUNTED, "old", "grpo_w2", 3e-4, 8)
+    assert (parted[failed], whole[failed]) == (2, 12)
+    said = [f"{evidence.outcomes_in(folder)[failed]:.1f}" for folder in (evidence.RUNS, repeated)]
+    assert "({}) has ten of twelve rewards again, then parts and has {}.".format(*said) in one_line(evidence_table.PAGE)
+
+
 def one_line(path):
     """A page with single blanks, so that line ends don't matter."""
     return " ".join(read_text(path).split())
