@@ -77,9 +77,9 @@ def spread(updates: list[TracedUpdate]) -> Plate:
         "The ratio by probability",
         "dots outside the grey lines (0.8 and 1.2, GRPO’s bounds), and whether the setting’s own bounds, the coloured "
         "box, follow the spread.",
-        "A dot a token of the last traced update, by its probability when it was sampled: above the policy was unsure, "
-        "below sure. Boxes: median bounds of the bin’s tokens. Ratios beyond the right edge are drawn on it. As in "
-        "ACPO’s Figure 2a.",
+        "Each dot is a token of the last traced update, in the row of the probability that it was sampled with: at the "
+        "top the policy was unsure, at the bottom sure. Boxes are the median bounds of a row’s tokens. Ratios beyond "
+        "the right edge are drawn on it. As in ACPO’s Figure 2a.",
         panels,
     )
 
