@@ -185,20 +185,16 @@ def numbers_of_lower_rates(results: dict[str, Any]) -> str:
         for rate in reversed(WIDER_RATES)
         if any(f"{rate:g}" in of["tuning"] for of in results["lower_rates"])
     ]
-    titles = [*rates, "counted at 3e-05", "counted at the best rate", "last three batches", "worst seed"]
+    titles = [*rates, "counted at 3e-05", "counted at the best rate"]
     lines = [f"| tuning seeds: | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for of in results["lower_rates"]:
         column, name = of["column"], of["row"]
         cells = [f"{of['tuning'][rate]:.1f}" if rate in of["tuning"] else "" for rate in rates]
         cells.append(with_half(results["described"], column, name, "mean", ".1f"))
-        if of["rate"] is None:
-            cells += ["not tuned yet", "", ""]
-        elif of["rate"] == RATES[0]:
-            cells += ["the same", "", ""]
-        elif "mean" in of:
-            cells += [half(of["mean"], ".1f"), half(of["end"], ".1f"), f"{of['worst']:.1f}"]
+        if "mean" in of:
+            cells.append("<br>".join([half(of["mean"], ".1f"), half(of["end"], ".1f"), f"{of['worst']:.1f}"]))
         else:
-            cells += ["not made" if cells[-1] else "", "", ""]
+            cells.append("not tuned" if of["rate"] is None else "the same" if of["rate"] == RATES[0] else "not made")
         lines.append(f"| {COLUMNS[column]['title']}: {ROWS[name]['title']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
