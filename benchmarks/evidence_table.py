@@ -117,9 +117,15 @@ def tests_of(means: dict[str, dict[str, list[float]]], best: dict[str, str]) -> 
 
 
 def collect() -> dict[str, Any]:
-    """All numbers of the table, from the kept runs. Nothing is tested before all seeds are there."""
+    """All numbers of the table, from the kept runs.
+
+    Raises:
+        ValueError: runs are missing; nothing is tested before all are there.
+    """
     outcomes = outcomes_in(RUNS)
     wanted = queue(outcomes)
+    if missing := sum(run not in outcomes for run in wanted):
+        raise ValueError(f"{missing} runs of the table are missing: python benchmarks/evidence.py makes them")
     cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}, SECOND_LOOK: {}, EXPLORATORY: {}}
     for path in sorted(RUNS.glob(f"*/*/*{KEPT}")):
         run, record, steps = read_kept(path)
@@ -134,18 +140,15 @@ def collect() -> dict[str, Any]:
         }
         of_row = cells[run.part].setdefault(run.column, {}).setdefault(run.row, [])
         of_row.append({"seed": run.seed, "rate": run.rate, **{key: round(value, 4) for key, value in numbers.items()}})
-    missing = {part: sum(run.part == part and run not in outcomes for run in wanted) for part in (TUNING, COUNTED)}
-    tests = None
-    if not any(missing.values()):
-        means = {
-            column: {name: [run["mean"] for run in runs] for name, runs in rows.items()}
-            for column, rows in cells[COUNTED].items()
-        }
-        tests = tests_of(means, {column: best_fixed(column, outcomes) for column in COLUMNS})
-    made = {part: sum(run.part == part and run in outcomes for run in wanted) for part in missing}
-    described = describe(cells[COUNTED])
-    return {"protocol": TABLE["protocol"], "made": made, "missing": missing, "tests": tests} | {
-        "described": described,
+    means = {
+        column: {name: [run["mean"] for run in runs] for name, runs in rows.items()}
+        for column, rows in cells[COUNTED].items()
+    }
+    return {
+        "protocol": TABLE["protocol"],
+        "made": {part: sum(run.part == part for run in wanted) for part in (TUNING, COUNTED)},
+        "tests": tests_of(means, {column: best_fixed(column, outcomes) for column in COLUMNS}),
+        "described": describe(cells[COUNTED]),
         "lower_rates": lower_rates(outcomes, cells),
         **cells,
     }
@@ -224,11 +227,11 @@ def table(titles: list[str], rows: dict[str, list[str]]) -> list[str]:
 
 
 def primary(results: dict[str, Any]) -> list[str]:
-    """The table of the protocol's outcome: a cell for each column, the worst seed, and p-values, once there are any."""
+    """The table of the protocol's outcome: a cell for each column, the worst seed, and p-values."""
     described, tests = results["described"], results["tests"]
     rows = {}
     for name in shown(described):
-        compared = tests["no_worse"].get(name, {}) if tests else {}
+        compared = tests["no_worse"].get(name, {})
         cells = [with_half(described, column, name, "mean", ".1f") for column in COLUMNS]
         cells = [
             f"{cell}<br>{of['difference']:+.1f} ({of['low']:+.1f})<br>p={of['p_value']:.2g}" if of else cell
@@ -279,36 +282,24 @@ def half(values: list[float], form: str) -> str:
 
 def numbers_of(results: dict[str, Any]) -> str:
     """The part of the page that this writes."""
-    made, missing, described = results["made"], results["missing"], results["described"]
-    if not any(missing.values()):
-        lines = [f"All {made[TUNING]} tuning runs and all {made[COUNTED]} runs that count are made."]
-    else:
-        at_least = "at least " if missing[TUNING] else ""
-        wanted = {part: made[part] + missing[part] for part in made}
-        lines = [f"{made[TUNING]} of {at_least}{wanted[TUNING]} tuning runs are made, and of those that count "]
-        lines[0] += f"{made[COUNTED]} of {at_least}{wanted[COUNTED]}."
-    if described:
-        lines += ["", CAPTION, "", *primary(results), "", DESCRIPTION, "", *secondary(results)]
-    if tests := results["tests"]:
-        claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
-        lines += ["", f"Claimed: {claimed}. Controls:", ""]
-        lines += ["| | best fixed width | p, width 0.02 lower than 0.8 to 1.2 | A/A p |", "|---|---|---|---|"]
-        lines += [
-            f"| {COLUMNS[column]['title']} | {ROWS[best]['title']} | <= "
-            f"{max(tests['controls'][column]['narrow'], 1e-4):.2g} | {tests['controls'][column]['again']:.2g} |"
-            for column, best in tests["best_fixed"].items()
-        ]
-    if looked := results[SECOND_LOOK].get("sums"):
-        look = TABLE[SECOND_LOOK]
-        seeds = " | ".join(f"seed {seed}" for seed in look["seeds"])
-        lines += [
-            "",
-            f"| {look['title']}: mean; last three batches | {seeds} |",
-            "|---" * (1 + len(look["seeds"])) + "|",
-        ]
-        for name, runs in looked.items():
-            cells = [f"{run['mean']:.1f}; {run['end']:.1f}" for run in sorted(runs, key=lambda run: run["seed"])]
-            lines += [f"| {ROWS[name]['title']} | {' | '.join(cells)} |"]
+    made, tests = results["made"], results["tests"]
+    claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
+    lines = [
+        *(f"All {made[TUNING]} tuning runs and all {made[COUNTED]} runs that count are made.", "", CAPTION, ""),
+        *(*primary(results), "", DESCRIPTION, "", *secondary(results), "", f"Claimed: {claimed}. Controls:", ""),
+        *("| | best fixed width | p, width 0.02 lower than 0.8 to 1.2 | A/A p |", "|---|---|---|---|"),
+    ]
+    lines += [
+        f"| {COLUMNS[column]['title']} | {ROWS[best]['title']} | <= "
+        f"{max(tests['controls'][column]['narrow'], 1e-4):.2g} | {tests['controls'][column]['again']:.2g} |"
+        for column, best in tests["best_fixed"].items()
+    ]
+    look = TABLE[SECOND_LOOK]
+    seeds = " | ".join(f"seed {seed}" for seed in look["seeds"])
+    lines += ["", f"| {look['title']}: mean; last three batches | {seeds} |", "|---" * (1 + len(look["seeds"])) + "|"]
+    for name, runs in results[SECOND_LOOK]["sums"].items():
+        cells = [f"{run['mean']:.1f}; {run['end']:.1f}" for run in sorted(runs, key=lambda run: run["seed"])]
+        lines += [f"| {ROWS[name]['title']} | {' | '.join(cells)} |"]
     return "\n".join(lines) + "\n"
 
 
@@ -341,8 +332,7 @@ def main() -> None:
     """Collects, draws, and writes the page's numbers."""
     results = collect()
     write_json(RESULTS, results)
-    if results[COUNTED]:
-        draw(results[COUNTED])
+    draw(results[COUNTED])
     for page, numbers in ((PAGE, numbers_of(results)), (LOWER_RATES, numbers_of_lower_rates(results))):
         before, _, rest = read_text(page).partition(BEGIN)
         write_text(page, f"{before}{BEGIN}{numbers}{END}{rest.partition(END)[2]}")
