@@ -190,16 +190,19 @@ def numbers_of_lower_rates(results: dict[str, Any]) -> str:
     ]
     titles = [*rates, "counted at 3e-05", "counted at the best rate"]
     lines = [f"| tuning seeds: | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
-    for of in results["lower_rates"]:
+    every = [of for of in results["lower_rates"] if of["tuning"]]
+    finished = [of for of in results["lower_rates"] if of["rate"] is not None]
+    for of in finished:
         column, name = of["column"], of["row"]
         cells = [f"{of['tuning'][rate]:.1f}" if rate in of["tuning"] else "" for rate in rates]
         cells.append(with_half(results["described"], column, name, "mean", ".1f"))
         if "mean" in of:
             cells.append("<br>".join([half(of["mean"], ".1f"), half(of["end"], ".1f"), f"{of['worst']:.1f}"]))
         else:
-            cells.append("not tuned" if of["rate"] is None else "the same" if of["rate"] == RATES[0] else "not made")
+            cells.append("the same" if of["rate"] == RATES[0] else "not made yet")
         lines.append(f"| {COLUMNS[column]['title']}: {ROWS[name]['title']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    tuned = sum(of in finished for of in every)
+    return "\n".join([f"Tuned: {tuned} of {len(every)} rows; the others are left out.", "", *lines]) + "\n"
 
 
 def describe(counted: Cells) -> dict[str, Any]:
