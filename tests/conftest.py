@@ -1,16 +1,18 @@
 """What every test begins with: property tests draw the same examples in every run, unless --hypothesis-profile=random
-asks for new ones; signals are not ignored, YAML is parsed once, the garbage collector leaves modules alone.
+asks for new ones; signals are not ignored, YAML is parsed once, configurations are copied by pickle and composed once,
+the garbage collector leaves modules alone.
 """
 
-import copy
 import functools
 import gc
 import io
+import pickle
 import signal
 
 import pytest
+from hydra._internal.hydra import Hydra
 from hypothesis import HealthCheck, Phase, settings
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 # Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what
 # it came to ignore.
@@ -36,11 +38,37 @@ load_yaml = OmegaConf.load
 
 @functools.cache
 def _loaded(text):
-    return load_yaml(io.StringIO(text))
+    return pickle.dumps(load_yaml(io.StringIO(text)))
 
 
 OmegaConf.load = staticmethod(
-    lambda file: copy.deepcopy(_loaded(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
+    lambda file: pickle.loads(_loaded(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
+)
+
+# Composing is copying for the most part, and OmegaConf's own copies take five times as long.
+copy_node_by_node = DictConfig.__deepcopy__
+
+
+def _copied(self, memo):
+    parent, self.__dict__["_parent"] = self.__dict__["_parent"], None
+    try:
+        copied = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # It holds what pickle does not know, such as a function of a test's.
+        return copy_node_by_node(self, memo)
+    finally:
+        self.__dict__["_parent"] = parent
+    # As OmegaConf's: the copy of a part stays below the same whole.
+    copied.__dict__["_parent"] = parent
+    return copied
+
+
+DictConfig.__deepcopy__ = _copied
+
+# Hydra composes everything once more to see whether it is to make a sweep, which one override says.
+mode_by_composing = Hydra.get_mode
+Hydra.get_mode = lambda self, config_name, overrides: (
+    mode_by_composing(self, config_name, overrides) if "hydra.mode" in str(overrides) else None
 )
 
 
