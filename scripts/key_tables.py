@@ -13,7 +13,6 @@ from verl_clipx.run import support
 from verl_clipx.run.keys import ROWS
 from verl_clipx.run.takeover import verl_key
 
-# Last: its trace.py must not hide the standard library's.
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from gpu import failures, goal_table

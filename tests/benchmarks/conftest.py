@@ -1,4 +1,4 @@
-"""Lets these tests import from benchmarks/, last: its trace.py must not hide the standard library's."""
+"""Lets these tests import from benchmarks/."""
 
 import sys
 from pathlib import Path

@@ -115,7 +115,7 @@ def typer_module(words: list[str]) -> typer.Typer:
         package = importlib.util.find_spec(words[1]).submodule_search_locations
         main = importlib.import_module(f"{words[1]}.__main__" if package else words[1]).main
     else:
-        # Last, unlike Python: a script's neighbours, such as benchmarks/trace.py, must not hide the standard library's.
+        # Last, unlike Python: a script's neighbours must not hide the standard library's.
         with mock.patch.object(sys, "path", [*sys.path, str(Path(words[0]).parent)]):
             main = runpy.run_path(words[0], run_name="documented")["main"]
     command_line = typer.Typer(add_completion=False)

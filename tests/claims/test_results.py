@@ -20,7 +20,6 @@ from verl_clipx.runs.folder import RunFolder
 
 from .documents import ROOT
 
-# Last: its trace.py must not hide the standard library's.
 sys.path.append(str(ROOT / "benchmarks"))
 
 from reversal import power as drawn_power

@@ -16,7 +16,7 @@ NOISE = 6.0
 
 COVERAGE = {3: 64, 5: 68, 10: 89, 20: 92}
 """Number of seeds of each method to the per cent of 95 % intervals that hold the true difference, if a fifth of one
-method's trainings lose 30 points and the others differ by 2 points: benchmarks/no_difference.py."""
+method's trainings lose 30 points and the others differ by 2 points: tests/common/statistics/test_collapse.py."""
 
 
 def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int | None:

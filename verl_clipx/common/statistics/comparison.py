@@ -10,7 +10,7 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS, ROUNDING
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
 
 LEVEL = 0.05
-"""A p-value below it, Holm's where there are several, is a claim; benchmarks/no_difference.py counts the false ones."""
+"""A p-value below it, Holm's where there are several, is a claim; docs/dev/evaluation.md counts the false ones."""
 
 HIGHER, LOWER, ALIKE = "higher than that of", "lower than that of", "not told apart from that of"
 """The verdicts on the second method against the first."""
