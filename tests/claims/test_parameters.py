@@ -59,6 +59,8 @@ NUMBERS = {
     for method, fields in FIELDS.items()
 }
 CASES = [(method, *end) for method in BUILT_IN for end in ends_of(FIELDS[method])]
+# Methods share parameters: the first that has one stands for all whose range is the same.
+SAME_RANGE = {(name, allowed): method for method in reversed(BUILT_IN) for name, allowed in NUMBERS[method].items()}
 # Those of every method with one of them; test_groups.py has every method under every scope.
 WORDS = [
     (method, name, word)
@@ -87,9 +89,15 @@ def trains(built):
         finite_for_every_finite_input(settings.method)
 
 
+def marks_of(method, name, value):
+    """Every method has all its parameters at an end together, below."""
+    first = method == SAME_RANGE[name, NUMBERS[method][name]]
+    return [pytest.mark.slow, *([] if first else [pytest.mark.matrix])]
+
+
 @pytest.mark.parametrize(
     ("method", "name", "value"),
-    [*(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in NEVER), *WORDS],
+    [*(pytest.param(*case, marks=marks_of(*case)) for case in CASES if case not in NEVER), *WORDS],
 )
 def test_a_parameter_at_an_end_or_with_a_word_trains(method, name, value):
     trains(actor(method, {name: value, **WITH.get((method, name, value), {})}))
@@ -127,10 +135,6 @@ def test_what_a_modifier_refuses(kind):
         with pytest.raises(Refusal) as raised:
             kind(**{name: value})
         assert raised.value.key == f"{kind.node}.{name}" and raised.value.value is value
-
-
-# Methods share parameters: the first that has one stands for all whose range is the same.
-SAME_RANGE = {(name, allowed): method for method in reversed(BUILT_IN) for name, allowed in NUMBERS[method].items()}
 
 
 @pytest.mark.parametrize(("method", "name"), [(method, name) for (name, _), method in SAME_RANGE.items()])

@@ -81,7 +81,14 @@ def hold(config, step=None, *, before=0, **run):
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
-def test_every_method_is_what_it_announces(actor, method):
+def test_every_method_is_what_it_announces(actor, few_probes, method):
+    hold(actor(f"+clipx={method}", CALCULATED))
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.matrix] * (name not in ("acpo", "grpo"))) for name in BUILT_IN]
+)
+def test_it_is_at_every_probe(actor, method):
     hold(actor(f"+clipx={method}", CALCULATED))
 
 
