@@ -253,8 +253,9 @@ FINISHED=finished.txt
 say "1/5 environment"
 if [[ $HARDWARE == gpu ]]; then
     VENV=$(python -c 'import sys; print(sys.prefix)')
-    python -c 'import torch, verl, verl_clipx; from importlib.metadata import version; version("vllm"); \
-assert torch.cuda.is_available(), "torch sees no GPU"' || {
+    # VERL_PLATFORM=cpu, which verl reads, rehearses it on vLLM's build for CPUs.
+    python -c 'import verl_clipx; from verl.plugin.platform import get_platform; from importlib.metadata import version
+version("vllm"); assert get_platform().is_available(), "verl sees no GPU"' || {
         printf "HARDWARE=gpu needs a GPU and, in %s: pip install '.[gpu,pretrained]'\n" "$VENV" >&2
         exit 1
     }

@@ -1,8 +1,9 @@
 """verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own. Covers, with
-`-m matrix`: four methods, 1 and 2 ranks, both modes, the engine's options, SmolLM2-135M. In every run of the tests:
-which tokens are fresh. Not covered: requests that an update interrupts (too short here to be sure of one), GPUs, sleep
-mode, tensor parallel rollouts, half precision, learning. docs/dev/testing.md says what was run. The environment,
-VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh when it is missing.
+`-m matrix`: four methods, 1 and 2 ranks, both modes, the engine's options, SmolLM2-135M, and the quick start's command
+for a GPU, in bfloat16, with what a CPU needs. In every run of the tests: which tokens are fresh. Not covered: requests
+that an update interrupts (too short here to be sure of one), GPUs, sleep mode, tensor parallel rollouts, learning.
+docs/dev/testing.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by
+scripts/setup_vllm_cpu.sh when it is missing.
 """
 
 import itertools
@@ -18,12 +19,14 @@ import torch
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.pretrained.smollm2 import prepare
+from verl_clipx.runs.folder import read_run
 
 from .conftest import Task
 from .method_checks import SETTINGS, check_method
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
 from .runs import REPOSITORY, Run, check_receipt, loading, train
 from .test_options import TOGETHER, check_together
+from .test_quickstart import quickstart
 
 pytestmark = pytest.mark.end_to_end
 
@@ -62,6 +65,17 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     **loading("rollout_agreement", "options_in_workers"),
 }
+
+# All that the command for a GPU needs on a CPU: its device and no sleep mode, and of Ray worker slots and CPUs.
+ON_A_CPU = [
+    "trainer.device=cpu",
+    "+actor_rollout_ref.rollout.enable_sleep_mode=False",
+    "actor_rollout_ref.rollout.free_cache_engine=False",
+    "+ray_kwargs.ray_init.num_gpus=1",
+    "ray_kwargs.ray_init.num_cpus=64",
+]
+# In bfloat16, whose rounding is most of it.
+DIVERGENCE = 0.02
 
 
 @pytest.fixture(scope="session")
@@ -145,3 +159,23 @@ def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
     assert list(run.log.index) == list(range(1, STEPS + 1))
     assert (run.log[f"{PREFIX}/fresh_tokens"] > 0).all()
     assert run.log[f"{PREFIX}/log_prob_gap"].max() < TOLERANCE
+
+
+@pytest.mark.vllm
+@pytest.mark.matrix
+def test_the_quick_start_for_a_gpu_trains_with_what_a_cpu_needs(vllm_python, tmp_path):
+    variables = {name: value for name, value in ENVIRONMENT.items() if name.startswith(("VLLM", "TORCH"))}
+    variables |= {"HARDWARE": "gpu", "MODEL": "smollm2", "VERL_PLATFORM": "cpu", "TOTAL_STEPS": "2"}
+    variables |= {"TRAIN_BATCH_SIZE": "16", "MINI_BATCH_SIZE": "4", "ROLLOUT_N": "4"}
+    variables["PATH"] = os.pathsep.join([str(vllm_python.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    runs, printed = quickstart(tmp_path, "acpo", *ON_A_CPU, **variables)
+    for method in ("grpo", "acpo"):
+        (path,) = runs.glob(f"smollm2_sums_gpu/{method}*-seed1")
+        run = read_run(path)
+        assert (run.method, list(run.log.index)) == (method, [1, 2])
+        actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+        keys = (f"{actor}.strategy", f"{actor}.fsdp_config.mixed_precision.param_dtype", f"{rollout}.name")
+        assert [run.configuration[key] for key in keys] == ["fsdp2", "bf16", "vllm"]
+        assert sum(run.values("actor/grad_norm")) > 0
+        assert all(abs(value) <= DIVERGENCE for value in run.values("rollout_corr/k3_kl"))
+    assert len(list(runs.glob("smollm2_sums_gpu/acpo*-page/report.html"))) == 1 and "open the page" in printed
