@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +106,7 @@ def controls() -> list[Run]:
     return [run for path, run in kept_runs(REVERSAL).items() if path.name in names]
 
 
+@cache
 def kept_runs(folder: Path) -> dict[Path, Run]:
     """The kept runs of a folder."""
     return {
@@ -192,10 +194,11 @@ def beginnings_of(run: Run) -> list[Run]:
     ]
 
 
-def false_alarms(runs: list[Run]) -> dict[str, tuple[int, int]]:
+@cache
+def false_alarms() -> dict[str, tuple[int, int]]:
     """By rule, the healthy logs of which a beginning meets it, the whole log included, and those with what it reads."""
+    runs, counts, any_met = healthy_runs(), {}, set[int]()
     beginnings = [beginnings_of(run) for run in runs]
-    counts, any_met = {}, set[int]()
     for rule in RULES:
         having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
         met = [index for index in having if _meets(rule, beginnings[index])]
@@ -244,6 +247,7 @@ def summary(found: list[Trial], healthy: dict[str, list[Run]]) -> str:
     return counted(rows)
 
 
+@cache
 def healthy_runs() -> list[Run]:
     """All healthy logs: those that thresholds were fixed on, and those kept apart."""
     runs = [run for (preset, _), run in fixed_on().items() if preset != COLLAPSED]
@@ -347,7 +351,7 @@ def tables() -> dict[str, str]:
     return {
         "summary": summary(trials, {"runs of the table reversal": controls()}),
         "faults": faults_table(trials),
-        "false alarms": alarms_table(false_alarms(healthy_runs())),
+        "false alarms": alarms_table(false_alarms()),
         "timeline": timeline_table(),
         "held out": held_out_table(),
         "base rates": rates_table(base_rates(healthy_runs())),

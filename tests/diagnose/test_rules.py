@@ -134,7 +134,7 @@ def test_what_is_no_finding_or_one_at_once():
 
 @pytest.mark.slow
 def test_rules_that_act_while_a_run_trains_had_no_false_alarm_on_a_beginning_of_a_healthy_log():
-    counts = counting.false_alarms(counting.healthy_runs())
+    counts = counting.false_alarms()
     acting = {rule.name: counts[rule.name] for rule in RULES if rule.kind is not Kind.REMARK}
     assert all(alarms == 0 and logs >= 16 for alarms, logs in acting.values()), acting
 
