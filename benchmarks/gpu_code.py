@@ -7,6 +7,7 @@ Run: bash scripts/setup_triton.sh    (Triton beside the environment: installed i
 Each method's graphs are compiled as a training worker does before its first step, by `TokenFunctions.prepare`, with
 Dynamo, Inductor, Triton and its ptxas, for tensors that only have a shape. What Inductor emits is then called with such
 tensors of a micro-batch's shape, so that its launches, their thread blocks and buffers are counted, not guessed.
+Registers and float64 instructions were counted with ptxas and nvdisasm at commit 9b49becd.
 """
 
 import dataclasses
@@ -15,17 +16,14 @@ import logging
 import math
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch._inductor.config
-import triton.backends.nvidia
+import triton
 import typer
 from absent_gpu import MULTIPROCESSORS, pretend
 from shared import table
@@ -47,10 +45,6 @@ from verl_clipx.modifiers import AdvantageReweighting, FutureInfluence
 SHAPINGS = {"": None, "advantage_reweighting": AdvantageReweighting(), "fipo": FutureInfluence()}
 
 SHAPES = ((64, 4096), (8, 16384), (256, 1024))
-TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
-
-# A float64 operation in the machine code, as against a conversion.
-FLOAT64 = ("DADD", "DMUL", "DFMA", "DSETP", "DMNMX")
 
 
 @dataclass
@@ -86,23 +80,6 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What ptxas says of a kernel in one configuration, and where the grid comes from.
-
-    Args:
-        registers: of a thread.
-        spilled: bytes a thread, stores and loads.
-        float64: float64 instructions for each element of the block's tile.
-        grid: from the launch's sizes to the number of thread blocks.
-    """
-
-    registers: int
-    spilled: int
-    float64: float
-    grid: Callable[[dict[str, int]], int]
-
-
-@dataclass(frozen=True)
 class Row:
     """What a graph does with a micro-batch of one shape.
 
@@ -112,7 +89,6 @@ class Row:
         fallbacks: operators that run as kernels of torch's own, by name.
         buffers: of a number a token or more that are neither inputs nor outputs.
         traffic: bytes read and written, over those of reading each input and writing each output once.
-        registers, spilled, float64: the most of a kernel, as in `Machine`; float64 of kernels that touch every token.
         blocks: of threads, the least of a kernel that touches every token.
     """
 
@@ -125,9 +101,6 @@ class Row:
     fallbacks: list[str]
     buffers: int
     traffic: float
-    registers: int
-    spilled: int
-    float64: float
     blocks: int
 
 
@@ -195,46 +168,17 @@ def of_shape(example: Any, sequences: int, length: int) -> Any:
     return torch.empty(size, dtype=example.dtype, device="meta")
 
 
-def machine_code(kernel: Kernel, architecture: int) -> list[Machine]:
-    """Of each configuration that Inductor would try."""
-    tuner, found = kernel.tuner, []
+def grids_of(kernel: Kernel, architecture: int) -> list[Callable[[dict[str, int]], int]]:
+    """From a launch's sizes to its thread blocks, in each configuration that Inductor would try; each is compiled."""
+    tuner, grids = kernel.tuner, []
     for config in tuner.configs:
         meta = tuner._create_compile_meta(config)
         source = ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
         target = GPUTarget("cuda", architecture, 32)
-        binary = triton.compile(source, target=target, options=tuner._create_compile_options(config, meta))
-        with tempfile.TemporaryDirectory() as folder:
-            ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-            ptx.write_text(binary.asm["ptx"])
-            machine = "sm_90a" if architecture == 90 else f"sm_{architecture}"
-            said = output(TOOLS / "ptxas", "-v", "-arch", machine, ptx, "-o", cubin)
-            listing = output(TOOLS / "nvdisasm", "-c", cubin)
-        operations = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", listing, re.M)
-        tile = config.kwargs.get("XBLOCK", 1) * config.kwargs.get("R0_BLOCK", tile_of(kernel))
-        threads = 32 * config.num_warps
-        found.append(
-            Machine(
-                registers=int(re.search(r"Used (\d+) registers", said)[1]),
-                spilled=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
-                float64=sum(one.startswith(FLOAT64) for one in operations) * threads / max(tile, threads),
-                grid=lambda sizes, config=config: math.prod(
-                    GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(sizes)
-                ),
-            )
-        )
-    return found
-
-
-def tile_of(kernel: Kernel) -> int:
-    """The elements that a kernel without R0_BLOCK reduces at once: its source says it."""
-    stated = re.search(r"R0_BLOCK: tl.constexpr = (\d+)", kernel.source)
-    return int(stated[1]) if stated else 1
-
-
-def output(*command: Any) -> str:
-    """What a command writes."""
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True)
-    return done.stdout + done.stderr
+        triton.compile(source, target=target, options=tuner._create_compile_options(config, meta))
+        grid = GridExpr.from_meta(tuner.inductor_meta, config)
+        grids.append(lambda sizes, grid=grid: math.prod(grid.eval_slow(sizes)))
+    return grids
 
 
 def accesses(kernel: Kernel, parameter: str) -> int:
@@ -242,7 +186,7 @@ def accesses(kernel: Kernel, parameter: str) -> int:
     return len(re.findall(rf"tl\.(?:load|store|atomic_add)\({parameter} ", kernel.source))
 
 
-def counted(graph: Graph, compiler: Compiler, machines: dict[str, list[Machine]], sequences: int, length: int) -> dict:
+def counted(graph: Graph, compiler: Compiler, grids: dict[str, list], sequences: int, length: int) -> dict:
     """A row's numbers."""
     tokens = sequences * length
     compiler.allocated = []
@@ -255,7 +199,7 @@ def counted(graph: Graph, compiler: Compiler, machines: dict[str, list[Machine]]
     kept = {one.untyped_storage()._cdata for one in outputs}
     large = [one for one in compiler.allocated if one.numel() >= tokens]
     launches = traffic = 0
-    blocks, float64 = [], [0.0]
+    blocks = []
     for kernel in graph.kernels.values():
         names = list(kernel.tuner.triton_meta["signature"])
         for arguments in kernel.launches:
@@ -265,18 +209,13 @@ def counted(graph: Graph, compiler: Compiler, machines: dict[str, list[Machine]]
             traffic += sum(one.nbytes * accesses(kernel, name) for name, one in tensors.items())
             if any(one.numel() >= tokens for one in tensors.values()):
                 sizes = {name: one for name, one in given.items() if name.endswith("numel")}
-                blocks.append(min(machine.grid(sizes) for machine in machines[kernel.name]))
-                float64.append(max(machine.float64 for machine in machines[kernel.name]))
-    every = [machine for kernel in graph.kernels for machine in machines[kernel]]
+                blocks.append(min(grid(sizes) for grid in grids[kernel.name]))
     call = graph.wrapper[graph.wrapper.index("def call") :]
     return {
         "launches": launches,
         "fallbacks": re.findall(r"((?:aten|torch\.ops|extern_kernels)\.[\w.]+)\(", call),
         "buffers": sum(one.untyped_storage()._cdata not in kept for one in large),
         "traffic": round(traffic / floor, 3),
-        "registers": max(machine.registers for machine in every),
-        "spilled": max(machine.spilled for machine in every),
-        "float64": round(max(float64), 2),
         "blocks": min(blocks),
     }
 
@@ -289,9 +228,9 @@ def rows_of(architecture: int, names: list[str]) -> list[Row]:
     rows = []
     for name in names:
         for part, graph in graphs_of(name, compiler).items():
-            machines = {kernel: machine_code(one, architecture) for kernel, one in graph.kernels.items()}
+            grids = {kernel: grids_of(one, architecture) for kernel, one in graph.kernels.items()}
             for shape in SHAPES:
-                rows.append(Row(architecture, name, part, *shape, **counted(graph, compiler, machines, *shape)))
+                rows.append(Row(architecture, name, part, *shape, **counted(graph, compiler, grids, *shape)))
             print(f"{name}, {part}: {rows[-1]}", file=sys.stderr)
     return rows
 
