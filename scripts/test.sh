@@ -3,7 +3,7 @@
 #   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 12 minutes
 #   bash scripts/test.sh --fast   the same without end-to-end runs and slow unit tests: about three minutes
 #   bash scripts/test.sh --all    with every end-to-end run under every setting: about 150 starts of verl, some
-#                                 hours, one of them on the oldest verl that is admitted, and 17 with vLLM on the CPU;
+#                                 hours, one of them on the oldest verl that is admitted, and 19 with vLLM on the CPU;
 #                                 property tests draw new examples, as with pytest's --hypothesis-profile=random
 # Further arguments go to pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM, which --all makes in an environment of their own in
