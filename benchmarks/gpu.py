@@ -35,7 +35,7 @@ METHODS = ("grpo", "acpo", "bapo", "dgpo", "cispo", "observe")
 LARGER = "acpo, mini_batch, larger extra pass"
 VARIANTS = ("observe", "acpo, lagged", "acpo, mini_batch", LARGER)
 # Processes of tests on one GPU; in a rehearsal, which runs these tests alone, two.
-SIDE_BY_SIDE, REHEARSED = 6, "another_bound or float64_and_keeps and (grpo or acpo)"
+SIDE_BY_SIDE, REHEARSED = 6, "losses and not compiled_loss or vanilla or FSDP2 or another_bound"
 HOST_WAITS = "test_losses.py::test_a_call_waits_at_most_once_and_compiled_it_launches_fewer_kernels"
 LINES_OF_A_CRASH = 15
 SKIPPED, NOT_RUN = "skipped", "not run"

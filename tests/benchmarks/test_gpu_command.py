@@ -1,14 +1,17 @@
-"""`bash scripts/gpu.sh`, rehearsed on a CPU with tiny shapes: what it runs, writes and prints, also of parts that fail.
-Not covered: figures of a GPU; what pages make of its file (tests/run/test_support.py); the quick start's own command
-(tests/claims/test_quickstart.py).
+"""`bash scripts/gpu.sh`, rehearsed on a CPU with tiny shapes: what it runs, writes and prints, also of parts that fail;
+of tests/gpu the losses, verl's vanilla, FSDP2 and another bound pass. Not covered: figures of a GPU; what pages make of
+its file (tests/run/test_support.py); the quick start's own command (tests/claims/test_quickstart.py).
 """
 
 import os
 import subprocess
 from pathlib import Path
 
+import gpu
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from verl_clipx.common.files import read_json
 
@@ -17,10 +20,11 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="rehearsed on a CPU")]
 
 
-def start(folder: Path | None, *words: str, **variables: str) -> subprocess.CompletedProcess:
-    command = ["bash", "scripts/gpu.sh", *words, *(["--out", str(folder)] if folder else [])]
-    given = {"cwd": ROOT, "env": os.environ | variables, "timeout": 900}
-    return subprocess.run(command, capture_output=True, text=True, **given)
+def start(*words: str):
+    """Starts the script's program in this process, which has imported what it needs; its parts have processes."""
+    program = typer.Typer()
+    program.command()(gpu.main)
+    return CliRunner().invoke(program, words)
 
 
 def cells(printed: str) -> dict[str, list[str]]:
@@ -31,7 +35,9 @@ def cells(printed: str) -> dict[str, list[str]]:
 
 def test_every_part_leaves_its_result_whatever_becomes_of_another(tmp_path):
     # The quick start's script cannot count with this number of responses.
-    done = start(tmp_path, "--rehearse", "--rollout", "--train", ROLLOUT_N="2*(")
+    command = ["bash", "scripts/gpu.sh", "--rehearse", "--rollout", "--train", "--out", str(tmp_path)]
+    given = {"cwd": ROOT, "env": os.environ | {"ROLLOUT_N": "2*("}, "timeout": 900}
+    done = subprocess.run(command, capture_output=True, text=True, **given)
     rows = cells(done.stdout)
     outcomes = {"losses": "passed", "update": "passed", "tests on 1": "passed", "tests on 2": "passed"}
     outcomes |= {"rollout": "skipped", "train": "failed"}
@@ -55,25 +61,26 @@ def test_every_part_leaves_its_result_whatever_becomes_of_another(tmp_path):
     acpo = [f"acpo, {scope}" for scope in ("lagged", "mini_batch", "mini_batch, larger extra pass")]
     assert {*update} == {"vanilla", "observe", *acpo} and all(row["of_vanilla"] > 0 for row in update.values())
     tests = parts["tests on 1"]["tests"]
-    assert len(tests) == 3 and {*tests.values()} == {"passed"} == {*parts["tests on 2"]["tests"].values()}
+    assert {test for test, outcome in tests.items() if outcome != "passed"} == {gpu.HOST_WAITS} and len(tests) > 20
+    assert {*parts["tests on 2"]["tests"].values()} == {"passed"}
     # The last of each goal is what was reached of it.
     assert float(rows["the same, own statistics"][-1].partition(",")[0]) > 0
     assert rows["tests/gpu on two GPUs, failures"][-1] == "0"
-    assert rows["calls that wait more than once"][-1] == "failed"
+    assert rows["calls that wait more than once"][-1] == "1, **missed**"
 
 
 def test_a_part_whose_time_is_over_says_so_and_what_an_earlier_start_wrote_stays(tmp_path):
-    done = start(tmp_path, "--rehearse", "--limit", "1")
+    given = ("--rehearse", "--limit", "0.2", "--out", str(tmp_path))
     names = ["losses", "update", "tests on 1", "tests on 2"]
-    assert done.returncode == 1 and [cells(done.stdout)[name][0] for name in names] == ["timed out after 1 s"] * 4
-    assert cells(done.stdout)["tests/gpu on one GPU, failures"] == ["0", "1, **missed**"]
-    start(tmp_path, "--rehearse", "--train", "--limit", "1")
-    assert [*read_json(tmp_path / "CPU-rehearsal.json")["parts"]] == [*names, "train"]
-    start(tmp_path, "--rehearse", "--limit", "1")
-    assert [*read_json(tmp_path / "CPU-rehearsal.json")["parts"]] == [*names, "train"]
+    for words, stay in (((), names), (("--train",), [*names, "train"]), ((), [*names, "train"])):
+        done = start(*given, *words)
+        assert done.exit_code == 1
+        assert {cells(done.stdout)[name][0] for name in stay} == {"timed out after 0.2 s"}
+        assert cells(done.stdout)["tests/gpu on one GPU, failures"] == ["0", "1, **missed**"]
+        assert [*read_json(tmp_path / "CPU-rehearsal.json")["parts"]] == stay
 
 
 def test_without_a_gpu_nothing_is_measured():
     for words, message in (((), "There is no CUDA device here"), (("--rehearse",), "name a folder")):
-        done = start(None, *words)
-        assert done.returncode == 1 and message in done.stderr
+        done = start(*words)
+        assert done.exit_code == 1 and message in done.output
