@@ -1,9 +1,9 @@
 """scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
 
-Covers: both runs with their traces, which overrides each gets, the page, the replay of each run's own setting, the form
-of the runs that `clipx demo` ships; with `-m matrix` also their first steps' numbers, and `MODEL=smollm2`. Not covered:
-the installation, the warm start's quality (tests/papers/tasks), several seeds (tests/claims/test_quickstart.py),
-learning and times (docs/dev/launching.md has measured runs).
+Covers: both runs with their traces, whose metrics they are, which overrides each gets, the page, the replay of each
+run's own setting, the form of the runs that `clipx demo` ships; with `-m matrix` also their first steps' numbers, and
+`MODEL=smollm2`. Not covered: the installation, the warm start's quality (tests/papers/tasks), several seeds
+(tests/claims/test_quickstart.py), learning and times (docs/dev/launching.md has measured runs).
 """
 
 import os
@@ -21,6 +21,7 @@ from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 
 from .runs import REPOSITORY, SECONDS
+from .test_training import check_traces
 
 pytestmark = pytest.mark.end_to_end
 
@@ -88,6 +89,7 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     for run in (grpo, acpo):
         shards = {(shard.step, shard.update): shard for shard in run.shards}
         assert shards.keys() == {(step, update) for step in (1, 2) for update in range(4)}
+        check_traces(read_shards(run.traces, run.shards).to_pandas(), run.log)
         traced = read_shards(run.traces, [shards[1, 0]]).to_pandas()
         first.append(traced[["prompt", "sample", "position", "token_id"]])
     assert len(first[0]) > 64 and first[0].equals(first[1])

@@ -1,9 +1,9 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
-Covers, on 2 ranks: a user's own controller on fresh samples under the engine's options; Lopti on BAPO with stale ones;
-the traces of both; the second's checkpoint merged and evaluated. With `-m matrix`: the same by its shards, modifiers
-together, compiled, and every method under every pair of settings. Not covered: one rank, and the report of a run's
-traces (test_quickstart.py), several nodes (test_two_nodes.py), equal bounds over ranks (test_invariance.py), learning
+Covers, on 2 ranks: Lopti on a user's own controller with stale samples under the engine's options; its traces; its
+checkpoint merged and evaluated. With `-m matrix`: the controller on fresh samples; the checkpoint by its shards;
+modifiers together, compiled; every method under every pair of settings. Not covered: one rank, the page of a run
+(test_quickstart.py), several nodes (test_two_nodes.py), equal bounds over ranks (test_invariance.py), learning
 (docs/dev/launching.md), GPUs.
 """
 
@@ -33,10 +33,11 @@ STEPS = 3
 K2 = 1e-3
 KL_COEFFICIENT = 0.5
 
-LOPTI_ON_STALE_BAPO = (
-    *("+clipx=bapo", "clipx.metrics=all"),
-    *SETTINGS["bapo"],
-    *("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting", "clipx.weight=rollout"),
+# Bounds so narrow that tokens are outside.
+OWN = ("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0")
+LOPTI_ON_STALE_SAMPLES = (
+    *(*OWN, "clipx.metrics=all"),
+    *("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting"),
     *("trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"),
     *("algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=seq_mean_k2"),
     f"algorithm.rollout_correction.rollout_rs_threshold={K2}",
@@ -54,9 +55,7 @@ def own(task, tmp_path_factory) -> Run:
         task,
         folder / "run",
         "trainer.n_gpus_per_node=2",
-        # Bounds so narrow that tokens are outside.
-        *("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0"),
-        *("clipx.metrics=all", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
+        *(*OWN, "clipx.metrics=all", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         *("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1"),
         # So that the same responses come up in every run of the tests.
         "+clipx/rollout=seeded",
@@ -69,13 +68,14 @@ def own(task, tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def lopti(task, tmp_path_factory) -> Run:
-    """2 ranks, colocate_async, KL loss: two passes on samples of older weights, with their probabilities as the old.
-
-    Step 3 is validated and saved.
+    """2 ranks, colocate_async, KL loss, the engine's options together: the documented controller in two passes on
+    samples of older weights, with their probabilities as the old. Step 3 is validated and saved.
     """
+    folder = write_documented_method(tmp_path_factory.mktemp("lopti"))
     ranks = ("trainer.n_gpus_per_node=2", f"trainer.save_freq={STEPS}", f"trainer.test_freq={STEPS}", *VALIDATION)
     traces = ("+clipx/trace=prompts", "clipx.trace.fraction=0.5", "clipx.trace.every=3")
-    return train(task, tmp_path_factory.mktemp("lopti"), *LOPTI_ON_STALE_BAPO, *ranks, *traces, steps=STEPS + 1)
+    given = {"environment": SHOWN | finding(folder), "steps": STEPS + 1}
+    return train(task, folder / "run", *LOPTI_ON_STALE_SAMPLES, *TOGETHER, *ranks, *traces, **given)
 
 
 def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
@@ -103,6 +103,20 @@ def traces_of(run: Run) -> pandas.DataFrame:
     return read_shards(folder, shards_in(folder)).to_pandas()
 
 
+def check_traces(tokens: pandas.DataFrame, log: pandas.DataFrame, **fractions: pandas.Series) -> None:
+    """Checks that the metrics of a run which traced all its tokens are theirs, averaged over a step's updates."""
+    values = pandas.DataFrame({"ratio_mean": tokens.ratio, **fractions})
+    values = values.assign(**{name: (tokens.region == region).astype(float) for region, name in FRACTIONS.items()})
+    values = values[[name for name in values if f"actor/clipx/{name}" in log]]
+    assert {"ratio_mean", "clip_fraction_low", "clip_fraction_high"} <= {*values}
+    found = values.groupby([tokens.step, tokens["update"]]).mean().groupby("step").mean()
+    for name in values:
+        assert found[name].tolist() == pytest.approx(log[f"actor/clipx/{name}"].tolist(), rel=1e-5), name
+    scores = tokens.groupby(["step", "prompt", "sample"]).score.first().groupby("step").mean()
+    assert scores.tolist() == pytest.approx(log["critic/score/mean"].tolist(), rel=1e-5)
+
+
+@pytest.mark.matrix
 def test_traces_agree_with_the_metrics(own):
     tokens = traces_of(own)
     assert set(tokens["rank"]) == {0, 1} and set(tokens.step) == {1, 2, 3} and set(tokens["update"]) == {0, 1}
@@ -110,14 +124,7 @@ def test_traces_agree_with_the_metrics(own):
     assert responses.ngroups == STEPS * 16 * 4 and (responses["rank"].nunique() == 1).all()
     # The last response's tokens are all there: it reached the disk before Ray ended the workers.
     assert (responses.position.max() + 1 == responses.size()).all()
-    # Of every update, which verl averages over a step.
-    values = pandas.DataFrame({"ratio_mean": tokens.ratio, "selected_fraction": tokens.selected.astype(float)})
-    values = values.assign(**{name: (tokens.region == region).astype(float) for region, name in FRACTIONS.items()})
-    found = values.groupby([tokens.step, tokens["update"]]).mean().groupby("step").mean()
-    for name in values:
-        assert found[name].tolist() == pytest.approx(own.log[f"actor/clipx/{name}"].tolist(), rel=1e-5), name
-    scores = responses.score.first().groupby("step").mean()
-    assert scores.tolist() == pytest.approx(own.log["critic/score/mean"].tolist(), rel=1e-5)
+    check_traces(tokens, own.log, selected_fraction=tokens.selected.astype(float))
     assert (tokens.weight[~tokens.selected.astype(bool)] == 0).all() and (tokens.entropy >= 0).all()
     assert (tokens.age == 0).all() and tokens.prompt_text.str.contains("=").all()
 
@@ -152,7 +159,8 @@ def test_responses_far_from_the_sampler_are_rejected_in_both_passes(lopti):
     assert f"; rollout correction rollout_rs=seq_mean_k2 by the current weights (threshold {K2:g}); " in lopti.output
 
 
-def test_a_users_own_controller_trains_on_two_ranks(own):
+@pytest.mark.matrix
+def test_a_users_own_controller_trains_on_fresh_samples_of_two_ranks(own):
     check_trained(own, "sync", kl=False)
     check_together(own)
     spread = own.log["actor/clipx/spread"]
@@ -166,10 +174,13 @@ def test_a_users_own_controller_trains_on_two_ranks(own):
     assert own.log.filter(like="clipx/staleness").empty
 
 
-def test_bapo_trains_on_stale_samples_of_asynchronous_ranks(lopti):
+def test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks(lopti):
     check_trained(lopti, "colocate_async", kl=True, steps=STEPS + 1)
-    check_method("bapo", lopti)
+    check_together(lopti)
     log = lopti.log
+    # What it clips has no gradient.
+    assert (log["actor/clipx/spread"].iloc[1:] > 1e-4).all() and log["actor/pg_clipfrac"].mean() > 0.01
+    assert log[["actor/clipx/gradient_mass/HP", "actor/clipx/gradient_mass/LN"]].to_numpy().sum() == 0
     versions = log["actor/clipx/staleness/versions"]
     assert versions.max() > 0.5 and math.isnan(versions[1])
     assert log["actor/clipx/staleness/spread/age_1"].max() > 1e-3
@@ -188,7 +199,7 @@ def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
     assert list(lopti.log["actor/lr"].diff())[1:] == pytest.approx([5e-5] * STEPS)
     for group in ("low", "high"):
         assert (lopti.log[f"actor/clipx/{group}/grad_norm"] > 0).all()
-        assert lopti.log[f"actor/clipx/{group}/c_high"].notna().all()
+        assert lopti.log[f"actor/clipx/{group}/spread"].notna().all()
     # The first pass has moved the policy before the second one starts.
     assert (lopti.log["actor/clipx/high/ratio_mean"] - 1).abs().max() > 1e-4
 
