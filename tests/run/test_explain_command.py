@@ -5,6 +5,7 @@ program in verl's place. Not covered: what an answer says (test_explain.py).
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -266,6 +267,16 @@ def test_a_dollar_and_a_number_are_not_always_a_parameter_of_the_script(write):
         ("RUN 1\necho done  # of python\n", False),
         ("trap 'echo python' EXIT\nRUN 1\nRUN 2", True),
         ("RUN 1", False),
+        ("trap 'echo python' EXIT\nRUN 1", False),
+        ("end() {\n  echo python\n}\necho\ntrap end EXIT\nRUN 1", False),
+        ("RUN 1 && echo done", False),
+        ("RUN 1 \\\n  && echo done || exit 1", False),
+        ("if RUN 1; then echo done; else exit 1; fi", False),
+        ("RUN 1; RUN 2", True),
+        ("RUN 1 && RUN 2", True),
+        ("while :; do RUN 1; echo; [ -e stop ] && break; touch stop; done", True),
+        # The second is slower.
+        ("RUN 1 &\n(sleep 1; exec RUN 2) &", True),
     ],
 )
 def test_of_several_runs_it_says_that_only_the_first_is_explained(write, script, goes_on):
@@ -277,6 +288,32 @@ def test_of_several_runs_it_says_that_only_the_first_is_explained(write, script,
     results = clipx("--", "bash", "run.sh")
     assert (len(results["runs"]), results["goes_on"]) == (1, goes_on)
     assert len(clipx("--all", "--", "bash", "run.sh")["runs"]) > goes_on
+
+
+def test_of_a_shell_that_is_not_bash_it_says_that_it_does_not_look(write, tmp_path):
+    shutil.copy(shutil.which("dash"), tmp_path / "dash")
+    for command in (("dash",), ("./run.sh",)):
+        (tmp_path / write("run.sh", f"#!./dash\n{PYTHON} fake.py 1\nsleep 9\n{PYTHON} fake.py 2\n")).chmod(0o755)
+        output = CliRunner().invoke(app, ["explain", "--", *command, *["run.sh"] * (command == ("dash",))]).output
+        assert "What its shell, which is not bash, does after the first run is not looked at: " in output
+        assert clipx("--", *command, *["run.sh"] * (command == ("dash",)))["goes_on"] is None
+
+
+@pytest.mark.parametrize("first", ["#!/bin/bash", "#!/usr/bin/env bash", f"#!{PYTHON}"])
+def test_windows_line_ends_of_a_script_that_is_run_itself_are_named(write, first):
+    body = "import runpy\nrunpy.run_path('fake.py')" if "python" in first else f'set -e\n{PYTHON} fake.py "$@"'
+    write("run.sh", f"{first}\n{body}\n".replace("\n", "\r\n")).chmod(0o755)
+    results = clipx("--", "./run.sh", "a=1", code=1)
+    assert len(results["runs"]) == 1 and "CRLF" in results["stops"][0]
+
+
+def test_a_python_from_whose_environment_the_variable_was_removed_is_ended(write, tmp_path):
+    write("trains.py", "import time\ntime.sleep(3)\nopen('trained', 'w')\n")
+    write("run.sh", f"env -i {PYTHON} trains.py\n{PYTHON} fake.py 1\n")
+    for command, runs in ((("bash", "run.sh"), 1), (("env", "-i", PYTHON, "trains.py"), 0)):
+        results = clipx("--", *command, code=1)
+        assert len(results["runs"]) == runs and "CLIPX_EXPLAIN was removed, as by `env -i`" in results["stops"][0]
+    assert not (tmp_path / "trained").exists()
 
 
 # A verl that would train.

@@ -37,10 +37,12 @@ PREPARATIONS = ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "h
 # Scripts ask these for the accelerators that explaining does not need.
 OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
 SHELLS = ("bash", "sh")
+# Shells that do not read BASH_ENV, by the names of their programs.
+OTHER_SHELLS = {"dash", "busybox", "zsh", "ksh", "fish"}
 SECONDS_BETWEEN_LOOKS = 0.1
 # How long what a command leaves in the background may take to its configuration.
 SECONDS_IN_THE_BACKGROUND = 120
-# How long bash may take from the first answer to the end of that program, after which it ends itself.
+# How long bash, and other runs, may take after the first answer.
 SECONDS_AFTER_AN_ANSWER = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # An override of Hydra's that is no variable of the environment.
@@ -51,10 +53,16 @@ NOT_FOUND = re.compile(r": (?:command )?not found$")
 # What may start a run in the rest of a script.
 MAY_TRAIN = re.compile(r"verl|python|\.sh\b|torchrun")
 LOOPS = re.compile(r"(?:^|;)\s*(done|do)\b", re.MULTILINE)
+ENDED = f"{EXPLAIN} was removed, as by `env -i`, so that a run would have started. Ended instead:"
 PASS_ON = 'A script passes its arguments on by "$@" at the end of the command that starts verl.'
 CUT = "The command that starts verl ended before: a comment, an empty line or a blank after a backslash ends it."
 # Functions, comments and quotes, in which $1 is not the first parameter of a shell script.
 NOT_OF_A_SCRIPT = re.compile(r"^(?:function )?[\w-]+ *\(\) *\{(?s:.*?)^\}|(?<!\S)#.*|'[^'\n]*'", re.MULTILINE)
+ALL_OF_IT = "`clipx explain --all -- …` explains each that the command starts."
+MORE = {
+    True: f"Only the first run is explained: {ALL_OF_IT}",
+    None: f"What its shell, which is not bash, does after the first run is not looked at: {ALL_OF_IT}",
+}
 LINES_OF_A_CRASH = 15
 LONGEST, LONGEST_OF_A_CRASH = 100, 300
 
@@ -68,14 +76,14 @@ class Explanation:
         stood_in: the command lines that stand-ins replaced.
         stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
         left: processes that took a session of their own and live on.
-        goes_on: whether the command would go on to what may be another run.
+        goes_on: whether the command would go on to what may be another run; None: a shell that is not bash ran it.
     """
 
     answers: list[dict[str, Any]]
     stood_in: list[str]
     stops: list[str]
     left: list[str]
-    goes_on: bool
+    goes_on: bool | None
 
     @property
     def starts(self) -> bool:
@@ -99,8 +107,8 @@ class Explanation:
             what = "run here" if stand_in.payload_of(program, words) else "not run"
             replaced.append(f"{what}: {shortened(command)}")
         left = [f"lives on: {process}" for process in self.left]
-        all_of_it = "Only the first run is explained: `clipx explain --all -- …` explains each that the command starts."
-        return redact([*replaced, *left, *self.stops, *answers, *[all_of_it] * self.goes_on])
+        more = [MORE[self.goes_on]] if self.goes_on in MORE else []
+        return redact([*replaced, *left, *self.stops, *answers, *more])
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -133,10 +141,11 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
         replaced = LAUNCHERS if run_preparations else (*LAUNCHERS, *PREPARATIONS)
         programs = put_stand_ins(folder / "programs", record, replaced)
         environment = {**os.environ, **programs, EXPLAIN: str(answers)}
-        code = run_session(words, environment, output, lambda: bool(signals) or (not every and is_answered(answers)))
-        left = [
-            shortened(f"{job.pid} {shlex.join(job.info['cmdline'] or ())}") for job in living(partial(is_of, answers))
-        ]
+        shells: set[str] = set()
+        code = run_session(
+            words, environment, output, lambda: bool(signals) or (not every and is_answered(answers, shells))
+        )
+        left = [shortened(f"{job.pid} {shlex.join(job.cmdline())}") for job in living(partial(is_of, answers))]
         given = [json.loads(line) for line in answers.read_text().splitlines()]
         stood_in = list(dict.fromkeys(record.read_text().splitlines()))
         noted = list(dict.fromkeys(notes.read_text().splitlines()))
@@ -144,28 +153,43 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
     if signals:
         print(*(f"lives on: {process}" for process in left), sep="\n", end="\n" * bool(left), file=sys.stderr)
         raise SystemExit(128 + signals[0])
-    places = [line.split("\t") for line in noted if "\t" in line]
-    goes_on = not every and (len(given) > 1 or any(may_train(file, int(line)) for line, file in places))
+    places = [line.split("\t", 2) for line in noted if "\t" in line]
+    goes_on = not every and (len(given) > 1 or any(may_train(file, int(line), next) for line, file, next in places))
     given = given if every else given[:1]
     cut = [line for line in noted if NOT_FOUND.search(line)]
+    stops += [line for line in noted if given and line.startswith(ENDED)]
     if not given:
         stops.append(without_an_answer(code, printed, [line for line in noted if "\t" not in line]))
     elif cut:
         stops.append(f"{'; '.join(cut)}. {CUT}")
+    if shells and not every and not goes_on:
+        goes_on = None
     return Explanation(given, stood_in, [*stops, *misled_words(given_words, given, bool(cut))], left, goes_on)
 
 
-def is_answered(answers: Path) -> bool:
-    """Whether there is an answer, and bash has gone on to its next command, or had the time to."""
+def is_answered(answers: Path, shells: set[str]) -> bool:
+    """Whether there is an answer, and bash and other runs have gone on to what they do next, or had the time to.
+
+    Adds the shells that are not bash, and ran when there was an answer, to `shells`.
+    """
     if not answers.read_text().endswith("\n"):
         return False
-    shells = living(lambda process: Path(process.exe()).name == "bash" and is_of(answers, process))
-    return not shells or time.time() - answers.stat().st_mtime > SECONDS_AFTER_AN_ANSWER
+
+    def is_waited_for(process: psutil.Process) -> bool:
+        program = Path(process.exe()).name if is_of(answers, process) else ""
+        shells.update({program} & OTHER_SHELLS)
+        return program.startswith(("bash", "python"))
+
+    return not living(is_waited_for) or time.time() - answers.stat().st_mtime > SECONDS_AFTER_AN_ANSWER
 
 
-def may_train(script: str, line: int) -> bool:
-    """Whether what bash would go on to, from a line of a script, may be another run; line 0 is one before the run."""
+def may_train(script: str, line: int, command: str) -> bool:
+    """Whether what bash would go on to may be another run: from a command in a line of a script on, if the line has it
+    as bash writes it, or else from the line on; line 0 is one before the run.
+    """
     lines = Path(script).read_text(errors="replace").splitlines()[line - 1 :] if os.path.isfile(script) else []
+    if lines:
+        lines[0] = lines[0][max(lines[0].find(command), 0) :]
     rest = "\n".join(of_rest.partition("#")[0] for of_rest in lines)
     loops = LOOPS.findall(rest)
     return line == 0 or MAY_TRAIN.search(rest) is not None or loops.count("done") > loops.count("do")
@@ -208,15 +232,21 @@ def reading_of(words: Sequence[str], place: int) -> str:
 
 def without_windows_line_ends(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """A command whose script has no carriage returns any more, and a message if it had some; $0 is still the script."""
-    place = 1
-    while place < len(words) and words[place].startswith("-"):
-        place += 1
-    script = Path(words[place]) if Path(words[0]).name in SHELLS and place < len(words) else None
-    if script is None or not script.is_file() or b"\r\n" not in (content := script.read_bytes()):
+    place = 0
+    if os.path.isfile(words[0]) and (first := re.match(rb"#!(.*)\r\n", Path(words[0]).read_bytes())):
+        # The kernel looks for a program whose name ends with a carriage return.
+        interpreter = shlex.split(first[1].decode())
+        words, place = [*interpreter, *words], len(interpreter)
+    elif Path(words[0]).name in SHELLS:
+        place = next((place for place, word in enumerate(words) if place and not word.startswith("-")), 0)
+    script = Path(words[place])
+    if not place or not script.is_file() or b"\r\n" not in (content := script.read_bytes()):
         return list(words), []
-    text = content.replace(b"\r\n", b"\n").decode(errors="surrogateescape")
-    message = f"{script}: its lines end as on Windows (CRLF), and {words[0]} fails on them: sed -i 's/\\r$//' {script}"
-    return [*words[:place], "-c", text, str(script), *words[place + 1 :]], [message]
+    message = f"{script}: its lines end as on Windows (CRLF), and it fails on them: sed -i 's/\\r$//' {script}"
+    if any(Path(word).name in SHELLS for word in words[:place]):
+        text = content.replace(b"\r\n", b"\n").decode(errors="surrogateescape")
+        words = [*words[:place], "-c", text, *words[place:]]
+    return list(words), [message]
 
 
 def put_stand_ins(folder: Path, record: Path, programs: Sequence[str]) -> dict[str, str]:
@@ -263,11 +293,13 @@ def signals_noted() -> Iterator[list[int]]:
 def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool]) -> int:
     """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
-    What the command leaves in the background has `SECONDS_IN_THE_BACKGROUND`.
+    What the command leaves in the background has `SECONDS_IN_THE_BACKGROUND`. A Python of it without the variable by
+    which verl answers is killed at once, and noted.
 
     Raises:
         ValueError: there is no such program.
     """
+    notes = output.with_name("notes")
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(
@@ -284,12 +316,22 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
         def in_session(other: psutil.Process) -> bool:
             return os.getsid(other.pid) == process.pid
 
+        def would_start(other: psutil.Process) -> bool:
+            return in_session(other) and EXPLAIN not in other.environ() and "python" in Path(other.exe()).name
+
+        def wait() -> None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for other in living(would_start):
+                with contextlib.suppress(psutil.Error), notes.open("a") as file:
+                    file.write(f"{ENDED} {shortened(shlex.join(other.cmdline()))}\n")
+                    other.kill()
+
         try:
             while process.poll() is None and not until():
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                wait()
             last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
             while not until() and time.monotonic() < last and living(in_session):
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                wait()
         finally:
             # Each may start another before its end.
             while members := living(in_session):
@@ -303,7 +345,7 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
 def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     """The processes of which something holds, and that have not ended."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
