@@ -428,6 +428,13 @@ def other_tokens_in_the_second_pass(actor, monkeypatch, _):
     trains(*LOPTI, step=partial(pass_of_lopti, "high"), batch=SECOND_PASS)(actor, monkeypatch, _)
 
 
+def another_rank_s_factor(actor, monkeypatch, _):
+    """Trains on one rank of two, of which the other multiplies its losses by twice as much."""
+    update = Update(actor("+clipx=grpo"))
+    update.receipt.all_reduce = lambda vector: vector + vector * (1 + (torch.arange(len(vector)) == 1))
+    update.run(change=lambda data: tu.assign_non_tensor(data, dp_size=2, batch_num_tokens=50, global_batch_size=12))
+
+
 def nothing_in_the_mask(data):
     data["response_mask"] = data["response_mask"] * False
     tu.assign_non_tensor(data, batch_num_tokens=0)
@@ -466,6 +473,7 @@ SINGLE = {
     "a later micro-batch of the opposite sign": (of_the_opposite_sign, BACKWARD),
     "an engine that turns a later micro-batch's sign": (in_parts(factors=(1, 1, -1)), f"{MULTIPLIED} -1 to 1"),
     "an engine that scales a later micro-batch": (in_parts(factors=(1, 0.5, 1)), f"{MULTIPLIED} 0.5 to 1"),
+    "an engine that scales a rank": (another_rank_s_factor, r"multiplied by 0\.5, all ranks' by 0\.75 on average"),
     "each micro-batch's own number of tokens": (in_parts(change=own_number_of_tokens), "mini-batch's 5, 8, 12 tokens"),
     "stale old log-probabilities in a later micro-batch": (old_log_probs(lambda row: row - 0.01, {2}), OF_OLD_POLICY),
     "stale old log-probabilities": (old_log_probs(lambda row: row - 0.01), OF_OLD_POLICY),

@@ -428,6 +428,25 @@ def test_what_is_changed_on_the_way_to_the_loss_is_found(actor, monkeypatch, few
         train(actor, monkeypatch, *overrides, **hands)
 
 
+@pytest.mark.parametrize("row", range(5))
+def test_a_row_rounded_to_bfloat16_in_bypass_mode_is_found(actor, monkeypatch, few_probes, row):
+    def of_trainer(data):
+        rows = data["old_log_probs"].unbind()
+        data["old_log_probs"] = jagged([of.bfloat16().to(of) if n == row else of for n, of in enumerate(rows)])
+
+    assert example()["mask"].any(1).tolist() == [True] * 5 + [False]
+    with pytest.raises(RuntimeError, match="bypass_mode=True announces the rollout's own, but one is"):
+        train(actor, monkeypatch, *BYPASSED, of_trainer=of_trainer)
+
+
+def test_tokens_that_a_trainer_of_one_s_own_leaves_out_are_only_warned_of(actor, monkeypatch, few_probes, caplog):
+    auto = ("+clipx=grpo", "clipx.receipt=auto")
+    train(actor, monkeypatch, *auto, of_trainer=half_rejected)
+    assert REJECTS in caplog.text
+    with pytest.raises(RuntimeError, match=REJECTS):
+        train(actor, monkeypatch, *auto, of_trainer=beyond_the_rows)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_decision_that_its_statistics_do_not_give_is_found(actor, monkeypatch, few_probes, name):
     overrides, change, said = PLANS[name]

@@ -26,7 +26,8 @@ class Announced:
     Attributes:
         step, model_output, data: the optimizer step, and the micro-batch as verl's engine gives it, without its graph.
         inputs: what the method sees: a mask without what verl's own code rejects, and advantages in Lopti's pass alone.
-        other_tokens: how many tokens are in the mask that verl's trainer should have rejected, or lack there.
+        other_tokens, more_tokens: how many tokens are in the mask that verl's trainer should have rejected, or lack
+            there; and whether some are of the first kind.
         resolved: how far a gradient may differ, relative to a token's.
         besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
         factors, gradients: of the backward passes that reach the loss, and log_prob.
@@ -42,7 +43,7 @@ class Announced:
         mask, log_prob = whole.bool(), response_part(log_probs, data, whole.shape[1])
         log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
         left = left_by_trainer(run.options, data)
-        self.other_tokens = int((mask != left).sum())
+        self.other_tokens, self.more_tokens = int((mask != left).sum()), bool((mask & ~left).any())
         if run.options.get(BYPASS) and run.options.get(ROLLOUT_RS) is not None:
             mask = left_by_verl(run.options, mask, log_prob - old)
         else:

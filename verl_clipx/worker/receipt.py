@@ -128,24 +128,26 @@ class Receipt(Observer):
         """Compares the update's backward passes, and what it counted over all ranks."""
         self._updates += 1
         followed, step, method = self._followed, self._step, self.settings.method
-        one_rank = torch.zeros(5 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
-        one_rank[0] = 1
+        back = [one for one in followed if one.factors and one.gradients]
+        factors = [float(one.factors[0]) for one in back] or [1.0]
+        low, high = min(factors), max(factors)
+        one_rank = torch.zeros(6 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
+        one_rank[:2] = torch.tensor([1.0, high])
         for one in followed:
-            one_rank[1:] += one.sums()
+            one_rank[2:] += one.sums()
         sums = self.all_reduce(one_rank)
         # A rank of a pipeline may see no loss.
         if not followed:
             return
-        back = [one for one in followed if one.factors and one.gradients]
+        ranks, factor, rows, tokens, counted, selected = sums[:6].tolist()
         missing = f"{len(followed) - len(back)} of {len(followed)} micro-batches to the model's log-probabilities"
         self._expect(len(back) == len(followed), f"no backward pass came from the loss of {missing}")
         self._in_training += [one.difference(one.gradients[0] / one.factors[0]) for one in back]
         self._expect_gradient("in the backward pass", self._in_training, followed[0])
-        factors = sorted(float(one.factors[0]) for one in back) or [1.0]
-        low, high = factors[0], factors[-1]
         multiplied = f"the losses of one update's micro-batches are multiplied by factors from {low:g} to {high:g}"
         self._expect(0 < low <= high <= low * (1 + SAME_FACTOR), multiplied)
-        ranks, rows, tokens, counted, selected = sums[:5].tolist()
+        apart = f"a rank's losses are multiplied by {high:g}, all ranks' by {factor / ranks:g} on average"
+        self._expect(abs(factor / ranks - high) <= SAME_FACTOR * high, apart)
         sizes = {"batch_num_tokens": tokens, "global_batch_size": rows, "dp_size": ranks}
         for (size, has), unit in zip(sizes.items(), ("tokens", "sequences", "ranks"), strict=True):
             given = sorted({float(one.data[size]) for one in followed})
@@ -158,7 +160,7 @@ class Receipt(Observer):
             same = abs(kept - selected) <= 2 + SAME_SELECTED * kept
             self._expect(same, f"losses are divided by {kept:g} selected tokens, and {selected:g} were selected")
         if step.decided_from in (DecidedFrom.MINI_BATCH, DecidedFrom.RATIO_ONE):
-            moved = followed[-1].bounds_apart(step.decision, method.decide(sums[5:]))
+            moved = followed[-1].bounds_apart(step.decision, method.decide(sums[6:]))
             other = f"the bounds differ by {moved:.2g} of their size from those of the tokens that were trained on"
             # Not a number passes: verl skips the update.
             self._expect(not moved > SAME_BOUNDS[self.half], other)
@@ -205,7 +207,9 @@ class Receipt(Observer):
         without = f"the samples came with{'' if there else 'out'} the weights of {weights}"
         self._expect(asked == there, without, stops=True)
         wrong = f"{announced.other_tokens} tokens that {rejects} rejects came as if it did not, or the reverse"
-        self._expect(not announced.other_tokens, wrong, stops=True)
+        # A trainer of one's own may train fewer tokens than it counts.
+        stops = options.get(ROLLOUT_RS) is not None or announced.more_tokens
+        self._expect(not announced.other_tokens, wrong, stops=stops)
         if asked and there:
             apart, self._normaliser, sums = announced.weights_apart(self._normaliser)
             self._weights, least = self._weights + sums, torch.finfo(data["rollout_is_weights"].dtype).eps
