@@ -175,6 +175,22 @@ WRONG = {
         contract.weight_is_the_same_at_each_call,
         loss(lambda t, _: t.ratio * min(1.0, next(CALLS) / 30)),
     ),
+    "another one where the longest response is long": (
+        contract.padding_does_not_matter,
+        loss(lambda t, _: t.ratio * (2.0 if t.ratio.shape[1] > 512 else 1.0)),
+    ),
+    "another one without autograd": (
+        contract.weight_is_the_same_at_each_call,
+        loss(lambda t, _: t.ratio * (1.0 if torch.is_grad_enabled() else 0.5)),
+    ),
+    "statistics of other sums without autograd": (
+        contract.statistics_are_the_same_each_time,
+        within_spread(statistics=lambda self, t: WithinSpread.statistics(self, t) * (1 + torch.is_grad_enabled())),
+    ),
+    "statistics of the first thousand tokens": (
+        (contract.padding_does_not_matter, contract.statistics_add_up_over_any_split),
+        within_spread(statistics=lambda self, t: moments(t, lambda of: of.flatten()[:1024].double().sum())),
+    ),
     "a square without the clamp, at a large A": (
         FINITE,
         dataclasses.replace(loss(lambda t, _: t.ratio**2), log_ratio_clamp=None),

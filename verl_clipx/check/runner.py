@@ -11,7 +11,10 @@ from verl_clipx.check import contract
 from verl_clipx.loss.user_method import method_of
 from verl_clipx.methods import Method
 
-UNSEEN = "Not seen: what changes after more calls, with the time or the environment, and narrow bands of the ratio."
+UNSEEN = (
+    "Not seen: what changes after more calls, with the time or the environment; narrow bands of the ratio; statistics "
+    "that leave out late tokens."
+)
 
 
 class Checked(NamedTuple):

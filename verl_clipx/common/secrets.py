@@ -2,6 +2,7 @@
 
 Both are our own. Scanners' rules, such as gitleaks' and kingfisher's, know providers' tokens and neither the keys of a
 configuration nor a command line; on PyPI they are binaries of 20 MB, and detect-secrets reads source code.
+A token of lower-case letters alone, under no key that names a credential, may look like words, and then stays.
 """
 
 import re
@@ -19,7 +20,8 @@ _PLURAL = ("tokens", "pass", "access", "sas", "eos", "bos", "cls")
 _NAMES = re.compile(
     r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|(?:api|access|auth)key)\b"
     r"|\b(?:cookie|webhook|connection string|sas ur[il])\b|(?:\b(?:auth|bearer|pwd|pat)|(?:auth|access|api|hf)token)$"
-    r"|\b(?:api|access|account|secret|private|signing|encryption|license|session|ssh|deploy|shared|master|wandb) key\b"
+    r"|\b(?:api|access|account|storage|secret|private|signing|encryption|license|session|ssh|deploy|shared|master|wandb)"
+    r" key\b"
     r"|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w+|bot|api|sas|wandb|personal|security|private) tokens?$"
 )
 # what does so where its value is a text, but for a token of a text and a pass of an update,
@@ -52,7 +54,7 @@ _ASSIGNED = (
         rf"\b[Vv]al\w*(?:{_QUOTE})?(?P<between>\s*[=:]\s*){_VALUE}"
         rf"(?=(?P=quote)?\s*,?\s*(?:{_QUOTE})?\w*(?i:name|key)(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME})"
     ),
-    re.compile(rf"(?:(?<![\w.-])--|\bset\s+){_NAME}(?P<between>\s+)(?!-){_VALUE}"),
+    re.compile(rf"(?:(?<![\w.-])--|\bset\s+(?:-\w+\s+)*){_NAME}(?P<between>\s+)(?!-){_VALUE}"),
 )
 # Credentials behind a group, which stays.
 _BEHIND = re.compile(
