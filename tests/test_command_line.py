@@ -74,6 +74,9 @@ def test_a_package_without_the_folder_papers_has_all_other_commands(tmp_path):
     commands = {*typer.main.get_command(app).commands}
     listed = re.findall(r"^  (\S+)", run_there("--help").stdout.partition("Commands:")[2], re.MULTILINE)
     assert {*listed} == commands - {*OF_PAPERS} and {*OF_PAPERS} < commands
+    # With the folder they stand under a heading of their own, last.
+    own, papers = (re.findall(r"^  (\S+)", part, re.MULTILINE) for part in clipx("--help").output.split("mmands")[1:])
+    assert own == listed and papers == [*OF_PAPERS]
     assert "parameters of acpo" in run_there("methods", "acpo").stdout
     refused = run_there("table", "list")
     assert refused.returncode == 2 and "No such command 'table'" in refused.stderr
@@ -179,11 +182,12 @@ def without(monkeypatch, *modules: str) -> None:
         monkeypatch.setitem(sys.modules, module, None)
 
 
-def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
+def test_a_missing_package_is_named_with_a_command_that_needs_no_release_of_this_one(monkeypatch, tmp_path):
     path = save_questions(tmp_path / "data", 1)
     without(monkeypatch, "vllm", *FOR_CPU)
     done = clipx("eval", "run", "m", "--benchmark", path, "--out", tmp_path / "e", "--max-tokens", 1)
-    assert "pip install 'verl-clipx[gpu]'" in done.output
+    assert "needs vLLM: pip install vLLM" in done.output
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    with pytest.raises(Exception, match=re.escape("+hardware=cpu needs cachetools: pip install 'verl-clipx[cpu]'")):
+    wanted = "+hardware=cpu needs cachetools: pip install cachetools fastapi uvicorn TransferQueue"
+    with pytest.raises(Exception, match=re.escape(wanted)):
         _ = composition("+clipx=acpo", "+hardware=cpu").trainer.device

@@ -41,7 +41,6 @@ DOORS = {
     "configuration": ("report {}/run --out {}/page", "run/.hydra/config.yaml", BYTES),
     "validation": ("report {}/run --out {}/page", "run/validation/3.jsonl", BYTES),
     "trace": ("report {}/run --out {}/page", "run/traces/step_00000001_update_0000_rank_00000.parquet", CUT_OFF),
-    "bounds": ("table bounds {}/log.jsonl", "log.jsonl", BYTES),
     "collected configuration": ("table collect small --runs {}/runs", f"{TABLE_RUN}/.hydra/config.yaml", NESTED),
     "collected evaluation": ("table collect small --runs {}/runs", f"{TABLE_RUN}/evaluation/b/results.json", BYTES),
     "results": ("table render small --results {}/found.json", "found.json", NESTED),

@@ -45,6 +45,15 @@ class Commands(TyperGroup):
                 )
         return super().parse_args(ctx, args)
 
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the papers' commands under a heading of their own, after what everybody uses."""
+        for heading, of_papers in (("Commands", False), ("Commands for the papers' experiments", True)):
+            names = [name for name in self.commands if (name in OF_PAPERS) == of_papers]
+            width = formatter.width - 6 - max(map(len, self.commands))
+            if names:
+                with formatter.section(heading):
+                    formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
+
     def invoke(self, context: typer.Context) -> Any:
         """Run the command named on the command line."""
         forget_json()

@@ -14,7 +14,6 @@ from tests.composition import MICRO_BATCH, by_hydra, composition
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods import METHODS as CLASSES
-from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
 from verl_clipx.run.groups import groups_of
 from verl_clipx.worker.registry import is_ours
 
@@ -35,13 +34,8 @@ def keys_refused(config):
     return [refusal.key for refusal in refusals_in(raised.value)]
 
 
-# The values that groups need which cannot train as they are: a loss of one's own, and bounds that a run has to measure,
-# as `clipx table bounds` prints them for a run with these epsilons.
-MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
-GIVEN = {
-    "+clipx=custom": {"clipx.function": "tests.example_losses:soft"},
-    **{f"+clipx={group}": parsed(*overrides) for group, overrides in MEASURED.items()},
-}
+# The value that a group needs which cannot train as it is: a loss of one's own.
+GIVEN = {"+clipx=custom": {"clipx.function": "tests.example_losses:soft"}}
 # The keys that they refuse.
 REFUSED = {"+clipx=base": ["clipx.method"], **{group: [*values] for group, values in GIVEN.items()}}
 # What goes on top of a method with a value that a user has to give.
@@ -52,7 +46,7 @@ THRESHOLD = {
     "+clipx/hold=second_moment": {"clipx.hold.value": 0.05},
 }
 # The methods' groups that can hold a target.
-TOKEN_MASKS = {"grpo", "dapo", "two_sided", "grpo_clip_high_acpo", "grpo_clip_acpo_average"}
+TOKEN_MASKS = {"grpo", "dapo", "two_sided"}
 HOLDING = {
     "+clipx/hold=second_moment": TOKEN_MASKS,
     "+clipx/hold=clip_fraction": TOKEN_MASKS

@@ -178,7 +178,7 @@ def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
     places = Places(runs=ROOT / "runs", data=ROOT / "data", hardware="a100x8", nodes=3)
     lines = [job.command for job in plan_table(load_table("acpo_table3"), places, (1,)) if job.kind == TRAIN]
     # One that measures its bounds on another run, too.
-    for line in (lines[0], next(line for line in lines if "clipx table bounds" in line)):
+    for line in (lines[0], next(line for line in lines if "measured_bounds" in line)):
         cluster.record.unlink(missing_ok=True)
         words = shlex.split(line)
         done = submit(cluster, *words)

@@ -51,13 +51,6 @@ def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_pa
         assert re.search(rf"\n  # .+\n  {name}:", above), f"{name} needs its reason above it"
 
 
-def test_a_group_with_measured_bounds_has_the_method_s_other_values():
-    both = {"clip_low": 0.5, "clip_high": 1.5}
-    for group, numbers in (("grpo_clip_high_acpo", {"clip_high": 1.9}), ("grpo_clip_acpo_average", both)):
-        built = clipx_of(f"+clipx={group}", *(f"clipx.{name}={value}" for name, value in numbers.items()))
-        assert built.method == METHODS["grpo"](**numbers)
-
-
 MODIFIER_GROUPS = {
     "shaping=advantage_reweighting": AdvantageReweighting(alpha=0.3, probability="old"),
     "shaping=advantage_reweighting_literal": AdvantageReweighting(alpha=0.3, probability="current"),

@@ -531,8 +531,8 @@ def test_what_is_listed_as_invisible_is(actor, monkeypatch, few_probes, name):
 GROUPS = sorted(
     file.stem
     for file in (REPOSITORY / "configs/clipx").glob("*.yaml")
-    # Without a loss of their own, or with bounds that the user sets.
-    if file.stem not in ("base", "custom", "observe", "grpo_clip_acpo_average", "grpo_clip_high_acpo")
+    # Without a loss of their own.
+    if file.stem not in ("base", "custom", "observe")
 )
 # Under each of these parameters the gradient is the same, or off by less than a millionth of that at F = 1.
 # Or a loss that differs only on tokens that the 25 of these tests and their probes don't have.

@@ -18,14 +18,14 @@ LOG = pandas.DataFrame(
 
 def test_highest_over_steps_and_average_over_tokens_and_another_methods_log_is_refused():
     found = measured_bounds(LOG)
-    assert found.highest == 0.9 and found.steps == 2
+    assert found.highest == 0.9
     assert found.average == pytest.approx((0.3 * 10 + 0.6 * 30) / 40)
     assert found.overrides == {
-        "grpo_clip_high_acpo": ["clipx.clip_high=1.9"],
-        "grpo_clip_acpo_average": ["clipx.clip_low=0.475", "clipx.clip_high=1.525"],
+        "highest": ["clipx.clip_high=1.9"],
+        "average": ["clipx.clip_low=0.475", "clipx.clip_high=1.525"],
     }
     # No lower bound is below zero.
     wide = LOG.assign(**{"actor/clipx/epsilon_average": [1.5, 1.5, None]})
-    assert measured_bounds(wide).overrides["grpo_clip_acpo_average"][0] == "clipx.clip_low=0"
+    assert measured_bounds(wide).overrides["average"][0] == "clipx.clip_low=0"
     with pytest.raises(ValueError, match="give the metrics of a run with \\+clipx=acpo"):
         measured_bounds(pandas.DataFrame({"actor/clipx/c_high": [1.2]}))

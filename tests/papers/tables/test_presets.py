@@ -25,6 +25,7 @@ from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
 from verl_clipx.run.config import completed
+from verl_clipx.run.groups import group_settings
 from verl_clipx.runs.sameness import significant_values
 
 HARDWARE = "+hardware=a100x8"
@@ -127,8 +128,13 @@ def test_files_templates_rewards_and_names_are_this_projects(monkeypatch):
 
 @pytest.mark.parametrize("part", MEASURED)
 def test_ablations_ask_for_the_bounds_that_they_need(part):
-    found = read_origins(f"acpo/countdown_3b_{part}_near")
-    assert {key for key, origin in found.items() if origin.value == OPEN} == {*MEASURED[part]}
+    for regime in ("near", "near_script", "off", "off_script"):
+        found = read_origins(f"acpo/countdown_3b_{part}_{regime}")
+        assert {key for key, origin in found.items() if origin.value == OPEN} == {*MEASURED[part]}
+        # Otherwise the ablation is GRPO, as +clipx=grpo has it; the dual clip is the preset's.
+        node = {key[6:]: origin.value for key, origin in found.items() if key.startswith("clipx.")}
+        grpo = completed(group_settings("grpo")) | dict.fromkeys((key[6:] for key in MEASURED[part]), OPEN)
+        assert {key for key in node.keys() - {"_target_"} if node[key] != grpo[key]} <= {"dual_clip"}
 
 
 def test_separate_async_meets_verls_condition_on_its_batches():

@@ -4,6 +4,7 @@ No training starts: lines go through the recipes with DRY_RUN, and through the l
 covered: the launchers beyond that (tests/recipes).
 """
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -120,21 +121,20 @@ def test_a_training_line_is_the_recipes_own(places):
     } <= set(words)
 
 
-def test_open_clip_bounds_are_measured_on_the_run_of_the_same_seed_and_reach_the_launch(places, tmp_path):
-    jobs = plan_table(load_table("acpo_table3"), places, (7,), rows=("GRPO (Clip=Avg)",))
-    (line,) = [job.command for job in jobs if job.label == "acpo/countdown_3b_clip_average_off, seed 7"]
-    metrics = places.runs / "acpo/countdown_3b_acpo_off-seed7/metrics.jsonl"
-    # In the place of `clipx table bounds`: prints what it prints for two groups, and its arguments.
-    (tmp_path / "bin").mkdir()
-    clipx = tmp_path / "bin" / "clipx"
-    clipx.write_text(
-        f'#!/bin/sh\necho "$@" >{tmp_path}/asked\nprintf "epsilon over 3 steps\\n'
-        '+clipx=grpo_clip_acpo_average clipx.clip_high=1.9\\n+clipx=other clipx.clip_high=7\\n"\n'
-    )
-    clipx.chmod(0o755)
-    words = printed(line, PATH=f"{tmp_path}/bin:$PATH")
-    assert (tmp_path / "asked").read_text() == f"table bounds {metrics}\n"
-    assert [word for word in words if word.startswith("clipx.")] == ["clipx.clip_high=1.9"]
+def test_open_clip_bounds_are_measured_on_the_run_of_the_same_seed_and_reach_the_launch(places):
+    jobs = plan_table(load_table("acpo_table3"), places, (7,), rows=("GRPO (Clip=Avg)", "DAPO (Clip-High=Max)"))
+    lines = {job.label: job.command for job in jobs}
+    average, highest = (lines[f"acpo/countdown_3b_clip_{name}_off, seed 7"] for name in ("average", "high"))
+    # Without that run nothing is launched.
+    before = subprocess.run(["bash", "-c", f"export DRY_RUN=1; {highest}"], capture_output=True, text=True, cwd=ROOT)
+    assert before.returncode == 1 and before.stdout == "" and "countdown_3b_acpo_off-seed7" in before.stderr
+    step = {f"actor/clipx/{key}": value for key, value in {"epsilon_highest": 0.9, "epsilon_average": 0.5}.items()}
+    measured_on = places.runs / "acpo/countdown_3b_acpo_off-seed7"
+    measured_on.mkdir(parents=True)
+    entry = {"step": 1, "data": step | {"actor/clipx/count/bin_0": 8.0}}
+    (measured_on / "metrics.jsonl").write_text(f"{json.dumps(entry)}\n")
+    bounds = [[word for word in printed(line) if word.startswith("clipx.")] for line in (average, highest)]
+    assert bounds == [["clipx.clip_low=0.5", "clipx.clip_high=1.5"], ["clipx.clip_high=1.9"]]
 
 
 TAKEN = (

@@ -55,8 +55,8 @@ class Row:
         quoted: why the row is only quoted from the paper and never measured.
         baseline: the row with which `gain_of` and the table of differences compare; None for the table's in the latter.
         measure: see `Column.measure`.
-        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `variant`
-            the preset on whose run of the same seed `clipx table bounds` measures them.
+        measured_bounds: if the preset leaves clip bounds open, `of`, which epsilon they follow (highest or average),
+            and by the columns' `variant` the preset on whose run of the same seed they are measured.
         evaluation_options: more options of `clipx eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty if it has none at all.
     """

@@ -1,15 +1,21 @@
-"""The bounds that an ACPO run used, as numbers for the fixed bounds of ACPO's ablations (its Table 3)."""
+"""Measures the bounds that an ACPO run used, for the fixed bounds of ACPO's ablations (its Table 3).
+
+A line of `clipx table plan acpo_table3` runs it: python -m verl_clipx.papers.tables.measured_bounds METRICS average
+"""
 
 import math
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from pandas import DataFrame
 
 from verl_clipx.runs import keys
+from verl_clipx.runs.run_log import read_run_log
 
 
 class MeasuredBounds(NamedTuple):
-    """What ACPO's epsilon was over a run.
+    """Epsilon of ACPO over a run.
 
     Args:
         highest: the largest epsilon of any bin with tokens in any update.
@@ -18,14 +24,13 @@ class MeasuredBounds(NamedTuple):
 
     highest: float
     average: float
-    steps: int
 
     @property
     def overrides(self) -> dict[str, list[str]]:
-        """Group of the ablation to its Hydra overrides."""
+        """The overrides of +clipx=grpo for the ablations with the highest and with the average epsilon."""
         return {
-            "grpo_clip_high_acpo": [f"clipx.clip_high={1 + self.highest:.6g}"],
-            "grpo_clip_acpo_average": [
+            "highest": [f"clipx.clip_high={1 + self.highest:.6g}"],
+            "average": [
                 f"clipx.clip_low={max(1 - self.average, 0):.6g}",
                 f"clipx.clip_high={1 + self.average:.6g}",
             ],
@@ -51,10 +56,17 @@ def measured_bounds(log: DataFrame) -> MeasuredBounds:
     rows = log.dropna(subset=names)
     tokens = rows[keys.of_bins("count", log)].sum(axis=1)
     average = (rows[keys.EPSILON_AVERAGE] * tokens).sum() / tokens.sum()
-    found = MeasuredBounds(float(rows[keys.EPSILON_HIGHEST].max()), float(average), len(rows))
+    found = MeasuredBounds(float(rows[keys.EPSILON_HIGHEST].max()), float(average))
     if not (math.isfinite(found.highest) and math.isfinite(found.average)):
         raise ValueError(
             f"the log gives no finite bounds: highest epsilon {found.highest:g}, average {found.average:g} over "
             f"{len(rows)} steps with both. Its steps need finite epsilons and token counts ({keys.COUNTS})."
         )
     return found
+
+
+if __name__ == "__main__":
+    try:
+        print(*measured_bounds(read_run_log(Path(sys.argv[1]))).overrides[sys.argv[2]])
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))

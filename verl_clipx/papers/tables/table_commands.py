@@ -1,4 +1,4 @@
-"""The commands `clipx table list|plan|bounds|collect|render`, which turn runs into the papers' tables."""
+"""The commands `clipx table list|plan|collect|render`, which turn runs into the papers' tables."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.markup import escape
 from verl_clipx.common.command_line import AsJson, fail, failing, print_json
 from verl_clipx.common.files import check_shape, read_json_object, write_json, write_text
 from verl_clipx.common.listed import print_list
-from verl_clipx.common.terminal import TerminalConsole, warnings_on
+from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.papers.tables.definition import Table
@@ -191,20 +191,3 @@ def _load(name: str) -> "Table":
 
     with failing():
         return load_table(name)
-
-
-@app.command()
-def bounds(
-    metrics: Annotated[Path, typer.Argument(help="The metrics.jsonl of an ACPO run.")],
-) -> None:
-    """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
-    from verl_clipx.papers.tables.measured_bounds import measured_bounds
-    from verl_clipx.runs.run_log import read_run_log
-
-    with failing(), warnings_on(console):
-        found = measured_bounds(read_run_log(metrics))
-    console.print(
-        f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
-    )
-    for group, overrides in found.overrides.items():
-        console.print_line(f"+clipx={group} {' '.join(overrides)}")

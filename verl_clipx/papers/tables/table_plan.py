@@ -123,7 +123,7 @@ def _bounds(places: Places, cells: list[tuple[Row, Column]], seed: int) -> tuple
     for row, column in cells:
         if row.measured_bounds and column.variant in row.measured_bounds:
             measured_on = run_path(places.runs, row.measured_bounds[column.variant], seed)
-            return row.measured_bounds["group"], measured_on / "metrics.jsonl"
+            return row.measured_bounds["of"], measured_on / "metrics.jsonl"
     return None
 
 
@@ -131,7 +131,7 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     """Return the line that trains, which calls the recipes' own `launch` with the preset's name.
 
     Args:
-        bounds: a method group, and the metrics from which `clipx table bounds` measures its open clip bounds.
+        bounds: which epsilon open clip bounds follow, and the metrics on which they are measured.
 
     Raises:
         FileNotFoundError: the recipes do not exist.
@@ -153,12 +153,14 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     if places.hardware == "cpu":
         # The check of the environment would take a third of such a run.
         variables |= {"VERL_PLATFORM": "cpu", "PREFLIGHT": "0"}
-    script = f"set -eu; source {shlex.quote(str(recipes))}; launch {preset}"
+    script, launch = f"set -eu; source {shlex.quote(str(recipes))}", f"launch {preset}"
     if bounds:
-        group, metrics = bounds
-        script += f" $(clipx table bounds {shlex.quote(str(metrics))} | sed -n 's/^+clipx={group} //p')"
+        which, metrics = bounds
+        measure = f"python3 -m verl_clipx.papers.tables.measured_bounds {shlex.quote(str(metrics))} {which}"
+        # As an assignment, so that a failure ends the line.
+        script, launch = f"{script}; bounds=$({measure})", f"{launch} $bounds"
     assignments = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
-    return f"{assignments} bash -c {shlex.quote(script)}"
+    return f"{assignments} bash -c {shlex.quote(f'{script}; {launch}')}"
 
 
 def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], model: str, folder: Path) -> list[Job]:
