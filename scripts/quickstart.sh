@@ -98,6 +98,10 @@ name_of() {
     printf '%s\n' "$name"
 }
 
+given=()
+for variable in RUNS SEED HARDWARE MODEL; do
+    [[ -z ${!variable:-} || $variable=${!variable} =~ ^(SEED=1|HARDWARE=cpu)$ ]] || given+=("$variable=${!variable}")
+done
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
@@ -283,12 +287,14 @@ title=()
 [[ $MODEL != smollm2 || -n ${MAX_RESPONSE_LENGTH:-} ]] ||
     title=(--title "SmolLM2 learns sums: its answers are cut at 14 tokens on purpose, so that a step stays short")
 step "5/5 page" page clipx report "${folders[@]}" --out "$PAGE" ${title[@]+"${title[@]}"}
-again="${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh"
-[[ $HARDWARE == cpu ]] || again="HARDWARE=$HARDWARE $again"
+# The same once more: the user's own settings, as this shell would take them again.
+quoted() { [[ $# == 0 ]] || printf ' %q' "$@"; }
+again="$(quoted ${given[@]+"${given[@]}"} ${variables[@]+"${variables[@]}"}) bash scripts/quickstart.sh"
+again=${again# }
 cat <<END
   open the page     $PAGE/report.html
   what if           $VENV/bin/clipx replay ${folders[0]} +clipx=dgpo +clipx=bapo
-  another method    $again dgpo
-  three seeds       SEEDS=3 $again $METHOD
+  another method    $again dgpo$(quoted ${shared[@]+"${shared[@]}"})
+  three seeds       SEEDS=3 $again $METHOD$(quoted "$@")
   your own run      add +clipx=$METHOD${own[*]:+ ${own[*]}} to its verl command line (README.md)
 END

@@ -36,13 +36,14 @@ def test_a_version_outside_the_tested_range_says_what_to_do_and_scarce_memory_is
         assert doctor.check_resources(Path("/"))[0].level == level
 
 
-@pytest.mark.parametrize(("module", "level", "extra"), [("scipy", "warning", "tools"), ("uvicorn", "error", "cpu")])
-def test_a_missing_package_names_its_extra(monkeypatch, module, level, extra):
+@pytest.mark.parametrize(("module", "level"), [("scipy", "warning"), ("uvicorn", "error")])
+def test_a_missing_package_has_the_command_that_installs_it(monkeypatch, module, level):
     assert [finding.level for finding in doctor.check_extras(has_gpu=False)] == ["ok", "ok"]
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     (wrong,) = [finding for finding in doctor.check_extras(has_gpu=False) if finding.level != "ok"]
-    assert (wrong.level, wrong.found) == (level, f"no {module}") and f"'verl-clipx[{extra}]'" in wrong.advice
+    assert (wrong.level, wrong.found) == (level, f"no {module}")
+    assert wrong.advice.endswith(f"pip install {module}")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ covered: the model (tests/papers/tasks/pretrained), training and the page (tests
 """
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,19 @@ def test_it_shows_the_runs_line_and_steps_and_keeps_the_rest_in_a_log(start):
     assert "a warning of verl's" in log and "critic/rewards/mean:0.25" in log
     failed = start("dgpo", TRAINING_EXIT="7", SEED="2", code=7).stderr
     assert "training with +clipx=grpo failed. Its log: " in failed and "a warning of verl's" in failed
+
+
+def test_the_line_for_three_seeds_is_this_start_with_three_seeds(start):
+    words = ["clipx.function=my_loss:soft", "+x='a b, $HOME'", "data.train_batch_size=8"]
+    started = start("custom", *words, TOTAL_STEPS="3", SEED="5", ACTOR_LR="1e-4")
+    (line,) = [line for line in started.stdout.splitlines() if line.startswith("  three seeds ")]
+    *variables, bash, script, method = (said := shlex.split(line.removeprefix("  three seeds ")))[: -len(words)]
+    assert (bash, script, method, said[-len(words) :]) == ("bash", "scripts/quickstart.sh", "custom", words)
+    runs = f"RUNS={started.runs}"
+    assert {*variables} == {"SEEDS=3", "SEED=5", "TOTAL_STEPS=3", "ACTOR_LR=1e-4", runs}
+    # With these the first of the three is used again.
+    again = start("custom", *words, **dict(word.split("=", 1) for word in variables if word != runs))
+    assert "-seed5 is finished and used again" in again.stdout and len(again.trained) == 4
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from verl_clipx.common.command_line import installed_version
-from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool
+from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool, pip_command
 from verl_clipx.common.verl_version import VERL_RANGE, unsuitable_verl, verl_version
 
 Level = Literal["ok", "warning", "error"]
@@ -25,6 +25,7 @@ PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 
 TESTED_HERE = "verl-clipx's own tests run on a CPU with"
 TESTED_BY_VERL = "verl tests its GPU environment with this"
+INSTALL_THIS = "from a clone of it: pip install --no-deps ."
 # By extra: who tested which versions together.
 COMBINATIONS = {
     "cpu": (TESTED_HERE, {"torch": "==2.13.0", "transformers": ">=5.9,<5.11"}),
@@ -113,12 +114,12 @@ def check_versions(has_gpu: bool) -> list[Finding]:
     extra = "gpu" if has_gpu else "cpu"
     by_whom, combination = COMBINATIONS[extra]
     for distribution, tested in combination.items():
-        install = "" if installed_version(distribution) else f"pip install 'verl-clipx[{extra}]'; "
+        install = "" if installed_version(distribution) else f"{pip_command([repr(distribution + tested)])}; "
         advice = f"{install}{by_whom}: {distribution}{tested}"
         findings.append(in_range(distribution, SpecifierSet(tested), "warning", advice))
-    for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core", "verl-clipx"):
+    for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core"):
         findings.append(in_range(distribution, SpecifierSet(), "error"))
-    return findings
+    return [*findings, in_range("verl-clipx", SpecifierSet(), "error", INSTALL_THIS)]
 
 
 def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
@@ -146,21 +147,21 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     return done.stdout, error
 
 
-def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str) -> Finding:
+def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str = "") -> Finding:
     """Checks whether modules can be imported, by a mapping from each to the distribution that has it."""
     missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
-        return Finding(level, subject, f"no {', '.join(missing)}", advice)
+        return Finding(level, subject, f"no {', '.join(missing)}", f"{advice}{pip_command(missing)}")
     return Finding("ok", subject, ", ".join(needed.values()))
 
 
 def check_extras(has_gpu: bool) -> list[Finding]:
     """Checks the packages that only the tools around the losses need, and those of runs without a GPU."""
     advice = "training needs them only for rewards of mathematics; for the other commands: "
-    tools = check_packages("tools", TOOLS, "warning", f"{advice}pip install 'verl-clipx[tools]'")
+    tools = check_packages("tools", TOOLS, "warning", advice)
     if has_gpu:
         return [tools]
-    return [tools, check_packages("packages of CPU runs", FOR_CPU, "error", "pip install 'verl-clipx[cpu]'")]
+    return [tools, check_packages("packages of CPU runs", FOR_CPU, "error")]
 
 
 def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
@@ -173,7 +174,7 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
     if error or not losses:
         advice = error or (
             f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {policy!r}; it must be auto or contain "
-            "clipx, and verl-clipx must be installed in this environment (pip install verl-clipx)"
+            f"clipx, and verl-clipx must be installed in this environment, {INSTALL_THIS}"
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
     registered = Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")
@@ -201,7 +202,7 @@ def check_accelerators() -> list[Finding]:
 
     build = Finding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, install verl-clipx[gpu]"
+    advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, a torch for its CUDA"
     return [build] + (
         [Finding("ok", f"GPU {k}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB") for k, gpu in enumerate(gpus)]
         or [Finding("warning", "GPUs", "none", advice)]

@@ -1,38 +1,42 @@
-"""Packages that the losses do not need but something else does, by extra, and the message if one is missing."""
+"""Packages that the losses do not need but something else does, and the message if one is missing."""
 
-# What the commands around the losses need: the name that is imported, and the one that is installed.
-TOOLS = {name: name for name in ("datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "scipy")}
-TOOLS |= {"math_verify": "math-verify", "pebble": "pebble"}
+import importlib.util
+from collections.abc import Iterable
+
+from verl_clipx.common.verl_version import VERL_RANGE
+
+# What the commands around the losses need: the name that is imported, and the one that is installed. Runs are read with
+# the first, the papers' data are built and judged with the second.
+OF_RUNS = {name: name for name in ("jinja2", "matplotlib", "pandas", "pyarrow", "scipy")}
+OF_PAPERS = {"datasets": "datasets", "math_verify": "math-verify", "pebble": "pebble"}
+TOOLS = OF_RUNS | OF_PAPERS
 
 # What verl imports in its v1 trainer and its rollout servers without requiring it.
 FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"transfer_queue": "TransferQueue"}
 
-# What comes with verl; these names are both imported and installed.
-OF_VERL = ("tensorboard", "wandb")
+# What comes with verl, and this package alone doesn't install; these names are both imported and installed.
+OF_VERL = ("verl", "numpy", "ray", "tensorboard", "tensordict", "torch", "transformers", "wandb")
 
-# verl and what it brings with it, which this package alone doesn't install: the same.
-VERL = ("verl", "numpy", "ray", "tensordict", "torch", "transformers")
+# Modules that are installed together.
+TOGETHER = (OF_RUNS, OF_PAPERS, FOR_CPU, {"gguf": "gguf"}, {"vllm": "vLLM"})
 
-# Module to the name that is installed, by extra.
-EXTRAS = {
-    "tools": TOOLS,
-    "pretrained": {"gguf": "gguf"},
-    "cpu": FOR_CPU,
-    "gpu": {"vllm": "vLLM"},
-}
+
+def pip_command(distributions: Iterable[str]) -> str:
+    """pip's command for packages of the index, where this project is not yet."""
+    return f"pip install {' '.join(distributions)}"
 
 
 def needs_tool(user: str, module: str) -> str:
-    """A line that says that a user, such as a command, misses a module and how to install it."""
+    """A line that says that a user, such as a command, misses a module and how to install it with what goes with it."""
     if module in OF_VERL:
-        return f"{user} needs {module}, which comes with verl: pip install {module}"
-    if module in VERL:
-        return f"{user} needs {module}, of verl's: pip install 'verl-clipx[gpu]', or 'verl-clipx[cpu]' without a GPU"
-    extra = next(extra for extra, modules in EXTRAS.items() if module in modules)
-    return f"{user} needs {EXTRAS[extra][module]}: pip install 'verl-clipx[{extra}]'"
+        name = f"'verl{VERL_RANGE}'" if module == "verl" else module
+        return f"{user} needs {module}, which comes with verl: {pip_command([name])}"
+    group = next(group for group in TOGETHER if module in group)
+    missing = [name for other, name in group.items() if other == module or importlib.util.find_spec(other) is None]
+    return f"{user} needs {group[module]}: {pip_command(missing)}"
 
 
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
-    """The same for a failed import; None if the missing module belongs to no extra: then something else is broken."""
+    """The same for a failed import; None if the missing module is none of these: then something else is broken."""
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if module in {*OF_VERL, *VERL}.union(*EXTRAS.values()) else None
+    return needs_tool(user, module) if module in {*OF_VERL}.union(*TOGETHER) else None
