@@ -76,6 +76,57 @@ def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
         assert repository in (ROOT / "docker" / "Dockerfile.gpu").read_text()
 
 
+def test_what_belongs_to_a_cluster_is_given_by_variables(cluster):
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    given = {"CPUS": "30", "MEMORY": "200Gi", "SHARED_MEMORY": "64Gi", "QUEUE": "research", "CLAIM": "disk"}
+    given |= {"NODE_SELECTOR": "gpu=h100 zone.io/name=a", "TOLERATIONS": json.dumps(tolerations)}
+    given |= {"MOUNTS": "models:/models sets:/sets", "RUNS_IN_CLAIM": "me/runs", "DATA_IN_CLAIM": "sets"}
+    job = created(cluster, RECIPE, NNODES="2", **given)
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "research"}
+    spec = job["spec"]["rayClusterSpec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod, container = group["template"]["spec"], container_of(group)
+        assert container["resources"]["requests"] == {"cpu": "30", "memory": "200Gi", "nvidia.com/gpu": "8"}
+        assert pod["nodeSelector"] == {"gpu": "h100", "zone.io/name": "a"} and pod["tolerations"] == tolerations
+        claims = {
+            one["name"]: one["persistentVolumeClaim"]["claimName"]
+            for one in pod["volumes"]
+            if len(one) == 2 and "persistentVolumeClaim" in one
+        }
+        mounts = {
+            mount["mountPath"]: (claims.get(mount["name"]), mount.get("subPath")) for mount in container["volumeMounts"]
+        }
+        root = container["workingDir"]
+        assert mounts[f"{root}/runs"] == ("disk", "me/runs") and mounts[f"{root}/data"] == ("disk", "sets")
+        assert mounts["/models"] == ("models", None) and mounts["/sets"] == ("sets", None)
+        (memory,) = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
+        assert memory["sizeLimit"] == "64Gi"
+
+
+def test_without_them_the_job_asks_for_no_queue_label_or_taint(cluster):
+    job = created(cluster, RECIPE)
+    assert "labels" not in job["metadata"]
+    assert (
+        not {"nodeSelector", "tolerations"} & job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"].keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NODE_SELECTOR", "h100"),
+        ("MOUNTS", "models"),
+        ("TOLERATIONS", "gpu"),
+        ("TOLERATIONS", "[a, b]"),
+        ("TOLERATIONS", "["),
+    ],
+)
+def test_a_value_of_another_form_is_refused(cluster, variable, value):
+    done = cluster.run(SCRIPT, RECIPE, **{variable: value})
+    assert done.returncode != 0 and not cluster.record.exists()
+    assert f"{variable}={value}" in done.stderr
+
+
 def test_a_dry_run_creates_nothing(cluster):
     done = cluster.run(SCRIPT, RECIPE, DRY_RUN="1")
     job = json.loads(done.stdout)
