@@ -4,8 +4,7 @@
     python scripts/demo.py page                   # their page, the pictures and docs/tutorial.ipynb; trains nothing
 
 The runs lose what no page shows: the traces of all steps but the last, and of validations the answers. What is kept
-is as the run wrote it, but for the folder's name. The records that are shipped now were filled by hand with keys that
-runs keep since (docs/results/log.md).
+is as the run wrote it, but for the folder's name.
 """
 
 import json

@@ -16,6 +16,7 @@ from tests.composition import built_once
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import Comparison, compare_means, holm
 from verl_clipx.common.statistics.estimate import estimate
+from verl_clipx.demo import files as demo
 from verl_clipx.runs.folder import RunFolder
 
 from .documents import ROOT
@@ -271,5 +272,8 @@ def test_the_numbers_of_cpu_small_and_of_the_quick_start_are_those_of_the_runs()
     said = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
     assert said in text_of("docs/results/cpu_small.md")
     # And the quick start's intervals are Student's.
-    held_out = [estimate([1.0] * right + [0.0] * (256 - right)) for right in (20, 37, 32)]
+    held_out = [
+        estimate(pandas.read_json(demo.SHIPPED / run / f"validation/{step}.jsonl", lines=True).score.to_numpy())
+        for run, step in ((demo.RUNS[0], 0), *((run, 8) for run in demo.RUNS))
+    ]
     assert all(f"{of.mean:.3f} [{of.low:.3f}, {of.high:.3f}]" in text_of("docs/dev/launching.md") for of in held_out)

@@ -97,6 +97,31 @@ def test_page_and_pictures_are_of_the_shipped_runs(tmp_path, monkeypatch):
         assert texts_of(made) == texts_of(committed), f"{made.name} is old: python scripts/demo.py page"
 
 
+def test_the_page_begins_with_what_the_runs_show_and_has_one_number_for_each_thing():
+    page = (SHIPPED / PAGE).read_text()
+    logs = [pandas.read_json(SHIPPED / run / "metrics.jsonl", lines=True).data.apply(pandas.Series) for run in RUNS]
+    grpo, acpo = (
+        100 * log[[f"actor/clipx/clip_fraction_{side}" for side in ("low", "high")]].sum(axis=1)[1:].mean()
+        for log in logs
+    )
+    says = (
+        f"GRPO clipped {grpo:.1f}\u202f% of the tokens, mostly improbable ones in bad answers; ACPO {acpo:.2f}\u202f%"
+    )
+    assert f"<h1>{says}</h1>" in page
+    steps = [pandas.read_parquet(SHIPPED / run / "traces") for run in RUNS]
+    lost = steps[0][(steps[0].weight == 0) & (steps[0].advantage != 0)]
+    assert ((lost.advantage < 0) & (lost.old_log_prob < math.log(0.5))).mean() > 0.5
+    # The tokens of the last update are counted alike everywhere.
+    last = [step[step["update"] == 7] for step in steps]
+    assert {*re.findall(r"(\d+) tokens", page)} == {str(len(tokens)) for tokens in last}
+    # What was trained stands before what was found, and bounds are those of that update.
+    unsure = last[1][last[1].old_log_prob < math.log(0.2)]
+    assert page.index("80 prompts × 8 responses") < page.index("<figure") < page.index("In numbers")
+    assert f"<td>0.00 to {unsure.high.median():.2f}&ensp;<small>p below 0.2, step 8</small>" in page
+    assert f"{logs[1]['actor/ppo_kl'].max():.2g}&ensp;<small>step 1; the median" in page
+    assert "In words" not in page and 'data-rule="grpo"' in page
+
+
 def test_of_a_trained_run_is_kept_what_ships(tmp_path):
     trained, kept, name = tmp_path / "trained", tmp_path / "kept", RUNS[1]
     shutil.copytree(SHIPPED / name, trained)

@@ -10,7 +10,8 @@ import pytest
 from tests.runs.example_runs import write_log, write_validation
 from verl_clipx.diagnose.findings import (
     collapses,
-    descriptions,
+    describe_runs,
+    describe_tokens,
     diagnoses,
     rewards,
     unequal_starts,
@@ -26,7 +27,7 @@ from verl_clipx.runs.settings import Setting, settings_of
 
 def findings(settings):
     """All sentences of a page."""
-    return [*diagnoses(settings), *descriptions(settings)]
+    return [*diagnoses(settings), *describe_tokens(settings), *describe_runs(settings)]
 
 
 def run(columns, configuration=None, held_out=(), name="run"):

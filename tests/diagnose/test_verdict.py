@@ -25,7 +25,7 @@ from verl_clipx.trainer.log import write_record
 STORED = Path(__file__).parents[2] / "docs" / "results" / "cpu_small_steps.csv"
 COLUMNS = {"reward": keys.REWARD, "entropy": keys.ENTROPY, "kl": keys.KL}
 VERDICT = re.compile("told apart|higher|lower|more|less|ahead|behind|better|worse|best|worst")
-NO_VERDICT = "This does not compare the methods"
+NO_VERDICT = "This does not say which method is better"
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from verl_clipx.methods import METHODS
 from verl_clipx.report import follow
 from verl_clipx.report import page as report_page
 from verl_clipx.report.page import write_report
+from verl_clipx.runs import keys
 from verl_clipx.trainer.log import write_record
 
 MOST_BYTES = 5_000_000
@@ -61,13 +62,22 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     assert set(tokens["setting"]) == {"GRPO", "ACPO"} and {"ratio", "low", "high", "weight"} <= set(tokens)
 
 
+def test_what_verl_counts_on_both_sides_is_not_called_clipped_low(tmp_path):
+    log = write_log(tmp_path / "run" / "metrics.jsonl", [{keys.PG_CLIPPED: 0.02, keys.ENTROPY: 1.0}] * 3)
+    clipx("report", log, "--out", tmp_path / "out")
+    _, figures = page_of(tmp_path / "out").split('id="numbers"')
+    assert "How many tokens verl counts as clipped" in figures and "both sides, as verl counts" in figures
+    shown = figures.partition("Regions:")[0]
+    assert "clipped low" not in shown and "violet" not in shown
+
+
 def test_long_names_are_cut_in_the_headline_only_and_a_page_that_will_change_reloads_itself(tmp_path):
     names = [f"cluster_a_grpo_qwen3_8b_math_8192_tokens_{number}_{'x' * 60}" for number in (1, 2)]
     logs = [write_log(tmp_path / name / "metrics.jsonl", [{"actor/entropy": 1.0}] * 2) for name in names]
     write_report(logs, tmp_path / "out", reload_every=10)
     page = page_of(tmp_path / "out")
-    assert "<h1>run 1 against run 2: what clipping did</h1>" in page and names[0] in page
-    assert "<title>run 1 against run 2: what clipping did</title>" in page
+    assert "<h1>run 1 against run 2: what the logs say</h1>" in page and names[0] in page
+    assert "<title>run 1 against run 2: what the logs say</title>" in page
     assert '<meta http-equiv="refresh" content="10">' in page
 
 
@@ -78,8 +88,9 @@ def test_runs_of_one_name_in_two_folders_stay_two_also_without_traces(tmp_path):
     page = page_of(tmp_path / "out")
     assert "2 runs · 2 settings" in page and "<td>1 to 2</td>" in page and "<td>1 to 3</td>" in page
     assert 'http-equiv="refresh"' not in page
-    # Without traces it says how to get them.
-    assert "+clipx/trace=prompts" in page and "<script" not in page
+    # Without traces it begins with charts, and says last how to get them.
+    assert page.index(">training step<") < page.index("In numbers") < page.index("+clipx/trace=prompts")
+    assert "<script" not in page and "No traces" not in page
     assert not (tmp_path / "out" / "tokens.csv").exists()
 
 

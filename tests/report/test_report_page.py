@@ -47,7 +47,7 @@ LOOK = """
   found.folded = folds.filter(function (fold) { return !fold.open; }).map(function (fold) {
     return fold.querySelector("h2").textContent;
   });
-  found.first = ["summary", "ratios", "tokens", "words"].map(function (name) {
+  found.first = ["first", "numbers", "tokens"].map(function (name) {
     return (page.getElementById(name) || page.querySelector("." + name)).getBoundingClientRect().top;
   });
   found.lines = Array.prototype.filter.call(page.querySelectorAll(".line"), function (line) {
@@ -59,6 +59,11 @@ LOOK = """
   tokens[5].dispatchEvent(new MouseEvent("mouseover", { bubbles: true })); found.pointed = marked();
   tokens[7].dispatchEvent(new MouseEvent("click", { bubbles: true })); found.tapped = marked();
   found.detail = detail.textContent;
+  found.opens = view.getAttribute("data-rule");
+  found.acted = Array.prototype.map.call(page.querySelectorAll(".tokens"), function (one) {
+    return one.querySelector(".line").querySelectorAll(".g-low, .g-high").length > 0;
+  });
+  page.querySelector('input[value="own"]').click();
   var other = page.querySelector(".tokens .kept.g-high"), before = tone(other);
   page.querySelector('input[value="grpo"]').click();
   found.switched = [before === tone(other), view.getAttribute("data-rule")];
@@ -130,13 +135,15 @@ def opened(tmp_path_factory):
 def test_the_page_at(opened, width):
     found, wide = opened[0][width], width > 1000
     assert opened[1] == []
-    # Table, picture and one response come first, and what says nothing is folded.
-    assert found["first"] == sorted(found["first"]) and found["first"][1] < (700 if wide else 1200)
+    # Picture, table and one response come first, and what says nothing is folded.
+    assert found["first"] == sorted(found["first"]) and found["first"][0] < (400 if wide else 700)
+    # The tokens are judged by GRPO's rule, and it acts in the answers that stand there.
+    assert found["opens"] == "grpo" and found["acted"] == [True, True]
     assert found["lines"] == 2
     hard = ["Gradient mass by probability", "Gradient mass outside the bounds"]
     assert found["folded"] == [*hard, "What else was logged"]
     # Three outcomes, ACPO's bounds, six figures of two settings each, and three charts of other metrics.
-    assert found["figures"] == 3 + 1 + 6 * 2 + 3
+    assert found["figures"] == 3 + 1 + 5 * 2 + 3
     # A panel by itself fills both columns where there are two. Nothing sticks out.
     assert found["alone"] == [720 if wide else 348] * 3
     assert found["wide"] <= width and found["small"] >= 9
@@ -149,4 +156,4 @@ def test_the_page_at(opened, width):
     assert found["replayed"] == ["r0", True] and found["dashed"]
     # A completion that looks like markup stays text.
     assert set(found["unsafe"]) == {UNSAFE}
-    assert found["images"] == 0 and found["title"].startswith("GRPO against ACPO")
+    assert found["images"] == 0 and found["title"].startswith("GRPO clipped ")

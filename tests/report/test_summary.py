@@ -9,7 +9,7 @@ from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_run
 from verl_clipx.common.traces import read_shards, shards_in
 from verl_clipx.modifiers.masks import IcePop
-from verl_clipx.report.summary import describe, summary
+from verl_clipx.report.summary import describe, headline, summary
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import Setting, settings_of
@@ -33,7 +33,9 @@ SEARCHED = {keys.BOUND_LOW: [0.6, 0.8], keys.BOUND_HIGH: [1.2, 1.4]}
         (of(CLIPPED), {"Tokens clipped low": ("3.0\u202f%", ""), "Tokens clipped high": ("0.50\u202f%", "")}),
         # What lies outside the bounds and has a gradient isn't clipped.
         (of(CLIPPED | KEPT), {"Tokens clipped low": ("3.0\u202f%", "outside, kept")}),
-        (of({keys.PG_CLIPPED: [0.02]}), {"Tokens clipped low": ("2.0\u202f%", "both sides, as verl counts")}),
+        # verl's count of both sides stands in a row of its own.
+        (of({keys.PG_CLIPPED: [0.02]}), {"Tokens clipped": ("2.0\u202f%", "")}),
+        (of({keys.KL: [0.01, 0.04, 0.01]}), {"Highest KL": ("0.04", "step 2; the median is 0.01")}),
         # A ratio has no negative bounds.
         (
             of(BINS),
@@ -54,8 +56,30 @@ SEARCHED = {keys.BOUND_LOW: [0.6, 0.8], keys.BOUND_HIGH: [1.2, 1.4]}
 )
 def test_cells_by_hand(setting, expected):
     found = rows(setting)
+    assert ("Tokens clipped low" in found) == (keys.CLIPPED_LOW in setting.runs[0].log)
     assert {name: found[name][0] for name in expected} == expected
     assert not {"Held-out reward", "Gradient taken by clipping"} & found.keys()
+
+
+NOTHING = {keys.CLIPPED_LOW: [0.0, 0.0], keys.CLIPPED_HIGH: [0.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([of(CLIPPED, "A")], "A clipped 3.5\u202f% of the tokens"),
+        ([of(CLIPPED, "A"), of(NOTHING, "B")], "A clipped 3.5\u202f% of the tokens; B none"),
+        ([of(NOTHING, "A"), of(CLIPPED, "B")], "A clipped none of the tokens; B 3.5\u202f%"),
+        # What is outside and keeps its gradient isn't clipped.
+        (
+            [of(CLIPPED, "A"), of(CLIPPED | KEPT, "B"), of(CLIPPED, "C")],
+            "A clipped 3.5\u202f% of the tokens; B kept the gradient of 3.5\u202f% outside its bounds; C 3.5\u202f%",
+        ),
+        ([of(CLIPPED, "A"), of({keys.PG_CLIPPED: [0.02]}, "B")], ""),
+    ],
+)
+def test_the_headline_is_what_each_clipped(settings, said):
+    assert headline(describe(settings, [])) == said
 
 
 def test_rewards_are_over_the_steps_that_all_have_and_three_seeds_have_an_interval():
@@ -93,7 +117,7 @@ def test_masked_tokens_are_seen_on_the_page(tmp_path):
     clipx("report", masked, write_run(tmp_path / "grpo-seed1", "grpo", steps=2), "--out", tmp_path / "out")
     page, (step,) = page_of(tmp_path / "out"), {shard.step for shard in shards_in(masked / "traces")}
     tokens = read_shards(masked / "traces", shards_in(masked / "traces")).to_pandas()
-    assert step == 2 and 0 < tokens.rejected.mean() < 1 and "what clipping did" in page
+    assert step == 2 and 0 < tokens.rejected.mean() < 1 and "<h1>GRPO" in page
     assert "Tokens masked" in page and "<h3>masked tokens</h3>" in page and "taken out</li>" in page
     assert '<details class="plate" open><summary><h2>What else was logged' in page
     # Where the ratio comes from: the masked run has the sampler's log-probabilities.

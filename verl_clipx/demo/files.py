@@ -4,7 +4,10 @@ import os
 import shutil
 import sys
 import webbrowser
+from importlib.util import find_spec
 from pathlib import Path
+
+from verl_clipx.common.extras import OF_RUNS, pip_command
 
 SHIPPED = Path(__file__).parent / "shipped"
 RUNS, PAGE = ("grpo-seed1", "acpo-seed1"), "report.html"
@@ -34,11 +37,16 @@ def open_page(page: Path) -> None:
         webbrowser.open_new_tab(page.resolve().as_uri())
 
 
+def _first() -> str:
+    missing = [name for module, name in OF_RUNS.items() if find_spec(module) is None]
+    return f", after {pip_command(missing)}" if missing else ""
+
+
 def describe(out: Path) -> str:
     """What was written, and what to type next."""
     grpo, acpo = (out / run for run in RUNS)
     return f"""{out / PAGE}: what clipping did to the tokens of two small runs, GRPO and ACPO.
-Each trained a policy of about a million parameters for 8 steps on two CPU cores, with seed 1. Try next:
+Each trained a policy of about a million parameters for 8 steps on two CPU cores, with seed 1. Try next{_first()}:
   clipx diagnose {acpo}
   clipx replay {grpo} +clipx=dapo
   clipx report {grpo} {acpo} --out {out / "page"}"""

@@ -315,13 +315,13 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
     return None
 
 
-def descriptions(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """What tokens and rewards were like, whether or not anything is wrong.
-
-    Args:
-        settings: at least one.
-        baseline: see `rewards`.
-    """
+def describe_tokens(settings: list[Setting]) -> list[Finding]:
+    """What clipping and bounds did in each setting, whether or not anything is wrong."""
     of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
-    of_runs = [*map(name_unread_values, settings), unequal_starts(settings)]
-    return [finding for finding in [*of_tokens, *rewards(settings, baseline), *of_runs] if finding]
+    return [finding for finding in of_tokens if finding]
+
+
+def describe_runs(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """The rewards of at least one setting, and what a comparison may overlook; `baseline` as in `rewards`."""
+    of_runs = [*rewards(settings, baseline), *map(name_unread_values, settings), unequal_starts(settings)]
+    return [finding for finding in of_runs if finding]

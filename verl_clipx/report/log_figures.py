@@ -253,20 +253,31 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
             f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
         )
         panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
-    note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
-    note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
+    heading, look, note = "How many tokens are outside the bounds", "", ""
+    if known:
+        look = (
+            "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
+        )
+        look += "(orange) below the lower with A < 0."
+        note = (
+            f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
+        )
+        note += (
+            "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it. "
+        )
     of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
         text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
         panels.append(Panel(f"fractions_{index}", setting.label, text, drawing))
     if of_verl:
-        note += f" Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
+        heading = heading if known else "How many tokens verl counts as clipped"
+        look = look or "a share that grows or jumps."
+        note += f"Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
         note += "a mean over micro-batches of what the loss itself counts, both sides together."
     return Plate(
-        "How many tokens are outside the bounds",
-        "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
-        "(orange) below the lower with A < 0.",
+        heading,
+        look,
         note,
         panels,
         "No token left the bounds on the side where PPO clips." if not of_verl and highest + lowest == 0 else "",

@@ -10,13 +10,13 @@ from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.sentences import Finding, number
-from verl_clipx.diagnose.findings import descriptions, diagnoses
+from verl_clipx.diagnose.findings import describe_runs, describe_tokens, diagnoses
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
 from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widen
 from verl_clipx.report.log_figures import Plate, log_plates
 from verl_clipx.report.ratio_parts import ratio_parts
-from verl_clipx.report.summary import describe, summary
+from verl_clipx.report.summary import describe, headline, summary
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
 from verl_clipx.runs import keys
@@ -65,14 +65,14 @@ def write_report(
     Args:
         paths: of each run, its folder or the file of its log; at least one.
         out: the folder to write to. What an earlier report wrote there is replaced; all else stays.
-        title: the headline; by default it names what is compared.
+        title: the headline; by default it says what was clipped or, where no log says that, names what is compared.
         baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
         replayed: other settings to apply to the traced tokens, as `run.candidates.candidates_of` takes them.
         matched: parameters to find, as `replay.on_page.with_replays` takes them.
         reload_every: seconds after which a browser loads the page again; None: never.
 
     Returns:
-        The sentences that the page begins with.
+        The sentences that say what the page shows.
 
     Raises:
         FileNotFoundError: a run has no log.
@@ -86,14 +86,14 @@ def write_report(
     updates = traced_updates(settings)
     compared_with = baseline_of(settings, baseline)
     described = describe(settings, updates)
-    alarms, sentences = diagnoses(settings, compared_with), descriptions(settings, compared_with)
-    sentences += [took for one in described if (took := one.took)]
+    alarms, remarks = diagnoses(settings, compared_with), describe_runs(settings, compared_with)
+    sentences = [*describe_tokens(settings), *(took for one in described if (took := one.took))]
     if replayed or matched:
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
 
         updates, of_replays = with_replays(updates, replayed or [], matched or [])
-        sentences += of_replays
+        remarks += of_replays
     with style():
         plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), declared_plate(settings)]
         plates = [plate for plate in plates if plate.panels]
@@ -106,12 +106,12 @@ def write_report(
         _write_csv(out / TOKENS, pandas.concat(traced).drop(columns="prompt_text"))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
-        title=title or _title([setting.label for setting in settings]),
+        title=title or headline(described) or _title([setting.label for setting in settings]),
         reload_every=reload_every,
         settings=settings,
         alarms=alarms,
         summary=summary(described),
-        findings=sentences,
+        remarks=remarks,
         baseline=compared_with.label,
         differences=_differences(settings),
         unknown=[run.name for run in runs if not run.configuration],
@@ -121,6 +121,7 @@ def write_report(
         steps_of=_steps,
         plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
         sections=sections,
+        opens="grpo" if any(dict(section.clipped)["GRPO"] for section in sections) else "own",
         replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],
         palette=palette,
@@ -128,7 +129,7 @@ def write_report(
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     write_text(out / PAGE, page)
-    return [*alarms, *sentences]
+    return [*alarms, *sentences, *remarks]
 
 
 def _remove_those_before(names: list[str], out: Path) -> None:
@@ -166,7 +167,7 @@ def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]
 
 def _title(labels: list[str]) -> str:
     names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-    return f"{names}: what clipping did"
+    return f"{names}: what the log{'' if len(labels) == 1 else 's'} say{'s' if len(labels) == 1 else ''}"
 
 
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:

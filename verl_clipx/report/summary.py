@@ -8,10 +8,10 @@ import pandas
 
 from verl_clipx.common.sentences import Finding, percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds
-from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds
+from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds, mass_shares
 from verl_clipx.replay.of_run import TAKEN, Number, numbers_of_step, what_clipping_took
 from verl_clipx.replay.of_run import percent as percent_of
-from verl_clipx.report.trace_figures import BINS, bin_of
+from verl_clipx.report.trace_figures import BINS, FEW, bin_of, is_clipped, probabilities
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import GRPO_METHOD, Setting
 from verl_clipx.runs.traced import TracedUpdate, unlike_grpo
@@ -57,16 +57,52 @@ def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> li
     return described
 
 
+def headline(described: Sequence[Described]) -> str:
+    """What each setting's clip did to how many tokens, in a line; empty if the log of one does not say."""
+    parts: list[str] = []
+    for one in described:
+        setting, clipped = one.setting, clipped_share(one.setting)
+        if clipped.empty:
+            return ""
+        share = percent(clipped.mean()) if clipped.max() > 0 else "none"
+        masses = mass_shares(setting)
+        if len(masses) and masses[["LN", "HP"]].to_numpy().max() > 0:
+            parts.append(f"{setting.label} kept the gradient of {share} outside its bounds")
+        elif any(" clipped " in part for part in parts):
+            parts.append(f"{setting.label} {share}")
+        else:
+            parts.append(f"{setting.label} clipped {share} of the tokens{_mostly(one)}")
+    return "; ".join(parts)
+
+
+def _mostly(one: Described) -> str:
+    """Of which kind most clipped tokens are, by the traced ones; empty where that isn't known."""
+    if one.update is None:
+        return ""
+    lost, answers = one.update.tokens[is_clipped(one.update.tokens)], one.update.tokens.groupby(["prompt", "sample"])
+    of_answers = answers.advantage.nunique().max() == 1
+    low, high = (one.setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
+    bad, improbable = (lost.advantage < 0) & of_answers & (low > high), probabilities(lost) < 0.5
+    kinds = {
+        "mostly improbable ones in bad answers": bad & improbable,
+        "mostly improbable ones": improbable,
+        "mostly in bad answers": bad,
+    }
+    return next((f", {kind}" for kind, those in kinds.items() if len(lost) >= FEW and those.mean() > 0.5), "")
+
+
 def summary(described: Sequence[Described]) -> list[Row]:
     """The rows in which at least one setting has something."""
     rows = [
         Row("Tokens clipped low", "A < 0", [_clipped(one.setting, "LN") for one in described]),
         Row("Tokens clipped high", "A > 0", [_clipped(one.setting, "HP") for one in described]),
+        Row("Tokens clipped", "both sides, as verl counts", [_clipped_by_verl(one.setting) for one in described]),
         Row("Tokens masked", "before any clip", [_masked(one.setting) for one in described]),
         Row("Gradient taken by clipping", "", [_taken(one) for one in described]),
         Row("Bounds, policy unsure", "", [_bounds(one, sure=False) for one in described]),
         Row("Bounds, policy sure", "", [_bounds(one, sure=True) for one in described]),
         Row("Tokens unlike GRPO’s", "", [_unlike(one) for one in described]),
+        Row("Highest KL", "from the old policy", [_highest_kl(one.setting) for one in described]),
         Row("Reward", "", _rewards([one.setting for one in described])),
         Row("Held-out reward", "", [_held_out(one.setting) for one in described]),
     ]
@@ -75,13 +111,24 @@ def summary(described: Sequence[Described]) -> list[Row]:
 
 def _clipped(setting: Setting, region: str) -> Cell:
     if clipped_share(setting).empty:
-        of_verl = setting.mean(keys.PG_CLIPPED)
-        return (percent(of_verl.mean()), "both sides, as verl counts") if len(of_verl) and region == "LN" else UNKNOWN
+        return UNKNOWN
     share, kept = (
         setting.mean(keys.CLIPPED_LOW if region == "LN" else keys.CLIPPED_HIGH),
         setting.mean(keys.MASS[region]),
     )
     return percent(share.mean()), "outside, kept" if len(kept) and kept.max() > 0 else ""
+
+
+def _clipped_by_verl(setting: Setting) -> Cell:
+    of_verl = setting.mean(keys.PG_CLIPPED)
+    return (percent(of_verl.mean()), "") if clipped_share(setting).empty and len(of_verl) else UNKNOWN
+
+
+def _highest_kl(setting: Setting) -> Cell:
+    divergence = setting.mean(keys.KL)
+    if divergence.empty:
+        return UNKNOWN
+    return f"{divergence.max():.2g}", f"step {divergence.idxmax()}; the median is {divergence.median():.2g}"
 
 
 def _masked(setting: Setting) -> Cell:
@@ -101,8 +148,17 @@ def _taken(one: Described) -> Cell:
 
 
 def _bounds(one: Described, *, sure: bool) -> Cell:
-    """The means over steps of logged bounds, fixed ones, or else the medians of traced tokens."""
+    """Fixed bounds; those that the figure of the traced update shows; or else the means over steps of logged ones."""
     setting, update = one.setting, one.update
+    fixed = [setting.parameter(name) for name in ("clip_low", "clip_high")]
+    held = any(key.startswith("clipx.hold.") for key in setting.runs[0].configuration)
+    if all(isinstance(bound, int | float) for bound in fixed) and not held:
+        return _to(*fixed), ""
+    if update is not None and update.has_bounds_on_ratio:
+        tokens = update.tokens[bin_of(update.tokens, BINS) == (BINS - 1 if sure else 0)]
+        where = f"p above {1 - 1 / BINS:g}" if sure else f"p below {1 / BINS:g}"
+        if len(tokens):
+            return _to(tokens.low.median(), tokens.high.median()), f"{where}, step {update.step}"
     if names := setting.bins("epsilon"):
         epsilon = setting.mean(names[-1 if sure else 0]).mean()
         return _to(
@@ -110,14 +166,7 @@ def _bounds(one: Described, *, sure: bool) -> Cell:
         ), f"p above {1 - 1 / len(names):g}" if sure else f"p below {1 / len(names):g}"
     if has_searched_bounds(setting):
         return _to(*(setting.mean(key).mean() for key in (keys.BOUND_LOW, keys.BOUND_HIGH))), ""
-    fixed = [setting.parameter(name) for name in ("clip_low", "clip_high")]
-    held = any(key.startswith("clipx.hold.") for key in setting.runs[0].configuration)
-    if all(isinstance(bound, int | float) for bound in fixed) and not held:
-        return _to(*fixed), ""
-    if update is None or not update.has_bounds_on_ratio:
-        return UNKNOWN
-    tokens = update.tokens[bin_of(update.tokens, BINS) == (BINS - 1 if sure else 0)]
-    return (_to(tokens.low.median(), tokens.high.median()), f"in step {update.step}") if len(tokens) else UNKNOWN
+    return UNKNOWN
 
 
 def _to(low: float, high: float) -> str:

@@ -43,21 +43,20 @@ class Section:
 
     Args:
         groups: its prompts, in the order of the page.
-        clipped: each rule and how many of the shown tokens it clips: the run's own, GRPO's, then the replayed ones.
-        total: how many tokens are shown.
+        clipped: each rule and how many of the update's tokens it clips: the run's own, GRPO's, then the replayed ones.
         numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
     """
 
     update: TracedUpdate
     groups: list[Group]
     clipped: list[tuple[str, int]]
-    total: int
     numbers: dict[str, list]
 
     @property
-    def responses(self) -> int:
-        """How many responses are shown."""
-        return sum(len(group.lines) for group in self.groups)
+    def responses(self) -> str:
+        """How many responses are shown, of how many."""
+        shown, tokens = sum(len(group.lines) for group in self.groups), self.update.tokens
+        return f"{shown} of {tokens.groupby(['prompt', 'sample']).ngroups} responses"
 
     @property
     def has_out(self) -> bool:
@@ -66,15 +65,9 @@ class Section:
 
     @property
     def counted(self) -> str:
-        """How many of the shown tokens each rule clips, and of how many traced ones, if not all are shown."""
-        tokens = self.update.tokens
+        """How many of the update's tokens each rule clips."""
         clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
-        of = (
-            f" This update traced {len(tokens)}, of {tokens.prompt.nunique()} prompts."
-            if self.total < len(tokens)
-            else ""
-        )
-        return f"Clipped among these {self.total} tokens: {clipped}.{of}"
+        return f"Clipped of the {len(self.update.tokens)} tokens of this update: {clipped}."
 
 
 def visible(text: str) -> str:
@@ -85,19 +78,21 @@ def visible(text: str) -> str:
 def token_sections(updates: list[TracedUpdate]) -> list[Section]:
     """Up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
 
-    The settings show the same prompts as far as they have them: first those with the most tokens that any rule clips in
-    any setting, then those with the most tokens that have an advantage.
+    The settings show the same prompts as far as they have them: first those where GRPO's rule clips tokens in every
+    setting, then by the tokens that any rule clips in any of them, then by those that have an advantage.
     """
     if not updates:
         return []
-    prompts = _ordered_prompts(pandas.concat([update.tokens for update in updates]))
+    prompts = _ordered_prompts([update.tokens for update in updates])
     return [_section(update, prompts, MOST_COMPLETIONS // len(updates)) for update in updates]
 
 
-def _ordered_prompts(tokens: pandas.DataFrame) -> list[str]:
-    clipped = _is_clipped_by_any(tokens)
-    counts = pandas.DataFrame({"prompt": tokens.prompt, "clipped": clipped, "learning": tokens.advantage != 0})
-    return list(counts.groupby("prompt").sum().sort_values(["clipped", "learning"], ascending=False).index)
+def _ordered_prompts(of_updates: list[pandas.DataFrame]) -> list[str]:
+    by_grpo = [tokens.under_grpo.isin([LOW, HIGH]).groupby(tokens.prompt).sum() for tokens in of_updates]
+    tokens = pandas.concat(of_updates)
+    counts = pandas.DataFrame({"clipped": _is_clipped_by_any(tokens), "learning": tokens.advantage != 0})
+    counts = counts.groupby(tokens.prompt).sum().assign(every=pandas.concat(by_grpo, axis=1).fillna(0).min(axis=1))
+    return list(counts.sort_values(["every", "clipped", "learning"], ascending=False).index)
 
 
 def _is_clipped_by_any(tokens: pandas.DataFrame) -> pandas.Series:
@@ -105,13 +100,17 @@ def _is_clipped_by_any(tokens: pandas.DataFrame) -> pandas.Series:
     return tokens[judged].isin([LOW, HIGH]).any(axis=1)
 
 
+def _clipped_by_grpo_and_any(tokens: pandas.DataFrame) -> tuple[int, int]:
+    return int(tokens.under_grpo.isin([LOW, HIGH]).sum()), int(_is_clipped_by_any(tokens).sum())
+
+
 def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
     tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
     groups, kept, left = [], [], most
     for prompt in prompts:
         samples = [rows for _, rows in tokens[tokens.prompt == prompt].groupby("sample")]
-        # The page shows the first response by itself.
-        samples = sorted(samples, key=lambda rows: _is_clipped_by_any(rows).sum(), reverse=True)[:left]
+        # The page shows the first response by itself, under GRPO's rule.
+        samples = sorted(samples, key=_clipped_by_grpo_and_any, reverse=True)[:left]
         left -= len(samples)
         if samples:
             lines = [_line(rows, update.replayed) for rows in samples]
@@ -124,8 +123,7 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
     return Section(
         update,
         groups,
-        [(rule, int(together[column].isin([LOW, HIGH]).sum())) for rule, column in columns],
-        len(together),
+        [(rule, int(tokens[column].isin([LOW, HIGH]).sum())) for rule, column in columns],
         _numbers(together, update.replayed),
     )
 

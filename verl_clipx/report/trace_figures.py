@@ -13,8 +13,8 @@ from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT
 
 BINS = 5
 QUARTERS = 4
-MOST_DOTS = 500
-MOST_CLIPPED = 250
+MOST_DOTS = 1000
+MOST_CLIPPED = 500
 # A share of fewer tokens than this says little.
 FEW = 20
 
@@ -25,7 +25,7 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
         return []
     with_entropy = [update for update in updates if update.tokens.entropy.notna().any()]
     of_entropy = [entropies(with_entropy)] if with_entropy else []
-    return [spread(updates), where_clipped(updates), *of_entropy, contributions(updates)]
+    return [spread(updates), *of_entropy, contributions(updates)]
 
 
 def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
@@ -61,53 +61,6 @@ def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
     return (probabilities(tokens) * bins).astype(int).clip(0, bins - 1)
 
 
-def spread(updates: list[TracedUpdate]) -> Plate:
-    """The ratio by probability bin, with each setting's bounds."""
-    right = max(1.5, *(float(update.tokens.ratio.quantile(0.998)) * 1.05 for update in updates))
-    panels = [
-        Panel(
-            f"spread_{index}",
-            how_many(update),
-            f"Ratios of {update.setting.label} by probability, and the median bounds of each bin.",
-            _draw_spread(update, min(right, 3.0)),
-        )
-        for index, update in enumerate(updates)
-    ]
-    return Plate(
-        "The ratio by probability",
-        "dots outside the grey lines (0.8 and 1.2, GRPO’s bounds), and whether the setting’s own bounds, the coloured "
-        "box, follow the spread.",
-        "Each dot is a token of the last traced update, in the row of the probability that it was sampled with: at the "
-        "top the policy was unsure, at the bottom sure. Boxes are the median bounds of a row’s tokens. Ratios beyond "
-        "the right edge are drawn on it. As in ACPO’s Figure 2a.",
-        panels,
-    )
-
-
-def _draw_spread(update: TracedUpdate, right: float) -> Figure:
-    row, of_all, tokens = 58, update.tokens, shown(update.tokens)
-    drawing, (axes,) = figure(30 + BINS * row + 38, left=50, top=10)
-    bins, medians = bin_of(tokens, BINS), of_all.groupby(bin_of(of_all, BINS))[["low", "high"]].median()
-    on_ratio = update.has_bounds_on_ratio
-    middles = [bin * row + row / 2 for bin in range(BINS)]
-    for bin, y in enumerate(middles):
-        if on_ratio and bin in medians.index:
-            low, high = max(0.0, medians.low[bin]), min(medians.high[bin], right)
-            axes.fill_between([low, high], y - 24, y + 24, color=update.setting.colour, alpha=0.12, lw=0)
-            axes.vlines([low, high], y - 24, y + 24, color=update.setting.colour, lw=1.5)
-        ratios = tokens.ratio[bins == bin].clip(upper=right).to_numpy()
-        # Fixed scattering across the line keeps most dots apart.
-        axes.scatter(ratios, y + 21 * numpy.sin(12.9898 * numpy.arange(len(ratios))), s=7, color=INK, alpha=0.6, lw=0)
-    for bound in (GRPO_LOW, GRPO_HIGH):
-        axes.axvline(bound, color=GRPO, lw=1)
-    axes.set_ylim(BINS * row, 0)
-    axes.set_xlim(0, right)
-    axes.set_yticks(middles, [f"{bin / BINS:g}–{(bin + 1) / BINS:g}" for bin in range(BINS)])
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("ratio r = probability now / when sampled")
-    return drawing
-
-
 MARKS = {
     NONE: ("o", 10, "white", "#a8a8a8"),
     KEPT: ("o", 11, INK, "none"),
@@ -125,8 +78,16 @@ def _mark(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series)
         axes.scatter(x[rows], y[rows], marker=marker, s=size, lw=0.8, zorder=order, **looks)
 
 
-def where_clipped(updates: list[TracedUpdate]) -> Plate:
-    """Probability against ratio, marked by what happened to each token."""
+def medians_of_bounds(tokens: pandas.DataFrame) -> pandas.DataFrame:
+    """The median bounds of each probability bin with tokens, columns low and high."""
+    return tokens.groupby(bin_of(tokens, BINS))[["low", "high"]].median()
+
+
+def spread(updates: list[TracedUpdate]) -> Plate:
+    """The ratio by probability bin, with each setting's bounds and the tokens that it clips."""
+    ends = [update.tokens.ratio.quantile(0.998) for update in updates]
+    ends += [high for update in updates if update.has_bounds_on_ratio for high in medians_of_bounds(update.tokens).high]
+    right = max(1.5, *(1.05 * end for end in ends if numpy.isfinite(end)))
     clipped, every = (
         pandas.concat([probabilities(tokens) for tokens in chosen]) < 0.5
         for chosen in (
@@ -134,45 +95,58 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
             [update.tokens for update in updates],
         )
     )
-    heading = "Which tokens are clipped"
+    heading = "The ratio by probability"
     if len(clipped) >= FEW and clipped.mean() > 0.5:
         shares = percent(clipped.mean()), percent(every.mean())
         heading = f"{shares[0]} of the clipped tokens had a probability below one half, of all tokens {shares[1]}"
-    top = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
-    panels = [
-        Panel(f"clipped_{index}", how_many(update), *_draw_clipped(update, top)) for index, update in enumerate(updates)
-    ]
     return Plate(
         heading,
-        "triangles: tokens without a gradient, ▲ clipped high, ▼ clipped low. Which probabilities do they have?",
-        "Open circles are outside the bounds of the panel’s own method and kept; the lines are GRPO’s bounds. Grey "
-        "rings have no advantage, as all responses to their prompt scored alike; crosses were taken out by a mask, a "
-        "rejection or a selection. Ratios beyond the top are drawn on it. As in BAPO’s Figure 5.",
-        panels,
-        "" if len(clipped) else "No traced token is clipped.",
+        "triangles, which are tokens without a gradient, ▲ clipped high, ▼ clipped low; and whether the setting’s own "
+        "bounds, the coloured box, follow the spread or cut it like the grey lines, 0.8 and 1.2, GRPO’s bounds.",
+        "Each mark is a token of the last traced update, at the top if the policy was unsure when it was sampled, at "
+        "the bottom if it was sure. Open circles are outside the panel’s own bounds and kept; grey rings have no "
+        "advantage, as all responses to their prompt scored alike; crosses were taken out by a mask, a rejection or a "
+        "selection. Boxes: median bounds of the bin’s tokens. Ratios beyond the right edge are drawn on it. As in "
+        "ACPO’s Figure 2a and BAPO’s Figure 5.",
+        [
+            Panel(f"spread_{index}", how_many(update), *_draw_spread(update, min(right, 3.0)))
+            for index, update in enumerate(updates)
+        ],
     )
 
 
-def _draw_clipped(update: TracedUpdate, top: float) -> tuple[str, Figure]:
+def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
     """A panel's description and its drawing."""
-    drawing, (axes,) = figure(280, top=26)
-    tokens = shown(update.tokens)
-    _mark(axes, probabilities(tokens), tokens.ratio.clip(upper=top), tokens.event)
+    row, of_all, tokens = 58, update.tokens, shown(update.tokens)
+    drawing, (axes,) = figure(46 + BINS * row + 38, left=50, top=26)
+    bins, medians = bin_of(tokens, BINS), medians_of_bounds(of_all)
+    middles, places = [bin * row + row / 2 for bin in range(BINS)], pandas.Series(0.0, index=tokens.index)
+    for bin, y in enumerate(middles):
+        if update.has_bounds_on_ratio and bin in medians.index:
+            low, high = max(0.0, medians.low[bin]), min(medians.high[bin], right)
+            axes.fill_between([low, high], y - 24, y + 24, color=update.setting.colour, alpha=0.12, lw=0)
+            axes.vlines([low, high], y - 24, y + 24, color=update.setting.colour, lw=1.5)
+        # Fixed scattering across the line keeps most marks apart.
+        places[bins == bin] = y + 21 * numpy.sin(12.9898 * numpy.arange((bins == bin).sum()))
+    _mark(axes, tokens.ratio.clip(upper=right), places, tokens.event)
     for bound in (GRPO_LOW, GRPO_HIGH):
-        axes.axhline(bound, color=GRPO, lw=1)
-    axes.set(xlim=(-0.03, 1.03), ylim=(0, top * 1.03), xlabel="probability when sampled", ylabel="ratio r")
-    high, low, above, below = (int((update.tokens.event == kind).sum()) for kind in (HIGH, LOW, ABOVE, BELOW))
+        axes.axvline(bound, color=GRPO, lw=1)
+    axes.set_ylim(BINS * row, 0)
+    axes.set_xlim(0, right)
+    axes.set_yticks(middles, [f"{bin / BINS:g}–{(bin + 1) / BINS:g}" for bin in range(BINS)])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("ratio r = probability now / when sampled")
+    high, low, outside = (int(of_all.event.isin(kinds).sum()) for kinds in ([HIGH], [LOW], [ABOVE, BELOW]))
     for text, colour, x, weight, side in (
         (f"▲ {high}", CLIPPED_HIGH, 0.0, "bold", "left"),
         (f"▼ {low}", CLIPPED_LOW, 0.27, "bold", "left"),
-        (f"○ {above + below} outside its bounds, kept", SOFT, 1, "normal", "right"),
+        (f"○ {outside} outside its bounds, kept", SOFT, 1, "normal", "right"),
     ):
         axes.annotate(text, (x, 1.03), xycoords="axes fraction", color=colour, weight=weight, ha=side)
     text = (
-        f"Probability against ratio under {update.setting.label}: {high} tokens clipped high, {low} low, "
-        f"{above + below} outside the bounds and kept."
+        f"Ratios of {update.setting.label} by probability, and median bounds: {high} tokens clipped high, {low} low, "
     )
-    return text, drawing
+    return f"{text}{outside} outside the bounds and kept.", drawing
 
 
 def entropies(updates: list[TracedUpdate]) -> Plate:

@@ -59,11 +59,11 @@ def judge(
         why = "all seeds differ by the same, so nothing says how far chance goes."
         if too_few_seeds(comparison.seeds):
             why = (
-                f"two runs of one setting differ too. A verdict takes {MIN_SEEDS} seeds of each setting; here are "
+                f"runs of one setting differ too. A verdict takes {MIN_SEEDS} seeds of each setting; here are "
                 f"{comparison.seeds[0]} and {comparison.seeds[1]}."
             )
         head = f"The {measure} was {first} in {runs[0]} and {second} in {runs[1]}."
-        return Judgement(None, head, f"{text}.", f"This does not compare the methods: {why}")
+        return Judgement(None, head, f"{text}.", f"This does not say which method is better: {why}")
     verdict = "cannot be told apart from that of" if comparison.verdict == ALIKE else f"is {comparison.verdict}"
     over = "seeds" if comparison.over == SEEDS else "seeds and problems"
     several = f", Holm’s over {family} comparisons, for which the interval is not corrected" * (family > 1)
