@@ -113,7 +113,7 @@ def test_the_page_begins_with_what_the_runs_show_and_has_one_number_for_each_thi
     assert ((lost.advantage < 0) & (lost.old_log_prob < math.log(0.5))).mean() > 0.5
     # The tokens of the last update are counted alike everywhere.
     last = [step[step["update"] == 7] for step in steps]
-    assert {*re.findall(r"(\d+) tokens", page)} == {str(len(tokens)) for tokens in last}
+    assert {*re.findall(r"(?:, |of the )(\d+) tokens", page)} == {str(len(tokens)) for tokens in last}
     # What was trained stands before what was found, and bounds are those of that update.
     unsure = last[1][last[1].old_log_prob < math.log(0.2)]
     assert page.index("80 prompts × 8 responses") < page.index("<figure") < page.index("In numbers")

@@ -207,6 +207,47 @@ def test_the_losses_are_registered_and_the_commands_are_there(python, tmp_path):
         assert all(part in done.stdout for part in printed), done.stdout
 
 
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory, underneath, wheel) -> tuple[Path, Path]:
+    """The interpreter of an environment with verl and without the plugin, and a folder with it: pip's --target."""
+    python = make_environment(tmp_path_factory.mktemp("bare"), underneath, "0.9.1")
+    folder = tmp_path_factory.mktemp("shared") / "clipx"
+    pip(python, *INSTALL, "--no-deps", "--target", folder, wheel)
+    assert "verl-clipx" not in packages(python)
+    return python, folder
+
+
+def test_a_folder_on_pythons_path_is_enough(beside, tmp_path):
+    python, folder = beside
+    composed = run(tmp_path, python, *MAIN, "+clipx=acpo", "--cfg", "job", PYTHONPATH=str(folder))
+    assert composed.returncode == 0 and "loss_mode: clipx_acpo" in composed.stdout, composed.stderr
+    # The entry point registers the losses, without an import of ours.
+    code = "from verl.trainer.ppo.core_algos import get_policy_loss_fn; print(get_policy_loss_fn('clipx_bapo'))"
+    assert "policy_loss" in run(tmp_path, python, "-c", code, PYTHONPATH=str(folder)).stdout
+    assert run(tmp_path, python, "-c", code, PYTHONPATH="").returncode == 1
+
+
+IN_A_TASK = """
+import ray, sys
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=eval(sys.argv[1]))
+@ray.remote
+def losses():
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    return sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))
+print(ray.get(losses.remote(), timeout=200))
+"""
+
+
+@pytest.mark.matrix
+def test_ray_carries_the_wheel_or_the_path_to_its_workers(beside, wheel, tmp_path):
+    python, folder = beside
+    offline = {"packages": [str(wheel)], "pip_check": False, "pip_install_options": ["--no-deps", "--no-index"]}
+    for environment in ({"py_modules": [str(wheel)]}, {"env_vars": {"PYTHONPATH": str(folder)}}, {"pip": offline}, {}):
+        done = run(tmp_path, python, "-c", IN_A_TASK, repr(environment), PYTHONPATH="")
+        assert done.returncode == 0, done.stderr
+        assert ("clipx_acpo" in done.stdout) == bool(environment), environment
+
+
 @pytest.mark.matrix
 def test_it_explains_a_command_and_trains(python, task, tmp_path):
     command = [python, *MAIN, *common_overrides(task, tmp_path, 2), "+clipx=acpo"]
