@@ -11,12 +11,9 @@ from tests.runs.example_runs import write_log, write_validation
 from verl_clipx.diagnose.findings import (
     collapses,
     describe_runs,
-    describe_tokens,
     diagnoses,
     rewards,
     unequal_starts,
-    what_bounds_did,
-    what_clipping_did,
 )
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
@@ -27,7 +24,7 @@ from verl_clipx.runs.settings import Setting, settings_of
 
 def findings(settings):
     """All sentences of a page."""
-    return [*diagnoses(settings), *describe_tokens(settings), *describe_runs(settings)]
+    return [*diagnoses(settings), *describe_runs(settings)]
 
 
 def run(columns, configuration=None, held_out=(), name="run"):
@@ -39,66 +36,6 @@ def run(columns, configuration=None, held_out=(), name="run"):
 def of(columns, label="M", **clipx):
     """A setting of one run."""
     return Setting(label, [run(columns, {f"clipx.{name}": value for name, value in clipx.items()})])
-
-
-def clip(low, high, **more):
-    return {keys.CLIPPED_LOW: low, keys.CLIPPED_HIGH: high, **more}
-
-
-MASSES = dict(zip(keys.MASS.values(), ([0.1], [0.1], [0.0], [0.0], [0.8]), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("columns", "head", "texts"),
-    [
-        (clip([0, 0], [0, 0]), "M clipped nothing.", ["in 2 steps"]),
-        (
-            clip([0.02, 0.06], [0.01, 0.03]),
-            "M clipped 6.0\u202f% of the tokens.",
-            ["4.0\u202f% lay below the lower bound", "most in step 2, 9.0\u202f%"],
-        ),
-        (clip([0.001, 0.002], [0, 0]), "M hardly clipped.", []),
-        # Within what is usual.
-        (clip([0.009, 0.008], [0, 0]), "M clipped 0.85\u202f% of the tokens.", []),
-        (clip([0.02], [0.02], **MASSES), "M kept a gradient outside its bounds.", ["20.0\u202f%"]),
-        ({keys.ENTROPY: [1.0]}, "What M clipped is not known.", ["+clipx=observe"]),
-    ],
-)
-def test_what_clipping_did(columns, head, texts):
-    found = what_clipping_did(of(columns))
-    assert found.head == head and all(text in found.text for text in texts)
-
-
-def searched(low, high, share):
-    return {keys.BOUND_LOW: low, keys.BOUND_HIGH: high, keys.SHARE_BEFORE: share, keys.SHARE_AFTER: share}
-
-
-def bins(first, last):
-    return {"actor/clipx/epsilon/bin_0": first, "actor/clipx/epsilon/bin_1": last}
-
-
-@pytest.mark.parametrize(
-    ("columns", "what", "text"),
-    [
-        (
-            searched([0.6, 0.6], [1.2, 1.2], [0.5, 0.57]),
-            "’s bounds stood still",
-            "The lower bound was 0.60, the upper 1.20",
-        ),
-        (searched([0.6, 0.6], [1.2, 3.0], [0.3, 0.2]), " moved its upper bound", "the upper 1.20 to 3.00"),
-        (
-            bins([0.5, 1.7], [0.2, 0.3]),
-            "’s bounds were wide where the policy was unsure",
-            "0.50 to 1.70 for tokens of probability below 0.5 and 0.20 to 0.30 above",
-        ),
-        (bins([0.3, 0.4], [0.3, 0.3]), "’s bounds hardly differed between probability bins", ""),
-        (bins([0.2, 0.2], [0.2, 0.2]), "’s bounds stood still", ""),
-    ],
-)
-def test_what_bounds_did(columns, what, text):
-    found = what_bounds_did(of(columns))
-    assert found.head == f"M{what}." and text in found.text
-    assert what_bounds_did(of(clip([0.1], [0.1]))) is None
 
 
 def setting(label, *rewards, seeds=()):

@@ -189,7 +189,7 @@ def test_the_page_says_what_replay_says(grpo, tmp_path):
     # Of all updates of the step, by the formulas.
     traced = read_shards(grpo / "traces", [one for one in shards_in(grpo / "traces") if one.step == 6]).to_pandas()
     clipped, mass = traced.region.isin(["LN", "HP"]), (traced.ratio * traced.advantage).abs()
-    assert f"Clipping took {100 * mass[clipped].sum() / mass.sum():.2f} % of the gradient’s mass" in page
+    assert f"<td>{100 * mass[clipped].sum() / mass.sum():.2f} %&ensp;<small>in step" in page
     kept = f"{settings[1]['regained']} of the {clipped.sum()} traced"
     assert f"acpo alpha=2 would have given a gradient to {kept}" in page
 

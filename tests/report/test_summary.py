@@ -73,9 +73,13 @@ NOTHING = {keys.CLIPPED_LOW: [0.0, 0.0], keys.CLIPPED_HIGH: [0.0, 0.0]}
         # What is outside and keeps its gradient isn't clipped.
         (
             [of(CLIPPED, "A"), of(CLIPPED | KEPT, "B"), of(CLIPPED, "C")],
-            "A clipped 3.5\u202f% of the tokens; B kept the gradient of 3.5\u202f% outside its bounds; C 3.5\u202f%",
+            "A clipped 3.5\u202f% of the tokens; C 3.5\u202f%; B kept the gradient of 3.5\u202f% outside its bounds",
         ),
-        ([of(CLIPPED, "A"), of({keys.PG_CLIPPED: [0.02]}, "B")], ""),
+        ([of(CLIPPED, "A"), of({keys.ENTROPY: [0.02]}, "B")], ""),
+        (
+            [of({keys.PG_CLIPPED: [0.02]}, "A"), of({keys.PG_CLIPPED: [0.03]}, "B")],
+            "verl counted 2.0\u202f% of the tokens of A as clipped; 3.0\u202f% of B",
+        ),
     ],
 )
 def test_the_headline_is_what_each_clipped(settings, said):
@@ -126,4 +130,5 @@ def test_masked_tokens_are_seen_on_the_page(tmp_path):
     assert page.count('class="out g-') == len(out) > 0
     # What clipping took is counted over the tokens that are left.
     left = tokens[~tokens.rejected]
-    assert f"{100 * left.region.eq('LN').groupby(left['update']).mean().mean():.2f} % below" in page
+    lost, mass = left.region.isin(["LN", "HP"]), (left.ratio * left.advantage).abs()
+    assert f"<td>{100 * mass[lost].sum() / mass.sum():.2f} %&ensp;<small>in step 2" in page

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 import pandas
 
-from verl_clipx.common.sentences import Finding, between, number, percent
+from verl_clipx.common.sentences import Finding, number, percent
 from verl_clipx.common.statistics.collapse import caution, collapse
 from verl_clipx.common.statistics.comparison import (
     LEVEL,
@@ -18,7 +18,6 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
 from verl_clipx.common.statistics.verdict import format_signed, interval_of, judge
-from verl_clipx.diagnose.base_rates import CLIPPED, rates
 from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose
 from verl_clipx.diagnose.rule import Kind
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES
@@ -27,8 +26,6 @@ from verl_clipx.runs.settings import Setting, baseline_of
 
 # Rewards nearer to each other than this are equal, up to rounding.
 ROUNDING = 1e-6
-# A logged bound that moves by less than this stands still.
-STILL = 1e-9
 
 Sides = tuple[Comparison, dict[str, Any]]
 """A setting's rewards against the baseline's, and what else `judge` takes."""
@@ -46,94 +43,9 @@ def mass_shares(setting: Setting) -> pandas.DataFrame:
     return mass[total > 0].div(total[total > 0], axis=0)
 
 
-def what_clipping_did(setting: Setting) -> Finding:
-    """What the method did to tokens, or why it did nothing."""
-    clipped, label = clipped_share(setting), setting.label
-    if clipped.empty:
-        return _without_clip_fractions(setting)
-    if clipped.max() == 0:
-        text = f"No token left the bounds on the side where PPO clips, in {len(clipped)} steps."
-        return Finding(f"{label} clipped nothing.", text)
-    mean = percent(clipped.mean())
-    hardly = clipped.mean() < rates()[CLIPPED]["low"]
-    head = f"{label} hardly clipped." if hardly else f"{label} clipped {mean} of the tokens."
-    low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
-    text = (
-        f"{percent(low)} lay below the lower bound with A < 0 and {percent(high)} above the upper with A > 0; most in "
-        f"step {clipped.idxmax()}, {percent(clipped.max())}."
-    )
-    masses = mass_shares(setting)
-    kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
-    if kept > 0:
-        head = f"{label} kept a gradient outside its bounds."
-        text += (
-            f" Those {mean} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they "
-            "would have none."
-        )
-    return Finding(head, text)
-
-
-def _without_clip_fractions(setting: Setting) -> Finding:
-    """What is known of a setting's clipping without finite clip fractions of the plugin's."""
-    unknown, of_verl = f"What {setting.label} clipped is not known.", setting.mean(keys.PG_CLIPPED)
-    if any(key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)):
-        return Finding(unknown, "Its clip fractions are not finite in any step.")
-    if of_verl.empty:
-        return Finding(
-            unknown,
-            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
-        )
-    return Finding(
-        f"verl counted {percent(of_verl.mean())} of the tokens of {setting.label} as clipped.",
-        f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}. verl’s vanilla loss "
-        "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
-        "which a token of a small one weighs more; its other losses count something else under this name. "
-        "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
-    )
-
-
-def what_bounds_did(setting: Setting) -> Finding | None:
-    """How adaptive bounds moved, or why they did not; None for bounds that do not adapt."""
-    if has_searched_bounds(setting):
-        return _of_search(setting)
-    names = setting.bins("epsilon")
-    return _of_bins(setting, names) if names else None
-
-
 def has_searched_bounds(setting: Setting) -> bool:
     """Whether all its runs log BAPO's two bounds, at a common step."""
     return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
-
-
-def _of_search(setting: Setting) -> Finding:
-    low, high, before = (setting.mean(key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH, keys.SHARE_BEFORE))
-    moved = [name for name, bound in (("lower", low), ("upper", high)) if bound.max() - bound.min() > STILL]
-    text = f"The lower bound was {between(low)}, the upper {between(high)}"
-    if not moved:
-        return Finding(f"{setting.label}’s bounds stood still.", f"{text} in all {len(low)} steps.")
-    if len(before):
-        after = setting.mean(keys.SHARE_AFTER)
-        text += f". Positive tokens contributed {between(before)} of the loss at the starting bounds"
-        text += f", {between(after)} at those found" if len(after) else ""
-    return Finding(f"{setting.label} moved its {' and '.join(moved)} bound.", f"{text}.")
-
-
-def _of_bins(setting: Setting, names: list[str]) -> Finding:
-    first, last = setting.mean(names[0]), setting.mean(names[-1])
-    edge = 1 / len(names)
-    text = (
-        f"The ratio may leave 1 by ε, which was {between(first)} for tokens of probability below {edge:g} and "
-        f"{between(last)} above {1 - edge:g} (means over a step’s updates). Bounds of 0.8 and 1.2 are ε = 0.2."
-    )
-    if setting.mean(keys.EPSILON_HIGHEST).size:
-        text += f" The widest of any update was {number(setting.table(keys.EPSILON_HIGHEST).to_numpy().max(), 2)}."
-    spread = max(setting.mean(name).max() - setting.mean(name).min() for name in names)
-    what = "hardly differed between probability bins"
-    if spread < STILL and (first - last).abs().max() < STILL:
-        what = "stood still"
-    elif first.median() > 1.5 * last.median():
-        what = "were wide where the policy was unsure"
-    return Finding(f"{setting.label}’s bounds {what}.", text)
 
 
 def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
@@ -313,12 +225,6 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
                 f"in {other}. +clipx/rollout=seeded makes them equal.",
             )
     return None
-
-
-def describe_tokens(settings: list[Setting]) -> list[Finding]:
-    """What clipping and bounds did in each setting, whether or not anything is wrong."""
-    of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
-    return [finding for finding in of_tokens if finding]
 
 
 def describe_runs(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:

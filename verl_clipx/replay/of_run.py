@@ -8,7 +8,6 @@ import numpy
 import pandas
 
 from verl_clipx.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW
-from verl_clipx.common.sentences import Finding
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
 from verl_clipx.runs.run import Run
@@ -74,19 +73,6 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
     whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
     whole = whole and has_all_updates(of_step, run.schedule.updates_a_step)
     return numbers_of_run(tables, whole=whole), whole
-
-
-def what_clipping_took(name: str, step: int, numbers: dict[str, Number], *, whole: bool) -> Finding | None:
-    """How much of a traced step's gradient the clip removed, from `numbers_of_step`; None if it removed nothing."""
-    taken = numbers[TAKEN]
-    if not taken.value > 0:
-        return None
-    return Finding(
-        f"Clipping took {percent(Number(taken.value))} of the gradient’s mass from {name} in step {step}.",
-        f"Its clipped tokens were {percent(numbers[LOW])} below and {percent(numbers[HIGH])} above the bounds; with "
-        f"the weight r of the other tokens they would have had {percent(taken)} of Σ|F·A|. "
-        f"{how_exact(taken, whole=whole)}",
-    )
 
 
 def how_exact(number: Number, *, whole: bool) -> str:

@@ -274,7 +274,8 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         heading = heading if known else "How many tokens verl counts as clipped"
         look = look or "a share that grows or jumps."
         note += f"Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
-        note += "a mean over micro-batches of what the loss itself counts, both sides together."
+        note += "a mean over micro-batches of what the loss itself counts, both sides together. "
+        note += "+clipx=observe logs each side."
     return Plate(
         heading,
         look,

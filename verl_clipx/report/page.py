@@ -10,7 +10,7 @@ from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.sentences import Finding, number
-from verl_clipx.diagnose.findings import describe_runs, describe_tokens, diagnoses
+from verl_clipx.diagnose.findings import describe_runs, diagnoses
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
 from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widen
@@ -72,7 +72,7 @@ def write_report(
         reload_every: seconds after which a browser loads the page again; None: never.
 
     Returns:
-        The sentences that say what the page shows.
+        The page's sentences: what was clipped, where that is known, alarms and remarks.
 
     Raises:
         FileNotFoundError: a run has no log.
@@ -87,7 +87,7 @@ def write_report(
     compared_with = baseline_of(settings, baseline)
     described = describe(settings, updates)
     alarms, remarks = diagnoses(settings, compared_with), describe_runs(settings, compared_with)
-    sentences = [*describe_tokens(settings), *(took for one in described if (took := one.took))]
+    said = headline(described)
     if replayed or matched:
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
@@ -106,7 +106,7 @@ def write_report(
         _write_csv(out / TOKENS, pandas.concat(traced).drop(columns="prompt_text"))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
-        title=title or headline(described) or _title([setting.label for setting in settings]),
+        title=title or said or _title([setting.label for setting in settings]),
         reload_every=reload_every,
         settings=settings,
         alarms=alarms,
@@ -129,7 +129,9 @@ def write_report(
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     write_text(out / PAGE, page)
-    return [*alarms, *sentences, *remarks]
+    hint = "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is."
+    of_title = [Finding(f"{said}.", hint if said.startswith("verl counted") else "")] if said else []
+    return [*of_title, *alarms, *remarks]
 
 
 def _remove_those_before(names: list[str], out: Path) -> None:

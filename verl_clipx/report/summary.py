@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.common.sentences import Finding, percent
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds
 from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds, mass_shares
-from verl_clipx.replay.of_run import TAKEN, Number, numbers_of_step, what_clipping_took
+from verl_clipx.replay.of_run import TAKEN, Number, numbers_of_step
 from verl_clipx.replay.of_run import percent as percent_of
 from verl_clipx.report.trace_figures import BINS, FEW, bin_of, is_clipped, probabilities
 from verl_clipx.runs import keys
@@ -38,13 +38,6 @@ class Described(NamedTuple):
     numbers: dict[str, Number] | None = None
     whole: bool = False
 
-    @property
-    def took(self) -> Finding | None:
-        """What clipping took of the gradient, in a sentence; None if it took nothing."""
-        if self.numbers is None:
-            return None
-        return what_clipping_took(self.update.name, self.update.step, self.numbers, whole=self.whole)
-
 
 def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> list[Described]:
     """The settings with what is known of them; `updates` are those of `traced_updates`."""
@@ -59,20 +52,28 @@ def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> li
 
 def headline(described: Sequence[Described]) -> str:
     """What each setting's clip did to how many tokens, in a line; empty if the log of one does not say."""
-    parts: list[str] = []
+    first, again = {}, {}
     for one in described:
-        setting, clipped = one.setting, clipped_share(one.setting)
-        if clipped.empty:
+        label, clipped, of_verl = one.setting.label, clipped_share(one.setting), one.setting.mean(keys.PG_CLIPPED)
+        if clipped.empty and of_verl.empty:
             return ""
-        share = percent(clipped.mean()) if clipped.max() > 0 else "none"
-        masses = mass_shares(setting)
-        if len(masses) and masses[["LN", "HP"]].to_numpy().max() > 0:
-            parts.append(f"{setting.label} kept the gradient of {share} outside its bounds")
-        elif any(" clipped " in part for part in parts):
-            parts.append(f"{setting.label} {share}")
+        masses = mass_shares(one.setting)
+        if clipped.empty:
+            share = percent(of_verl.mean())
+            said, more = f"verl counted {share} of the tokens of {label} as clipped", f"{share} of {label}"
+            kind = "counted by verl"
+        elif len(masses) and masses[["LN", "HP"]].to_numpy().max() > 0:
+            said = more = f"{label} kept the gradient of {percent(clipped.mean())} outside its bounds"
+            kind = "kept"
         else:
-            parts.append(f"{setting.label} clipped {share} of the tokens{_mostly(one)}")
-    return "; ".join(parts)
+            share = percent(clipped.mean()) if clipped.max() > 0 else "none"
+            said, more = f"{label} clipped {share} of the tokens{_mostly(one)}", f"{label} {share}"
+            kind = "clipped"
+        if kind in first:
+            again[kind] += [more]
+        else:
+            first[kind], again[kind] = said, []
+    return "; ".join(part for kind in first for part in (first[kind], *again[kind]))
 
 
 def _mostly(one: Described) -> str:
