@@ -51,7 +51,7 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     # The last panel of an odd number is on the page in the width of one column and in that of two.
     wide, files = page.count('class="alone"'), list((out / "figures").glob("[!.]*"))
     assert {path.suffix for path in files} == {".svg", ".png"} and wide == 3
-    assert len({path.stem for path in files}) == page.count('role="img"') - wide == 19
+    assert len({path.stem for path in files}) == page.count('role="img"') - wide == 17
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
     table, tokens = (pandas.read_csv(out / f"{name}.csv") for name in ("metrics", "tokens"))
