@@ -241,8 +241,7 @@ print(ray.get(losses.remote(), timeout=200))
 @pytest.mark.matrix
 def test_ray_carries_the_wheel_or_the_path_to_its_workers(beside, wheel, tmp_path):
     python, folder = beside
-    offline = {"packages": [str(wheel)], "pip_check": False, "pip_install_options": ["--no-deps", "--no-index"]}
-    for environment in ({"py_modules": [str(wheel)]}, {"env_vars": {"PYTHONPATH": str(folder)}}, {"pip": offline}, {}):
+    for environment in ({"py_modules": [str(wheel)]}, {"env_vars": {"PYTHONPATH": str(folder)}}, {}):
         done = run(tmp_path, python, "-c", IN_A_TASK, repr(environment), PYTHONPATH="")
         assert done.returncode == 0, done.stderr
         assert ("clipx_acpo" in done.stdout) == bool(environment), environment

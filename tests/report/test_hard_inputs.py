@@ -5,6 +5,8 @@ formulas. Not covered: how the worker counts them (tests/worker), the contents o
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas
@@ -179,8 +181,10 @@ def test_traced_tokens_that_are_not_finite_do_not_break_the_page(tmp_path):
 def test_bounds_that_are_not_finite_are_refused(tmp_path, changed, value):
     row = {"actor/clipx/epsilon_highest": 0.5, "actor/clipx/epsilon_average": 0.3, "actor/clipx/count/bin_0": 9.0}
     row = {name: value if changed == "all" or changed in name else number for name, number in row.items()}
-    text = clipx("table", "bounds", write_log(tmp_path / "metrics.jsonl", [row] * 3), code=1)
-    assert "no finite bounds" in text and "+clipx=" not in text
+    log = write_log(tmp_path / "metrics.jsonl", [row] * 3)
+    command = [sys.executable, "-m", "verl_clipx.papers.tables.measured_bounds", log, "average"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and "no finite bounds" in done.stderr
 
 
 @pytest.mark.parametrize("update", [0, 1, "the last"])
