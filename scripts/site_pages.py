@@ -165,6 +165,7 @@ def figure(name: str) -> str:
 def method_page(method: dict[str, Any]) -> str:
     """A method's page, from its class and its groups."""
     from verl_clipx.methods import METHODS
+    from verl_clipx.run.method_in_words import limits_in_words
 
     name, kind = method["name"], METHODS[method["name"]]
     source = f"../../{method['module'].replace('.', '/')}.py"
@@ -174,7 +175,7 @@ def method_page(method: dict[str, Any]) -> str:
         f"```bash\nclipx methods {name}\n```",
         "## Formula",
         *docstrings(kind),
-        f"What limits the weight: {kind().what_limits.described}. Notes: [methods.md](../methods.md); code: "
+        f"What limits the weight: {limits_in_words(kind())[0]}. Notes: [methods.md](../methods.md); code: "
         f"[{method['module']}]({source}).",
         f"![The gradient weight F of {name} over the ratio]({name}.svg)",
         "## Parameters",

@@ -10,8 +10,8 @@ from unittest import mock
 from hydra._internal.utils import _run_hydra, get_args_parser
 
 from tests.composition import MICRO_BATCH
-from verl_clipx.run.answer import answer_and_end, run_hydra
 from verl_clipx.run.explain import EXPLAIN
+from verl_clipx.run.explaining import answer_and_end, run_hydra
 
 # Each with the name of its default configuration, in the folder "config" beside the module.
 MAIN_PPO = "verl.trainer.main_ppo"

@@ -99,20 +99,20 @@ def _start_before_ray(run: Callable, _: None, positional: tuple, named: dict[str
 
 def _answer_if_explained(config: Any) -> None:
     if EXPLAIN in os.environ:
-        from verl_clipx.run.answer import answer_and_end
+        from verl_clipx.run.explaining import answer_and_end
 
         answer_and_end(config)
 
 
 def _write_nothing(run: Callable, _: None, __: tuple, named: dict[str, Any]) -> None:
     # hydra.main calls it with everything by name.
-    from verl_clipx.run.answer import run_hydra
+    from verl_clipx.run.explaining import run_hydra
 
     run_hydra(run, **named)
 
 
 def _refuse_ray(*_: Any) -> None:
-    from verl_clipx.run.answer import end_without_configuration
+    from verl_clipx.run.explaining import end_without_configuration
 
     end_without_configuration()
 

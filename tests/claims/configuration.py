@@ -18,7 +18,8 @@ from verl.workers.config import ActorConfig
 from tests.composition import by_hydra, group_s_own
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.keys import READ
-from verl_clipx.run.start import Decision, decide
+from verl_clipx.run.resolve import Resolved
+from verl_clipx.run.start import decide
 
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
@@ -78,7 +79,7 @@ def parsed(*overrides: str) -> dict[str, Any]:
     return {key.lstrip("+"): OmegaConf.from_dotlist([f"value={value}"]).value for key, _, value in pairs}
 
 
-def decided(*overrides: str) -> tuple[DictConfig, Decision | None]:
+def decided(*overrides: str) -> tuple[DictConfig, Resolved | None]:
     """A configuration once the driver has decided, and its decision; groups begin with +clipx, the rest are keys."""
     groups = [override for override in overrides if override.startswith("+clipx")]
     values = parsed(*(override for override in overrides if override not in groups))

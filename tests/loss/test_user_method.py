@@ -22,7 +22,6 @@ from verl_clipx.cli import app
 from verl_clipx.loss import user_method
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.grpo import Grpo
-from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import build
 
 MODULE = example_losses.__name__
@@ -242,7 +241,7 @@ def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):
     told = "unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
     for name, named in (("meant", True), ("loss", False)):
         config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}"))
-        assert (told in announcement(config.policy_loss)) == named
+        assert (told in config.policy_loss.run.line) == named
 
 
 WEIGHT = '@register_loss("users_faulty")\ndef faulty(ratio):\n    return {}\n'

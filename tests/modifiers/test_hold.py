@@ -21,8 +21,8 @@ from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.check.contract import compiled_it_is_the_same
 from verl_clipx.methods import BUILT_IN, METHODS, FixedBounds
 from verl_clipx.modifiers.hold import HeldBounds, Hold, held, width_of
-from verl_clipx.run.answer import bounds_of, settings_of
 from verl_clipx.run.config import build
+from verl_clipx.run.method_in_words import bounds_of, settings_of
 from verl_clipx.run.start import decide
 from verl_clipx.worker.state import description
 
@@ -225,8 +225,8 @@ def test_the_line_and_explain_say_what_is_held():
     held = "clip_fraction 0.02 (width 0.05 to 1)"
     # The solved bounds take nothing over from verl, and the group's own have no part in the run.
     assert f"holds {held}" in decision.line and "verl's clip_ratio_high=0.3 not used" in decision.line
-    assert decision.resolved.run.taken == {} and "clip_high=" not in decision.line
-    _, settings, run = decision.resolved
+    assert decision.run.taken == {} and "clip_high=" not in decision.line
+    settings, run = decision.clipx, decision.run
     assert f"the width that holds {held}" in bounds_of(settings.method)
     assert settings_of(settings, run) == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
@@ -245,7 +245,7 @@ def test_verls_bounds_are_named_as_not_used_even_if_they_repeat_its_default():
     words = ("+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.2")
     _, decision = decided(*words)
     assert "verl's clip_ratio_high=0.2 not used" in decision.line
-    assert decision.resolved.run.unused == {f"{ACTOR}.clip_ratio_high": 0.2}
+    assert decision.run.unused == {f"{ACTOR}.clip_ratio_high": 0.2}
 
 
 @pytest.mark.parametrize("method", WITH_WIDTH)

@@ -1,6 +1,6 @@
 """What verl's driver answers under CLIPX_EXPLAIN: what a run would train, cost and keep, or why it would stop. Not
 covered: the command around it, stand-ins and sessions (test_explain_command.py), the line's parts
-(test_announcement.py), each refusal (test_verl_keys.py), each rule of divisibility (test_divisibility.py).
+(test_description.py), each refusal (test_verl_keys.py), each rule of divisibility (test_divisibility.py).
 """
 
 import itertools
@@ -16,8 +16,8 @@ import pytest
 
 from tests.hydra_main import ENTRIES, MAIN_PPO, NEEDED, SFT, explained
 from verl_clipx.methods import METHODS
-from verl_clipx.run.answer import bounds_of
 from verl_clipx.run.explain import LAUNCHERS, PREPARATIONS, put_stand_ins
+from verl_clipx.run.method_in_words import bounds_of
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -322,12 +322,12 @@ def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, grou
     [
         ("grpo", dict(clip_low=None, clip_high=1.28), "ratio up to 1.28; dual_clip 3"),
         ("cispo", dict(clip_low=0, clip_high=None, mask_high=1.3), "ratio without bounds; mask_high 1.3"),
-        ("dppo", dict(threshold_low=None), "divergence (tv) of the token's probability up to 0.2; weight_high 5"),
+        ("dppo", dict(threshold_low=None), "divergence (tv) of the token's probability -∞ to 0.2; weight_high 5"),
         (
             "acpo",
             dict(epsilon_max=3, dual_clip=3),
-            "ratio 1 - epsilon to 1 + epsilon, epsilon = 3 σ + 0.2, epsilon up to 3, σ of the ratio in each of 5 bins "
-            "of the old probability; 0.8 to 1.2 where the ratio does not vary; dual_clip 3",
+            "ratio 1 - epsilon to 1 + epsilon, epsilon = 3 σ + 0.2, σ of the ratio in each of 5 bins of the old "
+            "probability; dual_clip 3; epsilon_max 3",
         ),
         ("m2po", {}, "log-ratio -tau to tau, the largest tau with a second moment of at most 0.04"),
     ],

@@ -87,7 +87,7 @@ def test_in_a_notebook_the_first_read_resolves_it():
     # A configuration that has changed is resolved anew.
     config, decision = decided("+clipx=grpo")
     config.actor_rollout_ref.actor.ppo_epochs = 2
-    assert (decision.resolved.run.schedule.updates, resolve(config).run.schedule.updates) == (4, 8)
+    assert (decision.run.schedule.updates, resolve(config).run.schedule.updates) == (4, 8)
 
 
 def test_verls_tinker_worker_gets_it_by_its_first_read():
@@ -115,7 +115,7 @@ def test_facts_about_the_run_cannot_be_set(override):
 def test_rollout_batches_that_verl_logs_as_one_step():
     of_v1 = "trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=4"
     for words, batches in (("", 1), (of_v1, 4), ("async_training.trigger_parameter_sync_step=3", 3)):
-        run = decided("+clipx=grpo", *words.split(), "trainer.critic_warmup=2")[1].resolved.run
+        run = decided("+clipx=grpo", *words.split(), "trainer.critic_warmup=2")[1].run
         assert run.schedule.batches_a_step == batches and run.critic_warmup == 2
 
 

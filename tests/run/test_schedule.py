@@ -90,7 +90,7 @@ def counted(monkeypatch, *words):
     data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
     data["rm_scores"] = torch.zeros_like(data["advantages"])
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    worker = Worker(actor, data, output, decision.resolved.run.schedule.updates)
+    worker = Worker(actor, data, output, decision.run.schedule.updates)
     for _ in range(2):
         worker.made = worker.passes = 0
         worker.train_mini_batch(data.copy())

@@ -1,6 +1,6 @@
 """What the driver decides when a run starts, through verl's entry modules as `python -m` runs them, up to ray.init:
 what is printed, what stops before Ray, the machine, the lock of the run's log. Not covered: what a worker prints
-(test_announcement.py), what verl's keys mean (test_verl_keys.py).
+(test_description.py), what verl's keys mean (test_verl_keys.py).
 """
 
 import fcntl

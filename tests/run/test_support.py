@@ -56,7 +56,7 @@ RUN = (f"{STRATEGY}=fsdp2", f"{NAME}=vllm", f"{ESTIMATOR}=grpo", f"{PATH}={MODEL
 )
 def test_an_option_that_no_test_ran_is_named_and_the_receipt_only_warns(overrides, names):
     _, decision = decided("+clipx=grpo", *RUN, *overrides)
-    assert untested(decision.resolved.run.options) == names
+    assert untested(decision.run.options) == names
     if names:
         assert f"; no test has run {', '.join(names)}; ratio to the policy " in decision.line
     assert names or "no test" not in decision.line

@@ -84,13 +84,13 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
     config, decision = decided(f"+clipx={group}", *own, *of_verl(**keys))
     method = actor_of(config).policy_loss.clipx.method
     assert {name: getattr(method, name) for name in expected} == expected
-    taken = decision.resolved.run.taken
+    taken = decision.run.taken
     # Written down for verl's own print of the configuration and for the record.
     assert {name: config.clipx[name] for name in taken} == {name: of["value"] for name, of in taken.items()}
     assert all(of["key"] in keys and getattr(method, name) == of["value"] for name, of in taken.items())
     # Decided again, as in a notebook, it is the same.
     again = decide(config, group=group)
-    assert (again.line, again.resolved.run.taken) == (decision.line, taken)
+    assert (again.line, again.run.taken) == (decision.line, taken)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
     assert (said in decision.line) == ("not used" in decision.line) == is_named
     # The record and the workers have it too, and the parameters are the group's.
     policy_loss = actor_of(config).policy_loss
-    assert config.actor_rollout_ref.actor.policy_loss.run.unused == unused == decision.resolved.run.unused
-    assert policy_loss.run.unused == unused and decision.resolved.run.taken == {} and "clip_low" not in config.clipx
+    assert config.actor_rollout_ref.actor.policy_loss.run.unused == unused == decision.run.unused
+    assert policy_loss.run.unused == unused and decision.run.taken == {} and "clip_low" not in config.clipx
     assert policy_loss.clipx == actor_of(merged([f"+clipx={group}"])).policy_loss.clipx
 
 

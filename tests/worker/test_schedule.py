@@ -15,7 +15,7 @@ from tests.worker.updates import ROWS, WHOLE, extra_passes
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.run.answer import answer
+from verl_clipx.run.explaining import answer
 from verl_clipx.run.keys import FACTS
 from verl_clipx.run.schedule import Schedule, position, recorded_schedule
 from verl_clipx.run.start import decide
@@ -152,7 +152,7 @@ def test_every_combination_gets_what_its_loss_needs(method):
 def test_it_is_the_same_in_the_record_and_older_records_have_its_counts():
     words = f"+clipx=acpo {LOPTI} {FOUR} trainer.critic_warmup=2"
     config = hydra_s(*words.split())
-    schedule = decide(config).resolved.run.schedule
+    schedule = decide(config).run.schedule
     record = flat(OmegaConf.to_container(config, resolve=True))
     assert recorded_schedule(record) == built(config).policy_loss.run.schedule == schedule
     older = {key: value for key, value in record.items() if not key.startswith(f"{FACTS}.")}

@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, minimum
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
-from verl_clipx.base.parameters import LOWER_WIDTH, NODE, UPPER_WIDTH, VerlKey, number, optional, parameter, validate
+from verl_clipx.base.parameters import (
+    BESIDE,
+    GUARD,
+    HIGH,
+    LOW,
+    LOWER_WIDTH,
+    NODE,
+    UPPER_WIDTH,
+    VerlKey,
+    number,
+    optional,
+    parameter,
+    validate,
+)
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
@@ -37,7 +50,7 @@ WHEN_REGISTERED: list[Callable[[str], None]] = []
 
 def clamp_parameter(default: float | None, meaning: str, source: str = "choice") -> Any:
     """The magnitude beyond which a log-ratio is clamped, `log_ratio_clamp`; the arguments are as for `parameter`."""
-    return parameter(default, optional(number(at_least=1, at_most=LARGEST_CLAMP)), meaning, source)
+    return parameter(default, optional(number(at_least=1, at_most=LARGEST_CLAMP)), meaning, source, role=GUARD)
 
 
 class Bounds(NamedTuple):
@@ -65,24 +78,6 @@ class Bounds(NamedTuple):
         return -minimum(advantages * ratio, advantages * self.clip(ratio))
 
 
-class Limit(NamedTuple):
-    """What limits a method's gradient weight, in the words of the line that a run prints.
-
-    Attributes:
-        described: what the method has, for example "fixed bounds".
-        acting: what acts on tokens whose ratio is not 1, for example "clipping"; empty if nothing does.
-    """
-
-    described: str
-    acting: str
-
-
-NO_LIMIT = Limit("no bounds", "")
-
-# Only the weight itself knows whether it clips.
-OF_WEIGHT = Limit("no bounds", "a limit inside the gradient weight")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """One policy loss: subclass it with `name=` and `source=` (paper, equation) to register another.
@@ -108,8 +103,12 @@ class Method:
     # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
     # The contract then compares it neither over micro-batches nor over sizes of the advantages.
     by_batch: ClassVar[bool] = False
-    # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
-    other_limits: ClassVar[tuple[str, ...]] = ()
+    # What `bounded` returns, and the bounds on it where parameters with the roles LOW and HIGH do not say them. A
+    # {parameter} stands for its value.
+    bounds_on: ClassVar[str] = "ratio"
+    formula: ClassVar[str] = ""
+    # The parameters whose place a held target takes (`modifiers.hold`).
+    solved_parameters: ClassVar[tuple[str, ...]] = ()
     # The bound on the ratio of tokens with A < 0. A method that has one makes it a parameter; no annotation here, which
     # would give that parameter this place.
     dual_clip = None
@@ -151,20 +150,30 @@ class Method:
         return False
 
     @property
-    def what_limits(self) -> Limit:
-        """What limits the gradient weight: the bounds, if the method has any."""
-        return OF_WEIGHT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
+    def limits(self) -> dict[str, str]:
+        """Returns the parameters that limit the weight as they are set, with their roles, guards apart.
+
+        Null limits nothing, and neither does 0, unless it bounds a difference.
+        """
+        fields = ((field.metadata.get("role"), field.name) for field in dataclasses.fields(self))
+        of_difference = () if self.bounds_on.endswith("ratio") else (LOW, HIGH)
+        return {
+            name: role
+            for role, name in fields
+            if role not in (None, "", GUARD)
+            and ((value := getattr(self, name)) or (value == 0 and role in of_difference))
+        }
 
     @property
-    def acts_at_ratio_one(self) -> str:
-        """What of it acts on tokens whose ratio to the policy of old_log_probs is 1; empty if nothing does."""
-        unknown = self.unconstrained_weight and self.what_limits is OF_WEIGHT
-        return self.what_limits.acting if unknown or self.ratio_to_sampler else ""
+    def acts_at_ratio_one(self) -> bool:
+        """Whether something of it acts on tokens whose ratio to the policy of old_log_probs is 1."""
+        return self.ratio_to_sampler or (self.unconstrained_weight and not self.declares_limits)
 
     @property
-    def starting_bounds(self) -> str:
-        """The bounds that a run starts with, or what they are computed from, in words."""
-        return self.what_limits.described
+    def declares_limits(self) -> bool:
+        """Whether bounds, or roles of parameters, say what limits the weight; otherwise only the weight knows."""
+        roles = {field.metadata.get("role") for field in dataclasses.fields(self)}
+        return type(self).bounds is not Method.bounds or bool(roles - {None, "", GUARD})
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
@@ -250,6 +259,7 @@ class FixedBounds(Method):
         "lower clip bound on the ratio; null: no bound",
         "choice",
         LOWER_WIDTH,
+        role=LOW,
     )
     clip_high: float | None = parameter(
         1.2,
@@ -257,15 +267,8 @@ class FixedBounds(Method):
         "upper clip bound on the ratio; null: no bound",
         "choice",
         UPPER_WIDTH,
+        role=HIGH,
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return limit_of(self, "fixed bounds", self.clip_low or None, self.clip_high)
-
-    @property
-    def starting_bounds(self) -> str:
-        return f"ratio {interval(self.clip_low or None, self.clip_high)}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
@@ -280,21 +283,6 @@ class ConstantWeight(Method):
         return -weight * t.advantages * t.log_prob
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Two bounds in words; null means none."""
-    if low is None:
-        return "without bounds" if high is None else f"up to {high:.6g}"
-    return f"from {low:.6g}" if high is None else f"{low:.6g} to {high:.6g}"
-
-
-def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
-    """What limits the weight of a method whose bounds may all be null: they, or else its `other_limits`."""
-    if any(bound is not None for bound in bounds):
-        return Limit(described, "clipping")
-    others = " and ".join(key for key in method.other_limits if getattr(method, key) is not None)
-    return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
-
-
 DUAL_CLIP = VerlKey(("clip_ratio_c",))
 
 
@@ -306,6 +294,7 @@ def dual_clip_parameter(default: float | None, source: str) -> Any:
         "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
         source,
         DUAL_CLIP,
+        role=BESIDE,
     )
 
 

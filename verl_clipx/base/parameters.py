@@ -166,11 +166,17 @@ class VerlKey(NamedTuple):
     usual_because: str = ""
 
 
+# How a parameter limits the gradient weight: as a lower or upper bound on what `Method.bounded` returns, or as a limit
+# beside the bounds. Another word names what it shapes, such as "penalty". A guard acts on extreme numbers alone.
+LOW, HIGH, BESIDE, GUARD = "low", "high", "beside", "guard"
+
 LOWER_WIDTH = VerlKey(("clip_ratio_low",), BELOW_ONE, "clip_ratio")
 UPPER_WIDTH = VerlKey(("clip_ratio_high",), ABOVE_ONE, "clip_ratio")
 
 
-def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "", verl: VerlKey | None = None) -> Any:
+def parameter(
+    default: Any, allowed: Allowed, meaning: str, source: str = "", verl: VerlKey | None = None, *, role: str = ""
+) -> Any:
     """A dataclass field with its meaning and its allowed values.
 
     Args:
@@ -180,10 +186,10 @@ def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "", ve
         source: where the default comes from: paper, script (its authors' release) or choice (this project's); empty if
             nothing outside this project says what it should be.
         verl: the key of verl's that it takes over, or None.
+        role: how it limits the gradient weight: `LOW`, `HIGH`, `BESIDE`, `GUARD` or a noun; empty if it does not.
     """
-    return dataclasses.field(
-        default=default, metadata={"allowed": allowed, "meaning": meaning, "source": source, "verl": verl}
-    )
+    metadata = {"allowed": allowed, "meaning": meaning, "source": source, "verl": verl, "role": role}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def validate(config: Any, node: str) -> None:

@@ -6,9 +6,9 @@ from itertools import chain
 
 from torch import Tensor, cat, float32, float64, stack, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, interval, not_above
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.parameters import choice, integer, number, optional, parameter
+from verl_clipx.base.parameters import BESIDE, GUARD, choice, integer, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -41,6 +41,11 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         ),
     )
 
+    formula = (
+        "1 - epsilon to 1 + epsilon, epsilon = {alpha} σ + {epsilon_base}, σ of the ratio in each of {bins} bins of "
+        "the {bin_on} probability"
+    )
+
     alpha: float = parameter(
         3.0, number(at_least=0, at_most=20), "epsilon of a bin = alpha * sigma + epsilon_base", "paper"
     )
@@ -48,20 +53,24 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         0.2, number(at_least=0, at_most=1), "epsilon of a bin whose ratios do not vary", "paper"
     )
     epsilon_min: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit", "paper"
+        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit", "paper", role=BESIDE
     )
     epsilon_max: float | None = parameter(
-        None, optional(number(at_least=0.01, at_most=LARGEST_BOUND)), "largest epsilon; null: no limit", "paper"
+        None,
+        optional(number(at_least=0.01, at_most=LARGEST_BOUND)),
+        "largest epsilon; null: no limit",
+        "paper",
+        role=BESIDE,
     )
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins", "paper")
     bin_on: str = parameter(
         "old", choice("old", "current"), "the policy whose token probability chooses the bin", "paper"
     )
     variance_epsilon: float = parameter(
-        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root", "choice"
+        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root", "choice", role=GUARD
     )
     min_tokens: int = parameter(
-        1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base", "choice"
+        1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base", "choice", role=GUARD
     )
 
     def __post_init__(self) -> None:
@@ -69,16 +78,6 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         not_above(self, "epsilon_min", "epsilon_max")
         # Otherwise every bin's epsilon is epsilon_max, but for those with too few tokens, which have more.
         not_above(self, "epsilon_base", "epsilon_max")
-
-    @property
-    def starting_bounds(self) -> str:
-        low, high = self.epsilon_min, self.epsilon_max
-        limits = "" if low is None and high is None else f", epsilon {interval(low, high)}"
-        return (
-            f"ratio 1 - epsilon to 1 + epsilon, epsilon = {self.alpha:g} σ + {self.epsilon_base:g}{limits}, σ of the "
-            f"ratio in each of {self.bins} bins of the {self.bin_on} probability; "
-            f"{interval(1 - self.epsilon_base, 1 + self.epsilon_base)} where the ratio does not vary"
-        )
 
     @property
     def statistics_size(self) -> int:

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_CAP, Bounds, FixedBounds
-from verl_clipx.base.parameters import choice, number, optional, parameter
+from verl_clipx.base.parameters import BESIDE, choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -19,8 +18,6 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
     token keeps a gradient, with the cap as its weight. The defaults are those of the authors' released code.
     """
 
-    other_limits: ClassVar[tuple[str, ...]] = ("weight_low", "weight_high", "negative_weight_high")
-
     flip: str = parameter(
         "positive",
         choice("positive", "both"),
@@ -28,19 +25,25 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
         "script",
     )
     weight_low: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "lower bound of a reciprocal weight; null: no bound", "script"
+        None,
+        optional(number(at_least=0, at_most=1)),
+        "lower bound of a reciprocal weight; null: no bound",
+        "script",
+        role=BESIDE,
     )
     weight_high: float | None = parameter(
         3.0,
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of a reciprocal weight; null: no bound",
         "script",
+        role=BESIDE,
     )
     negative_weight_high: float | None = parameter(
         3.0,
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of the weight of tokens that are not flipped; null: no bound",
         "script",
+        role=BESIDE,
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, float64, where
 from verl_clipx.base.histogram import ratio_or_zero, whole_sums
 from verl_clipx.base.method import LARGEST_BOUND, NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.parameters import choice, number, parameter
+from verl_clipx.base.parameters import GUARD, choice, number, parameter
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
@@ -62,6 +62,11 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         of_decision("positive_share_after", "P/(P+N) at the bounds found", "fraction", chart="positive share"),
     )
 
+    formula = (
+        "c_low to c_high, c_low from {lower_start} to {lower_stop} by {lower_step}, c_high from {upper_start} to "
+        "{upper_stop} by {upper_step}, {first} first, until contribution={contribution} is at least {target}"
+    )
+
     target: float = parameter(
         0.4,
         number(at_least=0.01, at_most=10, usual=(0.2, 1)),
@@ -104,7 +109,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     )
     upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=1), "step of the upper bound", "paper")
     epsilon: float = parameter(
-        1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)", "script"
+        1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)", "script", role=GUARD
     )
 
     def __post_init__(self) -> None:
@@ -132,19 +137,6 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
                     "that the bound could not move",
                     f"Set a smaller step or, if it shall not move, {NODE}.{side}_stop={start:g}.",
                 )
-
-    @property
-    def starting_bounds(self) -> str:
-        moved = (
-            f"the {side} one from {start:g} up to {stop:g} in steps of {step:g}"
-            for side in ("lower", "upper")
-            for start, stop, step in [self._range(side)]
-        )
-        share = {"share": "P/(P+N)", "net": "P/|P-N|", "ratio": "P/N"}[self.contribution]
-        return (
-            f"searched until {share} is at least {self.target:g} (P and N: what positive and negative tokens "
-            f"contribute to the loss): {', '.join(moved)}, the {self.first} one first"
-        )
 
     @property
     def asks_for(self) -> tuple[str, ...]:

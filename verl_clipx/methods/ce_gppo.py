@@ -1,7 +1,6 @@
 """CE-GPPO (arXiv 2509.20712): GPPO with the two preserved gradients scaled, to steer entropy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -17,8 +16,6 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
     F = beta_low low where A < 0 and r < low, beta_high high where A > 0 and r > high, and r elsewhere. With a dual
     clip, which only the authors' released code has, F = 0 where A < 0 and r > dual_clip.
     """
-
-    other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     beta_low: float = parameter(
         0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0", "paper"

@@ -1,12 +1,11 @@
 """CISPO (MiniMax-M1, arXiv 2506.13585): every token keeps a gradient, with the clipped ratio as its weight."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.parameters import BESIDE, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -18,19 +17,19 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     r > mask_high.
     """
 
-    other_limits: ClassVar[tuple[str, ...]] = ("mask_low", "mask_high")
-
     mask_low: float | None = parameter(
         None,
         optional(number(at_least=0, at_most=1)),
         "drop tokens with A < 0 and a ratio below this; null: drop none",
         "paper",
+        role=BESIDE,
     )
     mask_high: float | None = parameter(
         None,
         optional(number(at_least=1, at_most=LARGEST_BOUND)),
         "drop tokens with A > 0 and a ratio above this; null: drop none",
         "paper",
+        role=BESIDE,
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, cat, where
 
 from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
 from verl_clipx.base.histogram import ratio_or_zero
-from verl_clipx.base.method import Bounds, FixedBounds, Limit
+from verl_clipx.base.method import Bounds, FixedBounds
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, integer, number, parameter
 from verl_clipx.base.tokens import Tokens, number_in
@@ -47,6 +47,7 @@ class ClipCov(
         "the share of the tokens that lose their gradient",
         "paper",
         VerlKey(("policy_loss.clip_cov_ratio",)),
+        role="draw",
     )
     covariance_low: float = parameter(
         1.0,
@@ -64,18 +65,7 @@ class ClipCov(
     )
     seed: int = parameter(0, integer(at_least=0, at_most=2**31 - 1), "of the draw", "choice")
 
-    @property
-    def what_limits(self) -> Limit:
-        limit = super().what_limits
-        return Limit(f"{limit.described} and a draw among tokens of high covariance", "clipping")
-
-    @property
-    def acts_at_ratio_one(self) -> str:
-        return "the draw"
-
-    @property
-    def starting_bounds(self) -> str:
-        return f"{super().starting_bounds}; covariance {self.covariance_low:g} to {self.covariance_high:g} eligible"
+    acts_at_ratio_one = True
 
     never_negative = slice(1)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, minimum, where
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, Limit, Method, interval
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.method import LARGEST_CAP, Bounds, Method
+from verl_clipx.base.parameters import BESIDE, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
 
@@ -20,7 +20,8 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
     """
 
     by_sequence = True
-    what_limits = Limit("bounds on the prefix's ratio that widen with its length", "clipping")
+    bounds_on = "prefix's ratio"
+    formula = "exp(-{width_low} t^{power}) to exp({width_high} t^{power}), t the token's position"
 
     width_low: float = parameter(
         0.025, number(above=0, at_most=5), "log-width of the first token's lower bound", "release"
@@ -33,6 +34,7 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
         optional(number(above=0, at_most=math.log(LARGEST_CAP))),
         "log-width above which tokens with A < 0 get no gradient; null: no dual clip",
         "release",
+        role=BESIDE,
     )
     power: float = parameter(
         0.5,
@@ -40,11 +42,6 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
         "how the log-widths grow with the position; 0: not at all",
         "release",
     )
-
-    @property
-    def starting_bounds(self) -> str:
-        first = interval(math.exp(-self.width_low), math.exp(self.width_high))
-        return f"prefix's ratio {first} at the first token, log-widths times position^{self.power:.6g}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         scale = self._scale(t)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, Limit, dual_clip_parameter, interval
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.method import LARGEST_CAP, Bounds, dual_clip_parameter
+from verl_clipx.base.parameters import BESIDE, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -26,7 +26,7 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     Source: the paper's dynamic-adaptive clipping, without its advantages and its average over tokens.
     """
 
-    what_limits = Limit("bounds by each token's old probability", "clipping")
+    formula = "r from 0.5 with (r - 1) r q from -{epsilon_low} to {epsilon_high}, q the token's old probability"
 
     dual_clip: float | None = dual_clip_parameter(10.0, "paper")
 
@@ -37,12 +37,8 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "the upper bound is at most this; null: no limit",
         "paper",
+        role=BESIDE,
     )
-
-    @property
-    def starting_bounds(self) -> str:
-        widths = f"(r - 1) r q from -{self.epsilon_low:g} to {self.epsilon_high:g}"
-        return f"{widths}, q the token's old probability; ratio from 0.5 and {interval(None, self.largest_ratio)}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         # A probability of 0 in this precision: 0 / 0 for epsilon 0.

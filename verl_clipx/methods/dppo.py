@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight, Limit, interval, limit_of
-from verl_clipx.base.parameters import VerlKey, choice, number, optional, parameter
+from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight
+from verl_clipx.base.parameters import BESIDE, HIGH, LOW, VerlKey, choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 # Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
@@ -27,7 +26,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     F = min(r, weight_high).
     """
 
-    other_limits: ClassVar[tuple[str, ...]] = ("weight_high",)
+    bounds_on = "divergence ({divergence}) of the token's probability"
+    formula = "-{threshold_low} to {threshold_high}"
 
     divergence: str = parameter(
         "tv",
@@ -41,6 +41,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
         "paper",
         VerlKey(("clip_ratio_low",), instead="clip_ratio"),
+        role=LOW,
     )
     threshold_high: float | None = parameter(
         0.2,
@@ -48,6 +49,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
         "paper",
         VerlKey(("clip_ratio_high",), instead="clip_ratio"),
+        role=HIGH,
     )
     weight_high: float | None = parameter(
         5.0,
@@ -55,16 +57,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "upper bound of the ratio as a weight; null: no bound",
         "paper",
         DUAL_CLIP,
+        role=BESIDE,
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return limit_of(self, "fixed thresholds on the divergence", self.threshold_low, self.threshold_high)
-
-    @property
-    def starting_bounds(self) -> str:
-        low = None if self.threshold_low is None else -self.threshold_low
-        return f"divergence ({self.divergence}) of the token's probability {interval(low, self.threshold_high)}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The bounds on the signed divergence."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, Limit, Method, clamp_parameter
+from verl_clipx.base.method import Bounds, Method, clamp_parameter
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -18,8 +18,6 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
     still -beta log r.
     """
 
-    what_limits = Limit("a penalty on the log-ratio and no bounds", "the penalty")
-
     unconstrained_weight = True
 
     log_ratio_clamp: float | None = clamp_parameter(
@@ -32,6 +30,7 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
         "how strongly the gradient pulls back, per nat of the log-ratio",
         "choice",
         VerlKey(("policy_loss.dro_beta",)),
+        role="penalty",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -1,7 +1,6 @@
 """GRPO (arXiv 2402.03300): PPO's clipped surrogate. With clip_high=1.28 it is DAPO's clip-higher."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, minimum, where
 
@@ -17,8 +16,6 @@ class ClippedSurrogate(Method):
 
     Source: PPO (arXiv 1707.06347), Eq. 7; as a gradient weight, DGPO, Eq. 2. Dual clip: arXiv 1912.09729.
     """
-
-    other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     dual_clip: float | None = dual_clip_parameter(None, "paper")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds, Limit, clamp_parameter, limit_of
-from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds, clamp_parameter
+from verl_clipx.base.parameters import HIGH, LOW, LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
 OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
@@ -21,6 +21,7 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     """
 
     by_sequence = True
+    bounds_on = "sequence's ratio"
 
     clip_low: float | None = parameter(
         0.9997,
@@ -28,6 +29,7 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         "lower clip bound on the sequence's ratio; null: no bound",
         "paper",
         LOWER_WIDTH._replace(usual_because=OF_TOKENS),
+        role=LOW,
     )
     clip_high: float | None = parameter(
         1.0004,
@@ -35,18 +37,11 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         "upper clip bound on the sequence's ratio; null: no bound",
         "paper",
         UPPER_WIDTH._replace(usual_because=OF_TOKENS),
+        role=HIGH,
     )
     log_ratio_clamp: float | None = clamp_parameter(
         10.0, "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit"
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return limit_of(self, "fixed bounds on the sequence's ratio", self.clip_low or None, self.clip_high)
-
-    @property
-    def starting_bounds(self) -> str:
-        return f"sequence's {super().starting_bounds}"
 
     def bounded(self, t: Tokens) -> Tensor:
         """The sequence's ratio, at each of its tokens."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, Limit, Method, limit_of
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.parameters import HIGH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -20,33 +20,28 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
     prime-rl measures from the policy that sampled.
     """
 
+    bounds_on = "change of the token's probability"
+    formula = "-{threshold} to {threshold}"
+
     threshold: float | None = parameter(
         0.3,
         optional(number(at_least=0, at_most=1)),
         "tokens whose probability moved by more than this are dropped; null: no token",
         "release",
+        role=HIGH,
     )
     kl_tau: float = parameter(
         0.0,
         number(at_least=0, at_most=100),
         "the weight of (log r)^2, whose gradient pulls every token back to the old policy; 0: no pull",
         "release",
+        role="penalty",
     )
 
     @property
     def unconstrained_weight(self) -> bool:  # type: ignore[override]
         """Whether F may be 0 or less: it may with the pull back."""
         return self.kl_tau > 0
-
-    @property
-    def what_limits(self) -> Limit:
-        return limit_of(self, "a fixed threshold on the probability's change", self.threshold)
-
-    @property
-    def starting_bounds(self) -> str:
-        if self.threshold is None:
-            return "change of the token's probability without bounds"
-        return f"change of the token's probability -{self.threshold:.6g} to {self.threshold:.6g}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The bounds on the change of the probability."""

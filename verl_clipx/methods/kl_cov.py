@@ -8,7 +8,7 @@ from torch import Tensor, cat, where
 
 from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
 from verl_clipx.base.histogram import bucket_of, ratio_or_zero, whole_sums
-from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
@@ -52,11 +52,8 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
         "of the penalty |log r|; 1 as in the paper and in the default of verl's function, while its YAML has 0.1",
         "paper",
         VerlKey(("policy_loss.ppo_kl_coef",)),
+        role="penalty",
     )
-
-    @property
-    def what_limits(self) -> Limit:
-        return Limit("a penalty on the tokens of highest covariance and no bounds", "the penalty")
 
     never_negative = slice(1)
 

@@ -50,6 +50,9 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         of_decision("masked_share", "which share of the tokens that PPO's clip acts on is masked", "fraction"),
     )
 
+    bounds_on = "log-ratio"
+    formula = "-tau to tau, the largest tau with a second moment of at most {threshold}"
+
     threshold: float = parameter(
         0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)", "paper"
     )
@@ -65,10 +68,6 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         "the policy that ratios are taken to: the one that sampled (paper), or verl's old policy (release)",
         "paper",
     )
-
-    @property
-    def starting_bounds(self) -> str:
-        return f"log-ratio -tau to tau, the largest tau with a second moment of at most {self.threshold:g}"
 
     @property
     def ratio_to_sampler(self) -> bool:

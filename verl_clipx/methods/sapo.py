@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, full_like, sigmoid, where
 
-from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -18,8 +18,6 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
 
-    what_limits = Limit("a soft gate and no bounds", "the gate")
-
     tau_positive: float = parameter(
         1.0,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
@@ -27,6 +25,7 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         "paper",
         # verl's sapo reads the first, its scripts set the second.
         VerlKey(("tau_pos", "policy_loss.tau_pos")),
+        role="soft gate",
     )
     tau_negative: float = parameter(
         1.05,
@@ -34,6 +33,7 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         "temperature of the other tokens; larger: a narrower gate",
         "paper",
         VerlKey(("tau_neg", "policy_loss.tau_neg")),
+        role="soft gate",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

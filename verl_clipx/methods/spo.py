@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -20,8 +20,6 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
     0 at the edge of PPO's clip and has the other sign beyond it. F = 0 beyond log_ratio_clamp.
     """
 
-    what_limits = Limit("a penalty on the ratio and no bounds", "the penalty")
-
     # It is 1 at ratio 1, and below 0 beyond the edge of PPO's clip.
     unconstrained_weight = True
 
@@ -31,6 +29,7 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
         "distance from 1 at which the gradient turns back; at 12.5, which a framework uses, F is r to within 8 % of it "
         "for ratios of 0 to 2, which is hardly a limit",
         "paper",
+        role="penalty",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -1,13 +1,16 @@
 """TOPR (arXiv 2503.14286): REINFORCE on old samples, with a weight that fades out for negative ones."""
 
+import functools
 import math
 from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, Limit, not_above
+from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, not_above
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturate
+
+limit_parameter = functools.partial(parameter, source="paper", role="truncation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +32,21 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         "the importance ratio of the whole sequence (paper), or of each token separately",
         "paper",
     )
-    positive_low: float = parameter(
-        1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)", "paper"
+    positive_low: float = limit_parameter(
+        1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)"
     )
-    positive_high: float = parameter(
-        1.0, number(at_least=1, at_most=LARGEST_CAP), "largest weight where A >= 0 (the paper's b+)", "paper"
+    positive_high: float = limit_parameter(
+        1.0,
+        number(at_least=1, at_most=LARGEST_CAP),
+        "largest weight where A >= 0 (the paper's b+)",
     )
-    negative_low: float = parameter(
-        0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)", "paper"
+    negative_low: float = limit_parameter(
+        0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)"
     )
-    negative_high: float = parameter(
-        1.0, number(at_least=0, at_most=LARGEST_CAP), "largest weight where A < 0 (the paper's b-)", "paper"
+    negative_high: float = limit_parameter(
+        1.0,
+        number(at_least=0, at_most=LARGEST_CAP),
+        "largest weight where A < 0 (the paper's b-)",
     )
 
     def __post_init__(self) -> None:
@@ -47,11 +54,9 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         not_above(self, "negative_low", "negative_high")
 
     @property
-    def what_limits(self) -> Limit:
-        """Truncation, unless both signs have a constant weight."""
-        if self.positive_low == self.positive_high and self.negative_low == self.negative_high:
-            return Limit("constant weights and no bounds", "")
-        return Limit("truncated weights and no bounds", "the truncation")
+    def limits(self) -> dict[str, str]:
+        constant = self.positive_low == self.positive_high and self.negative_low == self.negative_high
+        return {} if constant else super().limits
 
     def bounded(self, t: Tokens) -> Tensor:
         """The ratio of each token, or of its sequence."""

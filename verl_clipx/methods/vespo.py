@@ -1,16 +1,19 @@
 """VESPO (arXiv 2602.10693): a smooth weight of the sequence's ratio, like a gamma density, with constants by sign."""
 
+import functools
 import math
 from dataclasses import dataclass
 
 from torch import Tensor, full_like, where
 
-from verl_clipx.base.method import Bounds, ConstantWeight, Limit
+from verl_clipx.base.method import Bounds, ConstantWeight
 from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.tokens import Tokens
 
 # The range of the sequence's log-ratio in TRL and in the authors' code.
 LOWEST, HIGHEST = math.log(1e-8), 20.0
+
+weight_parameter = functools.partial(parameter, source="release", role="soft weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,21 +29,29 @@ class Vespo(
     k_negative and lambda_negative elsewhere. log_ratio_clamp acts on each token before the product.
     """
 
-    what_limits = Limit("a soft weight of the sequence's ratio and no bounds", "the weight")
+    bounds_on = "sequence's ratio"
 
     by_sequence = True
 
-    k_positive: float = parameter(
-        2.0, number(above=0, at_most=20), "power of w where A >= 0; larger: less weight of small ratios", "release"
+    k_positive: float = weight_parameter(
+        2.0,
+        number(above=0, at_most=20),
+        "power of w where A >= 0; larger: less weight of small ratios",
     )
-    lambda_positive: float = parameter(
-        3.0, number(above=0, at_most=30), "decay with w where A >= 0; larger: less weight of large ratios", "release"
+    lambda_positive: float = weight_parameter(
+        3.0,
+        number(above=0, at_most=30),
+        "decay with w where A >= 0; larger: less weight of large ratios",
     )
-    k_negative: float = parameter(
-        3.0, number(above=0, at_most=20), "power of w where A < 0; larger: less weight of small ratios", "release"
+    k_negative: float = weight_parameter(
+        3.0,
+        number(above=0, at_most=20),
+        "power of w where A < 0; larger: less weight of small ratios",
     )
-    lambda_negative: float = parameter(
-        2.0, number(above=0, at_most=30), "decay with w where A < 0; larger: less weight of large ratios", "release"
+    lambda_negative: float = weight_parameter(
+        2.0,
+        number(above=0, at_most=30),
+        "decay with w where A < 0; larger: less weight of large ratios",
     )
 
     def bounded(self, t: Tokens) -> Tensor:

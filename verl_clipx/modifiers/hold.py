@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, cat, float64, int64, where
 
 from verl_clipx.base.histogram import ratio_or_zero
-from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Limit, Method
+from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Method
 from verl_clipx.base.octaves import Octaves
 from verl_clipx.base.parameters import choice, number, optional, parameter, validate
 from verl_clipx.base.refusal import ABSENT, Refusal
@@ -112,13 +112,17 @@ class HeldBounds(Method):
         return {**own, "hold": self.held_target}
 
     @property
-    def what_limits(self) -> Limit:
-        return Limit(f"holds {self.held_target}", "clipping")
+    def solved_parameters(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.bounds_width.parameters
 
     @property
-    def starting_bounds(self) -> str:
+    def limits(self) -> dict[str, str]:
+        return {name: role for name, role in super().limits.items() if name not in self.solved_parameters}
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
         ends = "1 / (1 + width) to 1 + width" if self.bounds_width.of == "ratio" else "-width to width"
-        return f"{self.bounds_width.of} {ends}, the width that holds {self.held_target}"
+        return f"{ends}, the width that holds {self.held_target}"
 
     @property
     def statistics_size(self) -> int:
@@ -175,11 +179,6 @@ def width_of(method: Method) -> Width | None:
     width = width_by_name(type(method))
     has_width = width is not None and all(getattr(method, name) == value for name, value in width.only_with)
     return width if has_width else None
-
-
-def solved_parameters(method: Method) -> tuple[str, ...]:
-    """The parameters whose place a held target takes; none where none is held."""
-    return method.bounds_width.parameters if isinstance(method, HeldBounds) else ()
 
 
 def distances(width: Width) -> tuple[float, float]:

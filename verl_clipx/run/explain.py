@@ -1,6 +1,6 @@
 """`clipx explain -- COMMAND`: runs a command until verl has its configuration, and says what would be trained.
 
-The command itself runs, with CLIPX_EXPLAIN set: the plugin's hook in verl's driver (`answer.py`) then answers and ends
+The command itself runs, with CLIPX_EXPLAIN set: the plugin's hook in verl's driver (`explaining.py`) answers and ends
 the process before verl starts Ray. Some programs are replaced by stand-ins on PATH (`stand_in.py`), a Python without
 the plugin ends (`without_plugin.py`), and bash ends before what follows the first run (`explained.sh`). This is no
 sandbox: whatever else a script does, it does.
@@ -72,7 +72,7 @@ class Explanation:
     """What came of a command.
 
     Args:
-        answers: of every run that it would start, the fields of `answer.Answer` and `text`, its lines.
+        answers: of every run that it would start, the fields of `description.Description` and `text`, its lines.
         stood_in: the command lines that stand-ins replaced.
         stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
         left: processes that took a session of their own and live on.

@@ -18,9 +18,8 @@ from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, traces_path
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import METHODS
-from verl_clipx.modifiers.hold import solved_parameters
-from verl_clipx.run.announcement import REMEDIES, announcement, uncorrected
 from verl_clipx.run.config import NODES, Observe, Settings
+from verl_clipx.run.description import Description, describe
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
 from verl_clipx.run.schedule import schedule_of
@@ -31,11 +30,16 @@ NAMES = ("project_name", "experiment_name")
 
 
 class Resolved(NamedTuple):
-    """What a run trains; verl's policy-loss configuration has the same fields (`hydra_nodes.ClipxPolicyLossConfig`)."""
+    """What a run trains, and in words."""
 
-    loss_mode: str
     clipx: Settings | Observe
     run: RunFacts
+    description: Description
+
+    @property
+    def line(self) -> str:
+        """What the run prints of itself."""
+        return self.run.line
 
 
 def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
@@ -64,17 +68,18 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     settings = instantiated(node[NODE])
     if not isinstance(settings, Settings | Observe):
         raise missing_method(settings)
+    folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     values = read(config)
     of_clip_keys = ClipKeys({}, {}, [])
     if isinstance(settings, Settings):
         of_clip_keys = clip_keys(settings.method, values, named)
     refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *of_clip_keys.refused])
     taken = {**taken_before(node), **of_clip_keys.taken}
-    folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     run = RunFacts(group, taken, of_clip_keys.unused, folder, values, schedule_of(values, settings), untested(values))
-    refuse([correction_missing(run, settings)])
-    resolved = Resolved(node.loss_mode, run.complete(settings), run)
-    return resolved._replace(run=dataclasses.replace(run, line=announcement(resolved)))
+    complete = run.complete(settings)
+    description = describe(node.loss_mode, complete, run)
+    refuse([correction_missing(complete, description)])
+    return Resolved(complete, dataclasses.replace(run, line=description.line), description)
 
 
 def as_node(run: RunFacts) -> DictConfig:
@@ -109,7 +114,7 @@ def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> It
     if isinstance(settings, Observe):
         return
     update, reason = settings.update, f"{NODE}.hold solves for the bounds"
-    idle = {name: (getattr(settings.method, name), reason) for name in solved_parameters(settings.method)}
+    idle = {name: (getattr(settings.method, name), reason) for name in settings.method.solved_parameters}
     if update is not None and update.quantile is not None:
         idle["update.eta"] = (update.eta, f"{NODE}.update.quantile={update.quantile:g} determines it")
     for name, (value, reason) in idle.items():
@@ -117,11 +122,12 @@ def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> It
             yield Refusal(f"{NODE}.{name}", value, reason, "Remove one of the two.")
 
 
-def correction_missing(run: RunFacts, settings: Settings | Observe) -> Refusal | None:
+def correction_missing(settings: Settings | Observe, description: Description) -> Refusal | None:
     """The refusal of stale samples without a correction, where the user requires one."""
-    if isinstance(settings, Observe) or settings.correction != "required" or not uncorrected(run, settings):
+    if not settings.trains or settings.correction != "required" or not description.uncorrected:
         return None
-    return Refusal(f"{NODE}.correction", "required", f"the run is {uncorrected(run, settings)}", f"Add {REMEDIES}.")
+    missing, _, advice = description.uncorrected.partition(". ")
+    return Refusal(f"{NODE}.correction", "required", f"the run is {missing}", f"{advice}.")
 
 
 def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:

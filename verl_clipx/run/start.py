@@ -8,7 +8,7 @@ notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -24,13 +24,6 @@ from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
-class Decision(NamedTuple):
-    """What a run will train, and the line that it prints."""
-
-    line: str
-    resolved: Resolved
-
-
 def start(config: DictConfig) -> None:
     """Decides what a run trains, prints it in one line, and stops a run that cannot be what its configuration says.
 
@@ -40,13 +33,13 @@ def start(config: DictConfig) -> None:
     Raises:
         ValueError, RuntimeError, OSError: as `decide`, `require_accelerator` and `hold_log`.
     """
-    decision = decide(config, named=keys_set_by_user(), group=chosen_group())
-    if decision is None:
+    resolved = decide(config, named=keys_set_by_user(), group=chosen_group())
+    if resolved is None:
         return
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     require_accelerator(address, OmegaConf.select(config, "trainer.device"))
     hold_log(config)
-    print(decision.line, flush=True)
+    print(resolved.line, flush=True)
 
 
 def start_unless_started(config: DictConfig) -> None:
@@ -58,7 +51,7 @@ def start_unless_started(config: DictConfig) -> None:
         start(config)
 
 
-def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Decision | None:
+def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
     """Resolves a run and writes the result into its configuration, in place of `${clipx_run:}`.
 
     What a method takes over from verl's clip keys is written into its node. Arguments and errors are `resolve`'s.
@@ -78,7 +71,7 @@ def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
             node[NODE].trace.folder = settings.trace.folder
         for key in NOT_IN_VERL:
             node.pop(key, None)
-    return Decision(run.line, resolved)
+    return resolved
 
 
 def hold_log(config: DictConfig) -> None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from verl_clipx.base.method import NODE, Method
 from verl_clipx.base.parameters import VerlKey
 from verl_clipx.base.refusal import Refusal, written
-from verl_clipx.modifiers.hold import solved_parameters
 from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 
 
@@ -35,7 +34,7 @@ def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> Cl
         verl = verl_key(type(method), field.name)
         if verl is None:
             continue
-        if field.name in solved_parameters(method):
+        if field.name in method.solved_parameters:
             replaced |= {*verl.names, verl.instead}
             continue
         known |= {*verl.names, verl.instead}

@@ -81,7 +81,7 @@ def _outcome(overrides: list[str], group: str) -> str:
     node = completed(OmegaConf.to_container(config.clipx))
     values = {name: "null" if node[name] is None else f"{node[name]:g}" for name in SHOWN[group]}
     bounds = ", ".join(f"{name}={value}" for name, value in values.items())
-    unused = ", ".join(key.removeprefix(f"{ACTOR}.") for key in decision.resolved.run.unused)
+    unused = ", ".join(key.removeprefix(f"{ACTOR}.") for key in decision.run.unused)
     return f"{bounds}{unused and f'; not used: {unused}'}"
 
 

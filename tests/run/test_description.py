@@ -16,7 +16,7 @@ from tests.claims.configuration import ACTOR, actor_of, merged, parsed
 from tests.methods.at import outcome, tokens_at
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.run.announcement import announcement
+from verl_clipx.run.description import describe
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.start import decide
 from verl_clipx.worker.training_worker import ClipxTraining
@@ -137,12 +137,12 @@ UNBOUNDED = "clipx.clip_low=null clipx.clip_high=null"
         (f"grpo {UNBOUNDED}", "no bounds but dual_clip", "dual_clip can act"),
         ("grpo clipx.clip_low=0 clipx.clip_high=null clipx.dual_clip=null", "no bounds", "nothing clips"),
         (f"cispo_acpo {UNBOUNDED}", "no bounds but mask_low and mask_high", "mask_low and mask_high can act"),
-        ("dcpo", "bounds by each token's old probability", "clipping can act"),
-        ("dppo", "fixed thresholds on the divergence", "clipping can act"),
+        ("dcpo", "bounds of its own", "clipping can act"),
+        ("dppo", "fixed bounds on the divergence (tv) of the token's probability", "clipping can act"),
         ("m2po", "scope mini_batch", "clipping can act"),
-        ("sapo", "a soft gate and no bounds", "the gate can act"),
-        ("topr", "truncated weights and no bounds", "the truncation can act"),
-        ("topr clipx.negative_low=1", "constant weights and no bounds", "nothing clips"),
+        ("sapo", "a soft gate and no bounds", "the soft gate can act"),
+        ("topr", "a truncation and no bounds", "the truncation can act"),
+        ("topr clipx.negative_low=1", "no bounds", "nothing clips"),
         (f"custom {SOFT}", "fixed bounds", "clipping can act"),
         (f"custom {SOFT.replace('soft', 'Slowing')}", "no bounds", "a limit inside the gradient weight can act"),
     ],
@@ -284,8 +284,8 @@ def test_a_method_that_says_nothing_acts_at_ratio_1_leaves_the_weight_at_1(metho
 
 
 def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
-    unknown = SimpleNamespace(clipx=actor_of(merged(["+clipx=grpo"])).policy_loss.clipx, run=RunFacts())
-    assert "old_log_probs are the trainer's; an unknown number" in announcement(unknown)
+    settings = actor_of(merged(["+clipx=grpo"])).policy_loss.clipx
+    assert "old_log_probs are the trainer's; an unknown number" in describe("clipx_grpo", settings, RunFacts()).line
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])

@@ -1,0 +1,217 @@
+"""What verl's driver answers under CLIPX_EXPLAIN, in place of a start: the run's description, and then it ends.
+
+Nothing of the model, the tokenizer, the critic or the data is loaded, and no accelerator is needed.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_clipx.base.method import NODE
+from verl_clipx.base.refusal import Refusal
+from verl_clipx.common.files import EMPTY
+from verl_clipx.common.run_files import log_path, own_log_path, record_path
+from verl_clipx.common.secrets import redact
+from verl_clipx.run.config import clip_range
+from verl_clipx.run.description import IF_IT_CLIPS, Description, updates
+from verl_clipx.run.divisibility import what_does_not_divide
+from verl_clipx.run.explain import EXPLAIN
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.keys import LOSS_MODE, ROLLOUT, read
+from verl_clipx.run.lengths import lengths_of
+from verl_clipx.run.method_in_words import interval
+from verl_clipx.run.resolve import NAMES
+from verl_clipx.run.schedule import schedule_of
+from verl_clipx.run.start import decide
+from verl_clipx.run.support import has_run_on
+from verl_clipx.run.unknown_keys import absent, refused_by_verl
+from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
+
+# Hydra's overrides under which it writes nothing here.
+NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+NO_SUCH_KEY = re.compile(r"Could not override '(.+)'\.")
+
+
+def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Description:
+    """Describes what a run with this configuration would do; `named` and `group` are as for `resolve.resolve`."""
+    if OmegaConf.select(config, ROLLOUT) is None:
+        asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
+        return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
+    loss_mode, actor = OmegaConf.select(config, LOSS_MODE), config.actor_rollout_ref.actor
+    try:
+        resolved = decide(config, named=named, group=group)
+    except ValueError as error:
+        stops = [str(part) for part in error.all] if isinstance(error, Refusal) else [str(error)]
+        return Description(f"{loss_mode}, refused", loss_mode, NODE in config, stops=stops)
+    stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
+    common = {"cut": cut_by_context(config), "stops": stops}
+    if resolved is None:
+        values = read(config)
+        run = RunFacts(options=values, schedule=schedule_of(values))
+        acting = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
+        return Description(
+            f"{loss_mode}, verl's own loss; the plugin has no part in this run",
+            loss_mode,
+            bounds=bounds_of_verl(actor),
+            updates=updates(run, acting, in_full=True),
+            averages=run.loss_agg_mode if loss_mode == "vanilla" else None,
+            of_verl=terms(config),
+            **common,
+        )
+    description, settings = resolved.description, resolved.clipx
+    return dataclasses.replace(
+        description,
+        bounds=description.bounds or bounds_of_verl(actor),
+        of_verl=[*terms(config), *description.of_verl],
+        has_run_on=has_run_on(config),
+        files=files(config, settings),
+        **common,
+    )
+
+
+def bounds_of_verl(actor: DictConfig) -> str:
+    """The bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
+    loss_mode = actor.policy_loss.loss_mode
+    if loss_mode != "vanilla":
+        return f"those of verl's own loss {loss_mode}, which the plugin does not know"
+    return f"ratio {interval(*clip_range(actor))}; clip_ratio_c {actor.clip_ratio_c:g}"
+
+
+def terms(config: DictConfig) -> list[str]:
+    """What verl adds to the loss or to the rewards: entropy bonus and KL; and that it has a critic."""
+    from verl.trainer.ppo.utils import need_critic
+
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    with warnings.catch_warnings():
+        # verl warns of each run that has none.
+        warnings.simplefilter("ignore")
+        has_critic = need_critic(config)
+    return [
+        f"entropy bonus {actor.entropy_coeff:g}" if actor.entropy_coeff else "no entropy bonus",
+        f"KL loss {actor.kl_loss_type} {actor.kl_loss_coef:g}" if actor.use_kl_loss else "no KL loss",
+        *([f"KL penalty in the rewards {algorithm.kl_ctrl.kl_coef:g}"] if algorithm.use_kl_in_reward else []),
+        *(["the critic's own loss"] if has_critic else []),
+    ]
+
+
+def cut_by_context(config: DictConfig) -> str | None:
+    """That the server's context ends responses early; None if it holds the longest prompt with its response."""
+    prompt, (response, context) = config.data.max_prompt_length, lengths_of(config)
+    if context is None or response is None or context >= prompt + response:
+        return None
+    whole = f"{response} beside the longest prompt, of {prompt} (data.max_prompt_length)"
+    return (
+        f"cut by {ROLLOUT}.max_model_len={config.actor_rollout_ref.rollout.max_model_len}: it holds less than {whole}"
+    )
+
+
+def files(config: DictConfig, settings: Any) -> dict[str, str]:
+    """Where a run's log, record and traces go."""
+    log = own_log_path(config)
+    kept = {} if log is None else {"log": str(log), "record": str(record_path(log))}
+    loggers = config.trainer.get("logger") or ()
+    if log is None and "file" in ([loggers] if isinstance(loggers, str) else loggers):
+        kept = {"verl's log": str(log_path(*(config.trainer.get(name) for name in NAMES)))}
+    return kept | ({} if settings.trace is None else {"traces": str(settings.trace.folder)})
+
+
+def refused_by_verls_check(config: DictConfig) -> list[str]:
+    """What verl's own check of a configuration refuses, without those parts that need the critic's model or vLLM."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    if "async_training" in config:
+        # verl's fully asynchronous main does not call it.
+        return []
+    config = config.copy()
+    with open_dict(config):
+        # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
+        config.critic.model = None
+        config.actor_rollout_ref.model.lora_rank = 0
+        if OmegaConf.select(config, "actor_rollout_ref.model.lora.rank"):
+            config.actor_rollout_ref.model.lora.rank = 0
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            validate_config(config, need_reference_policy(config), need_critic(config))
+        except InstantiationException as error:
+            return [str(refused_by_verl(error, config))]
+        except Exception as error:
+            return [f"verl refuses it: {error}"]
+    return []
+
+
+def end_with(description: Description) -> NoReturn:
+    """Hands an answer over and ends this process.
+
+    Where it prints the answer, the exit code says whether something stops the run. Where it writes to a file, a script
+    goes on in any case.
+    """
+    target = os.environ[EXPLAIN]
+    if target == "1":
+        print("\n".join(redact(description.text)), flush=True)
+        raise SystemExit(1 if description.stops else 0)
+    with open(target, "a") as file:
+        file.write(json.dumps({**dataclasses.asdict(description), "text": description.text}) + "\n")
+    raise SystemExit(0)
+
+
+# The overrides of keys that verl's configuration does not have, which Hydra has composed without.
+_unknown: list[str] = []
+
+
+def answer_and_end(config: DictConfig) -> NoReturn:
+    """Takes the place of a start of verl's: answers, and ends this process."""
+    unknown = [absent(word, config) for word in _unknown]
+    description = answer(config, named=keys_set_by_user(), group=chosen_group())
+    arguments = None
+    if HydraConfig.initialized() and (hydra := HydraConfig.get()).mode != RunMode.MULTIRUN:
+        arguments = [*hydra.overrides.task, *hydra.overrides.hydra, *_unknown]
+    elif HydraConfig.initialized():
+        loss = f"only the first run of a sweep is explained: {description.loss}"
+        description = dataclasses.replace(description, loss=loss)
+    end_with(dataclasses.replace(description, stops=[*unknown, *description.stops], arguments=arguments))
+
+
+def end_without_configuration() -> NoReturn:
+    """Takes the place of ray.init: a process that comes so far has shown no configuration."""
+    why = "Ray would start here, and verl's trainer has shown no configuration."
+    end_with(Description("no configuration seen", stops=[why]))
+
+
+def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) -> None:
+    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose."""
+    # Otherwise Hydra would print its errors itself.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    given = [*args.overrides]
+    args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
+    _unknown.clear()
+    while True:
+        try:
+            return run(args=args, **named)
+        except (HydraException, OmegaConfBaseException) as error:
+            key = NO_SUCH_KEY.match(str(error))
+            words = [word for word in args.overrides if key and word.partition("=")[0] == key[1]]
+            if not words:
+                why = str(error).partition("\n\n")[0]
+                if isinstance(error, OverrideParseException):
+                    why = f"{error.override}: is no override of Hydra's: {why.splitlines()[0]}"
+                    if not (error.override or "").strip():
+                        why = "a blank stands where an override should. After a backslash it ends a command: remove it."
+                end_with(Description("a configuration that does not compose", stops=[why], arguments=given))
+            _unknown.extend(words)
+            args.overrides = [word for word in args.overrides if word not in words]
