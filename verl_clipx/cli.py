@@ -22,6 +22,7 @@ from verl_clipx.common.command_line import (
     installed_version,
     messages_console,
     print_json,
+    working,
 )
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
@@ -238,7 +239,7 @@ def explain(
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    with failing(), messages_console().status("running the command until verl has its configuration"):
+    with failing(), working("running the command until verl has its configuration"):
         explanation = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
         print_json(**explanation.content)

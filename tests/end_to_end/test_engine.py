@@ -1,7 +1,7 @@
 """What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds. Covers: an
-observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds;
-+clipx=observe under several of verl's losses; rejected tokens; verl's Tinker worker; when an extra pass is made; fused
-kernels. Not covered: memory of an accelerator, packing and sequence parallelism.
+observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds, and one
+that goes on under verl's own loss; +clipx=observe under several of verl's losses; rejected tokens; verl's Tinker
+worker; when an extra pass is made; fused kernels. Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
 import contextlib
@@ -178,6 +178,24 @@ def check_a_checkpoint_without_a_state_needs_a_word(policy, rows, folder):
         prepared(worker, rows, (*LAGGED, "clipx.missing_state=fresh"))
         worker.load_checkpoint(actor)
         assert worker.state.step == 0
+
+
+def check_a_checkpoint_of_acpo_goes_on_under_verls_own_loss(policy, rows, folder):
+    actor = str(folder / "global_step_7" / "actor")
+    worker = build_worker(policy)
+    worker.train_batch(prepared(worker, rows, ACPO))
+    trained = weights(worker)
+    worker.save_checkpoint(actor, global_step=7)
+    assert (folder / "global_step_7/actor/clipx_state.json").exists()
+    # Its next update has the same weights and optimizer as one of a worker that never had the plugin's loss.
+    after = []
+    for resumed in (worker, build_worker(policy)):
+        data = prepared(resumed, rows, ())
+        resumed.load_checkpoint(actor)
+        assert resumed.policy_loss is None and differing(weights(resumed), trained) == []
+        assert own_metrics(resumed.train_batch(data)) == {}
+        after.append(weights(resumed))
+    assert differing(*after) == [] and differing(after[0], trained)
 
 
 def check_observe_changes_no_bit_of_the_weights_after_an_update(policy, rows, _):

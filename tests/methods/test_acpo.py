@@ -107,3 +107,29 @@ def test_which_policy_is_binned(bin_on, expected):
 )
 def test_decisions_by_hand(method, ratio, probability, expected):
     assert decided(method, ratio, probability)[2].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, 0.8 / 3),
+        (dict(alpha=2.0, epsilon_base=0.1), 0.45),
+        (dict(epsilon_max=1.0), 0.8 / 3),
+        (dict(epsilon_max=0.9), None),
+        (dict(alpha=0.0), None),
+        (dict(epsilon_min=1.0), 0.0),
+        (dict(alpha=0.0, epsilon_base=1.0), 0.0),
+    ],
+)
+def test_from_that_spread_on_the_lower_bound_is_0_and_below_it_is_not(parameters, expected):
+    method = Acpo(bins=1, **parameters)
+    assert method.unbounded_below_from == (expected if expected is None else pytest.approx(expected))
+
+    def lower_bound(sigma):
+        # Two tokens at 1 - sigma and 1 + sigma.
+        statistics = torch.tensor([2.0, 0.0, 2 * sigma**2], dtype=torch.float64)
+        return 1 - float(method.decide(statistics)[1])
+
+    spread = 5.0 if expected is None else expected
+    assert (lower_bound(spread + 1e-9) <= 0) == (expected is not None)
+    assert expected in (None, 0.0) or lower_bound(expected - 1e-6) > 0

@@ -139,6 +139,63 @@ def test_it_says_what_is_taken_over_what_is_left_to_verl_and_what_the_loss_costs
         assert explain(*words)["cost"].startswith(cost)
 
 
+SIZED = ("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16", "actor_rollout_ref.rollout.n=8")
+
+
+@pytest.mark.slow
+def test_it_says_what_a_cluster_would_ask(explain):
+    answer = explain("+clipx=acpo", *SIZED, "+clipx/trace=prompts", "clipx.trace.fraction=0.25", *LENGTH)
+    assert answer["tested"] == {f"{ACTOR}.strategy=fsdp": ["fsdp2"]}
+    assert f"  no test has run: {ACTOR}.strategy=fsdp (tests have run fsdp2)" in answer["text"]
+    assert "of an update's time: 33 % for the extra pass (docs/dev/measurements.md)" in answer["cost"]
+    assert answer["risk"].startswith("where σ reaches 0.267, the lower bound is 0 and nothing is clipped below")
+    # 64 prompts x 8 responses x 1,000 tokens, a quarter of them, 35 bytes each.
+    assert answer["traces"].startswith("25 % of the prompts, in one of 10 rollout batches; at most about 4.5 MB each")
+    assert "resumes its checkpoints under verl's own loss" in answer["way_back"] and answer["mask"] is None
+    lopti = explain("+clipx=acpo", "+clipx/update=lopti", *SIZED)["cost"]
+    assert "33 % for the extra pass, 100 % for Lopti" in lopti
+    assert "2 % for clipx.scope=lagged" in explain("+clipx=acpo", "clipx.scope=lagged", *SIZED)["cost"]
+    assert "%" not in explain("+clipx=grpo", *SIZED)["cost"]
+
+
+LENGTH = ("data.max_response_length=1000",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "sigma"),
+    [
+        (["+clipx=acpo", "clipx.alpha=2"], "0.400"),
+        (["+clipx=acpo_reference"], "0.267"),
+        (["+clipx=acpo", "clipx.epsilon_max=0.9"], None),
+        (["+clipx=acpo", f"{ACTOR}.ppo_mini_batch_size=64"], None),
+        (["+clipx=acpo", f"{ACTOR}.ppo_mini_batch_size=64", "+clipx/update=lopti"], "0.267"),
+        (["+clipx=bapo"], None),
+    ],
+)
+def test_where_acpo_comes_to_clip_nothing_below_it_says_so(explain, words, sigma):
+    risk = explain(*SIZED, *words)["risk"]
+    assert risk is None if sigma is None else risk.startswith(f"where σ reaches {sigma},")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["+clipx/mask=icepop"],
+            "icepop (low 0.5, high 5) takes out tokens whose ratio of the old policy to the sampler",
+        ),
+        (["+clipx/mask=opsm", "clipx.mask.delta=0.5"], "opsm (delta 0.5) takes out sequences with negative advantages"),
+    ],
+)
+def test_it_says_what_a_mask_takes_out_and_by_which_ratio(explain, words, says):
+    mask = explain("+clipx=grpo", *words, "actor_rollout_ref.rollout.calculate_log_probs=True")["mask"]
+    policy = "policy of old_log_probs" if "icepop" in says else "current policy"
+    assert mask.startswith(says) and f"it compares the {policy} with the one that sampled" in mask
+    assert mask.endswith("by the ratio to the policy of old_log_probs")
+
+
 @pytest.mark.slow
 def test_it_says_where_the_runs_files_go_and_what_the_receipt_does(explain, tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
@@ -161,6 +218,9 @@ FACTS = f"{ACTOR}.policy_loss.run"
     ("words", "begin"),
     [
         (["+clipx=grpo", "clipx.clip_hihg=1"], "clipx.clip_hihg"),
+        # A method that can hold no target is named before a value is asked for.
+        (["+clipx=acpo", "+clipx/hold=clip_fraction"], "clipx.hold: acpo can hold no target"),
+        (["+clipx=sapo", "+clipx/hold=second_moment"], "clipx.hold: sapo can hold no target"),
         (["+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2"], f"{ACTOR}.clip_ratio_high=0.2"),
         # A fact about the run, which its line and its loss depend on.
         (["+clipx=acpo", f"{FACTS}.epochs=1"], FACTS),

@@ -181,6 +181,37 @@ def test_overrides_that_a_script_keeps_to_itself_are_named(write):
     clipx("--", "env", "FOLDER=a.b", "bash", "run.sh", "METHOD=acpo", "data=x")
 
 
+def test_a_run_without_an_override_is_not_said_to_be_stopped_by_nothing(write):
+    nothing = "Nothing in the configuration stops it."
+    write("run.sh", f"{PYTHON} fake.py '{nothing}'\n")
+    said = {words: CliRunner().invoke(app, ["explain", "--", "bash", "run.sh", *words]).stdout for words in LOST}
+    assert [nothing in text for text in said.values()] == [True, False] and "did not reach verl" in said[LOST[1]]
+
+
+LOST = ((), ("+clipx=acpo",))
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        'PATH=/nowhere\nuv run --frozen --extra vllm python3 -m verl.trainer.main_ppo "$@"\n',
+        "echo 'error: Unable to find lockfile at `uv.lock`, but `--frozen` was provided.' >&2; exit 2\n",
+    ],
+)
+def test_a_script_that_uv_cannot_start_has_a_short_answer(write, fails):
+    write("run.sh", f"set -x\nARGS=({' '.join(f'a.key_{number}=1' for number in range(200))})\n{fails}")
+    (why,) = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)["stops"]
+    assert "VERL_USE_UV=0" in why and "`uv sync`" in why and len(why) < 600 and " uv" in why
+
+
+def test_a_command_that_takes_long_says_in_a_log_that_it_works(write, monkeypatch):
+    for seconds, said in ((1, True), (0, False)):
+        write("run.sh", f"sleep {seconds}; {PYTHON} fake.py\n")
+        monkeypatch.setattr("verl_clipx.common.command_line.SECONDS_OF_SILENCE", 0.2 if said else 60)
+        result = CliRunner().invoke(app, ["explain", "--json", "--", "bash", "run.sh"])
+        assert ("running the command" in result.stderr) == said and json.loads(result.stdout)["runs"]
+
+
 def test_what_gives_no_answer_says_why(write):
     write("run.sh", "echo what it said; exit 3\n")
     for command, said in ((("bash", "run.sh"), "exit code 3"), (("true",), "it ended before")):
@@ -335,6 +366,9 @@ def test_a_python_without_the_plugin_does_not_train_and_is_named(write, tmp_path
     results = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)
     assert results["stops"] == [f"no configuration seen: {other} has verl and no verl-clipx."]
     assert not (tmp_path / "trained").exists()
+    # As `uv run` sets it.
+    monkeypatch.setenv("UV", "uv")
+    assert "from which `uv sync` removes it" in clipx("--", "bash", "run.sh", code=1)["stops"][0]
     # The site's own customization runs as ever, and a program that can do without verl goes on.
     (site / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 1\n")
     program = "import importlib.util, sys; importlib.util.find_spec('verl'); print('own', own); sys.exit(3)"

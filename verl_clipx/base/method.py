@@ -165,6 +165,11 @@ class Method:
         }
 
     @property
+    def unbounded_below_from(self) -> float | None:
+        """The spread of the ratio at which its lower bound reaches 0, so that nothing is clipped below; None: never."""
+        return None
+
+    @property
     def acts_at_ratio_one(self) -> bool:
         """Whether something of it acts on tokens whose ratio to the policy of old_log_probs is 1."""
         return self.ratio_to_sampler or (self.unconstrained_weight and not self.declares_limits)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import math
+import sys
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +14,9 @@ import typer
 from rich.markup import escape
 
 from verl_clipx.common.terminal import TerminalConsole, print_plain
+
+# How long a command may work before it says so in a log.
+SECONDS_OF_SILENCE = 3.0
 
 # The command that was asked for JSON; None if none was.
 _json_of: ContextVar[str | None] = ContextVar("_json_of", default=None)
@@ -55,6 +60,22 @@ def _finite(value: Any) -> Any:
 def messages_console() -> TerminalConsole:
     """Where warnings go: to standard output like everything else, but beside JSON to standard error."""
     return TerminalConsole(stderr=_json_of.get() is not None)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows in the block that a command works: a spinner on a terminal, and in a log one line, if it takes longer."""
+    console = messages_console()
+    if console.is_terminal:
+        with console.status(what):
+            yield
+        return
+    line = threading.Timer(SECONDS_OF_SILENCE, print, [f"{what} …"], {"file": sys.stderr, "flush": True})
+    line.start()
+    try:
+        yield
+    finally:
+        line.cancel()
 
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:

@@ -80,6 +80,13 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         not_above(self, "epsilon_base", "epsilon_max")
 
     @property
+    def unbounded_below_from(self) -> float | None:
+        if max(self.epsilon_base, self.epsilon_min or 0) >= 1:
+            return 0.0
+        is_capped = self.epsilon_max is not None and self.epsilon_max < 1
+        return None if is_capped or not self.alpha else (1 - self.epsilon_base) / self.alpha
+
+    @property
     def statistics_size(self) -> int:
         return 3 * self.bins
 

@@ -11,6 +11,7 @@ from typing import Any
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import written
 from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.explain import NOTHING_STOPS
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import OBSERVE
 from verl_clipx.run.keys import (
@@ -29,7 +30,18 @@ from verl_clipx.run.keys import (
     log_prob_mismatch,
     ratio_to_the_rollout_policy,
 )
-from verl_clipx.run.method_in_words import bounds_of, differences, limits_in_words, settings_of, shown
+from verl_clipx.run.method_in_words import (
+    bounds_of,
+    cost,
+    differences,
+    limits_in_words,
+    mask_in_words,
+    of_receipt,
+    risk,
+    settings_of,
+    shown,
+)
+from verl_clipx.run.support import tested_values
 
 # Which tokens the statistics behind the bounds are of.
 SCOPES = {
@@ -46,6 +58,12 @@ AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "av
 REMEDIES = (
     f"{ROLLOUT_IS}=token {ROLLOUT_IS}_threshold=2 {CALCULATE_LOG_PROBS}=true (truncated weights), or {BYPASS}=true "
     f"{CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
+)
+
+
+WAY_BACK = (
+    "without +clipx and the keys under clipx, the same command resumes its checkpoints under verl's own loss, which "
+    "reads none of the plugin's files"
 )
 
 
@@ -69,9 +87,14 @@ class Description:
         uncorrected: that stale samples are not corrected, and what would correct them.
         cut: that responses end before data.max_response_length, if the server's context does not hold them.
         untested: options of the run that no test has run.
+        tested: from those of them that are a key and its value to the values that tests have run.
         has_run_on: the devices on which the plugin has run, and whether such a run has; None if it has no part in it.
+        risk: from which spread of the ratio on nothing is clipped below, if it can come to that.
+        mask: what a mask takes out, and by which ratio.
         cost: what the loss costs beyond verl's own.
         files: from what the run keeps (log, record, traces) to where.
+        traces: the share of the prompts that is traced, and how much it writes at most.
+        way_back: how a checkpoint goes on without the plugin.
         receipt: what happens if the gradient of the first rollout batch is not the announced one.
         stops: what stops the run, in sentences.
         arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
@@ -92,9 +115,14 @@ class Description:
     uncorrected: str | None = None
     cut: str | None = None
     untested: list[str] = field(default_factory=list)
+    tested: dict[str, list[str]] = field(default_factory=dict)
     has_run_on: str | None = None
+    risk: str | None = None
+    mask: str | None = None
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
+    traces: str | None = None
+    way_back: str | None = None
     receipt: str | None = None
     stops: list[str] = field(default_factory=list)
     arguments: list[str] | None = None
@@ -112,20 +140,27 @@ class Description:
             "takes over": f"{taken}; remove the key to keep the group's value" if taken else "",
             "does not read": of_verls(self.unused),
             "bounds": self.bounds,
+            "risk": self.risk,
             "updates": self.updates,
             "ratio": self.ratio,
             "averages": self.averages,
             "verl adds": ", ".join(self.of_verl),
             "samples": self.uncorrected,
+            "mask": self.mask,
             "responses": self.cut,
             "costs": self.cost,
             "writes": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
+            "traces": self.traces,
+            "way back": self.way_back,
             "receipt": self.receipt,
-            "no test has run": ", ".join(self.untested),
+            "no test has run": ", ".join(
+                f"{option} (tests have run {' and '.join(tested)})" if (tested := self.tested.get(option)) else option
+                for option in self.untested
+            ),
             "has run on": self.has_run_on,
         }
         lines = [self.loss, *(f"  {head}: {text}" for head, text in rows.items() if text)]
-        return lines + ([f"stops: {why}" for why in self.stops] or ["Nothing in the configuration stops it."])
+        return lines + ([f"stops: {why}" for why in self.stops] or [NOTHING_STOPS])
 
 
 def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Description:
@@ -146,6 +181,7 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
         "of_verl": [*added, *filter(None, [term, biased])],
         "uncorrected": f"{missing}. Add {REMEDIES}" if missing else None,
         "untested": untested,
+        "tested": {option: values for option in untested if (values := tested_values(option))},
     }
     if not settings.trains:
         to, acting, of_row, at_one = None, IF_IT_CLIPS, "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS, ""
@@ -169,7 +205,10 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
             "ratio": f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
             "taken": {parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
             "unused": unused,
+            "risk": risk(settings, run),
+            "mask": mask_in_words(settings, to),
             "cost": cost(settings, run),
+            "way_back": WAY_BACK,
             "receipt": of_receipt(settings, run),
         }
     line = [
@@ -250,28 +289,6 @@ def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = Fal
         return f"{number}, at ratio 1: {acting or 'clipping'} cannot act ({several}){warmup}"
     can_act = at_one if schedule.only_at_ratio_one else acting
     return f"{number}: {f'{can_act} can act' if can_act else 'nothing clips'}{warmup}"
-
-
-def cost(settings: Settings, run: RunFacts) -> str:
-    """Returns what the loss costs beyond verl's own."""
-    schedule = run.schedule
-    extra = [f"one extra forward pass {schedule.extra_passes}"] if schedule.extra_passes else []
-    passes = extra + ["a second pass of each update (Lopti)"] * (len(schedule.passes) == 2)
-    of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
-    can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
-    return (" and ".join(passes) or "no extra pass") + f"; {NODE}.scope=lagged needs none" * bool(of_scope and can_lag)
-
-
-def of_receipt(settings: Settings, run: RunFacts) -> str:
-    """Returns what happens if the gradient of the first rollout batch is not the announced one."""
-    if settings.receipt == "off":
-        return "off: nothing checks that this loss is what the run trains"
-    if settings.receipt == "warn":
-        return "warns if the first rollout batch trains another loss"
-    always = "stops the run if the first rollout batch trains another loss"
-    if settings.receipt == "stop" or not run.untested:
-        return always
-    return f"{always}; its checks of the engine, which no test has run, only warn"
 
 
 def traced(settings: Settings | Observe) -> str:

@@ -29,6 +29,9 @@ import psutil
 from verl_clipx.common.secrets import redact
 from verl_clipx.run import stand_in
 
+# The last line of an answer that nothing stops (`description.py`, whose import takes seconds).
+NOTHING_STOPS = "Nothing in the configuration stops it."
+
 # 1: the driver prints its answer and ends; a path: it appends the answer to this file, one JSON object a line.
 EXPLAIN = "CLIPX_EXPLAIN"
 
@@ -54,6 +57,13 @@ NOT_FOUND = re.compile(r": (?:command )?not found$")
 MAY_TRAIN = re.compile(r"verl|python|\.sh\b|torchrun")
 LOOPS = re.compile(r"(?:^|;)\s*(done|do)\b", re.MULTILINE)
 ENDED = f"{EXPLAIN} was removed, as by `env -i`, so that a run would have started. Ended instead:"
+# What says that uv is missing, or that a program within its environment is.
+OF_UV = re.compile(r"\buv: (?:command )?not found$|^error: .*\buv\.lock\b")
+UV = (
+    "The script starts Python by uv. VERL_USE_UV=0 before the command makes verl's examples use this Python; "
+    "otherwise explain it where uv.lock is, with verl-clipx in uv's environment: `uv pip install` puts it there and "
+    "`uv run` keeps it, while `uv sync` and `uv run --exact` remove it."
+)
 PASS_ON = 'A script passes its arguments on by "$@" at the end of the command that starts verl.'
 CUT = "The command that starts verl ended before: a comment, an empty line or a blank after a backslash ends it."
 # Functions, comments and quotes, in which $1 is not the first parameter of a shell script.
@@ -100,7 +110,8 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         """The answer, for a reader, without credentials."""
-        answers = [line for answer in self.answers for line in answer["text"]]
+        nothing = NOTHING_STOPS if self.stops else None
+        answers = [line for answer in self.answers for line in answer["text"] if line != nothing]
         replaced = []
         for command in self.stood_in:
             program, *words = shlex.split(command)
@@ -363,5 +374,7 @@ def without_an_answer(code: int, output: str, noted: Sequence[str]) -> str:
     missing = [*noted, *filter(NOT_FOUND.search, lines)]
     why = f"ended with exit code {code} before" if code else "ended before"
     said = "; ".join(dict.fromkeys(missing)) or f"it {why} verl's trainer had its configuration"
+    if by_uv := next(filter(OF_UV.search, missing or lines), ""):
+        return f"no configuration seen: {shortened(by_uv, LONGEST_OF_A_CRASH)}. {UV}"
     end = "\n".join(shortened(line, LONGEST_OF_A_CRASH) for line in lines)
     return f"no configuration seen: {said}." + ("" if missing else f" The end of its output:\n{end or '(none)'}")

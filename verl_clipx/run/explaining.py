@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import re
 import tempfile
@@ -31,13 +32,13 @@ from verl_clipx.run.description import IF_IT_CLIPS, Description, updates
 from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import LOSS_MODE, ROLLOUT, read
+from verl_clipx.run.keys import EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
 from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.method_in_words import interval
-from verl_clipx.run.resolve import NAMES
+from verl_clipx.run.resolve import NAMES, Resolved
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import decide
-from verl_clipx.run.support import has_run_on
+from verl_clipx.run.support import has_run_on, read_costs
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 
@@ -79,6 +80,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         of_verl=[*terms(config), *description.of_verl],
         has_run_on=has_run_on(config),
         files=files(config, settings),
+        traces=traces_in_words(config, resolved),
         **common,
     )
 
@@ -127,6 +129,21 @@ def files(config: DictConfig, settings: Any) -> dict[str, str]:
     if log is None and "file" in ([loggers] if isinstance(loggers, str) else loggers):
         kept = {"verl's log": str(log_path(*(config.trainer.get(name) for name in NAMES)))}
     return kept | ({} if settings.trace is None else {"traces": str(settings.trace.folder)})
+
+
+def traces_in_words(config: DictConfig, resolved: Resolved) -> str | None:
+    """Returns which prompts are traced and how much each traced rollout batch writes at most; None if none is."""
+    trace, options, schedule = resolved.clipx.trace, resolved.run.options, resolved.run.schedule
+    if trace is None:
+        return None
+    which = f"{100 * trace.fraction:g} % of the prompts, in one of {trace.every} rollout batches"
+    factors = [options.get(key) for key in (ROLLOUT_PROMPTS, RESPONSES)] + [lengths_of(config)[0]]
+    if None in factors:
+        return which
+    tokens = math.prod(factors) * (options.get(EPOCHS) or 1) * max(len(schedule.passes), 1)
+    costs = read_costs()
+    size = tokens * trace.fraction * costs["trace_bytes_a_token"] / 1e6
+    return f"{which}; at most about {size:.2g} MB each, if all responses are full ({costs['source']})"
 
 
 def refused_by_verls_check(config: DictConfig) -> list[str]:

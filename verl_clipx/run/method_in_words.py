@@ -1,4 +1,4 @@
-"""A method in words, for the line and for `clipx explain`: its limits, its bounds, its settings and whose they are."""
+"""A clipx node in words, for the line and `clipx explain`: limits, bounds, settings and whose they are, risk, cost."""
 
 import dataclasses
 from typing import Any
@@ -10,6 +10,7 @@ from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import group_names, group_settings
 from verl_clipx.run.keys import ACTOR
+from verl_clipx.run.support import read_costs
 
 # Those that change how a loss is computed or watched, and not what is trained.
 NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "missing_state")
@@ -85,6 +86,62 @@ def settings_of(settings: Settings, run: RunFacts) -> str:
         whose = "its group's" if group else "its defaults"
     whose += f" but for {', '.join(changed)}" if changed else ""
     return f"{', '.join(own) or 'no parameters'}: {whose}"
+
+
+def cost(settings: Settings, run: RunFacts) -> str:
+    """Returns what the loss costs beyond verl's own."""
+    schedule = run.schedule
+    extra = [f"one extra forward pass {schedule.extra_passes}"] if schedule.extra_passes else []
+    passes = extra + ["a second pass of each update (Lopti)"] * (len(schedule.passes) == 2)
+    of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
+    can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
+    costs = read_costs()
+    parts = {
+        "mini_batch": ("the extra pass", schedule.extra_passes == "before each update"),
+        "lagged": (f"{NODE}.scope=lagged", settings.adaptive and settings.scope == "lagged"),
+        "lopti": ("Lopti", len(schedule.passes) == 2),
+    }
+    more = [f"{costs['update_of_vanilla'][key] - 1:.0%} for {what}" for key, (what, made) in parts.items() if made]
+    share = f"; measured {costs['where']}, of an update's time: {', '.join(more)} ({costs['source']})" if more else ""
+    lag = f"; {NODE}.scope=lagged needs none" * bool(of_scope and can_lag)
+    return f"{' and '.join(passes) or 'no extra pass'}{lag}{share.replace('%', ' %')}"
+
+
+def risk(settings: Settings, run: RunFacts) -> str | None:
+    """Returns from which spread of the ratio on nothing is clipped below; None where that cannot come about."""
+    spread = settings.method.unbounded_below_from
+    if spread is None or run.schedule.only_at_ratio_one:
+        return None
+    return (
+        f"where σ reaches {spread:.3f}, the lower bound is 0 and nothing is clipped below; σ grows from update to "
+        f"update of a rollout batch. {NODE}.epsilon_max below 1 keeps a lower bound; the run logs epsilon_highest"
+    )
+
+
+def mask_in_words(settings: Settings, to: str) -> str | None:
+    """Returns what a mask takes out, and by which ratio; None without one. `to`: the policy that the clip's is to."""
+    mask = settings.mask
+    if mask is None:
+        return None
+    parameters = ", ".join(f"{field.name} {shown(getattr(mask, field.name))}" for field in dataclasses.fields(mask))
+    says = (type(mask).__doc__ or " ").split("\n")[0].rstrip(".")
+    compared = "policy of old_log_probs" if mask.of_old_policy else "current policy"
+    return (
+        f"{mask.rule} ({parameters}) {says[0].lower()}{says[1:]}; it compares the {compared} with the one that "
+        f"sampled. The clip acts on what is left, by the ratio {to}"
+    )
+
+
+def of_receipt(settings: Settings, run: RunFacts) -> str:
+    """Returns what happens if the gradient of the first rollout batch is not the announced one."""
+    if settings.receipt == "off":
+        return "off: nothing checks that this loss is what the run trains"
+    if settings.receipt == "warn":
+        return "warns if the first rollout batch trains another loss"
+    always = "stops the run if the first rollout batch trains another loss"
+    if settings.receipt == "stop" or not run.untested:
+        return always
+    return f"{always}; its checks of the engine, which no test has run, only warn"
 
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:

@@ -106,6 +106,16 @@ def untested(values: Values) -> list[str]:
     ]
 
 
+def tested_values(option: str) -> list[Any]:
+    """Returns the values that tests have run in place of an untested `key=value`."""
+    return [value for value, name in NAMED.get(option.partition("=")[0], {}).items() if name in passed_options()]
+
+
+def read_costs() -> dict[str, Any]:
+    """Returns the measured costs, and the page that says how they came about; a test holds them against it."""
+    return next(record["costs"] for record in read_records(RESULTS) if "costs" in record)
+
+
 def shape_of(config: DictConfig) -> dict[str, Any]:
     """Returns what of a run its machines notice; `tokens` is the most of a sequence."""
 
