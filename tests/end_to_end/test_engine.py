@@ -1,7 +1,7 @@
 """What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds. Covers: an
 observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds, and one
 that goes on under verl's own loss; +clipx=observe under several of verl's losses; rejected tokens; verl's Tinker
-worker; when an extra pass is made; fused kernels. Not covered: memory of an accelerator, packing and sequence parallelism.
+worker; when an extra pass is made; fused kernels. Not covered: memory of an accelerator, packing, sequence parallelism.
 """
 
 import contextlib
