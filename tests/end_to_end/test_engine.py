@@ -187,14 +187,16 @@ def check_a_checkpoint_of_acpo_goes_on_under_verls_own_loss(policy, rows, folder
     trained = weights(worker)
     worker.save_checkpoint(actor, global_step=7)
     assert (folder / "global_step_7/actor/clipx_state.json").exists()
-    # Its next update has the same weights and optimizer as one of a worker that never had the plugin's loss.
+    # Workers that never had the plugin's loss: what they do does not depend on the plugin's file.
     after = []
-    for resumed in (worker, build_worker(policy)):
+    for _ in range(2):
+        resumed = build_worker(policy)
         data = prepared(resumed, rows, ())
         resumed.load_checkpoint(actor)
         assert resumed.policy_loss is None and differing(weights(resumed), trained) == []
         assert own_metrics(resumed.train_batch(data)) == {}
         after.append(weights(resumed))
+        (folder / "global_step_7/actor/clipx_state.json").unlink(missing_ok=True)
     assert differing(*after) == [] and differing(after[0], trained)
 
 
