@@ -41,7 +41,6 @@ from verl_clipx.run.method_in_words import (
     settings_of,
     shown,
 )
-from verl_clipx.run.support import tested_values
 
 # Which tokens the statistics behind the bounds are of.
 SCOPES = {
@@ -181,7 +180,6 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
         "of_verl": [*added, *filter(None, [term, biased])],
         "uncorrected": f"{missing}. Add {REMEDIES}" if missing else None,
         "untested": untested,
-        "tested": {option: values for option in untested if (values := tested_values(option))},
     }
     if not settings.trains:
         to, acting, of_row, at_one = None, IF_IT_CLIPS, "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS, ""

@@ -38,7 +38,7 @@ from verl_clipx.run.method_in_words import interval
 from verl_clipx.run.resolve import NAMES, Resolved
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import decide
-from verl_clipx.run.support import has_run_on, read_costs
+from verl_clipx.run.support import has_run_on, read_costs, tested_values
 from verl_clipx.run.unknown_keys import absent, refused_by_verl
 from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 
@@ -78,6 +78,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         description,
         bounds=description.bounds or bounds_of_verl(actor),
         of_verl=[*terms(config), *description.of_verl],
+        tested={option: values for option in description.untested if (values := tested_values(option))},
         has_run_on=has_run_on(config),
         files=files(config, settings),
         traces=traces_in_words(config, resolved),
