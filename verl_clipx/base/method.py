@@ -10,20 +10,7 @@ import torch
 from torch import Tensor, minimum
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
-from verl_clipx.base.parameters import (
-    BESIDE,
-    GUARD,
-    HIGH,
-    LOW,
-    LOWER_WIDTH,
-    NODE,
-    UPPER_WIDTH,
-    VerlKey,
-    number,
-    optional,
-    parameter,
-    validate,
-)
+from verl_clipx.base.parameters import LOWER_WIDTH, NODE, UPPER_WIDTH, VerlKey, number, optional, parameter, validate
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
@@ -50,7 +37,7 @@ WHEN_REGISTERED: list[Callable[[str], None]] = []
 
 def clamp_parameter(default: float | None, meaning: str, source: str = "choice") -> Any:
     """The magnitude beyond which a log-ratio is clamped, `log_ratio_clamp`; the arguments are as for `parameter`."""
-    return parameter(default, optional(number(at_least=1, at_most=LARGEST_CLAMP)), meaning, source, role=GUARD)
+    return parameter(default, optional(number(at_least=1, at_most=LARGEST_CLAMP)), meaning, source, role="guard")
 
 
 class Bounds(NamedTuple):
@@ -156,11 +143,11 @@ class Method:
         Null limits nothing, and neither does 0, unless it bounds a difference.
         """
         fields = ((field.metadata.get("role"), field.name) for field in dataclasses.fields(self))
-        of_difference = () if self.bounds_on.endswith("ratio") else (LOW, HIGH)
+        of_difference = () if self.bounds_on.endswith("ratio") else ("low", "high")
         return {
             name: role
             for role, name in fields
-            if role not in (None, "", GUARD)
+            if role not in (None, "", "guard")
             and ((value := getattr(self, name)) or (value == 0 and role in of_difference))
         }
 
@@ -178,7 +165,7 @@ class Method:
     def declares_limits(self) -> bool:
         """Whether bounds, or roles of parameters, say what limits the weight; otherwise only the weight knows."""
         roles = {field.metadata.get("role") for field in dataclasses.fields(self)}
-        return type(self).bounds is not Method.bounds or bool(roles - {None, "", GUARD})
+        return type(self).bounds is not Method.bounds or bool(roles - {None, "", "guard"})
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
@@ -264,7 +251,7 @@ class FixedBounds(Method):
         "lower clip bound on the ratio; null: no bound",
         "choice",
         LOWER_WIDTH,
-        role=LOW,
+        role="low",
     )
     clip_high: float | None = parameter(
         1.2,
@@ -272,7 +259,7 @@ class FixedBounds(Method):
         "upper clip bound on the ratio; null: no bound",
         "choice",
         UPPER_WIDTH,
-        role=HIGH,
+        role="high",
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
@@ -299,7 +286,7 @@ def dual_clip_parameter(default: float | None, source: str) -> Any:
         "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
         source,
         DUAL_CLIP,
-        role=BESIDE,
+        role="beside",
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, cat, float32, float64, stack, where
 
 from verl_clipx.base.method import LARGEST_BOUND, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.parameters import BESIDE, GUARD, choice, integer, number, optional, parameter
+from verl_clipx.base.parameters import choice, integer, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -53,24 +53,24 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         0.2, number(at_least=0, at_most=1), "epsilon of a bin whose ratios do not vary", "paper"
     )
     epsilon_min: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit", "paper", role=BESIDE
+        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit", "paper", role="beside"
     )
     epsilon_max: float | None = parameter(
         None,
         optional(number(at_least=0.01, at_most=LARGEST_BOUND)),
         "largest epsilon; null: no limit",
         "paper",
-        role=BESIDE,
+        role="beside",
     )
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins", "paper")
     bin_on: str = parameter(
         "old", choice("old", "current"), "the policy whose token probability chooses the bin", "paper"
     )
     variance_epsilon: float = parameter(
-        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root", "choice", role=GUARD
+        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root", "choice", role="guard"
     )
     min_tokens: int = parameter(
-        1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base", "choice", role=GUARD
+        1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base", "choice", role="guard"
     )
 
     def __post_init__(self) -> None:

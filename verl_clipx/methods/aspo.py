@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_CAP, Bounds, FixedBounds
-from verl_clipx.base.parameters import BESIDE, choice, number, optional, parameter
+from verl_clipx.base.parameters import choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -29,21 +29,21 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
         optional(number(at_least=0, at_most=1)),
         "lower bound of a reciprocal weight; null: no bound",
         "script",
-        role=BESIDE,
+        role="beside",
     )
     weight_high: float | None = parameter(
         3.0,
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of a reciprocal weight; null: no bound",
         "script",
-        role=BESIDE,
+        role="beside",
     )
     negative_weight_high: float | None = parameter(
         3.0,
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of the weight of tokens that are not flipped; null: no bound",
         "script",
-        role=BESIDE,
+        role="beside",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

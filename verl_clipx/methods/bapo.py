@@ -9,7 +9,7 @@ from torch import Tensor, float64, where
 from verl_clipx.base.histogram import ratio_or_zero, whole_sums
 from verl_clipx.base.method import LARGEST_BOUND, NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.parameters import GUARD, choice, number, parameter
+from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
@@ -109,7 +109,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     )
     upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=1), "step of the upper bound", "paper")
     epsilon: float = parameter(
-        1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)", "script", role=GUARD
+        1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)", "script", role="guard"
     )
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
-from verl_clipx.base.parameters import BESIDE, number, optional, parameter
+from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -22,14 +22,14 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
         optional(number(at_least=0, at_most=1)),
         "drop tokens with A < 0 and a ratio below this; null: drop none",
         "paper",
-        role=BESIDE,
+        role="beside",
     )
     mask_high: float | None = parameter(
         None,
         optional(number(at_least=1, at_most=LARGEST_BOUND)),
         "drop tokens with A > 0 and a ratio above this; null: drop none",
         "paper",
-        role=BESIDE,
+        role="beside",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, minimum, where
 
 from verl_clipx.base.method import LARGEST_CAP, Bounds, Method
-from verl_clipx.base.parameters import BESIDE, number, optional, parameter
+from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
 
@@ -34,7 +34,7 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
         optional(number(above=0, at_most=math.log(LARGEST_CAP))),
         "log-width above which tokens with A < 0 get no gradient; null: no dual clip",
         "release",
-        role=BESIDE,
+        role="beside",
     )
     power: float = parameter(
         0.5,

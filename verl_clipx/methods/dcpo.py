@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.method import LARGEST_CAP, Bounds, dual_clip_parameter
-from verl_clipx.base.parameters import BESIDE, number, optional, parameter
+from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -37,7 +37,7 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "the upper bound is at most this; null: no limit",
         "paper",
-        role=BESIDE,
+        role="beside",
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight
-from verl_clipx.base.parameters import BESIDE, HIGH, LOW, VerlKey, choice, number, optional, parameter
+from verl_clipx.base.parameters import VerlKey, choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 # Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
@@ -41,7 +41,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
         "paper",
         VerlKey(("clip_ratio_low",), instead="clip_ratio"),
-        role=LOW,
+        role="low",
     )
     threshold_high: float | None = parameter(
         0.2,
@@ -49,7 +49,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
         "paper",
         VerlKey(("clip_ratio_high",), instead="clip_ratio"),
-        role=HIGH,
+        role="high",
     )
     weight_high: float | None = parameter(
         5.0,
@@ -57,7 +57,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "upper bound of the ratio as a weight; null: no bound",
         "paper",
         DUAL_CLIP,
-        role=BESIDE,
+        role="beside",
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:

@@ -6,17 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, USUAL_HIGH, USUAL_LOW, Bounds, FixedBounds, clamp_parameter
-from verl_clipx.base.parameters import (
-    ABOVE_ZERO,
-    BELOW_ZERO,
-    HIGH,
-    LOW,
-    LOWER_WIDTH,
-    UPPER_WIDTH,
-    number,
-    optional,
-    parameter,
-)
+from verl_clipx.base.parameters import ABOVE_ZERO, BELOW_ZERO, LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
 
@@ -38,7 +28,7 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
         "paper",
         # verl's geo_mean clips the log-ratio.
         LOWER_WIDTH._replace(conversion=BELOW_ZERO),
-        role=LOW,
+        role="low",
     )
     clip_high: float | None = parameter(
         math.exp(0.4),
@@ -46,7 +36,7 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
         "upper clip bound on the ratio; null: no bound",
         "paper",
         UPPER_WIDTH._replace(conversion=ABOVE_ZERO),
-        role=HIGH,
+        role="high",
     )
     log_ratio_clamp: float | None = clamp_parameter(
         None, "log importance-sampling ratios are clamped to plus or minus this; null: no clamp, as in verl's geo_mean"

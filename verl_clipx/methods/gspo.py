@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds, clamp_parameter
-from verl_clipx.base.parameters import HIGH, LOW, LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
+from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
 OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
@@ -29,7 +29,7 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         "lower clip bound on the sequence's ratio; null: no bound",
         "paper",
         LOWER_WIDTH._replace(usual_because=OF_TOKENS),
-        role=LOW,
+        role="low",
     )
     clip_high: float | None = parameter(
         1.0004,
@@ -37,7 +37,7 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         "upper clip bound on the sequence's ratio; null: no bound",
         "paper",
         UPPER_WIDTH._replace(usual_because=OF_TOKENS),
-        role=HIGH,
+        role="high",
     )
     log_ratio_clamp: float | None = clamp_parameter(
         10.0, "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit"

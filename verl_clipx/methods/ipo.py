@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds, Method
-from verl_clipx.base.parameters import HIGH, number, optional, parameter
+from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -28,7 +28,7 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
         optional(number(at_least=0, at_most=1)),
         "tokens whose probability moved by more than this are dropped; null: no token",
         "release",
-        role=HIGH,
+        role="high",
     )
     kl_tau: float = parameter(
         0.0,

@@ -71,31 +71,11 @@ class Description:
     """What a run would train, what it would cost and write, and what stops it.
 
     Args:
-        loss: the loss, its group and its scope.
-        loss_mode: the loss's name in verl's registry; None if there is no policy loss.
-        of_the_plugin: whether the plugin has a part in the run.
         line: the line that the run prints; None if the plugin has no part in it, or it stops.
-        settings: the method's parameters, and whose they are.
-        bounds: the bounds that the loss starts with, or what they are computed from.
-        updates: how many updates a rollout batch gets, of how many responses, and whether clipping can act in them.
-        ratio: the policy that the ratio is to, and where old_log_probs come from.
-        averages: verl's aggregation mode and, if it differs, the paper's.
-        of_verl: what verl adds to the loss, to the rewards and to the samples' weights, in words.
         taken: from parameters of the method to verl's key and value that they take over.
         unused: from clip keys of verl's that the method does not read to their values.
-        uncorrected: that stale samples are not corrected, and what would correct them.
-        cut: that responses end before data.max_response_length, if the server's context does not hold them.
-        untested: options of the run that no test has run.
-        tested: from those of them that are a key and its value to the values that tests have run.
-        has_run_on: the devices on which the plugin has run, and whether such a run has; None if it has no part in it.
-        risk: from which spread of the ratio on nothing is clipped below, if it can come to that.
-        mask: what a mask takes out, and by which ratio.
-        cost: what the loss costs beyond verl's own.
-        files: from what the run keeps (log, record, traces) to where.
-        traces: the share of the prompts that is traced, and how much it writes at most.
-        way_back: how a checkpoint goes on without the plugin.
-        receipt: what happens if the gradient of the first rollout batch is not the announced one.
-        stops: what stops the run, in sentences.
+        tested: from untested options that are a key and its value to the values that tests have run.
+        stops: what stops the run, in sentences; the other texts are those of the rows of `text`.
         arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
     """
 

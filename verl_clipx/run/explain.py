@@ -57,7 +57,6 @@ NOT_FOUND = re.compile(r": (?:command )?not found$")
 MAY_TRAIN = re.compile(r"verl|python|\.sh\b|torchrun")
 LOOPS = re.compile(r"(?:^|;)\s*(done|do)\b", re.MULTILINE)
 ENDED = f"{EXPLAIN} was removed, as by `env -i`, so that a run would have started. Ended instead:"
-# What says that uv is missing, or that a program within its environment is.
 OF_UV = re.compile(r"\buv: (?:command )?not found$|^error: .*\buv\.lock\b")
 UV = (
     "The script starts Python by uv. VERL_USE_UV=0 before the command makes verl's examples use this Python; "

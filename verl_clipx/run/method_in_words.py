@@ -96,12 +96,10 @@ def cost(settings: Settings, run: RunFacts) -> str:
     of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
     can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
     costs = read_costs()
-    parts = {
-        "mini_batch": ("the extra pass", schedule.extra_passes == "before each update"),
-        "lagged": (f"{NODE}.scope=lagged", settings.adaptive and settings.scope == "lagged"),
-        "lopti": ("Lopti", len(schedule.passes) == 2),
-    }
-    more = [f"{costs['update_of_vanilla'][key] - 1:.0%} for {what}" for key, (what, made) in parts.items() if made]
+    made = {"the extra pass": "mini_batch"} if schedule.extra_passes == "before each update" else {}
+    made |= {f"{NODE}.scope=lagged": "lagged"} if settings.adaptive and settings.scope == "lagged" else {}
+    made |= {"Lopti": "lopti"} if len(schedule.passes) == 2 else {}
+    more = [f"{costs['update_of_vanilla'][key] - 1:.0%} for {what}" for what, key in made.items()]
     share = f"; measured {costs['where']}, of an update's time: {', '.join(more)} ({costs['source']})" if more else ""
     lag = f"; {NODE}.scope=lagged needs none" * bool(of_scope and can_lag)
     return f"{' and '.join(passes) or 'no extra pass'}{lag}{share.replace('%', ' %')}"
