@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.certify.questions import Arms, Verdict, answers_of
+from verl_clipx.diagnose.questions import Arms, Verdict, answers_of
 from verl_clipx.runs.folder import read_run
 
 STEPS = 6

@@ -371,7 +371,7 @@ def certify(
 
     Exit code 0 if every question passed, 1 if one failed, 3 if some have no evidence in these runs.
     """
-    from verl_clipx.certify import command
+    from verl_clipx.diagnose import certify as command
 
     with failing(), warnings_on(messages_console()):
         answers = command.certify(runs, vary or [])

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_clipx.certify.questions import Answer, Arms, Verdict, answers_of
+from verl_clipx.diagnose.questions import Answer, Arms, Verdict, answers_of
 from verl_clipx.runs.folder import read_run
 
 BETWEEN = "vs"
