@@ -58,7 +58,7 @@ WITHOUT_WHAT_VERL_LACKS = (
         "table list": "clipx table plan NAME",
     },
     {
-        **dict.fromkeys(("report . --out out", "diagnose .", "replay . +clipx=acpo"), "scipy"),
+        **dict.fromkeys(("report . --out out", "diagnose .", "certify . vs .", "replay . +clipx=acpo"), "scipy"),
         **dict.fromkeys((f"table {verb} acpo_table1a" for verb in ("plan", "collect", "render")), "scipy"),
         **dict.fromkeys(("eval run model --benchmark aime24 --out out --max-tokens 1", "eval score out"), "scipy"),
         "eval compare first second": "scipy",

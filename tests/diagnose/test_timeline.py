@@ -8,7 +8,6 @@ import pytest
 
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_log
-from verl_clipx.demo.files import SHIPPED
 from verl_clipx.diagnose.parting import part, say_where
 from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
@@ -90,11 +89,6 @@ def test_a_spike_is_three_times_all_before(after, of, step):
     spikes = [one for one in changes(log_of(60, 0.0, x=of)) if not one.stays]
     assert [(one.step, one.after) for one in spikes] == ([] if step is None else [(step, after)])
     assert all(one.before == 0.1 for one in spikes)
-
-
-def test_the_spike_of_the_shipped_run_is_said_as_one():
-    said = clipx("diagnose", SHIPPED / "acpo-seed1")
-    assert "step 7: actor/ppo_kl 0.0488 → 0.17 (a spike)" in said and "no logged value" not in said
 
 
 def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
