@@ -15,6 +15,8 @@ from tests.composition import composition
 from tests.runs.commands import answer, clipx
 from tests.runs.example_runs import write_validation
 from verl_clipx.demo.files import RUNS, SHIPPED
+from verl_clipx.diagnose.questions import ROUNDING
+from verl_clipx.loss.apart import RESOLVED
 
 STEPS = range(1, 6)
 ACTOR = "actor_rollout_ref.actor"
@@ -148,6 +150,7 @@ BELOW = "the arms differ in nothing but what should differ"
         # verl-omni's issue 561: 192 seeds for 768 requests.
         ("the responses of a group differ", dict(second=({}, changed(distinct=32))), "acpo-seed2: 25.0"),
         ("the clip acted", dict(first=(ONE_UPDATE,) * 2, second=(ONE_UPDATE,) * 2), "bounds cannot act"),
+        ("the receipt agrees", dict(second=({}, changed(actor__clipx__receipt=0.8))), "acpo-seed2: 0.8 of a token's"),
         ("the clip acted", dict(first=({}, changed(**{LOW: 0.0, HIGH: 0.0}))), "grpo-seed2: no token was clipped"),
         ("as many steps, updates and prompts", dict(second=(ONE_UPDATE,) * 2), "1 updates a step, grpo-seed1: 4"),
         (
@@ -191,6 +194,16 @@ def without(*names):
 def test_what_was_not_recorded_is_not_passed(tmp_path, question, given):
     said = certified(tmp_path, code=3, **given)
     assert said[question].startswith("not recorded: "), said[""]
+
+
+def test_a_failure_counts_where_another_run_lacks_the_evidence(tmp_path):
+    lacks = without("actor/clipx/clip")
+    said = certified(tmp_path, first=(lacks, {}), second=({}, changed(**{LOW: 0.0, HIGH: 0.0})), code=1)
+    assert said["the clip acted"].startswith("failed: ") and "acpo-seed2" in said["the clip acted"]
+
+
+def test_a_receipt_passes_up_to_what_rounding_does():
+    assert max(RESOLVED.values()) == ROUNDING
 
 
 def test_without_fingerprints_the_logged_data_decide_what_they_can(tmp_path):
