@@ -1,1 +1,1 @@
-"""What went wrong in a run, by one table of rules on its log, and the sentences that say so."""
+"""What went wrong in a run, by one table of rules on its log, and whether two arms of runs may be compared."""
