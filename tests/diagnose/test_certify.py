@@ -72,7 +72,7 @@ def write_run(folder, seed=1, change=None, loss=None, keep=lambda line: line, re
         line = keep({"step": step, "data": data, "batch": batch})
         lines.append(json.dumps({key: value for key, value in line.items() if value is not None}))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    kept = {"versions": {}, "reward_file": "a" * 64, "configuration": configuration} | (record or {})
+    kept = {"versions": {}, "reward_hash": "a" * 64, "configuration": configuration} | (record or {})
     (folder / "metrics.run.json").write_text(json.dumps(kept))
     write_validation(folder / "validation", {5: [(1.0,), (0.0,)]})
     return folder
@@ -158,7 +158,7 @@ BELOW = "the arms differ in nothing but what should differ"
             dict(second=({"change": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}},) * 2),
             "is seq-mean-token-mean and token-mean",
         ),
-        ("one reward", dict(second=({}, {"record": {"reward_file": "b" * 64}})), "the reward's file differs"),
+        ("one reward", dict(second=({}, {"record": {"reward_hash": "b" * 64}})), "the reward's file differs"),
         (
             "one reward",
             dict(second=({"change": {"reward.custom_reward_function.name": "other"}},) * 2),
@@ -188,7 +188,7 @@ def without(*names):
         ("the receipt agrees", dict(first=({}, without("actor/clipx/receipt")))),
         ("no sample was older than allowed", dict(first=({}, without("training/off")))),
         ("the clip acted", dict(first=({}, without("actor/clipx/clip")))),
-        ("one reward", dict(first=({}, {"record": {"reward_file": None}}))),
+        ("one reward", dict(first=({}, {"record": {"reward_hash": None}}))),
     ],
 )
 def test_what_was_not_recorded_is_not_passed(tmp_path, question, given):

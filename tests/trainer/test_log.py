@@ -196,7 +196,7 @@ def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form
     file.write_text("def score(): ...")
     monkeypatch.syspath_prepend(tmp_path)
     write_record(tmp_path / LOG, node({"custom_reward_function": {"path": form.format(path=file)}}))
-    recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward_file"]
+    recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward_hash"]
     assert recorded == hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -113,14 +113,14 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),
         "accelerators": _accelerators(),
         "commit": commit_here(),
-        "reward_file": _reward_file(config),
+        "reward_hash": _reward_hash(config),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": redact({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
     write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
 
 
-def _reward_file(config: dict[str, Any]) -> str | None:
+def _reward_hash(config: dict[str, Any]) -> str | None:
     """The hash of the file of the user's reward function; None if the run has none, or it cannot be found."""
     for node in (config.get("reward") or {}, config):
         path = str((node.get("custom_reward_function") or {}).get("path") or "")
