@@ -36,7 +36,7 @@ def regions_of(method: str) -> tuple[set[str], set[str]]:
     # A second stage is about the tokens' own means.
     statistics = None if kind.second_statistics_size else usual.statistics
     found = evaluate(kind, statistics=statistics, **inputs_of(kind, every_ratio()))
-    t, weighted = found.tokens, kind.gradient(found.tokens, found.weight)
+    t, weighted = found.tokens, kind.gradient(found.tokens, found.bounds, found.weight)
     sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None, True), detailed=True)
     reached = {region for region, name in FRACTIONS.items() if sums[f"clipx/{name}"] > 0}
     return reached, {region for region in reached if sums[f"clipx/gradient_mass/{region}"] > 0}

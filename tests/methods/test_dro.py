@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
 from tests.composition import built_once
+from verl_clipx.methods import Bounds
 from verl_clipx.methods.dro import Dro
 
 from .against_verl import AsVerl
@@ -40,7 +41,7 @@ test_by_hand = by_hand(
 
 
 def test_the_gradient_pulls_where_the_advantage_is_0():
-    found = Dro(beta=0.5).gradient(tokens_at(row(*RATIO), row(*ADVANTAGES)), row(*WEIGHT))
+    found = Dro(beta=0.5).gradient(tokens_at(row(*RATIO), row(*ADVANTAGES)), Bounds(0.0, math.inf), row(*WEIGHT))
     assert_close(found, row(2.0, -1 - 0.5 * LOG_2, -0.5 * LOG_2, 4 + 0.5 * LOG_2))
 
 

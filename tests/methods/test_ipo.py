@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from verl_clipx.methods import Bounds
 from verl_clipx.methods.ipo import Ipo
 
 from .against_verl import assert_gradient_of, ragged
 from .at import At, by_hand, moved, row, tokens_at
 
-PUBLISHED = {"ipo": dict(threshold=0.3, kl_tau=0)}
-VARIANTS = ({"threshold": None}, {"kl_tau": 1e-3}, {"kl_tau": 100})
+PUBLISHED = {"ipo": dict(threshold=0.3, kl_tau=0, ratio_cap=None), "ipo_reference": dict(threshold=0.3, ratio_cap=1e4)}
+VARIANTS = ({"threshold": None}, {"kl_tau": 1e-3}, {"kl_tau": 100}, {"ratio_cap": 1})
 LOG_2 = math.log(2)
+FREE = Bounds(-1.0, 1.0)
 # Changes of 0.25, 0.5, -0.25 and -0.5; equal to the threshold is kept.
 MOVES = ((0.25, 0.5), (0.25, 0.75), (0.5, 0.25), (0.75, 0.25))
 
@@ -33,12 +35,23 @@ test_a_token_that_moved_too_far_is_dropped_for_every_sign = by_hand(
             value=(LOG_2**2 / 2 - 4, math.log(3) ** 2 / 2, LOG_2**2 / 2 - 1),
         ),
         "a large ratio of a rare token": At(Ipo(), **moved((0.001, 0.2), advantages=1.0), weight=(200.0,)),
+        # It passes |p - q| <= 0.3, and in a mean over 1e5 tokens it alone weighs three times as much as all others.
+        "a ratio of 3e5": At(Ipo(), **moved((1e-6, 0.3), advantages=1.0), weight=(3e5,)),
+        "the same capped, whichever sign": At(
+            Ipo(ratio_cap=1e4),
+            **moved((1e-6, 0.3), (1e-6, 0.3), (1e-6, 0.5), (0.5, 0.25), advantages=(1.0, -1.0, 1.0, 1.0)),
+            weight=(1e4, 1e4, 0.0, 0.5),
+            value=(-1e4, 1e4, 0.0, -0.5),
+        ),
+        "beyond the clamp of the log-ratio too": At(
+            Ipo(ratio_cap=1e4), **moved((1e-12, 0.3), advantages=1.0), weight=(1e4,)
+        ),
     }
 )
 
 
 def test_the_pull_is_there_where_the_advantage_is_0():
-    found = Ipo(kl_tau=0.5).gradient(tokens_at(row(1.0, 2.0, 0.5), row(0.0, 0.0, 1.0)), row(1.0, 2.0, 0.75))
+    found = Ipo(kl_tau=0.5).gradient(tokens_at(row(1.0, 2.0, 0.5), row(0.0, 0.0, 1.0)), FREE, row(1.0, 2.0, 0.75))
     assert_close(found, row(0.0, -LOG_2, 0.75))
 
 

@@ -121,7 +121,7 @@ def degenerate_batches_are_finite(name):
     for batch in (one, empty, *signs):
         # Finite zeros everywhere would not do.
         found = per_token(NODES[name], batch)
-        signal = (METHODS[name].gradient(found.tokens, found.weight) != 0) & batch["response_mask"]
+        signal = (METHODS[name].gradient(found.tokens, found.bounds, found.weight) != 0) & batch["response_mask"]
         assert signal.any() or not batch["advantages"].any()
         for mode in AGGREGATIONS:
             loss, gradient, metrics = called(name, batch, mode)

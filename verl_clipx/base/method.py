@@ -231,7 +231,7 @@ class Method:
         """Gradient weight F, (sequences, length), in the ratio's dtype."""
         raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
 
-    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
+    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """dJ/dlog_prob of each token, (sequences, length): F * A, unless a term has a gradient where A is 0."""
         return weight * t.advantages
 

@@ -114,7 +114,7 @@ def gradient_is_weight_times_advantage(method: Method) -> None:
             t, inside = result.tokens, tensors["mask"]
             # Computed once more, so that a weight that is another one each time is seen.
             weight = method.gradient_weight(t, result.bounds)
-            weighted, own = weight * t.advantages, method.gradient(t, weight)
+            weighted, own = weight * t.advantages, method.gradient(t, result.bounds, weight)
             require(bool(close(actual, torch.where(inside, -own, 0)).all()), "the gradient differs from -F*A")
             # The method's own `gradient` may differ from F * A only where A is 0.
             apart = inside & (t.advantages != 0) & ~close(own, weighted, rtol, atol)
@@ -228,7 +228,7 @@ def inputs_stay_unchanged(method: Method) -> None:
             bounds = without_writes(method, "bounds", t, decision)
             without_writes(method, "bounded", t)
             weight = without_writes(method, "gradient_weight", t, bounds)
-            without_writes(method, "gradient", t, weight)
+            without_writes(method, "gradient", t, bounds, weight)
             without_writes(method, "loss_value", t, bounds, weight)
 
 

@@ -53,7 +53,7 @@ def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Ten
     bounds = method.bounds(t, decision)
     weight = method.gradient_weight(t, bounds)
     value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
-    weighted = where(t.mask, method.gradient(t, weight), 0.0)
+    weighted = where(t.mask, method.gradient(t, bounds, weight), 0.0)
     known = finite(t)
     value = where(known, value, math.nan)
     weighted = where(known, weighted, math.nan)

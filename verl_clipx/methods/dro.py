@@ -37,7 +37,7 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
         A = t.advantages
         return where(A == 0, 0.0, 1 - self.beta * t.log_ratio / where(A == 0, 1.0, A))
 
-    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
+    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         return t.advantages - self.beta * t.log_ratio
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:

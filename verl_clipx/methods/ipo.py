@@ -4,31 +4,22 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.method import LARGEST_CAP, Bounds, Method
 from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.pull import pulled_gradient, pulled_weight
 from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ipo(Method, name="ipo", source="prime-rl's default loss since September 2026 (its pull request 3586)"):
-    """Drops tokens whose probability moved by more than a threshold, in either direction.
+class MovedTooFar(Method):
+    """Drops tokens that moved beyond the bounds, whichever sign the advantage has, and may pull every token back."""
 
-    With p the current and q the old probability, F = r where |p - q| <= threshold and F = 0 elsewhere. With kl_tau,
-    every token is also pulled back to the old policy: the objective loses kl_tau (log r)^2, and its gradient
-    2 kl_tau log r, which F holds divided by A (traces show none of it where A is 0, while the gradient has it).
-
-    prime-rl measures from the policy that sampled.
-    """
-
-    bounds_on = "change of the token's probability"
-    formula = "-{threshold} to {threshold}"
-
-    threshold: float | None = parameter(
-        0.3,
-        optional(number(at_least=0, at_most=1)),
-        "tokens whose probability moved by more than this are dropped; null: no token",
-        "release",
-        role="high",
+    ratio_cap: float | None = parameter(
+        None,
+        optional(number(at_least=1, at_most=LARGEST_CAP)),
+        "upper bound of the ratio as the weight of tokens that are kept; null: no bound",
+        "choice",
+        role="beside",
     )
     kl_tau: float = parameter(
         0.0,
@@ -43,6 +34,55 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
         """Whether F may be 0 or less: it may with the pull back."""
         return self.kl_tau > 0
 
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        kept = self._kept(t, bounds)
+        return pulled_weight(kept, self._pull(t), t.advantages) if self.kl_tau else kept
+
+    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        of_weight = super().gradient(t, bounds, weight)
+        return pulled_gradient(weight, self._pull(t), t.advantages) if self.kl_tau else of_weight
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """kl_tau (log r)^2 - A min(r, ratio_cap), the second only of tokens that are kept."""
+        of_kept = super().loss_value(t, bounds, self._kept(t, bounds))
+        return of_kept + self.kl_tau * t.log_ratio.square() if self.kl_tau else of_kept
+
+    def _kept(self, t: Tokens, bounds: Bounds) -> Tensor:
+        moved, weight = self.bounded(t), t.free_ratio
+        dropped = (moved < bounds.low) | (moved > bounds.high)
+        if self.ratio_cap is None:
+            dropped = dropped | ~t.live
+        else:
+            weight = weight.clamp(max=self.ratio_cap)
+        return where(dropped, 0.0, weight)
+
+    def _pull(self, t: Tokens) -> Tensor:
+        return 2 * self.kl_tau * t.log_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ipo(MovedTooFar, name="ipo", source="prime-rl's default loss since September 2026 (its pull request 3586)"):
+    """Drops tokens whose probability moved by more than a threshold, in either direction.
+
+    With p the current and q the old probability, F = min(r, ratio_cap) where |p - q| <= threshold and F = 0 elsewhere.
+    With kl_tau, every token is also pulled back to the old policy: the objective loses kl_tau (log r)^2, and its
+    gradient 2 kl_tau log r, which F holds divided by A (traces show none of it where A is 0, while the gradient has
+    it).
+
+    prime-rl measures from the policy that sampled.
+    """
+
+    bounds_on = "change of the token's probability"
+    formula = "-{threshold} to {threshold}"
+
+    threshold: float | None = parameter(
+        0.3,
+        optional(number(at_least=0, at_most=1)),
+        "tokens whose probability moved by more than this are dropped; null: no token",
+        "release",
+        role="high",
+    )
+
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The bounds on the change of the probability."""
         # No probability changes by more than 1.
@@ -53,27 +93,3 @@ class Ipo(Method, name="ipo", source="prime-rl's default loss since September 20
         """p - q."""
         # Log-probabilities that are none would overflow.
         return t.log_prob.exp().clamp(max=1.0) - t.old_log_prob.exp().clamp(max=1.0)
-
-    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        kept, A = self._kept(t, bounds), t.advantages
-        if not self.kl_tau:
-            return kept
-        return where(A == 0, kept, kept - self._pull(t) / where(A == 0, 1.0, A))
-
-    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
-        of_weight = super().gradient(t, weight)
-        # Where A is 0, F can't hold the pull.
-        return where(t.advantages == 0, -self._pull(t), of_weight) if self.kl_tau else of_weight
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """kl_tau (log r)^2 - A r, the second only of tokens that are kept."""
-        of_kept = super().loss_value(t, bounds, self._kept(t, bounds))
-        return of_kept + self.kl_tau * t.log_ratio.square() if self.kl_tau else of_kept
-
-    def _kept(self, t: Tokens, bounds: Bounds) -> Tensor:
-        moved = self.bounded(t)
-        dropped = (moved < bounds.low) | (moved > bounds.high) | ~t.live
-        return where(dropped, 0.0, t.free_ratio)
-
-    def _pull(self, t: Tokens) -> Tensor:
-        return 2 * self.kl_tau * t.log_ratio

@@ -8,6 +8,7 @@ from verl_clipx.modifiers.future_influence import FutureInfluence
 from verl_clipx.modifiers.hold import Hold
 from verl_clipx.modifiers.lopti import Lopti
 from verl_clipx.modifiers.masks import Mask
+from verl_clipx.modifiers.pull import Pull
 
 # What changes the advantages.
 Shaping = AdvantageReweighting | FutureInfluence
@@ -20,4 +21,5 @@ MODIFIERS = {
     "update": (Lopti,),
     "mask": get_args(Mask),
     "hold": (Hold,),
+    "pull": (Pull,),
 }

@@ -22,8 +22,9 @@ from verl_clipx.base.refusal import Refusal
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import METHODS, Method, method_named
-from verl_clipx.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Shaping
+from verl_clipx.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Pull, Shaping
 from verl_clipx.modifiers.hold import HeldBounds, held
+from verl_clipx.modifiers.pull import PulledMethod, pulled
 from verl_clipx.run.groups import OBSERVE, group_names
 from verl_clipx.run.trace import Trace
 
@@ -140,6 +141,9 @@ class Settings(Node):
     hold: Hold | None = node_parameter(
         "hold", "+clipx/hold=clip_fraction or second_moment: the width of the bounds holds a target"
     )
+    pull: Pull | None = node_parameter(
+        "pull", "+clipx/pull=k2, k3 or k1: pulls every token to the old policy or sampler"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,6 +156,8 @@ class Settings(Node):
             )
         if self.hold is not None and not isinstance(self.method, HeldBounds):
             object.__setattr__(self, "method", held(self.method, self.hold))
+        if self.pull is not None and not isinstance(self.method, PulledMethod):
+            object.__setattr__(self, "method", pulled(self.method, self.pull))
         if self.hold is not None and self.scope == "micro_batch" and self.method.by_sequence:
             reason = f"a micro-batch has too few sequences for the width of {self.method.name} to hold a target"
             raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or lagged.")

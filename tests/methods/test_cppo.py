@@ -1,0 +1,95 @@
+"""CPPO beside a loop over tokens, written from the paper's recurrences as the authors' own test is, for the paper's and
+the release's settings; a quantile beside numpy's; and by hand. Not covered: the paper's top-K divergences, which need
+more than the sampled token; which policy the old one is.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from verl_clipx.methods.cppo import Cppo, quantile
+
+from .against_verl import assert_gradient_of, ragged
+from .at import At, by_hand, moved
+
+PUBLISHED = {
+    "cppo": dict(threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=2.0, length=None, weight_high=None),
+    "cppo_reference": dict(threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=5.0, weight_high=20.0),
+}
+VARIANTS = ({"weight_high": 20.0, "length": 7}, {"threshold": 0}, {"budget": 0, "weight_last": 1.0})
+# Nothing is spent: a threshold alone.
+WITHOUT_PREFIX = dict(budget=1.0, budget_factor=1.0)
+
+test_by_hand = by_hand(
+    {
+        # 0.8 of 0.1 at the end is below 0.09; at the start it is not.
+        "the same change early and late": At(
+            Cppo(threshold=0.09, **WITHOUT_PREFIX),
+            **moved((0.5, 0.6), (0.5, 0.5), (0.5, 0.6), advantages=1.0),
+            weight=(0.0, 1.0, 1.2),
+        ),
+        # The prefix of changes of 0.3 has used up what 0.5 allows.
+        "a prefix that has moved": At(
+            Cppo(threshold=0.5, weight_last=1.0, budget=0.001, budget_factor=1.0),
+            **moved((0.5, 0.8), (0.5, 0.8), (0.5, 0.8), (0.5, 0.55), advantages=1.0),
+            weight=(1.6, 0.0, 0.0, 0.0),
+        ),
+        "what moves back is kept": At(
+            Cppo(threshold=0.01, budget=0.0), **moved((0.5, 0.1), (0.1, 0.5), advantages=(1.0, -1.0)), weight=(0.2, 5.0)
+        ),
+        "the cap": At(Cppo(weight_high=3.0), **moved((0.01, 0.1), (0.01, 0.01), advantages=1.0), weight=(3.0, 1.0)),
+    }
+)
+
+
+def kept(batch: dict, *, factor: float, length: int | None, threshold: float = 0.15) -> torch.Tensor:
+    """The tokens that the rule keeps, token by token."""
+    keep = torch.zeros_like(batch["response_mask"])
+    for i, mask in enumerate(batch["response_mask"]):
+        p, q = (batch[name][i][mask].exp().numpy() for name in ("log_prob", "old_log_prob"))
+        if not len(p):
+            continue
+        D, T, W, S = np.abs(p - q), length or len(p), 0.0, 0.0
+        b = np.clip(np.quantile(D, 0.9), 0.02, 0.02 * factor)
+        for t, (token, A) in enumerate(zip(D, batch["advantages"][i][mask], strict=True), start=1):
+            w = 0.8 + 0.2 * (T - t) / max(T - 1, 1)
+            away = float(A) * (p[t - 1] / q[t - 1] - 1) > 0
+            keep[i, t - 1] = not away or w * token <= min(threshold, threshold + b * W - S)
+            W, S = W + w, S + w * token
+    return keep
+
+
+@pytest.mark.parametrize(
+    "group, factor, length, cap", [("cppo", 2.0, None, math.inf), ("cppo_reference", 5.0, 12, 20.0)]
+)
+def test_the_gradient_is_that_of_the_rule_token_by_token(group, factor, length, cap):
+    words = () if length is None else (f"clipx.length={length}",)
+    for seed in range(4):
+        batch = ragged(seed, spread=0.25)
+        keep, old = kept(batch, factor=factor, length=length), batch["old_log_prob"]
+        assert 0 < (~keep & batch["response_mask"]).sum() < batch["response_mask"].sum()
+
+        def objective(log_prob, keep=keep, old=old, A=batch["advantages"]):
+            return torch.where(keep, (log_prob - old).exp().detach().clamp(max=cap), 0.0) * A * log_prob
+
+        assert_gradient_of(group, batch, objective, words)
+
+
+def test_the_two_releases_keep_different_tokens():
+    batch = ragged(0, spread=0.2, sequences=64, length=200)
+    paper, release = kept(batch, factor=2.0, length=None), kept(batch, factor=5.0, length=16384)
+    apart = (paper != release).sum() / batch["response_mask"].sum()
+    assert 0.01 < apart < 0.5
+
+
+def test_the_quantile_is_numpys():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(40, 23, generator=generator, dtype=torch.float64) ** 3
+    values[::4] = (values[::4] * 4).round() / 4
+    mask = torch.arange(23) < torch.arange(40)[:, None]
+    found = quantile(torch.where(mask, values, 0.0), mask, 0.9)[:, 0]
+    for row, inside, quantile_of_row in zip(values, mask, found, strict=True):
+        expected = float(np.quantile(row[inside].numpy(), 0.9)) if inside.any() else 0.0
+        assert float(quantile_of_row) == pytest.approx(expected, abs=1e-12)

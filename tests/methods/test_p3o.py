@@ -1,0 +1,63 @@
+"""P3O's cap and pull by hand and by autograd of its objective, the cap over a split mini-batch, and the release's
+formula on one micro-batch. Not covered: the release's per-micro-batch cap, which is clipx.scope=micro_batch; which
+policy the ratio is to.
+"""
+
+import math
+
+import torch
+from torch.testing import assert_close
+
+from verl_clipx.methods import Bounds
+from verl_clipx.methods.p3o import P3o
+
+from .against_verl import assert_gradient_of, ragged
+from .at import At, by_hand, decision, row, tokens_at
+
+PUBLISHED = {"p3o": {}}
+CAP = Bounds(0.0, 0.5)
+
+test_by_hand = by_hand(
+    {
+        # (1 + 3)^2 / (2 (1 + 9)) = 0.8.
+        "its own cap": At(P3o(), (1.0, 3.0), (1.0, -1.0), (0.8, 0.8 + 0.2 * (1 - 1 / 3))),
+        "nothing moved": At(P3o(), (1.0, 1.0), (1.0, -2.0), 1.0),
+        "below the cap, and pulled back": At(P3o(), (0.25, 0.5), 2.0, (0.25 + 0.75, 0.5 + 0.25), bounds=CAP),
+        "the pull saturates": At(P3o(), (math.exp(-12),), 1.0, (math.exp(-12) + 0.5 * (math.exp(10) - 1),), bounds=CAP),
+        "where A is 0 it is not in F": At(P3o(), (2.0,), 0.0, (0.5,), bounds=CAP),
+    }
+)
+
+
+def test_it_pulls_where_the_advantage_is_0():
+    t = tokens_at(row(2.0, 0.5, 2.0), row(0.0, 0.0, 1.0))
+    assert_close(P3o().gradient(t, CAP, row(0.5, 0.5, 0.25)), row(-0.25, 0.5, 0.25))
+
+
+def test_the_cap_of_parts_is_that_of_the_whole():
+    batch = ragged(4)
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
+    whole = tokens_at(ratio, batch["advantages"], mask=batch["response_mask"])
+    sums = P3o().statistics(whole)
+    parts = [tokens_at(ratio[k::2], batch["advantages"][k::2], mask=batch["response_mask"][k::2]) for k in range(2)]
+    assert_close(sum(map(P3o().statistics, parts)), sums)
+    each = [float(decision(P3o(), part)) for part in parts]
+    assert 0 < float(decision(P3o(), whole)) < 1 and abs(each[0] - each[1]) > 1e-3
+    assert float(P3o().decide(torch.zeros(3, dtype=torch.float64))) == 1
+
+
+def test_the_gradient_is_that_of_the_objective_and_of_the_release():
+    batch = ragged(3, spread=0.8)
+    batch["advantages"][::2] = 0.0
+    mask, old = batch["response_mask"], batch["old_log_prob"]
+
+    def objective(log_prob):
+        ratio = (log_prob - old).exp()
+        inside = ratio.detach()[mask]
+        # As FeynRL's calculate_ess, whose 1e-8 is below what float64 compares here.
+        cap = inside.sum() ** 2 / inside.square().sum() / len(inside)
+        x = log_prob - old
+        return ratio.detach().clamp(max=cap) * log_prob * batch["advantages"] - (1 - cap) * (x + (-x).exp() - 1)
+
+    metrics = assert_gradient_of("p3o", batch, objective)
+    assert 0 < metrics["clipx/ratio_cap"] < 1

@@ -1,0 +1,106 @@
+"""A pull to the policy that sampled, or to the old one, in the loss of any method."""
+
+import functools
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from verl_clipx.base.method import NODE, Bounds, Method
+from verl_clipx.base.parameters import choice, number, parameter, validate
+from verl_clipx.base.pull import pulled_gradient, pulled_weight
+from verl_clipx.base.refusal import ABSENT, Refusal
+from verl_clipx.base.tokens import Tokens
+
+# Log-ratios enter the pull up to this size, as in verl.
+LARGEST_LOG_RATIO = 20.0
+# Methods that have a pull of their own.
+WITH_ONE = ("dro", "kl_cov", "p3o", "kpop")
+# From a log-ratio x to the divergence of a token and to its gradient, which under k1 is 0 on average on fresh samples.
+ESTIMATORS = {
+    "k1": (lambda x: x, lambda x: x * 0 + 1),
+    "k2": (lambda x: x.square() / 2, lambda x: x),
+    "k3": (lambda x: (-x).exp() - 1 + x, lambda x: 1 - (-x).exp()),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """Takes coefficient times an estimate of the divergence from another policy off the objective of every token."""
+
+    node: ClassVar[str] = "clipx.pull"
+
+    estimator: str = parameter(
+        "k2", choice(*ESTIMATORS), "of the divergence: k1 (x), k2 (x^2 / 2) or k3 (e^-x - 1 + x)"
+    )
+    coefficient: float = parameter(1e-3, number(above=0, at_most=100), "of the divergence in the objective", "choice")
+    anchor: str = parameter(
+        "old", choice("old", "rollout"), "the policy of x = log(current / anchor): old or the sampler's"
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+
+    def log_ratio(self, t: Tokens) -> Tensor:
+        """x, (sequences, length)."""
+        anchor = t.old_log_prob if self.anchor == "old" else t.rollout_log_prob
+        return (t.log_prob - anchor).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+
+
+class PulledMethod(Method):
+    """A method with its own F, bounds and value, and a pull. `pulled` makes a subclass for each pull."""
+
+    pull: ClassVar[Pull]
+    unconstrained_weight = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # No module has the class that `pulled` makes.
+        kind = type(self).__bases__[1]
+        return pulled, (kind(**{field.name: getattr(self, field.name) for field in fields(self)}), self.pull)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        pull = self.pull
+        return {**super().parameters, "pull": f"{pull.estimator} to {pull.anchor}, times {pull.coefficient:g}"}
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        own = super().asks_for
+        return own if self.pull.anchor == "old" or "rollout_log_prob" in own else (*own, "rollout_log_prob")
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        return pulled_weight(super().gradient_weight(t, bounds), self._gradient_of_pull(t), t.advantages)
+
+    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        return pulled_gradient(weight, self._gradient_of_pull(t), t.advantages)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """The method's own, and coefficient times the divergence."""
+        own = super().loss_value(t, bounds, super().gradient_weight(t, bounds))
+        return own + self.pull.coefficient * ESTIMATORS[self.pull.estimator][0](self.pull.log_ratio(t))
+
+    def _gradient_of_pull(self, t: Tokens) -> Tensor:
+        return self.pull.coefficient * ESTIMATORS[self.pull.estimator][1](self.pull.log_ratio(t))
+
+
+def pulled(method: Method, pull: Pull) -> Method:
+    """A method with the same parameters and a pull.
+
+    Raises:
+        Refusal: the method has a pull of its own.
+    """
+    own = "its penalty" if method.name in WITH_ONE else ""
+    if tau := getattr(method, "kl_tau", 0):
+        own = f"{NODE}.kl_tau={tau:g}"
+    if own:
+        reason = f"{method.name} has a pull of its own, {own}"
+        raise Refusal(pull.node, ABSENT, reason, f"Leave out +{NODE}/pull, or choose another method.")
+    kind = pulled_class(type(method), pull)
+    return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
+
+
+@functools.cache
+def pulled_class(kind: type[Method], pull: Pull) -> type[Method]:
+    """The class of a method with a pull; always the same one, by which equal methods are equal."""
+    namespace = {"pull": pull} | {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
+    return type(kind.__name__, (PulledMethod, kind), namespace)
