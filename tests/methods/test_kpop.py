@@ -13,7 +13,7 @@ from verl_clipx.methods.kpop import Kpop
 from verl_clipx.modifiers.masks import IcePop, remaining
 
 from .against_verl import assert_gradient_of, ragged
-from .at import At, by_hand, moved, tokens_at
+from .at import At, by_hand, moved, row, tokens_at
 
 PUBLISHED = {"kpop": dict(threshold=0.1, kl_tau=1e-3)}
 VARIANTS = ({"threshold": 0}, {"kl_tau": 0}, {"kl_tau": 100})
@@ -51,7 +51,7 @@ test_by_hand = by_hand(
 
 def test_the_divergence_is_the_larger_of_the_two():
     for before, now in ((0.2, 0.5), (0.9, 0.99), (0.01, 0.3), (0.999, 0.5)):
-        ratio, old = torch.tensor([[now / before]]).double(), torch.tensor([[before]]).double().log()
+        ratio, old = row(now / before), row(before).log()
         found = float(Kpop().bounded(tokens_at(ratio, torch.ones_like(ratio), old_log_prob=old)))
         assert found == pytest.approx(max(kl(now, before), kl(before, now)) * (1 if now > before else -1), rel=1e-6)
 

@@ -188,6 +188,8 @@ REFUSED = [
         for rule, values in (("icepop", ()), ("outlier_veto", ()), ("sequence_divergence", ("clipx.mask.delta=0.1",)))
     ),
     ("ppo_clip", "+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
+    ("a loss of its own", "+clipx=grpo", BYPASSED, f"+{CORRECTION}.score_centering=True"),
+    ("clipx.pull.anchor=rollout", "+clipx=grpo", "+clipx/pull=k2", "clipx.pull.anchor=rollout", f"{LOG_PROBS}=False"),
     (CORRECTION, "+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence"),
     (f"{ACTOR}.loss_scale_factor=null", "+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"),
     # Ratios to the sampler that are off.
@@ -237,7 +239,7 @@ REFUSED = [
 def test_it_is_refused_with_key_value_and_what_to_do(row):
     named, *overrides = row
     (refusal,) = refused(*overrides)
-    assert f"{refusal.key}={refusal.value}" == overrides[-1]
+    assert f"{refusal.key}={refusal.value}" == overrides[-1].lstrip("+")
     assert named in f"{refusal.reason}. {refusal.advice}" and refusal.advice
     assert FORM.fullmatch(str(refusal)), refusal
 

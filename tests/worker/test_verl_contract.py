@@ -105,6 +105,13 @@ def test_the_workers_name_can_be_rebound_and_merging_an_adapter_is_about_the_rol
     assert source(transformer_impl).count(reads) == source(of_rollout).count(reads) == 1
 
 
+def test_only_distillation_chooses_another_loss_function_for_the_actor():
+    # verl's score centering chooses one by a function of its own, past the registry of policy losses.
+    text = source(WORKER)
+    assert "select_actor_loss_fn" not in source(engine_workers)
+    assert text.count("self.loss_fn = partial(") == 2 and text.count("self.actor.set_loss_fn(self.loss_fn)") == 1
+
+
 def test_metrics_are_summed_over_micro_batches_and_averaged_over_ranks():
     for kind, expected in ((AggregationType.SUM, 5.0), (AggregationType.MEAN, 2.5)):
         ranks = [Metric(kind, 1.0), Metric(kind, 3.0)]

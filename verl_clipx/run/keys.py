@@ -211,6 +211,8 @@ WITH_ROLLOUT_IS = declare_all(
 ROLLOUT_RS = declare(f"{OF_CORRECTION}.rollout_rs", READ_BY_VERL, CORRECTION, None)
 WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_rs_threshold", default=None)
 LOSS_TYPE = declare(f"{OF_CORRECTION}.loss_type", REFUSED, BYPASS_LOSS, None)
+# Of verl after 0.9.
+CENTERING = declare(f"{OF_CORRECTION}.score_centering", REFUSED, BYPASS_LOSS, None)
 
 
 @refuses(ROLLOUT_IS)
@@ -285,6 +287,15 @@ def other_bypass_loss(values: Values, node: "Settings | Observe") -> Refusal | N
         return None
     reason = f"only verl's own bypass loss reads it, and {chosen(node)} would ignore it"
     return Refusal(LOSS_TYPE, loss_type, reason, f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's.")
+
+
+@refuses(CENTERING)
+def other_loss_for_centering(values: Values, node: "Settings | Observe") -> Refusal | None:
+    """true: verl then trains a loss of its own for it"""
+    if not node.trains or not values[CENTERING]:
+        return None
+    reason = f"verl then trains a loss of its own in the place of {chosen(node)}"
+    return Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
 
 
 declare_all(READ_BY_VERL, SAMPLES, "algorithm", "gamma", "norm_adv_by_std_in_grpo", "kl_ctrl")
@@ -484,6 +495,8 @@ def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Refusal 
 
 ENGINE_NAME, TEMPERATURE = declare_beside(f"{ROLLOUT}.name", SERVER), declare_beside(f"{ROLLOUT}.temperature", SERVER)
 LOG_PROB_MODE = declare_beside(f"{ROLLOUT}.logprobs_mode", SERVER)
+# What score centering asks of the server, after 0.9.
+declare_beside(f"{ROLLOUT}.topk_log_probs", SERVER)
 # verl's vLLM server gives this key precedence over its own arguments.
 LOG_PROB_MODE_OF_VLLM = declare_beside(f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode", SERVER)
 # From each key that truncates sampling to a test whether a value truncates, and the value that does not.
@@ -572,6 +585,8 @@ def no_log_probs(values: Values, node: "Settings | Observe") -> Refusal | None:
 def asking_for_rollout_log_probs(node: "Settings") -> str:
     """The key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
     method = node.method
+    if (pull := node.pull) is not None and pull.anchor == "rollout":
+        return f"{pull.node}.anchor=rollout"
     if "rollout_log_prob" not in method.asks_for:
         return "" if node.mask is None else f"{NODE}.mask.rule={node.mask.rule}"
     asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
