@@ -45,8 +45,8 @@ def as_it_should_be(row: dict) -> bool:
     blocks = min(132, row["sequences"] if method in BY_SEQUENCE else tokens // 4096)
     return (
         not row["fallbacks"]
-        # KL-Cov keeps each token's bucket.
-        and row["buffers"] <= ((method, part) == ("kl_cov", "second statistics"))
+        # KL-Cov keeps each token's bucket, and CPPO its divergence, which it reads 26 times for a quantile.
+        and row["buffers"] <= ((method, part) in (("kl_cov", "second statistics"), ("cppo", "loss")))
         and row["blocks"] >= blocks
         and row["launches"] <= (MOST_WITH_TABLES if part != "loss" and method in WITH_TABLES else MOST_LAUNCHES[part])
     )

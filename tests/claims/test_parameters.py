@@ -24,7 +24,7 @@ from .first_call import first_call
 
 # The group of each kind of modifier: its rule, where a node has several.
 MODIFIER_GROUPS = {
-    kind: f"+clipx/{node}={({'select': 'high_entropy', 'update': 'lopti'}).get(node) or kind.rule}"
+    kind: f"+clipx/{node}={({'select': 'high_entropy', 'update': 'lopti', 'pull': 'k2'}).get(node) or kind.rule}"
     for node, kinds in MODIFIERS.items()
     for kind in kinds
     # Its parameters depend on each other and on the method (tests/modifiers/test_hold.py).
