@@ -184,6 +184,11 @@ def test_samples_that_are_corrected_or_not_stale_pass_where_a_correction_is_requ
 
 def test_stale_samples_that_nothing_corrects_are_named_and_refused_where_a_correction_is_required():
     assert f"; {UNCORRECTED}; " in line_of(f"+clipx=grpo {STALE}")
+    # A pull to the sampler leaves the gradient of what is clipped as biased as it was.
+    to_sampler = f"+clipx/pull=k2 clipx.pull.anchor=rollout {STALE}"
+    assert f"; {UNCORRECTED}; " in line_of(f"+clipx=grpo {to_sampler}")
+    assert UNCORRECTED not in line_of(f"+clipx=m2po {to_sampler}")
+    assert UNCORRECTED not in line_of(f"+clipx=grpo +clipx/mask=icepop {to_sampler}")
     with pytest.raises(Refusal) as raised:
         line_of(f"+clipx=grpo {STALE} clipx.correction=required")
     assert (raised.value.key, raised.value.value) == ("clipx.correction", "required")

@@ -64,8 +64,13 @@ class PulledMethod(Method):
         return {**super().parameters, "pull": f"{pull.estimator} to {pull.anchor}, times {pull.coefficient:g}"}
 
     @property
+    def asks_for_itself(self) -> tuple[str, ...]:
+        """The fields that the method needs without its pull."""
+        return super().asks_for
+
+    @property
     def asks_for(self) -> tuple[str, ...]:
-        own = super().asks_for
+        own = self.asks_for_itself
         return own if self.pull.anchor == "old" or "rollout_log_prob" in own else (*own, "rollout_log_prob")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

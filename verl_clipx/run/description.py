@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import written
+from verl_clipx.modifiers.pull import Pull
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
 from verl_clipx.run.facts import RunFacts
@@ -151,7 +152,8 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
         which = "" if to_sampler else ", which only metrics use,"
         biased = f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
     missing = "not corrected for the samples' staleness and for the rollout engine"
-    missing *= run.trains_on_stale_samples and not to_sampler
+    # A pull to the sampler corrects nothing.
+    missing *= run.trains_on_stale_samples and (not to_sampler or to_sampler.startswith(Pull.node))
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
     untested = [option for option in run.untested if not option.endswith("=None")]
     unused = {key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()}

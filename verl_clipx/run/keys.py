@@ -584,11 +584,12 @@ def no_log_probs(values: Values, node: "Settings | Observe") -> Refusal | None:
 
 def asking_for_rollout_log_probs(node: "Settings") -> str:
     """The key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
-    method = node.method
-    if (pull := node.pull) is not None and pull.anchor == "rollout":
-        return f"{pull.node}.anchor=rollout"
-    if "rollout_log_prob" not in method.asks_for:
-        return "" if node.mask is None else f"{NODE}.mask.rule={node.mask.rule}"
+    method, pull = node.method, node.pull
+    by_method = "rollout_log_prob" in (method.asks_for if pull is None else method.asks_for_itself)
+    if not by_method and node.mask is not None:
+        return f"{NODE}.mask.rule={node.mask.rule}"
+    if not by_method:
+        return "" if pull is None or pull.anchor != "rollout" else f"{pull.node}.anchor=rollout"
     asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
     return (asking or [f"{NODE}.method={method.name}"])[0]
 
