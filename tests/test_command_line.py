@@ -150,7 +150,7 @@ def test_numbers_that_json_does_not_have_are_null(run):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["methods", "acpp"], "Did you mean acpo"),
+        (["methods", "acpoo"], "Did you mean acpo"),
         (["methods", "acpo_referense"], "Did you mean acpo_reference"),
         (["metrics", "observed"], "Did you mean observe?"),
         (["data", "build", "countdwn", "--out", "x"], "Did you mean countdown"),

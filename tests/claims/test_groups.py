@@ -66,7 +66,7 @@ TWO_STAGES = [
 def test_there_are_groups_of_every_kind():
     assert len(METHODS) >= 20 and {*REFUSED} <= {*METHODS}
     kinds = {modifier.removeprefix("+clipx/").split("=")[0] for modifier in MODIFIERS}
-    assert kinds == {"shaping", "mask", "select", "update", "hold", "rollout", "trace"}
+    assert kinds == {"shaping", "mask", "select", "update", "hold", "pull", "rollout", "trace"}
 
 
 @pytest.mark.parametrize("scope", ["lagged", "micro_batch"])

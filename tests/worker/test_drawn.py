@@ -126,6 +126,8 @@ NOT_DRAWN = {
     f"{OF_DISTILLATION}.chunked_topk_chunk_size",
     # Of the critic's loss.
     *("critic.loss_agg_mode", "critic.loss_scale_factor"),
+    # Every value but verl's own is refused.
+    "algorithm.rollout_correction.score_centering",
     # verl's trainer doesn't compose them.
     *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"),
 }
