@@ -182,6 +182,6 @@ def peak(*overrides: str) -> int:
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_no_loss_takes_more_memory_than_vanilla(method):
     vanilla = peak()
-    # BAPO keeps the place of each token among its candidates, CTPO and CPPO each token's own bounds, KPop two divergences.
+    # BAPO keeps the place of each token among its candidates, CTPO and CPPO each token's bounds, KPop two divergences.
     most = {"bapo": 1.05, "ctpo": 1.2, "cppo": 1.1, "kpop": 1.15}.get(method, 1) * vanilla
     assert 0.5 * vanilla < peak(f"+clipx={method}", CALCULATED, "clipx.compile=false") <= most
