@@ -51,8 +51,10 @@ HOLDING = {
     "+clipx/hold=second_moment": TOKEN_MASKS,
     "+clipx/hold=clip_fraction": TOKEN_MASKS
     | {"gppo", "ce_gppo", "ce_gppo_reference", "cispo", "cispo_acpo", "cispo_minimax", "dgpo", "dgpo_reference"}
-    | {"dppo", "dppo_reference", "ipo", "gspo"},
+    | {"dppo", "dppo_reference", "ipo", "ipo_reference", "gspo"},
 }
+# The methods' groups that have a pull of their own.
+PULLING = {"dro", "kl_cov", "kpop", "p3o"}
 TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
 # The one that trains verl's own loss: nothing that is about the plugin's losses goes with it.
 OBSERVE = "+clipx=observe"
@@ -104,6 +106,8 @@ def test_a_group_trains_with_a_modifier(group, modifier):
     config = merged([group, modifier], values)
     if modifier in HOLDING and group.partition("=")[2] not in HOLDING[modifier]:
         assert keys_refused(config) in (["clipx.hold"], ["clipx.hold.target"])
+    elif "/pull=" in modifier and group.partition("=")[2] in PULLING:
+        assert keys_refused(config) == ["clipx.pull"]
     else:
         first_call(actor_of(config))
 

@@ -544,6 +544,7 @@ SAME_LOSS = {
         "a token whose old probability is below 0.3 %: above it, the bound on the divergence comes first",
     ),
     **dict.fromkeys(("clip_cov.share", "kl_cov.share"), "of the probes' tokens it is less than one, and one is taken"),
+    "cppo_reference.weight_last": "a token's weight is that of its place among 16,384, and these are the first 25",
     "bapo.epsilon": "only contribution=ratio reads it",
     "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",
     "bapo_reference.lower_step": "no step helps, because N only grows, and the last one is cut to the range",
@@ -552,7 +553,7 @@ SAME_LOSS = {
             f"{group}.log_ratio_clamp"
             for group in GROUPS
             if group.startswith(("aspo", "ce_gppo_reference", "cispo", "dapo", "dcpo", "dppo", "grpo", "sapo"))
-            or group in ("acpo_reference", "bapo_reference", "two_sided")
+            or group in ("acpo_reference", "bapo_reference", "ipo_reference", "two_sided")
         ],
         "beyond it the token is clipped already, or its ratio is e^-20",
     ),
