@@ -544,7 +544,10 @@ SAME_LOSS = {
         "a token whose old probability is below 0.3 %: above it, the bound on the divergence comes first",
     ),
     **dict.fromkeys(("clip_cov.share", "kl_cov.share"), "of the probes' tokens it is less than one, and one is taken"),
-    "cppo_reference.weight_last": "a token's weight is that of its place among 16,384, and these are the first 25",
+    **dict.fromkeys(
+        ("cppo_reference.weight_last", "cppo_reference.length"),
+        "a token's weight is that of its place among 16,384, and these are the first 25",
+    ),
     "bapo.epsilon": "only contribution=ratio reads it",
     "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",
     "bapo_reference.lower_step": "no step helps, because N only grows, and the last one is cut to the range",
