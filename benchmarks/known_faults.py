@@ -282,7 +282,7 @@ def make(path: Path, name: str, seed: int) -> None:
             if setting.act is not None and self.global_steps == at - 1:
                 setting.act(self)
 
-    config = compose_here(f"reversal/{setting.preset}", seed, ["clipx.metrics=all", *setting.overrides])
+    config = compose_here(f"reversal/{setting.preset}", seed, setting.overrides)
     record = {
         "name": name,
         "seed": seed,

@@ -182,7 +182,7 @@ def methods(
 
 @app.command()
 def metrics(
-    which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
+    which: Annotated[str, typer.Argument(help="default or observe.")] = "default",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
@@ -393,7 +393,7 @@ def replay(
     step: Annotated[int | None, typer.Option(help="The step; by default the last traced one with advantages.")] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="Find the parameter: clip_fraction=0.02, positive_share=… or entropy_clip_estimate=… ."),
+        typer.Option(help="Find the parameter: clip_fraction=0.02 or positive_share=… ."),
     ] = None,
     as_json: AsJson = False,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,

@@ -126,11 +126,11 @@ def test_a_group_trains_under_a_scope(group, scope):
 
 @pytest.mark.parametrize("loss_mode", LOSSES_OF_VERL)
 def test_every_loss_of_verls_trains_with_observe(loss_mode):
-    values = {f"{ACTOR}.policy_loss.loss_mode": loss_mode, "clipx.metrics": "all"}
+    values = {f"{ACTOR}.policy_loss.loss_mode": loss_mode}
     if loss_mode == "dro":
         values[f"{ACTOR}.policy_loss.dro_beta"] = 0.1
     (metrics,) = first_call(actor_of(merged([OBSERVE], values))).metrics
-    assert sum(metrics[f"clipx/region_fraction/{region}"] for region in ("LN", "HP", "LP", "HN", "M")) == 1
+    assert 0 < metrics["clipx/region_fraction/M"] <= 1
     assert metrics["clipx/gradient_mass/M"] > 0
 
 

@@ -61,7 +61,7 @@ def test_the_site_shows_what_a_page_leaves_to_a_command():
     shown = {name: site_pages.with_printed((ROOT / "docs" / name).read_text()) for name in names}
     assert not any("the site shows" in text for text in shown.values())
     assert "| `acpo`, `acpo_reference` | " in shown["methods.md"]
-    keys = ("ratio_mean", "entropy_clip_estimate", "clip_fraction")
+    keys = ("ratio_mean", "effective_sample_size", "clip_fraction")
     assert all(f"`clipx/{key}`" in shown["metrics.md"] for key in keys)
     with pytest.raises(ValueError, match="nothing"):
         site_pages.with_printed("<!-- the site shows: clipx metrics nothing -->")

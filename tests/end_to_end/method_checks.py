@@ -7,6 +7,7 @@ outside. What else a method shows stands in its test, as `SEEN`.
 from typing import Any
 
 from tests.methods.facts import fact
+from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.check.contract import evaluate, every_ratio, example, inputs_of
 from verl_clipx.loss.metrics import token_metrics, token_sums
 from verl_clipx.methods import BUILT_IN, METHODS
@@ -15,12 +16,8 @@ from verl_clipx.methods import BUILT_IN, METHODS
 SETTINGS = {method: fact(method, "SEEN_UNDER", ()) for method in BUILT_IN}
 
 
-# The share of the tokens in each region, under clipx.metrics=all.
-FRACTIONS = {
-    "LN": "clip_fraction_low",
-    "HP": "clip_fraction_high",
-    **{region: f"region_fraction/{region}" for region in ("LP", "HN", "M")},
-}
+# The shares of tokens that a run logs, by their regions.
+FRACTIONS = {"LN": "clip_fraction_low", "HP": "clip_fraction_high", "M": "region_fraction/M"}
 
 
 def mean(trained: Any, metric: str) -> float:
@@ -30,25 +27,24 @@ def mean(trained: Any, metric: str) -> float:
 
 
 def regions_of(method: str) -> tuple[set[str], set[str]]:
-    """The regions that tokens of any ratio and either sign are in, and those of them where the weight is not 0."""
+    """Those of `FRACTIONS` that tokens of any ratio and either sign are in, and all where the weight is not 0."""
     kind = METHODS[method](**fact(method, "SEEN_AS", {}))
     usual = evaluate(kind, **inputs_of(kind, example()))
     # A second stage is about the tokens' own means.
     statistics = None if kind.second_statistics_size else usual.statistics
     found = evaluate(kind, statistics=statistics, **inputs_of(kind, every_ratio()))
     t, weighted = found.tokens, kind.gradient(found.tokens, found.bounds, found.weight)
-    sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None, True), detailed=True)
+    sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None))
     reached = {region for region, name in FRACTIONS.items() if sums[f"clipx/{name}"] > 0}
-    return reached, {region for region in reached if sums[f"clipx/gradient_mass/{region}"] > 0}
+    return reached, {region for region in REGIONS if sums[f"clipx/gradient_mass/{region}"] > 0}
 
 
 def check_method(method: str, trained: Any) -> None:
     """The metrics of a run or an optimizer step, which its `values` gives by their names, are those of the method."""
     reached, pulling = regions_of(method)
-    for region in FRACTIONS.keys() - pulling:
+    for region in {*REGIONS} - pulling:
         assert mean(trained, f"actor/clipx/gradient_mass/{region}") == 0, region
-    # The other regions' fractions are not in every log.
-    for region in {"HP", "LN"} - reached:
+    for region in FRACTIONS.keys() - reached:
         assert mean(trained, f"actor/clipx/{FRACTIONS[region]}") == 0, region
     for some in (pulling, pulling & {"HP", "LN"}):
         assert not some or sum(mean(trained, f"actor/clipx/gradient_mass/{region}") for region in some) > 0, some

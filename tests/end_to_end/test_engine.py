@@ -231,7 +231,7 @@ def check_rejected_tokens_are_not_counted(policy, rows, _):
     correction = "algorithm.rollout_correction.rollout_rs"
     for group in ("observe", "grpo"):
         rejection = (f"{correction}=token_k1", f"{correction}_threshold=0.98_1.02")
-        data = prepared(worker, rows, (f"+clipx={group}", "clipx.metrics=all", *rejection))
+        data = prepared(worker, rows, (f"+clipx={group}", *rejection))
         for sequence in data["response_mask"].unbind()[:2]:
             sequence.zero_()
         worker.engine.optimizer_step = lambda: 1.0

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from verl_clipx.common.traces import read_shards, shards_in
 
-from .method_checks import FRACTIONS
 from .options_in_workers import options_of
 from .runs import SECONDS, Run, check_receipt, launch, loading, metrics_of, output_of, train
 
@@ -82,7 +81,7 @@ def train_acpo(task, folder, *overrides: str, **options) -> Run:
     folder.mkdir(exist_ok=True)
     reward = folder / "reward.py"
     reward.write_text(REWARD)
-    ours = ("+clipx=acpo", "clipx.metrics=all", f"reward.custom_reward_function.path={reward}")
+    ours = ("+clipx=acpo", f"reward.custom_reward_function.path={reward}")
     traces = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1")
     return train(task, folder / "run", *ours, *traces, *overrides, **options)
 
@@ -122,12 +121,8 @@ def check_adapted(
     tokens = traced_tokens(run)
     check_bounds(tokens, tolerance)
     assert (tokens.groupby("step")["update"].nunique() == updates * batches_a_step).all()
-    made = log.filter(regex=r"^actor/clipx/update_\d+/epsilon/bin_0$").dropna(axis=1)
-    assert made.shape[1] == updates
     plural = "update" if updates == 1 else "updates"
     assert f"; {updates} {plural} per rollout batch: clipping can act" in run.output
-    fractions = run.log[[f"actor/clipx/{name}" for name in FRACTIONS.values()]].dropna()
-    assert fractions.sum(axis=1).tolist() == pytest.approx([1] * len(fractions), abs=1e-6)
 
 
 # Has a worker print what of them is in force.

@@ -28,7 +28,7 @@ MOVING = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
 
 def differences(first, second, steps):
     """The largest absolute difference over the steps: of the bounds, and of what the policy did under them."""
-    names = [name for name in first.log if "clipx/epsilon" in name or "clipx/sigma" in name]
+    names = [name for name in first.log if "clipx/epsilon" in name]
     names += [*MOVING, "critic/rewards/mean", "response_length/mean"]
     return (first.log.loc[steps, names] - second.log.loc[steps, names]).abs().max()
 

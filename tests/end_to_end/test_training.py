@@ -36,7 +36,7 @@ KL_COEFFICIENT = 0.5
 # Bounds so narrow that tokens are outside.
 OWN = ("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0")
 LOPTI_ON_STALE_SAMPLES = (
-    *(*OWN, "clipx.metrics=all"),
+    *OWN,
     *("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting"),
     *("trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"),
     *("algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=seq_mean_k2"),
@@ -55,7 +55,7 @@ def own(task, tmp_path_factory) -> Run:
         task,
         folder / "run",
         "trainer.n_gpus_per_node=2",
-        *(*OWN, "clipx.metrics=all", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
+        *(*OWN, "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         *("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1"),
         # So that the same responses come up in every run of the tests.
         "+clipx/rollout=seeded",
@@ -83,10 +83,8 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
     assert list(run.log.index) == list(range(1, steps + 1))
     assert ("actor/kl_loss" in run.log) == kl
     fractions = sum(run.log[f"actor/clipx/{name}"] for name in FRACTIONS.values())
-    rejected = run.log.get("actor/clipx/rejected_fraction", 0 * fractions)
-    # A rejection may take every token of an update, which then has no regions; one of four updates is a quarter.
-    assert (fractions[rejected < 0.2] - 1).abs().max() < 1e-6 and fractions.between(0, 1 + 1e-6).all()
-    # Ages and their parts are logged in the steps that have them.
+    assert fractions.between(0, 1 + 1e-6).all() and fractions.max() > 0.1
+    # Ages are logged in the steps that have them.
     late = run.log.filter(regex="^actor/clipx/((low|high)/)?staleness/")
     for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].dropna().map(math.isfinite).all(), metric
@@ -183,7 +181,6 @@ def test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks(lo
     assert log[["actor/clipx/gradient_mass/HP", "actor/clipx/gradient_mass/LN"]].to_numpy().sum() == 0
     versions = log["actor/clipx/staleness/versions"]
     assert versions.max() > 0.5 and math.isnan(versions[1])
-    assert log["actor/clipx/staleness/spread/age_1"].max() > 1e-3
     # verl's KL term is part of what is trained.
     term = log["actor/loss"] - log["actor/pg_loss"]
     assert term.tolist() == pytest.approx((KL_COEFFICIENT * log["actor/kl_loss"]).tolist(), rel=0.01, abs=1e-7)
@@ -217,7 +214,7 @@ def test_the_checkpoint_of_two_ranks_is_evaluated_by_its_shards_as_when_merged(t
 @pytest.mark.parametrize(("method", "ranks", "mode", "kl"), MATRIX)
 def test_every_method_under_every_pair_of_settings(task, tmp_path, method, ranks, mode, kl):
     settings = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.actor.use_kl_loss={kl}")
-    ours = (f"+clipx={method}", "clipx.metrics=all", *SETTINGS.get(method, ()))
+    ours = (f"+clipx={method}", *SETTINGS.get(method, ()))
     run = train(task, tmp_path, *ours, *settings, f"trainer.v1.trainer_mode={mode}", steps=STEPS)
     check_trained(run, mode, kl)
     check_method(method, run)
@@ -228,7 +225,7 @@ def test_a_mask_weights_of_later_tokens_and_a_held_target_train_together_compile
     run = train(
         task,
         tmp_path,
-        *("+clipx=grpo", "clipx.metrics=all", "clipx.compile=true", "+clipx/shaping=fipo"),
+        *("+clipx=grpo", "clipx.compile=true", "+clipx/shaping=fipo"),
         *("+clipx/mask=icepop", "clipx.mask.low=0.9", "clipx.mask.high=1.1"),
         *("+clipx/hold=clip_fraction", "clipx.hold.value=0.02"),
         *("actor_rollout_ref.rollout.calculate_log_probs=True", "trainer.v1.trainer_mode=colocate_async"),

@@ -3,8 +3,6 @@ adds them up (tests/worker/test_logged_metrics.py), ages (tests/worker/test_layo
 """
 
 import math
-import re
-from functools import partial
 
 import pytest
 import torch
@@ -14,9 +12,9 @@ from tests.host_syncs import counted_host_syncs
 from tests.methods.at import tokens_at
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.cli import app
-from verl_clipx.loss.metric_listing import LISTS, rows_of, tensorboard_charts
-from verl_clipx.loss.metrics import to_host, token_metrics, token_sums
-from verl_clipx.loss.rollout_metrics import AGES, merged_passes, staleness_sums, with_staleness, with_updates
+from verl_clipx.loss.metric_listing import LISTS, rows_of
+from verl_clipx.loss.metrics import to_host, token_metrics, token_sums, with_ratios_of_sums
+from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo
@@ -27,23 +25,17 @@ NO_BOUNDS = Bounds(0.0, math.inf)
 
 
 def metrics_of(ratio, advantages, bounds, *, bounded=None, weighted=None, dual_clip=None, counted=None, **given):
-    """The metrics of one sequence, summed over its tokens; `given`: detailed, and what `tokens_at` takes."""
-    detailed = given.pop("detailed", True)
+    """The metrics of one sequence, summed over its tokens; `given`: what `tokens_at` takes."""
     t = tokens_at(torch.tensor([ratio]), torch.tensor([advantages]), **given)
     weighted = t.ratio * t.advantages if weighted is None else torch.tensor([weighted])
     bounded = t.ratio if bounded is None else torch.tensor([bounded])
-    sums = token_sums(t, bounded, bounds, weighted, dual_clip, counted, detailed)
+    sums = token_sums(t, bounded, bounds, weighted, dual_clip, counted)
     assert sums.dtype == torch.float64
-    found = token_metrics(sums, dual_clipped=dual_clip is not None, detailed=detailed)
+    found = token_metrics(sums, dual_clipped=dual_clip is not None)
     return {name: value.item() for name, value in found.items()}
 
 
-NUMBER_OF = {"LN": "clip_fraction_low", "HP": "clip_fraction_high"}
-
-
-def number_in(region, found):
-    """How many tokens are in a region."""
-    return found[f"clipx/{NUMBER_OF.get(region, f'region_fraction/{region}')}"]
+NUMBER_OF = {"LN": "clip_fraction_low", "HP": "clip_fraction_high", "M": "region_fraction/M"}
 
 
 def regions(ratio, advantages, bounds, **given):
@@ -51,12 +43,14 @@ def regions(ratio, advantages, bounds, **given):
     names = []
     for token in range(len(ratio)):
         counted = torch.tensor([[token == other for other in range(len(ratio))]])
+        # Also where A is 0, which is in M and has no mass of its own.
         weighted = [-2.0 * (advantage != 0) for advantage in advantages]
         found = metrics_of(ratio, advantages, bounds, weighted=weighted, counted=counted, **given)
-        (region,) = (region for region in REGIONS if number_in(region, found))
-        mass = 2.0 * (advantages[token] != 0)
-        masses = [mass * (name == region) for name in REGIONS]
-        assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == masses
+        masses = {name for name in REGIONS if found[f"clipx/gradient_mass/{name}"] == 2}
+        region = next(iter(masses), "M")
+        assert len(masses) == (advantages[token] != 0)
+        for name, number in NUMBER_OF.items():
+            assert found[f"clipx/{number}"] == (name == region)
         names.append(region)
     return names
 
@@ -90,11 +84,11 @@ BOUNDS = Bounds(0.8, 1.2)
 
 
 def test_metrics_by_hand():
-    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, weighted=WEIGHTED, dual_clip=1.5, detailed=False)
+    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, weighted=WEIGHTED, dual_clip=1.5)
     assert found.pop("actor/ppo_kl") == pytest.approx(-4 * math.log(2), rel=1e-6)
     assert found == {
         **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
-        **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1},
+        **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1, "clipx/region_fraction/M": 1},
         **{"clipx/contribution/positive": 1.75, "clipx/contribution/negative": 12.0},
         "clipx_sum/ratio": 16.0,
         "clipx_sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
@@ -102,30 +96,20 @@ def test_metrics_by_hand():
     }
 
 
-def test_what_all_adds_by_hand():
-    # Old probabilities at the edges of the quartiles, and inside.
-    probability = torch.tensor([[0.2, 0.25, 0.5, 0.6, 0.9, 1.0]])
-    given = dict(weighted=WEIGHTED, dual_clip=1.5, old_log_prob=probability.log())
-    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, **given)
-    default = metrics_of(RATIO, ADVANTAGES, BOUNDS, detailed=False, **given)
-    assert {key: found[key] for key in default} == default
-    assert [found[f"clipx/region_fraction/{name}"] for name in ("LP", "HN", "M")] == [1, 2, 1]
-    masses = [found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)]
-    assert masses == [0.0, 0.25, 4.5, 9.0]
-    current = [math.log(p * r) for p, r in zip(probability[0].tolist(), RATIO, strict=True)]
-    assert found["clipx_sum/weighted"] == pytest.approx(sum(WEIGHTED))
-    for name, values in (("weighted_log_prob", WEIGHTED), ("ratio_log_prob", RATIO)):
-        expected = sum(value * log_prob for value, log_prob in zip(values, current, strict=True))
-        assert found[f"clipx_sum/{name}"] == pytest.approx(expected, rel=1e-6), name
-    assert not [name for name in found if "max" in name or "min" in name]
+def test_the_effective_sample_size_by_hand():
+    # Ratios 3, 1, 0, 0: 16 / (4 * 10).
+    given = {"clipx_sum/ratio": [1.0, 0.0], "clipx_sum/squared_ratio": [2.5, 0.0], "actor/ppo_kl": [1.0]}
+    found = with_ratios_of_sums(given)
+    assert found == {"clipx/effective_sample_size": [pytest.approx(0.4), 0.0], "actor/ppo_kl": [1.0]}
+    # Another loss has no such sums.
+    assert with_ratios_of_sums({"actor/ppo_kl": [1.0]}) == {"actor/ppo_kl": [1.0]}
 
 
 @pytest.mark.parametrize("by", ["mask", "counted"])
 def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
-    assert [number_in(name, found) for name in REGIONS] == [0, 1, 0, 1, 0]
-    assert sum(found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)) == 6.0
+    assert [found[f"clipx/{number}"] for number in NUMBER_OF.values()] == [0, 1, 0]
     assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
     assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)
 
@@ -155,9 +139,9 @@ ACPO = {
 }
 
 
-def added(metrics, method, each=False):
+def added(metrics, method):
     """What `with_updates` adds."""
-    found = with_updates(metrics, method, each=each)
+    found = with_updates(metrics, method)
     assert {key: found[key] for key in metrics} == metrics
     return {key: values[0] for key, values in found.items() if key not in metrics}
 
@@ -187,12 +171,6 @@ def test_what_is_said_of_all_updates(method, metrics, expected):
     assert not [key for key in added({name: values[:1] for name, values in metrics.items()}, method) if "last" in key]
 
 
-def test_each_update_where_wanted():
-    found = added({**ACPO, "actor/ppo_kl": [0.1, 0.2]}, Acpo(bins=2), each=True)
-    assert found["clipx/update_0/epsilon/bin_1"] == 0.3 and found["clipx/update_1/epsilon/bin_1"] == 5.0
-    assert len(found) == 4 + 2 * 4
-
-
 def test_passes_are_kept_apart_and_together():
     merged = merged_passes({"low": {"grad_norm": [1.0], "clipx/ratio_mean": [2.0]}, "high": {"grad_norm": [3.0]}})
     assert merged["grad_norm"] == [1.0, 3.0]
@@ -202,34 +180,10 @@ def test_passes_are_kept_apart_and_together():
     assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
 
 
-def test_sums_become_spread_and_updates():
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
-    log_ratio = torch.tensor([[0.0, 0.3, 0.6], [1.0, -1.0, float("nan")], [0.5, 7.0, 7.0]])
-    sums = staleness_sums(torch.tensor([0, 1, 5]), log_ratio=log_ratio, mask=mask)
-    tokens = 6
-    metrics = {name: [float(value) / tokens] for name, value in sums.items()}
-    found = with_staleness({**metrics, "loss": [1.0]}, updates_before=2, updates=4, moves=True, detailed=True)
-    assert found["clipx/staleness/versions"] == [pytest.approx((0 * 3 + 1 * 2 + 5 * 1) / 6)]
-    assert found["clipx/staleness/updates"] == [pytest.approx(7 / 6 * 4 + 2)]
-    fractions = [found[f"clipx/staleness/fraction/{age}"][0] for age in AGES]
-    assert fractions == pytest.approx([3 / 6, 2 / 6, 0, 1 / 6])
-    spreads = [found[f"clipx/staleness/spread/{age}"][0] for age in AGES]
-    assert spreads == pytest.approx([(0.06) ** 0.5, 1.0, 0.0, 0.0], abs=1e-6)
-    assert found["loss"] == [1.0] and len(found) == 1 + 2 + 2 * len(AGES)
-    shown = with_staleness({**metrics, "loss": [1.0]}, updates_before=2, updates=4, moves=True, detailed=False)
-    assert shown == {key: found[key] for key in ("loss", "clipx/staleness/versions")}
-
-
-def test_without_ages_rollout_log_probs_or_older_weights_there_is_less():
-    given = dict(updates_before=0, updates=2, detailed=True)
-    sums = staleness_sums(torch.tensor([1]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
-    assert float(sums["clipx_sum/staleness/tokens/age_1"]) == 2
-    metrics = {name: [float(value) / 2] for name, value in sums.items()}
-    found = with_staleness(metrics, moves=True, **given)
-    assert found["clipx/staleness/fraction/age_1"] == [1.0]
-    assert not [key for key in found if "spread" in key]
-    assert with_staleness({**metrics, "loss": [1.0]}, moves=False, **given) == {"loss": [1.0]}
-    assert with_staleness({"loss": [1.0]}, moves=True, **given) == {"loss": [1.0]}
+def test_the_mean_age_is_shown_once_a_sample_was_older():
+    metrics = {VERSIONS_SUM: [7 / 6], "loss": [1.0]}
+    assert with_age(metrics, shown=True) == {"clipx/staleness/versions": [7 / 6], "loss": [1.0]}
+    assert with_age(metrics, shown=False) == with_age({"loss": [1.0]}, shown=True) == {"loss": [1.0]}
 
 
 @pytest.mark.parametrize("which", LISTS)
@@ -240,17 +194,4 @@ def test_the_command_lists_every_key_and_knows_no_other_list(which, options):
     assert [key for row in rows_of(which) for key in row.keys if key not in result.output] == []
     unknown = CliRunner().invoke(app, ["metrics", "every", *options])
     assert unknown.exit_code == 2
-    assert "'every': must be one of default, all, observe" in " ".join(unknown.output.split())
-
-
-def test_charts_hold_the_metrics_that_name_them():
-    charts = tensorboard_charts()
-    for key, chart in (
-        ("epsilon/bin_11", "bounds"),
-        ("c_low", "bounds"),
-        ("c_low_last", "last bounds"),
-        ("gradient_mass/LN", "gradient mass"),
-        ("clip_fraction_low", "clipped tokens"),
-    ):
-        matching = partial(re.fullmatch, string=f"actor/clipx/{key}")
-        assert [name for name, (_, patterns) in charts.items() if any(map(matching, patterns))] == [chart], key
+    assert "'every': must be one of default, observe" in " ".join(unknown.output.split())

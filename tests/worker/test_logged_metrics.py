@@ -24,7 +24,7 @@ from verl_clipx.demo.files import SHIPPED
 from verl_clipx.diagnose.rules import RULES
 from verl_clipx.loss.metric_listing import LISTS, markdown_table
 from verl_clipx.loss.metrics import with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
+from verl_clipx.loss.rollout_metrics import merged_passes, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
@@ -39,7 +39,7 @@ FURTHER = {
     "gspo": ("clipx.clip_low=0.95", "clipx.clip_high=1.05"),
 }
 SPLITS = [*updates.SPLITS.values(), [[[4, 5]], [[0, 1]], [[2, 3]]]]
-MODES = ("default", "all")
+SELECTING = ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")
 LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=True"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -55,13 +55,13 @@ def random_batch(seed):
     }
 
 
-def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=(), verls="vanilla"):
+def logged(actor, group, split=WHOLE, seed=0, overrides=(), verls="vanilla"):
     """What a worker logs of one optimizer step; `verls`: the loss that is observed."""
     needed = [LOG_PROBS]
     if group == "observe":
         needed = [f"actor_rollout_ref.actor.policy_loss.loss_mode={verls}"]
         observe_registered(verls)
-    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed, *FURTHER.get(group, ()), *overrides)
+    config = actor(f"+clipx={group}", *needed, *FURTHER.get(group, ()), *overrides)
     batch = random_batch(seed)
     function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
     found = aggregated(function, batch, split)
@@ -71,7 +71,7 @@ def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=(), verls="vani
 def documented(text):
     """The keys that a text names, as patterns: `…` and `bin_0` stand for what may follow."""
     patterns = [re.escape(code).replace("…", ".+") for code in inline_code_of(text)]
-    return [re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)) for pattern in patterns]
+    return [re.compile(re.sub(r"(bin_)\d+", r"\1\\d+", pattern)) for pattern in patterns]
 
 
 OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
@@ -79,14 +79,10 @@ OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [*BUILT_IN, "observe"])
-def test_every_key_is_in_the_document_no_two_are_equal_and_the_default_set_is_part_of_all_and_small(actor, group):
-    batches = {metrics: [logged(actor, group, metrics, seed=seed) for seed in range(4)] for metrics in MODES}
-    default, everything = batches["default"][0], batches["all"][0]
-    assert default.keys() < everything.keys()
-    assert {name: everything[name] for name in default} == pytest.approx(default, rel=1e-12)
-    assert len([name for name in default if name.startswith(OWN) and not re.search(r"/bin_\d+$", name)]) <= 20
-    # The default set's are among them.
-    found = {name: [one[name] for one in batches["all"]] for name in everything if name.startswith(OWN)}
+def test_every_key_is_in_the_document_no_two_are_equal_and_they_are_few(actor, group):
+    batches = [logged(actor, group, seed=seed) for seed in range(4)]
+    found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
+    assert len([name for name in found if not re.search(r"/bin_\d+$", name)]) <= 20
     patterns = documented("\n\n".join([DOCUMENT.read_text(encoding="utf-8"), *map(markdown_table, LISTS)]))
     assert not [name for name in found if not any(one.fullmatch(name.removeprefix("actor/")) for one in patterns)]
     assert not [name for name in found if name.startswith("clipx_sum/") or "max" in name or "min" in name]
@@ -104,7 +100,7 @@ def test_every_key_is_in_the_document_no_two_are_equal_and_the_default_set_is_pa
 
 # What neither a loss nor a rollout batch logs: the receipt's, the worker's, and those of the trainer's process.
 ELSEWHERE = {
-    *("clipx/receipt", "clipx/rejected_fraction", "clipx/skipped_updates"),
+    *("clipx/receipt", "clipx/rejected_fraction", "clipx/skipped_updates", "clipx/staleness/versions"),
     *("clipx/not_finite/log_probs", "clipx/not_finite/rank", "critic/score/standard_error"),
     *(f"health/not_finite/{of}" for of in ("rewards", "advantages", "log_probs")),
     *(f"health/{name}" for name in ("alike_prompts", "undecided", "cut_responses")),
@@ -113,18 +109,15 @@ ELSEWHERE = {
 
 def logged_by_runs(actor):
     """Every key that some run logs of the plugin's, without the beginning that verl gives it."""
-    found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
+    # Selection over the mini-batch, by the threshold of each micro-batch where no pass found one.
+    found = {*ELSEWHERE, *logged(actor, "grpo", overrides=SELECTING)}
     for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop"]):
-        found |= {*logged(actor, "grpo", "all", overrides=further)}
+        found |= {*logged(actor, "grpo", overrides=further)}
     # One without metrics of its own, those with, and verl's.
     for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
-        names = logged(actor, group, "all")
+        names = logged(actor, group)
         two_updates = {name: [value, value] for name, value in names.items()}
-        found |= {*names, *(with_updates(two_updates, METHODS[group](), each=True) if group != "observe" else ())}
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    sums = staleness_sums(torch.tensor([0, 3]), log_ratio=torch.zeros(2, 3), mask=mask)
-    lists = {name: [float(value)] for name, value in sums.items()}
-    found |= {*with_staleness(lists, updates_before=0, updates=1, moves=True, detailed=True)}
+        found |= {*names, *(with_updates(two_updates, METHODS[group]()) if group != "observe" else ())}
     found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
     return {name.removeprefix("actor/") for name in found}
 
@@ -160,9 +153,9 @@ def test_what_rules_and_pages_read_is_logged_by_runs_or_stands_in_their_configur
     [("grpo", None), ("dgpo", None), *(("observe", loss) for loss in ("vanilla", "gspo", "dppo_kl", "gpg"))],
 )
 def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, verls):
-    whole, *parts = (logged(actor, group, "all", cut, verls=verls) for cut in (WHOLE, *SPLITS))
+    whole, *parts = (logged(actor, group, cut, verls=verls) for cut in (WHOLE, *SPLITS))
     own = {name: value for name, value in whole.items() if name.startswith("clipx/")}
-    assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate"} <= own.keys()
+    assert "clipx/effective_sample_size" in own
     for one in parts:
         assert one.keys() == whole.keys()
         assert {name: one[name] for name in own} == pytest.approx(own, rel=1e-6, abs=1e-9)
@@ -179,7 +172,7 @@ class Names(WithinSpread, name="tests_names"):
         of_decision("sum/spread", "spread", "nats"),
         of_decision("staleness/spread", "spread", "nats"),
         of_decision("count/all", "tokens", "tokens", adds_up=True),
-        of_decision("number", "tokens", "tokens", detailed=True),
+        of_decision("number", "tokens", "tokens"),
         of_rollout_batch("sum/spread_last", "of the last update", "nats"),
     )
 
@@ -196,23 +189,17 @@ def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch):
     (tmp_path / "users_names.py").write_text(NAMES)
     monkeypatch.syspath_prepend(tmp_path)
     overrides, split = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"], SPLITS[1]
-    whole, parts = (logged(actor, "custom", "all", cut, overrides=overrides) for cut in (WHOLE, split))
-    assert "clipx/number" not in logged(actor, "custom", "default", overrides=overrides)
+    whole, parts = (logged(actor, "custom", cut, overrides=overrides) for cut in (WHOLE, split))
     assert whole["clipx/sum/spread"] == whole["clipx/staleness/spread"] > 0
     mask = random_batch(0)["mask"]
     assert whole["clipx/count/all"] == whole["clipx/number"] == parts["clipx/count/all"] == mask.sum()
     # A count is the mini-batch's; what does not add up is the mean of what the micro-batches found.
     of_ranks = [sum(float(mask[rows].sum()) for rows in rank) / len(rank) for rank in split]
     assert parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
-    # What a mean over updates would hide, and each update's where all is logged.
-    names = ("sum/spread", "staleness/spread", "count/all", "number")
-    two_updates = {f"clipx/{name}": [whole[f"clipx/{name}"], 9.0] for name in names}
-    last, of_each = {"clipx/sum/spread_last": [9.0]}, {}
-    for update in (0, 1):
-        of_each |= {f"clipx/update_{update}/{name}": [two_updates[f"clipx/{name}"][update]] for name in names}
-    for each, further in ((False, {}), (True, of_each)):
-        found = with_updates(two_updates, METHODS["tests_names"](), each=each)
-        assert found == two_updates | last | further
+    # What a mean over updates would hide.
+    two_updates = {"clipx/sum/spread": [whole["clipx/sum/spread"], 9.0], "clipx/number": [1.0, 2.0]}
+    found = with_updates(two_updates, METHODS["tests_names"]())
+    assert found == two_updates | {"clipx/sum/spread_last": [9.0]}
 
 
 @pytest.mark.parametrize(
@@ -233,9 +220,8 @@ def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, mo
     assert result.exit_code != 0 and message in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("metrics", MODES)
-def test_constants_are_not_logged(actor, metrics):
-    grpo, acpo = (logged(actor, group, metrics) for group in ("grpo", "acpo"))
+def test_constants_are_not_logged(actor):
+    grpo, acpo = (logged(actor, group) for group in ("grpo", "acpo"))
     assert "actor/pg_clipfrac_lower" in grpo and "actor/pg_clipfrac_lower" not in acpo
     # The same number under another name.
     assert not {"clipx/region_fraction/LN", "clipx/region_fraction/HP"} & grpo.keys()

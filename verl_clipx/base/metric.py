@@ -9,8 +9,8 @@ from typing import Any
 # The driver of verl reduces a key with one of these in it by maximum or minimum instead of the mean.
 REDUCED_OTHERWISE = ("max", "min")
 
-# The worker and its passes put these before the name of a metric: clipx/update_0/epsilon, clipx/low/ratio_mean.
-PREFIXED = re.compile(r"(update_\d+|low|high)/(?P<name>.+)")
+# Lopti's passes put these before the name of a metric: clipx/low/ratio_mean.
+PREFIXED = re.compile(r"(low|high)/(?P<name>.+)")
 
 
 class Over(Enum):
@@ -37,7 +37,6 @@ class Metric:
         unit: of the number.
         over: what it is computed over.
         section: the heading of docs/metrics.md that it is listed under.
-        detailed: whether only clipx.metrics=all logs it.
         chart: the chart that it is drawn in, with other metrics; "" for no chart.
         numbered: for a family of metrics, what its members are called: "bin" for name/bin_0, name/bin_1, …
         adds_up: for a DECISION that each micro-batch makes by itself: whether the numbers of the micro-batches add up
@@ -45,8 +44,6 @@ class Metric:
         sums: over TOKENS or an UPDATE: the names of the sums over tokens that it is made of.
         of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS; over an
             UPDATE it gets floats.
-        each: over TOKENS, instead of `sums`: from `metrics.Seen` to the values of every token, or None to count
-            them, and the tokens that count, both (sequences, length).
         logged_as: its whole key if that is not clipx/<name>, for example the key under which verl's own losses log it.
     """
 
@@ -55,13 +52,11 @@ class Metric:
     unit: str
     over: Over
     section: str = "The method's own bounds"
-    detailed: bool = False
     chart: str = ""
     numbered: str = ""
     adds_up: bool = False
     sums: tuple[str, ...] = ()
     of: Callable[..., Any] = same
-    each: Callable[..., Any] | None = None
     logged_as: str = ""
 
     @property

@@ -10,10 +10,8 @@ from operator import add, neg
 from typing import Any
 
 from verl_clipx.base.metric import Metric, Over, of_decision, of_rollout_batch
-from verl_clipx.base.mini_batch_metrics import effective_sample_size, entropy_clip_estimate
 
 REGIONS = ("LN", "HP", "LP", "HN", "M")
-QUARTILES = 4
 # The middle region, split by the advantage's sign.
 NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
 
@@ -21,6 +19,18 @@ NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
 def total(*parts: Any) -> Any:
     """The sum of several sums."""
     return sum(parts)
+
+
+def effective_sample_size(ratio: float, squared_ratio: float) -> float:
+    """Kish's effective sample size of tokens that are weighted by their ratios, as a share of the tokens.
+
+    Args:
+        ratio, squared_ratio: means over tokens.
+
+    Returns:
+        (sum r)^2 / (n sum r^2), in [0, 1]; 0 without tokens.
+    """
+    return ratio**2 / squared_ratio if squared_ratio != 0 else 0.0
 
 
 def rest(whole: Any, *parts: Any) -> Any:
@@ -35,10 +45,8 @@ MASS: Entry = partial(
     Metric, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from", of=total
 )
 
-OTHER_REGIONS = "fraction of tokens in each of the other regions; the clip fractions are those of LN and HP"
 IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
-BY_PROBABILITY = "gradient mass of tokens whose old probability is in [0, 0.25), [0.25, 0.5), [0.5, 0.75), [0.75, 1]"
 
 CLIP_FRACTION_LOW = CLIPPED(
     "clip_fraction_low",
@@ -59,7 +67,12 @@ PG_CLIPFRAC = CLIPPED(
     of=add,
     logged_as="actor/pg_clipfrac",
 )
-IN_M = CLIPPED("region_fraction/M", OTHER_REGIONS, sums=("tokens", *REGIONS[:-1]), of=rest, detailed=True)
+IN_M = CLIPPED(
+    "region_fraction/M",
+    "fraction of tokens within the bounds (M), on whichever side of 0 their advantage is",
+    sums=("tokens", *REGIONS[:-1]),
+    of=rest,
+)
 RATIO_MEAN = MOVED(
     "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
 )
@@ -83,17 +96,6 @@ CONTRIBUTION = {
         "negative": ("mass/LN", "mass/HN", NEGATIVE_M),
     }.items()
 }
-ENTROPY_CLIP = Metric(
-    "entropy_clip_estimate",
-    "change of the policy's entropy per unit of learning rate by BAPO's Entropy-Clip Rule (Eq. 6)",
-    "nats per unit of learning rate",
-    Over.UPDATE,
-    section="Where the gradient comes from",
-    sums=("ratio", "ratio_log_prob", "weighted", "weighted_log_prob"),
-    of=entropy_clip_estimate,
-    chart="Entropy-Clip estimate",
-    detailed=True,
-)
 
 # The metrics over every method's tokens, in the order of docs/metrics.md.
 OF_TOKENS = (
@@ -106,8 +108,6 @@ OF_TOKENS = (
         sums=("dual_clipped",),
         logged_as="actor/pg_clipfrac_lower",
     ),
-    CLIPPED("region_fraction/LP", OTHER_REGIONS, sums=("LP",), detailed=True),
-    CLIPPED("region_fraction/HN", OTHER_REGIONS, sums=("HN",), detailed=True),
     IN_M,
     RATIO_MEAN,
     PPO_KL,
@@ -122,27 +122,14 @@ OF_TOKENS = (
     ),
     *GRADIENT_MASS.values(),
     *CONTRIBUTION.values(),
-    *(
-        MASS(
-            f"gradient_mass_by_probability/quartile_{part}",
-            BY_PROBABILITY,
-            sums=(f"quartile_{part}",),
-            chart="gradient mass by probability",
-            detailed=True,
-        )
-        for part in range(1, QUARTILES + 1)
-    ),
-    ENTROPY_CLIP,
 )
 
 OF_RUN: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, section="The run")
 RUN: Entry = partial(of_rollout_batch, section="The run")
-STALE: Entry = partial(of_rollout_batch, section="Stale samples", detailed=True)
-AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 
 SELECTED = OF_RUN(
     "selected_fraction",
-    "entropy selection: fraction of tokens that are kept; for selection in each sequence only with clipx.metrics=all",
+    "entropy selection over the mini-batch: fraction of tokens that are kept",
 )
 REJECTED = OF_RUN(
     "rejected_fraction",
@@ -210,23 +197,6 @@ VERSIONS = RUN(
     "weight versions",
     chart="age of the samples",
 )
-AGE_IN_UPDATES = STALE("staleness/updates", "mean age in optimizer updates", "updates")
-AGE_FRACTION = {
-    age: STALE(
-        f"staleness/fraction/{age}", "fraction of the tokens of each age", "fraction of tokens", chart="tokens by age"
-    )
-    for age in AGES
-}
-AGE_SPREAD = {
-    age: STALE(
-        f"staleness/spread/{age}",
-        "standard deviation of log(current / rollout probability) at that age, 0 without such tokens; logged if the "
-        "rollout returns log-probabilities",
-        "nats",
-        chart="spread of the log-ratio by age",
-    )
-    for age in AGES
-}
 
 HEALTH: Entry = partial(of_rollout_batch, section="Health")
 # By what is not finite. The trainer's process logs these, so that `observe` has them too.
@@ -294,7 +264,4 @@ METRICS = (
     *MASKED.values(),
     *MASKED_SEQUENCES.values(),
     VERSIONS,
-    AGE_IN_UPDATES,
-    *AGE_FRACTION.values(),
-    *AGE_SPREAD.values(),
 )

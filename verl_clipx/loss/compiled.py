@@ -4,71 +4,58 @@ import logging
 import types
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.method import Method
 from verl_clipx.base.tokens import PART, Inputs, compute_dtype
 from verl_clipx.loss.loss import TokenLoss, token_loss, token_statistics
-from verl_clipx.loss.observed import ObservedTokens, observed_sums
 from verl_clipx.modifiers import Shaping
 
 logger = logging.getLogger(__name__)
-
-TokenTensors = TypeVar("TokenTensors", bound=tuple)
 
 # Sizes that differ from each other and from all others, because equal sizes would become one symbol of the graph. The
 # compiler chooses the tiles of sums over a whole sequence by the example, so its length is realistic.
 EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 4099
 
 
-class Functions:
-    """Functions of a micro-batch's tokens, compiled or not. No gradient flows through them.
+class TokenFunctions:
+    """`token_loss` and `token_statistics` for one configuration, compiled or not. No gradient flows through them.
 
     Args:
-        name: the method's name, for the warning.
-        *first: the first arguments of each function, which come before the tokens.
-        compiled: whether to compile. If the compiler is missing or fails, one warning says so, and all functions stay
+        compiled: whether to compile. If the compiler is missing or fails, one warning says so, and both functions stay
             uncompiled.
     """
 
-    def __init__(self, name: str, *first: Any, compiled: bool):
-        self.name, self.first, self.compiled = name, first, compiled
+    def __init__(self, method: Method, shaping: Shaping | None, *, compiled: bool):
+        self.method, self.shaping, self.compiled = method, shaping, compiled
+        self.by_sequence = method.by_sequence or (shaping is not None and shaping.by_sequence)
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def call(self, function: Callable[..., Any], tokens: TokenTensors, *others: Any) -> Any:
-        """Calls function(*first, tokens, *others). Compiled, the micro-batch, and so what is returned, is padded."""
+    def call(self, function: Callable[..., Any], inputs: Inputs, *others: Any) -> Any:
+        """Calls function(method, shaping, inputs, *others). Compiled, all of them are padded."""
         # Without gradient and autocast: each would need another graph, and autocast would lose precision.
-        with torch.no_grad(), torch.autocast(tokens.mask.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
             if self.compiled:
                 try:
                     if function not in self._fused:
                         self._fused[function] = compile_alone(function)
-                    return self._fused[function](*self.first, alike(tokens), *others)
+                    return self._fused[function](self.method, self.shaping, alike(inputs), *others)
                 except Exception as error:
                     self.compiled = False
-                    logger.warning(NOT_COMPILED, self.name, type(error).__name__, error)
-            return function(*self.first, tokens, *others)
-
-
-class TokenFunctions(Functions):
-    """`token_loss` and `token_statistics` for one configuration."""
-
-    def __init__(self, method: Method, shaping: Shaping | None, *, detailed: bool = False, compiled: bool):
-        super().__init__(method.name, method, shaping, compiled=compiled)
-        self.method, self.detailed = method, detailed
-        self.by_sequence = method.by_sequence or (shaping is not None and shaping.by_sequence)
+                    logger.warning(NOT_COMPILED, self.method.name, type(error).__name__, error)
+            return function(self.method, self.shaping, inputs, *others)
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
         """As `token_loss`."""
         if not self.compiled:
-            return self.call(token_loss, inputs, decision, self.detailed)
+            return self.call(token_loss, inputs, decision)
         rows, columns = inputs.mask.shape
         function = token_loss if self.by_sequence else token_loss_in_parts
-        value, weighted, sums = self.call(function, inputs, decision, self.detailed)
+        value, weighted, sums = self.call(function, inputs, decision)
         return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
 
     def statistics(self, inputs: Inputs, first: Tensor | None = None) -> Tensor:
@@ -101,14 +88,12 @@ class TokenFunctions(Functions):
             self.loss(inputs, self.method.decide(statistics))
 
 
-def token_loss_in_parts(
-    method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool
-) -> TokenLoss:
+def token_loss_in_parts(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
     """As `token_loss`, with sequences padded to whole `tokens.parts`; value and weighted stay padded.
 
     The padding happens in the graph, where it becomes a condition when reading and not a copy.
     """
-    return token_loss(method, shaping, in_parts(inputs), decision, detailed)
+    return token_loss(method, shaping, in_parts(inputs), decision)
 
 
 def token_statistics_in_parts(
@@ -118,12 +103,7 @@ def token_statistics_in_parts(
     return token_statistics(method, shaping, in_parts(inputs), first)
 
 
-def observed_sums_in_parts(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool) -> Tensor:
-    """As `observed_sums`, with sequences padded to whole `tokens.parts`."""
-    return observed_sums(in_parts(tokens), bounds, by_sequence, detailed)
-
-
-def in_parts(inputs: TokenTensors) -> TokenTensors:
+def in_parts(inputs: Inputs) -> Inputs:
     """The inputs with their sequences padded to a multiple of `PART`."""
     columns = inputs.mask.shape[1]
     missing = (columns + PART - 1) // PART * PART - columns
@@ -131,31 +111,11 @@ def in_parts(inputs: TokenTensors) -> TokenTensors:
     def one(values: Tensor | None) -> Tensor | None:
         return values if values is None or values.ndim == 1 else pad(values, (0, missing))
 
-    return type(inputs)(*map(one, inputs))
-
-
-class ObservedFunctions(Functions):
-    """`observed_sums`, for +clipx=observe."""
-
-    def __init__(self, *, detailed: bool = False, compiled: bool):
-        super().__init__("+clipx=observe", compiled=compiled)
-        self.detailed = detailed
-
-    def sums(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
-        """As `observed_sums`."""
-        function = observed_sums_in_parts if self.compiled else observed_sums
-        return self.call(function, tokens, bounds, by_sequence, self.detailed)
-
-    def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
-        """Compiles now, so that no step waits for it; device: where the tokens will be."""
-        if self.compiled:
-            one = torch.full((EXAMPLE_SEQUENCES, EXAMPLE_LENGTH), -1.0, device=device)
-            tokens = ObservedTokens(one, one.clone(), one.clone(), one.bool(), one.clone())
-            self.sums(tokens, bounds, by_sequence)
+    return Inputs(*map(one, inputs))
 
 
 # Each process creates the functions of a configuration only once.
-token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
+token_functions = cache(TokenFunctions)
 
 
 # By default the compiler stores, for each token, what is computed from many tensors or in many operations. With these
@@ -177,11 +137,8 @@ def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return config.patch(specialize_float=True)(compiled)
 
 
-def alike(inputs: TokenTensors) -> TokenTensors:
+def alike(inputs: Inputs) -> Inputs:
     """The inputs in the one form that a graph is made for, whatever their strides, sizes or gradients.
-
-    Args:
-        inputs: a micro-batch: `Inputs`, or another NamedTuple of such tensors with a mask and log_prob.
 
     Returns:
         Detached, contiguous inputs in the compute dtype, padded where a size of 0 or 1 would need its own graph.
@@ -200,7 +157,7 @@ def alike(inputs: TokenTensors) -> TokenTensors:
             values = pad(values, missing if values.ndim == 2 else missing[2:])
         return values.contiguous()
 
-    return type(inputs)(*map(one, inputs))
+    return Inputs(*map(one, inputs))
 
 
 def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:

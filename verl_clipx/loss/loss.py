@@ -98,21 +98,17 @@ def token_statistics(method: Method, shaping: Shaping | None, inputs: Inputs, fi
     return statistics_of(method, tokens_in(method, shaping, inputs), inputs.counted, first)
 
 
-def token_loss(
-    method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor, detailed: bool = False
-) -> TokenLoss:
+def token_loss(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
     """A method's loss per token, as `apply` computes it, with the sums of its metrics (`metrics.token_sums`)."""
     t, _, _, bounds, weight, value, weighted = apply(method, shaping, inputs, decision)
     # The sums do not need it, and it would be a part of the loss's largest memory.
     del weight
-    return TokenLoss(value, weighted, sums_of(method, t, bounds, weighted, inputs.counted, detailed))
+    return TokenLoss(value, weighted, sums_of(method, t, bounds, weighted, inputs.counted))
 
 
-def sums_of(
-    method: Method, t: Tokens, bounds: Bounds, weighted: Tensor, counted: Tensor | None, detailed: bool = False
-) -> Tensor:
+def sums_of(method: Method, t: Tokens, bounds: Bounds, weighted: Tensor, counted: Tensor | None) -> Tensor:
     """The sums of `metrics.token_sums` over a method's tokens; the arguments are as for `Applied` and `Inputs`."""
-    return token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, counted, detailed)
+    return token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, counted)
 
 
 def finite(t: Tokens) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lists of every metric that a run may log, for `clipx metrics`, the site and TensorBoard's charts."""
+"""Lists of every metric that a run may log, for `clipx metrics`, the site and the report's charts."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ SECTIONS = (
     "The run",
     "Stale samples",
 )
-LISTS = ("default", "all", "observe")
+LISTS = ("default", "observe")
 
 
 class Row(NamedTuple):
@@ -47,14 +47,13 @@ def rows_of(which: str) -> list[Row]:
     """The rows of a list.
 
     Args:
-        which: "default" for what every run logs, "all" for what clipx.metrics=all adds to it, "observe" for what
-            +clipx=observe logs with another meaning.
+        which: "default" for what runs log, "observe" for what +clipx=observe logs with another meaning.
     """
     if which == "observe":
         shared = {id(metric) for metric in METRICS}
         found = [("", metric) for metric in OBSERVED_METRICS if id(metric) not in shared]
     else:
-        found = [(method, metric) for method, metric in every_metric(BUILT_IN) if metric.detailed == (which == "all")]
+        found = every_metric(BUILT_IN)
     return merge(sorted(found, key=lambda entry: SECTIONS.index(entry[1].section)))
 
 
@@ -86,15 +85,3 @@ def markdown_table(which: str) -> str:
 def escape(text: str) -> str:
     """The text for a table's cell, which an unescaped bar would end."""
     return text.replace("|", r"\|")
-
-
-def tensorboard_charts() -> dict[str, list]:
-    """The charts of TensorBoard's tab Custom Scalars: from title to kind and regular expressions for the keys.
-
-    The metrics of a loss of your own are included once its module is imported.
-    """
-    charts: dict[str, list[str]] = {}
-    for _, metric in every_metric(METHODS):
-        if metric.chart:
-            charts.setdefault(metric.chart, []).append(f"^actor/{metric.pattern}$")
-    return {chart: ["Multiline", patterns] for chart, patterns in charts.items()}

@@ -9,7 +9,7 @@ from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
-from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
+from verl_clipx.base.shared_metrics import OF_TOKENS
 from verl_clipx.base.tokens import Tokens, number_in, parts
 
 TOKENS = "tokens"
@@ -72,14 +72,6 @@ class Seen:
             return self.counted & (self.t.ratio < 0)
         return self.counted & (self.t.advantages < 0) & (self.t.ratio > self.dual_clip)
 
-    @property
-    def quartile(self) -> Tensor:
-        """The quarter of [0, 1] with the old policy's probability, from 0, or `OUTSIDE`, (sequences, length)."""
-        return self.once("quartile", self._quartile)
-
-    def _quartile(self) -> Tensor:
-        return where(self.counted, (self.t.old_log_prob.exp() * QUARTILES).floor().clamp(0, QUARTILES - 1), OUTSIDE)
-
 
 # The values to add up, or None to count tokens; and a mask of the tokens that take part.
 Summand = tuple[Tensor | None, Tensor]
@@ -97,14 +89,14 @@ class TokenSum(NamedTuple):
     of_gradient: bool = False
 
 
-def members(part: str, number: int) -> TokenSum:
-    """The number of tokens in a part: "region" or "quartile"."""
-    return TokenSum(lambda seen: (None, getattr(seen, part) == number))
+def members(number: int) -> TokenSum:
+    """The number of tokens in a region."""
+    return TokenSum(lambda seen: (None, seen.region == number))
 
 
-def mass(part: str, number: int) -> TokenSum:
-    """The gradient mass of the tokens in a part."""
-    return TokenSum(lambda seen: (seen.mass, getattr(seen, part) == number), of_gradient=True)
+def mass(number: int) -> TokenSum:
+    """The gradient mass of the tokens in a region."""
+    return TokenSum(lambda seen: (seen.mass, seen.region == number), of_gradient=True)
 
 
 # Sums that need neither the region nor the mass of a token come first. Uncompiled, both are stored once computed.
@@ -114,38 +106,17 @@ SUMS: dict[str, TokenSum] = {
     "log_ratio": TokenSum(lambda seen: (seen.t.log_ratio, seen.counted)),
     "ratio": TokenSum(lambda seen: (seen.t.ratio, seen.counted)),
     "squared_ratio": TokenSum(lambda seen: (seen.t.ratio.square(), seen.counted)),
-    **{region: members("region", NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
-    **{f"mass/{region}": mass("region", number) for region, number in NUMBERS.items()},
-    "ratio_log_prob": TokenSum(lambda seen: (seen.t.ratio * seen.t.log_prob, seen.counted)),
-    "weighted": TokenSum(lambda seen: (seen.weighted, seen.counted), of_gradient=True),
-    "weighted_log_prob": TokenSum(lambda seen: (seen.weighted * seen.t.log_prob, seen.counted), of_gradient=True),
-    **{f"quartile_{part + 1}": mass("quartile", part) for part in range(QUARTILES)},
-    **{metric.name: TokenSum(metric.each) for metric in OF_TOKENS if metric.each is not None},
+    **{region: members(NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
+    **{f"mass/{region}": mass(number) for region, number in NUMBERS.items()},
 }
 
-
-def sums_of(metric: Metric) -> tuple[str, ...]:
-    """The names of the sums that a metric is made of."""
-    return metric.sums if metric.each is None else (metric.name,)
-
-
-def sum_names(metrics: Iterable[Metric]) -> tuple[str, ...]:
-    """The names of the sums that metrics are made of, in the order of `SUMS`, beginning with the number of tokens."""
-    wanted = {TOKENS, *(name for metric in metrics for name in sums_of(metric))}
-    return tuple(name for name in SUMS if name in wanted)
-
-
-# The names of the sums that `token_sums` returns, in order, with and without the detailed ones.
-SUMMED = {
-    detailed: sum_names(metric for metric in OF_TOKENS if detailed or not metric.detailed) for detailed in (False, True)
-}
 
 # Sums from which metrics are made only once they cover the whole mini-batch, by the keys under which verl adds them up.
-SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in sums_of(metric)}
+SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums}
 
 # The keys of everything that is linear in |F * A| or F * A.
 OF_GRADIENT = frozenset(
-    [metric.key for metric in OF_TOKENS if any(SUMS[name].of_gradient for name in sums_of(metric))]
+    [metric.key for metric in OF_TOKENS if any(SUMS[name].of_gradient for name in metric.sums)]
     + [key for key, name in SUM_KEYS.items() if SUMS[name].of_gradient]
 )
 
@@ -157,7 +128,6 @@ def token_sums(
     weighted: Tensor,
     dual_clip: float | None,
     counted: Tensor | None,
-    detailed: bool = False,
 ) -> Tensor:
     """Sums over tokens from which `token_metrics` makes the metrics.
 
@@ -167,13 +137,12 @@ def token_sums(
         weighted: F * A, (sequences, length), 0 outside the mask.
         dual_clip: tokens with A < 0 and a ratio above it are counted as dual_clipped; None: none are.
         counted: bool, (sequences, length): the tokens that count; None: those in the mask.
-        detailed: whether to add up what only clipx.metrics=all logs.
 
     Returns:
-        (len(SUMMED[detailed]),), float64; additive over any split of the tokens.
+        (len(SUMS),), float64, in the order of `SUMS`; additive over any split of the tokens.
     """
     seen = Seen(t, bounded, bounds, weighted, dual_clip, t.mask if counted is None else t.mask & counted)
-    return torch.stack([sum_members(*SUMS[name].of(seen)) for name in SUMMED[detailed]]).sum(-1, dtype=torch.float64)
+    return torch.stack([sum_members(*one.of(seen)) for one in SUMS.values()]).sum(-1, dtype=torch.float64)
 
 
 def sum_members(values: Tensor | None, members: Tensor) -> Tensor:
@@ -184,24 +153,23 @@ def sum_members(values: Tensor | None, members: Tensor) -> Tensor:
     return number_in(members) if values is None else parts(where(members, values, 0.0)).sum(-1)
 
 
-def named_sums(sums: Iterable[Any], *, detailed: bool) -> dict[str, Any]:
+def named_sums(sums: Iterable[Any]) -> dict[str, Any]:
     """The sums of `token_sums` by their names, as 0-d tensors or, from the host, as floats."""
-    return dict(zip(SUMMED[detailed], sums, strict=True))
+    return dict(zip(SUMS, sums, strict=True))
 
 
-def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False, detailed: bool = False) -> dict[str, Any]:
+def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[str, Any]:
     """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
 
     Args:
         sums: from `token_sums`: a tensor or, so that the accelerator has nothing to add up, the floats on the host.
         dual_clipped: whether the method has a dual clip.
-        detailed: as for `token_sums`.
 
     Returns:
         From key to a number of the same kind as in `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and
         `tokens`, the number of tokens.
     """
-    found = named_sums(sums, detailed=detailed)
+    found = named_sums(sums)
     if not dual_clipped:
         del found["dual_clipped"]
     return {TOKENS: found[TOKENS], **means_of_tokens(OF_TOKENS, found), **carry(found)}
@@ -210,9 +178,9 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False, detailed: 
 def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics over tokens for which all sums are given: from key to the sum over a micro-batch's tokens."""
     return {
-        metric.key: metric.of(*(sums[name] for name in sums_of(metric)))
+        metric.key: metric.of(*(sums[name] for name in metric.sums))
         for metric in metrics
-        if metric.over is Over.TOKENS and all(name in sums for name in sums_of(metric))
+        if metric.over is Over.TOKENS and all(name in sums for name in metric.sums)
     }
 
 

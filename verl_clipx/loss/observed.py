@@ -47,8 +47,6 @@ OF_GRADIENT_ALONE = (
         "`kl_cov` of absolute values)",
         logged_as="",
     ),
-    CLIPPED("region_fraction/LN", "fraction of tokens in the region", sums=("LN",), detailed=True),
-    CLIPPED("region_fraction/HP", "fraction of tokens in the region", sums=("HP",), detailed=True),
     replace(GRADIENT_MASS["M"], meaning=IN_MIDDLE, sums=(*GRADIENT_MASS["M"].sums, OBSERVED_SUMS[3])),
 )
 
@@ -79,13 +77,12 @@ class ObservedTokens(NamedTuple):
     gradient: Tensor
 
 
-def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool = False) -> Tensor:
+def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
     """Sums over tokens from which `observed_metrics` makes the metrics.
 
     Args:
         bounds: the bounds on the ratio that separate the regions.
         by_sequence: whether the loss clips by the sequence's mean log-ratio.
-        detailed: as for `token_sums`.
 
     Returns:
         The sums of `token_sums` with -gradient in the place of F * A; then the numbers of tokens that have no gradient
@@ -103,7 +100,7 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, det
     no_sign = ~(t.advantages.abs() > 0)
     counts.append(where(no_sign, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64))
     ratio = bounded_of(t, by_sequence)
-    return torch.cat([token_sums(t, ratio, bounds, -gradient, None, None, detailed), torch.stack(counts)])
+    return torch.cat([token_sums(t, ratio, bounds, -gradient, None, None), torch.stack(counts)])
 
 
 def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
@@ -111,17 +108,15 @@ def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
     return t.sequence_mean(t.log_prob - t.old_log_prob).exp() if by_sequence else t.ratio
 
 
-def observed_metrics(sums: Tensor, detailed: bool = False) -> dict[str, Tensor]:
+def observed_metrics(sums: Tensor) -> dict[str, Tensor]:
     """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
 
     Args:
         sums: from `observed_sums`.
-        detailed: as for `token_sums`.
 
     Returns:
         From metric key to a 0-d float64 tensor. No key is one of verl's own, whose metrics stay as verl computes them.
     """
     of_tokens, own = sums.split([len(sums) - len(OBSERVED_SUMS), len(OBSERVED_SUMS)])
-    found = named_sums(of_tokens, detailed=detailed) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))
-    wanted = [metric for metric in OBSERVED_METRICS if detailed or not metric.detailed]
-    return {TOKENS: found[TOKENS], **means_of_tokens(wanted, found), **carry(found)}
+    found = named_sums(of_tokens) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))
+    return {TOKENS: found[TOKENS], **means_of_tokens(OBSERVED_METRICS, found), **carry(found)}

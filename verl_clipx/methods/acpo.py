@@ -32,13 +32,6 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         ),
         of_rollout_batch("epsilon_average", "average of epsilon over all tokens of the rollout batch", "ratio"),
         of_decision("count", "tokens per bin, over the mini-batch", "tokens", numbered="bin", adds_up=True),
-        of_decision(
-            "sigma",
-            "σ per bin; epsilon is alpha σ + epsilon_base unless a least or most epsilon applies",
-            "ratio",
-            numbered="bin",
-            detailed=True,
-        ),
     )
 
     formula = (
@@ -125,7 +118,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return Bounds(1 - epsilon, 1 + epsilon)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        return {"count": statistics[: self.bins], "sigma": decision[: self.bins], "epsilon": decision[self.bins :]}
+        return {"count": statistics[: self.bins], "epsilon": decision[self.bins :]}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
         """The largest epsilon of a bin with tokens in any update, the average over all tokens, the last update's."""

@@ -17,7 +17,7 @@ from verl_clipx.base.tokens import Tokens
 
 CLIP_FRACTION, SECOND_MOMENT = "clip_fraction", "second_moment"
 # What a method with fixed bounds logs of the tokens on which its clip acts: on one side of each sign, or everywhere.
-LOGGED_SHARE = {False: "pg_clipfrac", True: "pg_clipfrac + region_fraction/LP + region_fraction/HN (clipx.metrics=all)"}
+LOGGED_SHARE = {False: "pg_clipfrac", True: "1 - region_fraction/M"}
 
 
 class Width(NamedTuple):

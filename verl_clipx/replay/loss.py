@@ -116,7 +116,7 @@ def _apply(
     """The tokens' trace, their sums, and the metrics of the decision as they are logged."""
     method = settings.method
     applied = apply(method, settings.shaping, inputs, decision)
-    sums = sums_of(method, applied.tokens, applied.bounds, applied.weighted, inputs.counted, detailed=True)
+    sums = sums_of(method, applied.tokens, applied.bounds, applied.weighted, inputs.counted)
     logged = {f"clipx/{name}": one for _, group in declared(method, of_decision) for name, one in group.items()}
     return token_trace(method, applied, factor), sums, logged
 
@@ -132,6 +132,6 @@ def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Ten
 
 def _means(settings: Settings, sums: Tensor) -> dict[str, float]:
     dual_clipped = settings.method.dual_clip is not None
-    totals = {key: float(value) for key, value in token_metrics(sums, dual_clipped=dual_clipped, detailed=True).items()}
+    totals = {key: float(value) for key, value in token_metrics(sums, dual_clipped=dual_clipped).items()}
     count = max(totals.pop(TOKENS), 1.0)
     return {key: one for key, (one,) in with_ratios_of_sums({k: [v / count] for k, v in totals.items()}).items()}

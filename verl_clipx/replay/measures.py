@@ -8,7 +8,7 @@ import numpy
 import pandas
 import torch
 
-from verl_clipx.base.shared_metrics import CONTRIBUTION, ENTROPY_CLIP, QUARTILES
+from verl_clipx.base.shared_metrics import CONTRIBUTION
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.replay.loss import LossOnTokens, apply_to, is_own, why_refused
 from verl_clipx.replay.of_run import HIGH, LOW, REPLICATES, Number, is_counted, numbers_of_run
@@ -18,11 +18,13 @@ from verl_clipx.runs.traced import regions_of
 
 POSITIVE, NEGATIVE = CONTRIBUTION["positive"].key, CONTRIBUTION["negative"].key
 
+# The quarters of the old probability's range by which clipped tokens are counted.
+QUARTILES = 4
+
 # What --match can aim at, from a setting's numbers.
 QUANTITIES: dict[str, Callable[[Mapping[str, float]], float]] = {
     "clip_fraction": lambda found: found[LOW] + found[HIGH],
     "positive_share": lambda found: _share(found[POSITIVE], found[NEGATIVE]),
-    "entropy_clip_estimate": lambda found: found[ENTROPY_CLIP.key],
 }
 
 # What becomes of a token's gradient, from the run to the replay.

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas
 
-from verl_clipx.base.shared_metrics import QUARTILES
-from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
+from verl_clipx.replay.measures import HIGH, LOST, LOW, QUARTILES, REGAINED, Replay
 from verl_clipx.replay.of_run import percent, plain
 from verl_clipx.runs.traced import has_bounds_on_ratio
 

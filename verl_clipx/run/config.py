@@ -19,7 +19,7 @@ from verl_clipx.base.parameters import (
     validate,
 )
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
+from verl_clipx.loss.compiled import TokenFunctions, token_functions
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Pull, Shaping
@@ -41,7 +41,7 @@ def node_parameter(key: str, meaning: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """The clipx node as far as it does not depend on the loss: what is compiled, logged, watched and traced.
+    """The clipx node as far as it does not depend on the loss: what is logged, watched and traced.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
@@ -50,17 +50,6 @@ class Node:
     # Whether the run trains a method of the plugin, and not verl's own loss.
     trains: ClassVar[bool] = True
 
-    compile: str | bool = parameter(
-        "auto",
-        only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool)),
-        "whether torch.compile fuses loss, statistics and metrics into one graph each; auto: on an accelerator, unless "
-        "verl's use_torch_compile is off",
-    )
-    metrics: str = parameter(
-        "default",
-        choice("default", "all"),
-        "default: the metrics that most runs need; all: also the more detailed ones",
-    )
     health: str = parameter(
         "warn",
         choice("warn", "stop"),
@@ -78,15 +67,6 @@ class Node:
     def __post_init__(self) -> None:
         validate(self, NODE)
 
-    @property
-    def detailed(self) -> bool:
-        """Whether metrics beyond the default ones are logged."""
-        return self.metrics == "all"
-
-    def compiles_on(self, device: torch.device | str) -> bool:
-        """Whether to compile for a device."""
-        return torch.device(device).type != "cpu" if self.compile == "auto" else bool(self.compile)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Node):
@@ -103,6 +83,12 @@ class Settings(Node):
         "the tokens that the statistics behind the bounds are computed from: mini_batch (exact: the optimizer "
         "mini-batch of all ranks), lagged (the same update of the previous rollout batch; no extra forward pass) or "
         "micro_batch (the current micro-batch of this rank)",
+    )
+    compile: str | bool = parameter(
+        "auto",
+        only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool)),
+        "whether torch.compile fuses loss, statistics and metrics into one graph each; auto: on an accelerator, unless "
+        "verl's use_torch_compile is off",
     )
     lagged_average: float = parameter(
         0.0,
@@ -171,8 +157,8 @@ class Settings(Node):
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The functions that compute the loss and the statistics of tokens on a device."""
-        compiled = self.compiles_on(device)
-        return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
+        compiled = torch.device(device).type != "cpu" if self.compile == "auto" else bool(self.compile)
+        return token_functions(self.method, self.shaping, compiled=compiled)
 
     @property
     def asks_for(self) -> tuple[str, ...]:
@@ -205,10 +191,6 @@ class Observe(Node):
     receipt: str = parameter(
         "auto", choice("auto", "off"), "verl's own loss announces no gradient: nothing is compared"
     )
-
-    def functions(self, device: torch.device | str) -> ObservedFunctions:
-        """The functions that compute the sums behind the metrics of tokens on a device."""
-        return observed_functions(detailed=self.detailed, compiled=self.compiles_on(device))
 
 
 # The parameters of the clipx node besides the method's own, and those under +clipx=observe.

@@ -53,10 +53,10 @@ class RunFacts:
             settings: as the clipx node says.
         """
         changes: dict[str, Any] = {}
-        if settings.compile == "auto" and self.uncompiled_by:
-            changes["compile"] = False
         if settings.trace is not None and settings.trace.folder is None:
             changes["trace"] = dataclasses.replace(settings.trace, folder=self.trace_folder)
+        if isinstance(settings, Settings) and settings.compile == "auto" and self.uncompiled_by:
+            changes["compile"] = False
         if self.taken and isinstance(settings, Settings):
             values = {parameter: source["value"] for parameter, source in self.taken.items()}
             changes["method"] = dataclasses.replace(settings.method, **values)

@@ -13,7 +13,7 @@ from verl_clipx.run.keys import ACTOR
 from verl_clipx.run.support import read_costs
 
 # Those that change how a loss is computed or watched, and not what is trained.
-NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "missing_state")
+NOT_TRAINED = ("compile", "receipt", "log", "health", "missing_state")
 
 
 def limits_in_words(method: Method) -> tuple[str, str, str]:

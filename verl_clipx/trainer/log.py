@@ -19,7 +19,6 @@ from verl_clipx.common.files import remove_partials, replacing, write_private_te
 from verl_clipx.common.observing import Part
 from verl_clipx.common.run_files import own_log_path, record_path, resumed_step, traces_path
 from verl_clipx.common.secrets import redact
-from verl_clipx.loss.metric_listing import tensorboard_charts
 from verl_clipx.runs.run_log import Rows, entries_in, rows_of
 
 # The names of Ray's resources for the kind of a node's accelerators begin with this.
@@ -54,8 +53,6 @@ def open_logs(
         remove_later_traces(traces_path(log), step)
         write_record(log, config)
         print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
-    if "tensorboard" in tracking.logger:
-        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
     return before
 
 

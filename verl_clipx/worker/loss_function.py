@@ -9,8 +9,8 @@ from verl.utils.metric import AggregationType, Metric
 from verl_clipx.base.method import NODE
 from verl_clipx.base.metric import Over
 from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
-from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
+from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.not_finite import merge_counts, not_finite_in
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
@@ -46,8 +46,8 @@ def with_exact_metrics(
 
 # The keys of the metrics that are divided by the number of tokens that count.
 MEANS = frozenset(
-    [*(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS), *SUM_KEYS]
-) | frozenset(rollout_metrics.SUM_KEYS)
+    [*(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS), *SUM_KEYS, VERSIONS_SUM]
+)
 
 
 def over_remaining(metrics: dict[str, Any]) -> None:

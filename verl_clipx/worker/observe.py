@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
-from verl_clipx.loss.observed import ObservedTokens, observed_metrics
+from verl_clipx.loss.observed import ObservedTokens, observed_metrics, observed_sums
 from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.worker.step import AppliedLoss, current_micro_batch
 
@@ -51,9 +51,10 @@ def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..
                 named["response_mask"].bool(),
                 gradient,
             )
-            found = node.functions(gradient.device).sums(tokens, clip_range(config), by_sequence)
+            with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
+                found = observed_sums(tokens, clip_range(config), by_sequence)
             micro_batch.applied = AppliedLoss(tokens, clip_range(config), by_sequence, named["loss_agg_mode"], config)
-            sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
+            sums, own = to_host(observed_metrics(found), {"loss": loss.detach()})
             micro_batch.loss = own["loss"]
             # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
             shared = config.global_batch_info

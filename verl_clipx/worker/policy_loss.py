@@ -12,7 +12,7 @@ from verl_clipx.base.shared_metrics import MASKED, MASKED_SEQUENCES, REJECTED, S
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import TokenLoss
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import staleness_sums
+from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.keys import another_loss, padded_length
@@ -191,25 +191,23 @@ def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistic
     method, applied = settings.method, known.applied
     values, counts = {}, {}
     for metric, members in declared(method, method.metrics(statistics, applied.decision)):
-        if settings.detailed or not metric.detailed:
-            # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
-            group = counts if metric.adds_up and known.step.statistics is None else values
-            group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+        # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
+        group = counts if metric.adds_up and known.step.statistics is None else values
+        group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
     if settings.mask is not None:
         counts |= masked_sequences(applied)
     of_tokens, more, known.values, known.counts, own = to_host(
-        named_sums(sums, detailed=settings.detailed), more_sums(known), values, counts, {"loss": loss.detach()}
+        named_sums(sums), more_sums(known), values, counts, {"loss": loss.detach()}
     )
-    dual_clipped = method.dual_clip is not None
-    known.sums = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=settings.detailed) | more
+    known.sums = token_metrics(of_tokens.values(), dual_clipped=method.dual_clip is not None) | more
     known.loss = own["loss"]
 
 
 def more_sums(known: MicroBatch) -> dict[str, Tensor]:
     """The sums over a micro-batch's tokens that are not the loss's own, by metric key: 0-d float64 tensors."""
     (settings, inputs, _, _, kept, unmasked, whole), metrics = known.applied, {}
-    # Within each sequence, the share of selected tokens is the configured one up to rounding: a detail.
-    if settings.select is not None and (settings.detailed or settings.selects_over_mini_batch):
+    # Within each sequence, the share of selected tokens is the configured one up to rounding.
+    if settings.selects_over_mini_batch:
         metrics[SELECTED.key] = number_of(kept, known.counted)
     if inputs.mask is not whole:
         metrics[REJECTED.key] = number_of(whole & ~inputs.mask, known.counted)
@@ -217,10 +215,8 @@ def more_sums(known: MicroBatch) -> dict[str, Tensor]:
         masked = by_sign(unmasked & ~inputs.mask, inputs.advantages)
         metrics |= {MASKED[sign].key: number_of(of_sign, known.counted) for sign, of_sign in masked.items()}
     if known.age is not None:
-        rollout = known.rollout_log_prob
-        moved = None if rollout is None else torch.where(inputs.mask, inputs.log_prob.detach() - rollout, 0.0)
         counted = inputs.mask if known.counted is None else inputs.mask & known.counted
-        metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
+        metrics[VERSIONS_SUM] = (known.age * counted.sum(1, dtype=torch.float64)).sum()
     return metrics
 
 

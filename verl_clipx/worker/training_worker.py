@@ -18,13 +18,13 @@ from verl.utils.device import get_device_id
 from verl_clipx.base.method import NODE
 from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.loss.metrics import with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
-from verl_clipx.run.config import Observe, Settings, clip_range
+from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
+from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.guarded import Guarded
 from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
-from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
+from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.plan import finish_step, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
@@ -86,13 +86,11 @@ class ClipxTraining:
 
     def _prepare(self, settings: Settings | Observe, config: Any) -> None:
         """Compiles what the loss needs, before the first step."""
+        if isinstance(settings, Observe):
+            observe_registered(config.policy_loss.loss_mode)
+            return
         device = get_device_id()
         functions = settings.functions(device)
-        if isinstance(settings, Observe):
-            loss_mode = config.policy_loss.loss_mode
-            observe_registered(loss_mode)
-            functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
-            return
         if config.policy_loss.run.schedule.may_need_extra_pass:
             refuse_dropout(self.engine.module)
             self.extra_pass = partial(extra_pass, config.policy_loss, self.engine, cut=self._cut(), device=device)
@@ -141,9 +139,7 @@ class ClipxTraining:
             # verl removes keys from the data that it is given.
             output = super().train_mini_batch(data if last else data.copy())
             if output is not None:
-                updates = self.batch.update * len(groups)
-                name = None if token_pass is None else token_pass.name
-                metrics[name] = self._finished(tu.get(output, "metrics"), updates=updates)
+                metrics[None if token_pass is None else token_pass.name] = self._finished(tu.get(output, "metrics"))
         others = self.skipped.end_rollout_batch(self.batch)
         for observer in self.observers:
             others |= observer.end_rollout_batch(self.batch)
@@ -230,15 +226,13 @@ class ClipxTraining:
         self.rollouts = max(self.rollouts, trained)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
-    def _finished(self, metrics: dict[str, list[Any]], *, updates: int) -> dict[str, list[Any]]:
+    def _finished(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """The metrics of a pass, with those added that need whole mini-batches or all of the pass's updates."""
         metrics, settings = with_ratios_of_sums(metrics), self.policy_loss.clipx
         if isinstance(settings, Observe):
             return metrics
-        metrics = with_updates(metrics, settings.method, each=settings.detailed)
         self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
-        made = dict(updates_before=self.batch.updates_before_pass, updates=updates)
-        return with_staleness(metrics, **made, moves=self.stale, detailed=settings.detailed)
+        return with_age(with_updates(metrics, settings.method), shown=self.stale)
 
     def _cut(self) -> dict[str, Any]:
         """How verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
