@@ -1,8 +1,7 @@
 """The metrics of a policy loss: sums over tokens, their single transfer to the host, and the metrics made of them."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, where
@@ -20,105 +19,15 @@ NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
 # The number for tokens that do not count.
 OUTSIDE = 9.0
 
-
-@dataclass
-class Seen:
-    """The tokens of a micro-batch and what the loss does to them. Everything else is computed when it is first needed.
-
-    Args:
-        t: the tokens.
-        bounded: the values that the bounds act on, (sequences, length).
-        bounds: the clip bounds on these values, broadcastable.
-        weighted: F * A, (sequences, length), 0 outside the mask.
-        dual_clip: the dual clip, or None.
-        counted: the tokens that count, bool, (sequences, length).
-        kept: what has been computed so far, by name.
-    """
-
-    t: Tokens
-    bounded: Tensor
-    bounds: Bounds
-    weighted: Tensor
-    dual_clip: float | None
-    counted: Tensor
-    kept: dict[str, Tensor] = field(default_factory=dict)
-
-    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Computes a value once and keeps it. functools.cached_property has a lock, which the compiler cannot trace."""
-        if name not in self.kept:
-            self.kept[name] = compute()
-        return self.kept[name]
-
-    @property
-    def region(self) -> Tensor:
-        """Each token's region: one of `NUMBERS`, 0, or `OUTSIDE` for tokens that do not count, (sequences, length)."""
-        return self.once("region", self._region)
-
-    def _region(self) -> Tensor:
-        # One number per token, because masks that several sums use would each be stored, one byte per token.
-        side = where(self.bounded > self.bounds.high, 3.0, where(self.bounded < self.bounds.low, 1.0, 2.0))
-        return where(self.counted, self.t.advantages.sign() * side, OUTSIDE).to(self.t.ratio.dtype)
-
-    @property
-    def mass(self) -> Tensor:
-        """|F * A|, (sequences, length)."""
-        return self.once("mass", self.weighted.abs)
-
-    @property
-    def above_dual_clip(self) -> Tensor:
-        """Where the dual clip acts, bool, (sequences, length); nowhere without a dual clip."""
-        if self.dual_clip is None:
-            # Not a constant, because a sum of constant zeros would be another launch.
-            return self.counted & (self.t.ratio < 0)
-        return self.counted & (self.t.advantages < 0) & (self.t.ratio > self.dual_clip)
-
-
-# The values to add up, or None to count tokens; and a mask of the tokens that take part.
-Summand = tuple[Tensor | None, Tensor]
-
-
-class TokenSum(NamedTuple):
-    """A sum over tokens from which metrics are made; additive over any split of the tokens.
-
-    Args:
-        of: returns what is added up.
-        of_gradient: whether the sum is linear in |F * A| or F * A.
-    """
-
-    of: Callable[[Seen], Summand]
-    of_gradient: bool = False
-
-
-def members(number: int) -> TokenSum:
-    """The number of tokens in a region."""
-    return TokenSum(lambda seen: (None, seen.region == number))
-
-
-def mass(number: int) -> TokenSum:
-    """The gradient mass of the tokens in a region."""
-    return TokenSum(lambda seen: (seen.mass, seen.region == number), of_gradient=True)
-
-
-# Sums that need neither the region nor the mass of a token come first. Uncompiled, both are stored once computed.
-SUMS: dict[str, TokenSum] = {
-    TOKENS: TokenSum(lambda seen: (None, seen.counted)),
-    "dual_clipped": TokenSum(lambda seen: (None, seen.above_dual_clip)),
-    "log_ratio": TokenSum(lambda seen: (seen.t.log_ratio, seen.counted)),
-    "ratio": TokenSum(lambda seen: (seen.t.ratio, seen.counted)),
-    "squared_ratio": TokenSum(lambda seen: (seen.t.ratio.square(), seen.counted)),
-    **{region: members(NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
-    **{f"mass/{region}": mass(number) for region, number in NUMBERS.items()},
-}
-
+# The sums that `token_sums` returns: numbers of tokens, sums over tokens, and the gradient mass |F * A| of regions.
+COUNTED, MASSES = ("LN", "HP", "LP", "HN"), {f"mass/{region}": number for region, number in NUMBERS.items()}
+SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED, *MASSES)
 
 # Sums from which metrics are made only once they cover the whole mini-batch, by the keys under which verl adds them up.
 SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums}
 
-# The keys of everything that is linear in |F * A| or F * A.
-OF_GRADIENT = frozenset(
-    [metric.key for metric in OF_TOKENS if any(SUMS[name].of_gradient for name in metric.sums)]
-    + [key for key, name in SUM_KEYS.items() if SUMS[name].of_gradient]
-)
+# The keys of everything that is linear in |F * A|.
+OF_GRADIENT = frozenset(metric.key for metric in OF_TOKENS if MASSES.keys() & {*metric.sums})
 
 
 def token_sums(
@@ -141,16 +50,30 @@ def token_sums(
     Returns:
         (len(SUMS),), float64, in the order of `SUMS`; additive over any split of the tokens.
     """
-    seen = Seen(t, bounded, bounds, weighted, dual_clip, t.mask if counted is None else t.mask & counted)
-    return torch.stack([sum_members(*one.of(seen)) for one in SUMS.values()]).sum(-1, dtype=torch.float64)
+    counted = t.mask if counted is None else t.mask & counted
+    # Without a dual clip no constant, because a sum of constant zeros would be another launch.
+    above = t.ratio < 0 if dual_clip is None else (t.advantages < 0) & (t.ratio > dual_clip)
+
+    def total(values: Tensor, members: Tensor) -> Tensor:
+        # Each part is summed in the values' precision and only the parts in float64, without a float64 copy of all.
+        return parts(where(members, values, 0.0)).sum(-1)
+
+    # Sums that need neither the region nor the mass of a token come first: uncompiled, both are stored once computed.
+    sums = [number_in(counted), number_in(counted & above)]
+    del above
+    sums += [total(t.log_ratio, counted), total(t.ratio, counted), total(t.ratio.square(), counted)]
+    region = region_of(t, bounded, bounds, counted)
+    sums += [number_in(region == NUMBERS[name]) for name in COUNTED]
+    mass = weighted.abs()
+    sums += [total(mass, region == number) for number in MASSES.values()]
+    return torch.stack(sums).sum(-1, dtype=torch.float64)
 
 
-def sum_members(values: Tensor | None, members: Tensor) -> Tensor:
-    """The sum over each part's members, or their number, (parts,).
-
-    Each part is summed in the values' precision and only the parts in float64, without a float64 copy of all tokens.
-    """
-    return number_in(members) if values is None else parts(where(members, values, 0.0)).sum(-1)
+def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counted: Tensor) -> Tensor:
+    """Each token's region: one of `NUMBERS`, 0, or `OUTSIDE` for tokens that do not count, (sequences, length)."""
+    # One number per token, because masks that several sums use would each be stored, one byte per token.
+    side = where(bounded > bounds.high, 3.0, where(bounded < bounds.low, 1.0, 2.0))
+    return where(counted, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
 
 
 def named_sums(sums: Iterable[Any]) -> dict[str, Any]:
