@@ -133,7 +133,7 @@ def train(actor: ActorConfig) -> FirstCall:
     for log_ratios in (NEAR,) if observed else (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
         batch = moved_batch(log_ratios)
         entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
-        for token_pass in [None] if observed else token_passes(actor.policy_loss, micro_batch(batch, ROWS)[0], alone):
+        for token_pass in [None] if observed else token_passes(actor.policy_loss):
             log_prob = batch["log_prob"].clone().requires_grad_(True)
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
             if observed:

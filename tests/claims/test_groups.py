@@ -41,7 +41,6 @@ REFUSED = {"+clipx=base": ["clipx.method"], **{group: [*values] for group, value
 # What goes on top of a method with a value that a user has to give.
 THRESHOLD = {
     "+clipx/mask=opsm": {"clipx.mask.delta": 0.5},
-    "+clipx/mask=sequence_divergence": {"clipx.mask.delta": 0.5},
     "+clipx/hold=clip_fraction": {"clipx.hold.value": 0.1, f"{ACTOR}.ppo_mini_batch_size": 512},
     "+clipx/hold=second_moment": {"clipx.hold.value": 0.05},
 }

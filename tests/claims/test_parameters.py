@@ -33,12 +33,8 @@ MODIFIER_GROUPS = {
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
 WITH = {(method, *end): values for method in BUILT_IN for end, values in fact(method, "ENDS", {}).items()}
-# Statistics in two stages have no lagged scope.
-LAGGED = [method for method in BUILT_IN if not METHODS[method]().second_statistics_size]
-WITH |= {(method, "lagged_average", 0.999): {"scope": "lagged"} for method in LAGGED}
 # Refused whatever the others are.
 NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER", ())}
-NEVER |= {(method, "lagged_average", 0.999) for method in BUILT_IN if method not in LAGGED}
 # The key that is named instead of a parameter of the same pair.
 PARTNER = facts("PARTNERS")
 
@@ -125,7 +121,7 @@ REFUSED = {
     AdvantageReweighting: dict(alpha=(-0.1, 1.1, math.nan), probability=("new",)),
     FutureInfluence: dict(half_life=(0.5,), low=(1.5,), high=(0.9,), safe_ratio=(0,)),
     EntropySelection: dict(keep=("top",), over=("batch",), ratio=(0.0, 1.5, -0.2, math.nan)),
-    Lopti: dict(eta=(0.0, -0.5, 1.5, math.nan), quantile=(0.0, -0.5, 1.5, math.nan), order=("low",)),
+    Lopti: dict(eta=(0.0, -0.5, 1.5, math.nan), order=("low",)),
 }
 
 
@@ -201,8 +197,7 @@ def test_all_parameters_at_one_end_or_at_null_together_train(method, end):
         trains(actor(method, {name: None for name in nulls if (method, name, None) not in NEVER}))
     else:
         values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
-        scope = {"scope": "lagged"} if end == 1 and method in LAGGED else {"lagged_average": 0}
-        trains(actor(method, values | scope | fact(method, "TOGETHER", {}).get(end, {})))
+        trains(actor(method, values | fact(method, "TOGETHER", {}).get(end, {})))
 
 
 def test_a_loss_without_its_bounds_trains():

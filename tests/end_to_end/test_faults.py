@@ -3,7 +3,6 @@ is full while verl saves, and the start after that; a reward that is NaN for som
 raises or hangs; which field is named (tests/worker/test_training_worker.py).
 """
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -45,8 +44,6 @@ def test_a_full_disk_ends_the_run_and_loses_the_step_that_it_saved(task, small_d
     folder, latest = tmp_path / "run", Path(f"/proc/{pid}/root{disk}/latest_checkpointed_iteration.txt")
     options = ("+clipx=acpo", "trainer.save_freq=1", "trainer.resume_mode=auto", f"trainer.default_local_dir={disk}")
     assert launch(task, folder, *options, steps=4, before=inside).wait(SECONDS) != 0
-    output = output_of(folder)
-    assert re.search(r"could not save .*global_step_3/actor; its disk has \d MB left", output), output[-3000:]
     assert latest.read_text() == "2" and list(read_run_log(metrics_of(folder)).index) == [1, 2]
     subprocess.run([*inside, "mount", "-o", "remount,size=100m", str(disk)], check=True)
     code = launch(task, folder, *options, steps=4, before=inside).wait(SECONDS)

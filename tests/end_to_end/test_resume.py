@@ -15,7 +15,7 @@ from .runs import SECONDS, check_receipt, growing_run, kill_tree, launch, output
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 SEEDED = (
-    *("+clipx=acpo", "clipx.scope=lagged", "clipx.lagged_average=0.5", "trainer.save_freq=1"),
+    *("+clipx=acpo", "clipx.scope=lagged", "trainer.save_freq=1"),
     "+clipx/rollout=seeded",
     "actor_rollout_ref.actor.use_kl_loss=True",
     "actor_rollout_ref.actor.calculate_entropy=True",

@@ -59,7 +59,7 @@ def overrides(folder: Path) -> list[str]:
         # The trainer may be on any node.
         f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={metrics_of(folder)}",
         *("+clipx=custom", "clipx.function=spread_clip:SpreadClip"),
-        *("+clipx.scope=lagged", "+clipx.lagged_average=0.5"),
+        "+clipx.scope=lagged",
         "+clipx/rollout=seeded",
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.calculate_entropy=True",

@@ -1,5 +1,5 @@
 """Entropy selection by hand and against a plain Python selection, per sequence and over a mini-batch. Not covered:
-ACPO's releases (tests/worker/test_golden.py), the loss of the selected tokens, the histogram (test_buckets.py).
+ACPO's releases (tests/worker/test_golden.py), the loss of the selected tokens, how a worker sums the histogram.
 """
 
 import math
@@ -9,9 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad
 
 from tests.modifiers.layouts import layouts
-from verl_clipx.modifiers.entropy_selection import HIGHEST_EDGE, LOWEST_EDGE, EntropySelection, entropy_statistics
+from verl_clipx.modifiers.entropy_selection import (
+    ENTROPY_BUCKETS,
+    HIGHEST_EDGE,
+    LOWEST_EDGE,
+    EntropySelection,
+    entropy_statistics,
+)
 
 KEEPS = st.sampled_from(["highest", "lowest"])
 FRACTIONS = st.one_of(st.sampled_from([0.2, 0.8, 1.0, 0.3, 1e-6]), st.floats(0.001, 1.0))
@@ -97,3 +104,37 @@ def test_values_outside_the_buckets_fall_into_the_open_ones(dtype):
     counts = entropy_statistics(entropy, torch.ones(1, 5))
     assert counts[0] == 3
     assert counts[-1] == 2
+
+
+@given(layout=LAYOUTS, left=st.integers(0, 4), right=st.integers(0, 40), data=st.data())
+@settings(deadline=None)
+def test_histograms_add_up_and_neither_padding_nor_order_changes_them(layout, left, right, data):
+    whole, size = entropy_statistics(*layout), layout.mask.numel()
+    assert whole.shape == (ENTROPY_BUCKETS,) and whole.dtype == torch.float64 and whole.sum() == layout.mask.sum()
+    part = torch.tensor(data.draw(st.lists(st.booleans(), min_size=size, max_size=size))).view(layout.mask.shape)
+    parts = [entropy_statistics(layout.values, layout.mask & side) for side in (part, ~part)]
+    assert torch.equal(parts[0] + parts[1], whole)
+    order = torch.tensor(data.draw(st.permutations(range(len(layout.mask)))))
+    values, mask = layout.values[order], layout.mask[order]
+    for fill in (math.nan, -math.nan, math.inf, -math.inf, 1e30):
+        padded = (pad(of, (left, right), value=with_) for of, with_ in ((values, fill), (mask, False)))
+        assert torch.equal(entropy_statistics(*padded), whole)
+
+
+@given(place=st.floats(0, 1))
+@settings(max_examples=200, deadline=None)
+def test_buckets_are_as_narrow_as_documented(place):
+    width = math.log(HIGHEST_EDGE / LOWEST_EDGE) / (ENTROPY_BUCKETS - 2)
+    at = math.log(1e-5) + place * (math.log(19) - math.log(1e-5))
+    # A little more than a bucket apart are at least one bucket apart, a little less at most one.
+    entropies = torch.tensor([at, at + 1.005 * width, at + 0.995 * width], dtype=torch.float64).exp()
+    first, wider, narrower = (int(entropy_statistics(of.view(1, 1), torch.ones(1, 1)).argmax()) for of in entropies)
+    assert wider - first in (1, 2) and narrower - first in (0, 1)
+
+
+def test_nothing_is_fetched_to_the_host():
+    # Reading any value raises on the meta device, as it would stall an accelerator.
+    entropy, mask = torch.zeros(3, 7, device="meta"), torch.ones(3, 7, dtype=torch.bool, device="meta")
+    for keep in ("highest", "lowest"):
+        bucket, _ = selection(keep, over="mini_batch").threshold(entropy_statistics(entropy, mask))
+        assert selection(keep, over="mini_batch").selected(entropy, mask, bucket).device.type == "meta"

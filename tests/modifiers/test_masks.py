@@ -1,6 +1,6 @@
 """Masks: which tokens they take out, by hand and as peers' functions; junk outside the mask; values that aren't finite.
-golden/masks.npz has what the functions of TRL 1.16 (OPSM), SkyRL 0.3 (outliers, tokens) and open-instruct (VACO) leave
-of these tokens. Not covered: the loss (tests/worker/test_rejection.py), a training (tests/end_to_end).
+golden/masks.npz has what the functions of TRL 1.16 (OPSM) and SkyRL 0.3 leave of these tokens. Not covered: the loss
+(tests/worker/test_rejection.py), a training (tests/end_to_end).
 """
 
 from pathlib import Path
@@ -11,11 +11,11 @@ import torch
 
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.modifiers.masks import IcePop, OffPolicySequenceMask, OutlierVeto, SequenceDivergence, remaining
+from verl_clipx.modifiers.masks import IcePop, OffPolicySequenceMask, remaining
 
 GOLDEN = numpy.load(Path(__file__).with_name("golden") / "masks.npz")
 FIELDS = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
-MASKS = [OffPolicySequenceMask(delta=0.1), SequenceDivergence(delta=0.5), IcePop(), OutlierVeto(low=0.3, high=3.0)]
+MASKS = [OffPolicySequenceMask(delta=0.1), IcePop()]
 
 
 def golden_inputs(dtype=torch.float64):
@@ -28,10 +28,7 @@ def golden_inputs(dtype=torch.float64):
     [
         ("trl_opsm_0.1", OffPolicySequenceMask(delta=0.1)),
         ("trl_opsm_0", OffPolicySequenceMask(delta=0)),
-        ("open_instruct_vaco_0.5", SequenceDivergence(delta=0.5)),
         ("skyrl_token", IcePop()),
-        ("skyrl_outlier", OutlierVeto()),
-        ("skyrl_outlier_narrow", OutlierVeto(low=0.3, high=3.0)),
     ],
 )
 def test_leaves_the_tokens_that_the_peer_leaves(name, mask):
@@ -44,8 +41,7 @@ def test_bounds_and_thresholds_belong_to_the_tokens_that_stay():
     given = Inputs(zeros, ratio.log(), -torch.ones_like(ratio), every, rollout_log_prob=zeros)
     assert remaining(IcePop(), given).tolist() == [[True, True, False, False]]
     assert remaining(IcePop(low=None), given).tolist() == [[True, True, True, False]]
-    assert not remaining(OutlierVeto(low=0.5, high=5.0), given).any()
-    assert remaining(OutlierVeto(), given).all() and remaining(None, given).all()
+    assert remaining(None, given).all()
     # A mean log-ratio of the sampler to the current policy of exactly 0.5.
     given = given._replace(rollout_log_prob=zeros + 0.5)
     assert remaining(OffPolicySequenceMask(delta=0.5), given).all()
@@ -72,9 +68,8 @@ def test_a_token_that_is_not_finite_stays_and_junk_outside_changes_nothing(mask,
     [
         # No threshold is chosen for the user.
         (OffPolicySequenceMask, "delta", None),
-        (SequenceDivergence, "delta", None),
         (lambda: IcePop(low=2.0), "low", 2.0),
-        (lambda: OutlierVeto(high=0.5), "high", 0.5),
+        (lambda: IcePop(high=0.5), "high", 0.5),
     ],
 )
 def test_a_value_that_it_cannot_have_is_refused(build, key, value):

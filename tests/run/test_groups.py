@@ -56,9 +56,8 @@ MODIFIER_GROUPS = {
     "shaping=advantage_reweighting_literal": AdvantageReweighting(alpha=0.3, probability="current"),
     "select=high_entropy": EntropySelection(keep="highest", ratio=0.2, over="sequence", normaliser="selected"),
     "select=low_entropy": EntropySelection(keep="lowest", ratio=0.8, over="sequence", normaliser="selected"),
-    "update=lopti": Lopti(eta=0.5, equal=True, order="low_first", quantile=None),
+    "update=lopti": Lopti(eta=0.5, equal=True, order="low_first"),
     "update=lopti_reference": Lopti(eta=0.5, equal=False),
-    "update=lopti_quantile": Lopti(eta=0.5, quantile=0.5),
 }
 
 
@@ -83,7 +82,6 @@ def test_modifiers_combine_and_are_overridden():
         ("acpo", {"alpha": "[1,2]"}, "a number"),
         ("acpo", {"bins": 2.5}, "a whole number"),
         ("acpo", {"scope": "batch"}, "one of mini_batch, lagged, micro_batch"),
-        ("acpo", {"lagged_average": 0.5}, "clipx.scope=lagged"),
         ("acpo", {"epsilon_min": 1, "epsilon_max": 0.5}, "clipx.epsilon_max=0.5"),
         ("grpo", {"compile": "fast"}, "auto, true or false"),
         ("dgpo", {"clip_low": "null"}, "Set one"),
@@ -116,7 +114,7 @@ def test_a_loss_of_ones_own_that_cannot_be_loaded_stops_in_the_driver(value):
 
 
 def test_every_parameter_of_a_method_is_overridden_and_swept_without_a_plus():
-    for name in ("alpha", "scope", "dual_clip", "log_ratio_clamp", "lagged_average"):
+    for name in ("alpha", "scope", "dual_clip", "log_ratio_clamp"):
         assert composition("+clipx=acpo", f"clipx.{name}=null").clipx[name] is None
 
 

@@ -212,7 +212,7 @@ def test_weights_in_bfloat16_pass(actor, monkeypatch, few_probes, name):
         ("+clipx=acpo", *REJECTED_BY_THE_LOSS),
         ("+clipx=acpo", "clipx.scope=lagged", *REJECTED_BY_THE_LOSS),
         ("+clipx=grpo", "+clipx/update=lopti"),
-        ("+clipx=bapo", "+clipx/update=lopti_quantile"),
+        ("+clipx=bapo", "+clipx/update=lopti"),
         ("+clipx=grpo", "+clipx/select=high_entropy"),
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         ("+clipx=acpo", "clipx.scope=lagged", "+clipx/mask=opsm", "clipx.mask.delta=0.01"),
@@ -469,7 +469,7 @@ def test_statistics_at_ratio_1_are_those_of_the_trained_tokens(actor, monkeypatc
 
 
 def test_a_pass_of_lopti_ends_where_the_configuration_says(actor, monkeypatch, few_probes):
-    other = lambda settings, *_: [TokenPass(name, 0.6, True) for name in ("low", "high")]  # noqa: E731
+    other = lambda policy_loss: [TokenPass(name, 0.6, True) for name in ("low", "high")]  # noqa: E731
     monkeypatch.setattr(training_worker, "token_passes", other)
     with pytest.raises(RuntimeError, match=r"Lopti's pass ends at a probability of 0\.6, not as 0\.5 says"):
         train(actor, monkeypatch, "+clipx=grpo", "+clipx/update=lopti")

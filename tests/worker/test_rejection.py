@@ -236,9 +236,7 @@ def test_weights_and_rejection_of_decoupled_mode_go_with_every_method(bypass, me
 
 MASKS = {
     "opsm": ("clipx.mask.delta=0.01",),
-    "sequence_divergence": ("clipx.mask.delta=0.01",),
     "icepop": ("clipx.mask.low=0.9", "clipx.mask.high=1.1"),
-    "outlier_veto": ("clipx.mask.low=0.7", "clipx.mask.high=1.4"),
 }
 
 

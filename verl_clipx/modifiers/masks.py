@@ -6,7 +6,7 @@ divides by stays the same, as in TRL; in ms-swift and SkyRL it is the number of 
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, where
@@ -42,43 +42,15 @@ class OffPolicySequenceMask:
 
     def __post_init__(self) -> None:
         validate(self, self.node)
-        known = "TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old policy."
-        require_threshold(self, known)
+        if self.delta is None:
+            known = "TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old policy."
+            key = f"{self.node}.delta"
+            raise Refusal(key, None, f"{self.rule} has no value that suits every run", f"Set {key}. {known}")
 
     def drops(self, inputs: Inputs) -> Tensor:
         """The sequences that are taken out: bool, (sequences, 1)."""
         divergence = mean_over_sequence(inputs.rollout_log_prob - inputs.log_prob, inputs.mask)
         return (mean_over_sequence(inputs.advantages, inputs.mask) < 0) & (divergence > self.delta)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceDivergence:
-    """Takes out tokens that would widen the difference to the sampler, in sequences in which it is large.
-
-    Source: VACO (arXiv 2603.01365), by open-instruct's old rule rho_mask_tv_divergence.
-    """
-
-    node: ClassVar[str] = "clipx.mask"
-    rule: ClassVar[str] = "sequence_divergence"
-    of_old_policy: ClassVar[bool] = True
-
-    delta: float | None = parameter(
-        None,
-        optional(number(at_least=0, at_most=LARGEST_DIVERGENCE)),
-        "where a sequence's mean |r - 1| is above this, tokens with A > 0, r > 1 or A < 0, r < 1 are taken out (r: "
-        "the ratio of the old policy to the sampler; the total variation is half of that mean)",
-        "choice",
-    )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
-        require_threshold(self, "open-instruct, which had the rule, left it to the user.")
-
-    def drops(self, inputs: Inputs) -> Tensor:
-        """The tokens that are taken out: bool, (sequences, length)."""
-        log_ratio = log_ratio_to_sampler(inputs)
-        far = mean_over_sequence(log_ratio.exp().sub(1).abs(), inputs.mask) > self.delta
-        return far & (log_ratio.sign() * inputs.advantages > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,57 +79,12 @@ class IcePop:
 
     def drops(self, inputs: Inputs) -> Tensor:
         """The tokens that are taken out: bool, (sequences, length)."""
-        return outside(log_ratio_to_sampler(inputs), self.low, self.high)
+        log_ratio = inputs.old_log_prob - inputs.rollout_log_prob
+        ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+        return (ratio < (self.low or 0.0)) | (ratio > (math.inf if self.high is None else self.high))
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutlierVeto:
-    """Takes out sequences with any token whose ratio of the old policy to the sampler is outside two bounds.
-
-    Source: SkyRL's outlier_token_is_threshold, with the values that it suggests.
-    """
-
-    node: ClassVar[str] = "clipx.mask"
-    rule: ClassVar[str] = "outlier_veto"
-    of_old_policy: ClassVar[bool] = True
-
-    low: float | None = parameter(
-        1e-4,
-        optional(number(at_least=0, at_most=1)),
-        "the smallest ratio that stays; null: none is too small",
-        "script",
-    )
-    high: float | None = parameter(
-        100.0,
-        optional(number(at_least=1, at_most=LARGEST_DIVERGENCE)),
-        "the largest ratio that stays; null: none is too large",
-        "script",
-    )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
-
-    def drops(self, inputs: Inputs) -> Tensor:
-        """The sequences that are taken out: bool, (sequences, 1)."""
-        outliers = outside(log_ratio_to_sampler(inputs), self.low, self.high)
-        return (outliers & inputs.mask).any(-1, keepdim=True)
-
-
-Mask = OffPolicySequenceMask | SequenceDivergence | IcePop | OutlierVeto
-
-
-def require_threshold(mask: Any, known: str) -> None:
-    """Raises if a mask has no delta.
-
-    Args:
-        known: what is known of other projects' values.
-
-    Raises:
-        Refusal: names the key and these values.
-    """
-    if mask.delta is None:
-        key = f"{mask.node}.delta"
-        raise Refusal(key, None, f"{mask.rule} has no value that suits every run", f"Set {key}. {known}")
+Mask = OffPolicySequenceMask | IcePop
 
 
 def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
@@ -183,17 +110,6 @@ def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
     return inputs.mask & ~(mask.drops(inputs._replace(**tensors)) & finite)
 
 
-def log_ratio_to_sampler(inputs: Inputs) -> Tensor:
-    """The log-ratio of the old policy to the one that sampled, clamped, (sequences, length)."""
-    return (inputs.old_log_prob - inputs.rollout_log_prob).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-
-
 def mean_over_sequence(values: Tensor, mask: Tensor) -> Tensor:
     """The mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
     return where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-
-
-def outside(log_ratio: Tensor, low: float | None, high: float | None) -> Tensor:
-    """Which ratios are outside the bounds: bool, (sequences, length). A ratio equal to a bound is inside."""
-    ratio = log_ratio.exp()
-    return (ratio < (low or 0.0)) | (ratio > (math.inf if high is None else high))

@@ -57,7 +57,7 @@ def keeps_decisions(settings: Settings, own: Settings | None, tokens: TracedToke
 
 def is_own(settings: Settings, own: Settings | None) -> bool:
     """Whether a loss is the run's own, as far as it concerns the gradient of the tokens."""
-    parts = ("method", "shaping", "mask", "select", "scope", "lagged_average")
+    parts = ("method", "shaping", "mask", "select", "scope")
     return own is not None and all(getattr(settings, name) == getattr(own, name) for name in parts)
 
 

@@ -11,7 +11,6 @@ from verl_clipx.base.method import NODE, Bounds
 from verl_clipx.base.parameters import (
     boolean,
     choice,
-    number,
     only,
     optional,
     parameter,
@@ -90,11 +89,6 @@ class Settings(Node):
         "whether torch.compile fuses loss, statistics and metrics into one graph each; auto: on an accelerator, unless "
         "verl's use_torch_compile is off",
     )
-    lagged_average: float = parameter(
-        0.0,
-        number(at_least=0, at_most=0.999),
-        "scope=lagged: weight of the past in an exponential average of the statistics; 0: only the previous statistics",
-    )
     missing_state: str = parameter(
         "error",
         choice("error", "fresh"),
@@ -119,9 +113,7 @@ class Settings(Node):
         "how the method's paper averages, which the line of a run names where loss_agg_mode differs; null: not named",
     )
     shaping: Shaping | None = node_parameter("shaping", "+clipx/shaping=advantage_reweighting or fipo")
-    mask: Mask | None = node_parameter(
-        "mask", "+clipx/mask=opsm, sequence_divergence, icepop or outlier_veto: takes tokens out of the objective"
-    )
+    mask: Mask | None = node_parameter("mask", "+clipx/mask=opsm or icepop: takes tokens out of the objective")
     select: EntropySelection | None = node_parameter("select", "+clipx/select=high_entropy or low_entropy")
     update: Lopti | None = node_parameter("update", "+clipx/update=lopti")
     hold: Hold | None = node_parameter(
@@ -133,13 +125,6 @@ class Settings(Node):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lagged_average and self.scope != "lagged":
-            raise Refusal(
-                f"{NODE}.lagged_average",
-                self.lagged_average,
-                f"only {NODE}.scope=lagged averages, and the scope is {self.scope}",
-                f"Set {NODE}.scope=lagged, or {NODE}.lagged_average=0.",
-            )
         if self.hold is not None and not isinstance(self.method, HeldBounds):
             object.__setattr__(self, "method", held(self.method, self.hold))
         if self.pull is not None and not isinstance(self.method, PulledMethod):

@@ -113,13 +113,10 @@ def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> It
     """Parameters of the clipx node that the user has set and that another one leaves without effect."""
     if isinstance(settings, Observe):
         return
-    update, reason = settings.update, f"{NODE}.hold solves for the bounds"
-    idle = {name: (getattr(settings.method, name), reason) for name in settings.method.solved_parameters}
-    if update is not None and update.quantile is not None:
-        idle["update.eta"] = (update.eta, f"{NODE}.update.quantile={update.quantile:g} determines it")
-    for name, (value, reason) in idle.items():
+    reason = f"{NODE}.hold solves for the bounds"
+    for name in settings.method.solved_parameters:
         if f"{NODE}.{name}" in named:
-            yield Refusal(f"{NODE}.{name}", value, reason, "Remove one of the two.")
+            yield Refusal(f"{NODE}.{name}", getattr(settings.method, name), reason, "Remove one of the two.")
 
 
 def correction_missing(settings: Settings | Observe, description: Description) -> Refusal | None:

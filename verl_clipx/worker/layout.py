@@ -106,7 +106,7 @@ class TokenPass:
     """
 
     name: str
-    eta: float | Tensor
+    eta: float
     equal: bool
 
     def tokens(self, data: Any) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import TokenPass, pad_rows
@@ -24,17 +23,13 @@ from verl_clipx.worker.step import OptimizerStep, RolloutBatch, micro_batch_of
 AllReduce = Callable[[Tensor], Tensor]
 
 
-def token_passes(policy_loss: Any, data: Any, all_reduce: AllReduce) -> list[TokenPass | None]:
-    """Returns the passes over this rank's rollout batch: Lopti's, or a single one over all tokens, which is None."""
+def token_passes(policy_loss: Any) -> list[TokenPass | None]:
+    """Returns the passes over a rollout batch: Lopti's, or a single one over all tokens, which is None."""
     passes = policy_loss.run.schedule.passes
     if not passes:
         return [None]
-    update = policy_loss.clipx.update
-    eta: float | Tensor = update.eta
-    if update.quantile is not None:
-        local = probability_statistics(pad_rows(data["old_log_probs"]), pad_rows(data["response_mask"]))
-        eta = float(probability_quantile(all_reduce(local), portion=update.quantile))
-    return [TokenPass(name, eta, update.equal) for name in passes]
+    lopti = policy_loss.clipx.update
+    return [TokenPass(name, lopti.eta, lopti.equal) for name in passes]
 
 
 def plan_step(
@@ -68,7 +63,7 @@ def plan_step(
     totals = sum_over_ranks(sums, all_reduce)
     if "statistics" in totals and settings.method.second_statistics_size:
         totals["statistics"] = with_second_stage(settings, totals["statistics"], seen, all_reduce)
-    state.remember(totals.get("waiting"), average=settings.lagged_average)
+    state.remember(totals.get("waiting"))
     lagged = state.statistics[batch.position] if step.decided_from is DecidedFrom.LAGGED else None
     decide(step, settings, totals, lagged)
     if settings.adaptive and settings.scope == "lagged":

@@ -31,7 +31,7 @@ class ControllerState:
     Args:
         step: the number of optimizer steps that were taken; skipped steps do not count.
         statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
-            latest step taken there, or their exponential average, float64.
+            latest step taken there, float64.
         waiting: the latest taken step's position and this rank's part of its statistics, until the next all-reduce sums
             it over the ranks; not saved.
     """
@@ -44,15 +44,11 @@ class ControllerState:
         """Whether there are statistics of an update at a position."""
         return position in self.statistics or (self.waiting is not None and self.waiting[0] == position)
 
-    def remember(self, statistics: Tensor | None, *, average: float) -> None:
-        """Keeps what waited, summed over all ranks; `average`: the weight of the earlier statistics, in [0, 1)."""
-        if statistics is None:
-            return
-        (position, _), self.waiting = self.waiting, None
-        past = self.statistics.get(position)
-        if past is not None and average > 0:
-            statistics = average * past.to(statistics.device) + (1 - average) * statistics
-        self.statistics[position] = statistics
+    def remember(self, statistics: Tensor | None) -> None:
+        """Keeps what waited, summed over all ranks."""
+        if statistics is not None:
+            (position, _), self.waiting = self.waiting, None
+            self.statistics[position] = statistics
 
 
 def description(method: Method) -> dict[str, Any]:

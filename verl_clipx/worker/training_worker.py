@@ -3,8 +3,6 @@
 Without a clipx node in its configuration it behaves exactly like verl's.
 """
 
-import logging
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -31,8 +29,6 @@ from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
-
-logger = logging.getLogger(__name__)
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
@@ -132,7 +128,7 @@ class ClipxTraining:
             data[AGE] = age
         for observer in self.observers:
             observer.begin_rollout_batch(data, self.batch)
-        groups, metrics = token_passes(self.policy_loss, data, self._all_reduce), {}
+        groups, metrics = token_passes(self.policy_loss), {}
         for token_pass in groups:
             last = token_pass is groups[-1]
             self.batch.begin(token_pass, last=last)
@@ -195,17 +191,11 @@ class ClipxTraining:
         """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
         if self.policy_loss is None:
             return super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
-        try:
-            result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
-        except Exception:
-            # torch's own message for a full disk is "unexpected pos 4540608 vs 4540496".
-            folder = next(parent for parent in (Path(local_path), *Path(local_path).parents) if parent.exists())
-            logger.error(UNSAVED, local_path, shutil.disk_usage(folder).free / 1e6)
-            raise
+        result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         settings = self.policy_loss.clipx
         if isinstance(settings, Settings):
             if self.state.waiting is not None:
-                self.state.remember(self._all_reduce(self.state.waiting[1]), average=settings.lagged_average)
+                self.state.remember(self._all_reduce(self.state.waiting[1]))
             if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
                 write_state(Path(local_path), self.state, description(settings.method))
         for observer in self.observers:
@@ -259,9 +249,5 @@ def computes_in_half_precision(config: Any) -> bool:
 LOPTI_WITHOUT_PASSES = (
     f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls only train_batch. Train with "
     f"train_mini_batch, or remove +{NODE}/update=lopti."
-)
-UNSAVED = (
-    "clipx: verl could not save %s; its disk has %.0f MB left. If the disk is full, free some space and start the run "
-    "again: it resumes from the previous checkpoint."
 )
 COMPILED = "clipx: compiling the loss and its statistics before the first step."
