@@ -82,14 +82,6 @@ class ByEntropy(WithinSpread, name="tests_by_entropy"):
         return torch.stack([counted.sum(dtype=torch.float64), squares.sum(dtype=torch.float64)])
 
 
-@register_loss("tests_gppo_acpo", bounds="acpo")
-def gppo_within_acpo(ratio, advantages, bounds):
-    """GPPO's weights with ACPO's bounds."""
-    high = torch.where(advantages > 0, bounds.high, torch.inf)
-    low = torch.where(advantages < 0, bounds.low, 0.0)
-    return ratio.clamp(low, high)
-
-
 @register_loss("tests_nan")
 def nan(ratio, advantages, bounds):
     """Broken: 0 * inf."""

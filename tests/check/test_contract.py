@@ -188,7 +188,6 @@ def test_a_check_finds_a_method_that_breaks_it(check, method, message):
 SOUND = {
     "statistics": WithinSpread(),
     "a second stage": second(lambda t, first: (t.mask.sum() * first[0])[None]),
-    "another method's bounds": method_of(example_losses.gppo_within_acpo)(),
     # What it says of itself is not checked.
     "unconstrained": broken(
         unconstrained_weight=True, gradient_weight=lambda self, t, bounds: -t.ratio * t.advantages.abs()

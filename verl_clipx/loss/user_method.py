@@ -3,32 +3,24 @@
 import dataclasses
 import importlib
 import inspect
-import types
-import typing
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from verl_clipx.base.method import described, register
-from verl_clipx.base.parameters import Allowed, boolean, choice, integer, number, only, optional, parameter
+from verl_clipx.base.parameters import Allowed, boolean, integer, number, only, optional, parameter
 from verl_clipx.base.tokens import OPTIONAL, Tokens
-from verl_clipx.methods import BUILT_IN, METHODS, Bounds, FixedBounds, Method
+from verl_clipx.methods import Bounds, FixedBounds, Method
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
 # Why the number parameters of a function have no narrower range.
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
+ANY = number(reason=ANY_NUMBER)
 
 # What a function may ask for, by these names.
 OFFERED = ("ratio", "advantages", "bounds", "log_prob", "old_log_prob", "entropy")
-
-# Where bounds on the ratio come from: constants, or the statistics of a method that has them.
-BASES: dict[str, type[Method]] = {"fixed": FixedBounds} | {
-    name: METHODS[name]
-    for name in BUILT_IN
-    if METHODS[name]().statistics_size and METHODS[name].bounded is Method.bounded
-}
 
 # From the name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
@@ -37,7 +29,6 @@ DECORATED: dict[str, type[Method] | ValueError] = {}
 def register_loss(
     name: str,
     *,
-    bounds: str = "fixed",
     unconstrained_weight: bool = False,
     by_sequence: bool = False,
     by_batch: bool = False,
@@ -45,16 +36,15 @@ def register_loss(
     """Registers a gradient weight as a policy loss with everything that the built-in losses have.
 
     The function asks by name for what it needs of the tokens: ratio, advantages, log_prob, old_log_prob and entropy (of
-    the current policy, in nats), each (sequences, length) and detached, and the clip bounds. It returns F with
+    the current policy, in nats), each (sequences, length) and detached, and the clip bounds, which are constants
+    (clip_low, clip_high); subclass a method for others. It returns F with
     dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
-    parameters under the clipx node, and arrive in the type of their annotation. Use it with `+clipx=custom
+    parameters under the clipx node, of the kind of their default. Use it with `+clipx=custom
     clipx.function=package.module:name`. A mistake raises an error only when the loss is used, so that the other losses
     of its module still work.
 
     Args:
         name: the loss is `clipx_<name>` in verl's registry.
-        bounds: where the bounds come from: "fixed" (clip_low, clip_high), "acpo" or "bapo" (their parameters). A
-            function with neither the argument `bounds` nor one of these parameters has no bounds.
         unconstrained_weight: whether F may be 0 or less, or change with the size of the advantages. The contract then
             checks neither.
         by_sequence: whether F of a token depends on the other tokens of its sequence.
@@ -68,7 +58,7 @@ def register_loss(
     def decorate(gradient_weight: GradientWeight) -> GradientWeight:
         flags = dict(unconstrained_weight=unconstrained_weight, by_sequence=by_sequence, by_batch=by_batch)
         try:
-            made = method_class(name, gradient_weight, bounds, **flags)
+            made = method_class(name, gradient_weight, **flags)
         except ValueError as error:
             made = error
         DECORATED[described(gradient_weight)] = made
@@ -77,25 +67,16 @@ def register_loss(
     return decorate
 
 
-def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **flags: bool) -> type[Method]:
+def method_class(name: str, gradient_weight: Callable[..., Any], **flags: bool) -> type[Method]:
     """The method that a decorated function stands for; the arguments are those of `register_loss`.
 
     Raises:
-        ValueError: `bounds` is unknown, or the function's signature or a default does not fit.
+        ValueError: the function's signature or a default does not fit.
     """
-    if bounds not in BASES:
-        raise ValueError(f"register_loss(bounds={bounds!r}): must be one of {', '.join(BASES)}.")
-    base, fields, own = BASES[bounds], [], []
-    inherited = {field.name: field.metadata for field in dataclasses.fields(base)}
-    signature, hints = inspect.signature(gradient_weight).parameters, annotations_of(gradient_weight)
-    of_bounds = inherited.keys() - {field.name for field in dataclasses.fields(Method)}
-    if not {"bounds", *of_bounds} & signature.keys():
-        if bounds != "fixed":
-            raise ValueError(
-                f"register_loss({name!r}, bounds={bounds!r}): {described(gradient_weight)} has no argument bounds, so "
-                f"the bounds of {bounds} would be ignored. Add the argument, or remove bounds={bounds!r}."
-            )
-        base = Method
+    signature, fields, own = inspect.signature(gradient_weight).parameters, [], []
+    inherited = {field.name: field.metadata for field in dataclasses.fields(FixedBounds)}
+    # A function with neither the argument `bounds` nor one of their parameters has none.
+    has_bounds = {"bounds", "clip_low", "clip_high"} & signature.keys()
     for key, given in signature.items():
         if key in OFFERED:
             continue
@@ -108,7 +89,7 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **
         own.append(key)
         # A parameter that the bounds have too keeps their range, with the function's default.
         known = inherited.get(key)
-        allowed = allowed_like(given.default, hints.get(key, Any)) if known is None else known["allowed"]
+        allowed = allowed_like(given.default, given.annotation) if known is None else known["allowed"]
         meaning = f"of {described(gradient_weight)}" if known is None else known["meaning"]
         fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
 
@@ -118,72 +99,45 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **
         asked_for = {key: offered[key] for key in OFFERED if key in signature}
         return gradient_weight(**asked_for, **{key: getattr(self, key) for key in own})
 
-    def asks_for(self: Method) -> tuple[str, ...]:
-        return (*super(made, self).asks_for, *(name for name in OPTIONAL if name in signature and name in OFFERED))
-
     namespace = {
         "__doc__": inspect.getdoc(gradient_weight) or "A gradient weight of your own.",
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": weight,
-        "asks_for": property(asks_for),
+        "asks_for": tuple(name for name in OPTIONAL if name in {*OFFERED} & signature.keys()),
         **flags,
         "loss_value": Method.loss_value,
     }
-    made = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+    made = dataclasses.make_dataclass(
+        name, fields, bases=(FixedBounds if has_bounds else Method,), namespace=namespace, frozen=True, kw_only=True
+    )
     made.__module__ = gradient_weight.__module__
     register(made, name)
     return made
 
 
-def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's annotations as types; none of them if one names what its module does not have."""
-    try:
-        return typing.get_type_hints(function)
-    except Exception:
-        return {}
-
-
-def allowed_like(default: Any, annotation: Any = Any) -> Allowed:
-    """Values of the annotated kind or, without an annotation, of the default's: numbers, booleans, text, or null.
-
-    A number whose annotation does not say int or float stays what the user wrote.
+def allowed_like(default: Any, annotation: Any) -> Allowed:
+    """Values of a default's kind: text, booleans, or numbers, only whole ones if the annotation is int; null for None.
 
     Raises:
         ValueError: the default is of another type.
     """
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    kinds = set(typing.get_args(annotation)) if is_union else {annotation}
-    if default is None or types.NoneType in kinds:
-        kinds -= {types.NoneType}
-        without = next(iter(kinds)) if len(kinds) == 1 else float | int
-        return optional(_allowed(default, float if without is Any else without))
-    return _allowed(default, annotation)
-
-
-def _allowed(default: Any, annotation: Any) -> Allowed:
-    """As `allowed_like`, without null."""
-    if typing.get_origin(annotation) is Literal and all(isinstance(word, str) for word in typing.get_args(annotation)):
-        return choice(*typing.get_args(annotation))
-    kind = annotation if default is None else type(default)
-    if kind is bool:
+    if isinstance(default, bool):
         return boolean()
-    if kind is str:
+    if type(default) is str:
         return only("text", lambda value: isinstance(value, str))
-    if kind in (int, float) or (default is None and kind == float | int):
-        any_number = number(reason=ANY_NUMBER)
-        if annotation is int:
-            return integer(reason=ANY_NUMBER)
-        return any_number if float in (annotation, kind) else dataclasses.replace(any_number, convert=as_written)
-    raise ValueError(
-        f"a default of type {getattr(kind, '__name__', kind)} cannot be a configuration value: use a number, true or "
-        "false, text, or one of some words with the annotation Literal['word', 'other']."
-    )
+    if default is None or type(default) in (int, float):
+        # A function's annotations may be texts.
+        whole = annotation in (int, "int")
+        allowed = integer(reason=ANY_NUMBER) if whole else dataclasses.replace(ANY, convert=as_written)
+        return optional(allowed) if default is None else allowed
+    kind = type(default).__name__
+    raise ValueError(f"a default of type {kind} cannot be a configuration value: use a number, true or false, or text.")
 
 
 def as_written(value: Any) -> int | float:
     """A number that float32 holds, unchanged; raises a ValueError for what is none."""
-    number(reason=ANY_NUMBER).convert(value)
+    ANY.convert(value)
     return value
 
 
