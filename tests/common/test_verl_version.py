@@ -61,7 +61,7 @@ def test_each_group_asks(monkeypatch):
 def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.8.0")
     groups = dict(doctor.examine(ray=True))
-    assert [*groups] == ["versions", "accelerators", "memory and disk"]
+    assert [*groups] == ["versions", "accelerators"]
     errors = [finding for group in groups.values() for finding in group if finding.level == "error"]
     assert [(error.subject, error.found) for error in errors] == [("verl", "0.8.0")]
 

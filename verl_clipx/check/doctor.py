@@ -8,8 +8,6 @@ import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from shutil import disk_usage
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
@@ -38,7 +36,6 @@ GPU_CHECKS = "To check losses and updates on GPUs, in a checkout: bash scripts/g
 
 # How many letters of what is fine in a group the short report shows.
 WIDTH = 100
-NEEDED_MEMORY_GB, NEEDED_DISK_GB, NEEDED_SHARED_MEMORY_GB = 8, 5, 1
 
 REGISTERED = """
 import verl
@@ -209,28 +206,6 @@ def check_accelerators() -> list[Finding]:
     )
 
 
-def check_resources(folder: Path) -> list[Finding]:
-    """Checks the free memory, disk space (where runs will be written, too) and shared memory."""
-    import psutil
-
-    of_ray = "Ray writes its logs and spilled objects there: set +ray_kwargs.ray_init._temp_dir"
-    shared = "Ray's object store lives there: enlarge it (docker run --shm-size)"
-    disks = [
-        (folder, NEEDED_DISK_GB, "free some space, or run in another folder"),
-        (Path(tempfile.gettempdir()), NEEDED_DISK_GB, of_ray),
-        (Path("/dev/shm"), NEEDED_SHARED_MEMORY_GB, shared),
-    ]
-    memory = psutil.virtual_memory().available
-    amounts = [("free memory", memory, NEEDED_MEMORY_GB, "a CPU run takes about 6 GB; stop other programs")]
-    amounts += [(f"free disk at {path}", disk_usage(path).free, *rest) for path, *rest in disks if path.is_dir()]
-    return [
-        Finding("ok", subject, f"{free / 2**30:.1f} GiB")
-        if free >= needed * 2**30
-        else Finding("warning", subject, f"{free / 2**30:.1f} GiB", f"less than {needed} GiB: {advice}")
-        for subject, free, needed, advice in amounts
-    ]
-
-
 def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
     """Runs the checks; yields each group's name and findings at once, so that progress can be shown.
 
@@ -240,7 +215,6 @@ def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
     yield "versions", [*check_versions(has_gpu), *check_extras(has_gpu)]
     yield "accelerators", accelerators
-    yield "memory and disk", check_resources(Path.cwd())
     if unsuitable_verl():
         return
     yield "Hydra groups", [check_hydra()]
