@@ -8,12 +8,9 @@ import types
 from contextlib import nullcontext
 
 import pytest
-from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
-from tests.composition import composition
 from verl_clipx.run.support import untested
-from verl_clipx.trainer.receipt import ReceiptCheck
 
 OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
 OF_RUN |= {"algorithm.adv_estimator": "grpo"}
@@ -64,14 +61,6 @@ def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strateg
     with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
         assert logged(metrics=[trained(1)], node=ACPO | {"receipt": receipt}, options=options) == [1]
     assert stops or NO_RECEIPT in caplog.text
-
-
-def test_it_reads_the_options_of_the_composed_run():
-    given = ("actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=grpo", "+clipx=acpo")
-    for strategy, stops in (("fsdp2", True), ("fsdp", False)):
-        config = composition(*given, f"actor_rollout_ref.actor.strategy={strategy}")
-        with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
-            ReceiptCheck(OmegaConf.to_container(config, resolve=True)).look(trained(1), 1)
 
 
 @pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])

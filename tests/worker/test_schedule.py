@@ -46,7 +46,7 @@ class Counted:
         data, _ = micro_batch(mini_batch, ROWS, entropy=mini_batch["entropy"])
         observe = partial(extra_passes, self.policy_loss, mini_batch, WHOLE)
         for _ in range(batches):
-            for token_pass in token_passes(self.policy_loss, data, lambda vector: vector):
+            for token_pass in token_passes(self.policy_loss):
                 for update in range(self.schedule.updates):
                     self._plan(state, RolloutBatch(token_pass=token_pass, update=update), data, observe)
 
@@ -91,6 +91,7 @@ RUNS = [
     (f"+clipx=grpo {LOW_ONLY}", FOUR, 4, 0, 0, 4, "no extra pass"),
     (f"+clipx=grpo {WITHIN}", FOUR, 4, 0, 0, 4, "no extra pass"),
     (f"+clipx=grpo {OVER}", ONE, 1, 1, 1, 1, BEFORE_EACH),
+    ("+clipx=grpo +clipx/hold=clip_fraction clipx.hold.value=0.02", ONE, 1, 0, 0, 1, "no extra pass"),
     # What the current weights reject is known only from a pass.
     (f"+clipx=grpo {WITHIN} {BYPASS} {REJECTING}", FOUR, 4, 4, 4, 4, BEFORE_EACH),
     (f"+clipx=grpo {REJECTING} {LOG_PROBS}", FOUR, 4, 0, 0, 4, "no extra pass"),
@@ -130,7 +131,9 @@ TRAINERS = (
 
 @pytest.mark.parametrize("method", ["grpo", "acpo"])
 def test_every_combination_gets_what_its_loss_needs(method):
-    for combination in itertools.product(SCOPES, MODIFIERS, (ONE, FOUR), TRAINERS):
+    # Fixed bounds have no scope.
+    scopes = SCOPES if method == "acpo" else SCOPES[:1]
+    for combination in itertools.product(scopes, MODIFIERS, (ONE, FOUR), TRAINERS):
         words = " ".join([f"+clipx={method}", *combination, LOG_PROBS, f"{ACTOR}.ppo_mini_batch_size=256"])
         run = Counted(words)
         schedule, settings, select = run.schedule, run.settings, run.settings.select
