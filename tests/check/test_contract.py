@@ -117,9 +117,9 @@ BROKEN = {
         (
             broken(loss_value=lambda self, t, bounds, weight: t.free_ratio**3),
             r"the loss is inf for torch\.float64 inputs where log_prob - old_log_prob is 10000 \(the ratio is 4\.85e\+0"
-            r"8, 9\.\d+e\+147 without log_ratio_clamp\) .* With the clamped ratio it is finite: use that",
+            r"8\) .* t\.ratio is clamped unless log_ratio_clamp is null",
         ),
-        (unclamped(lambda t, _: t.ratio**3), "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20"),
+        (unclamped(lambda t, _: t.ratio**3), "is not finite|is inf for"),
     ],
     contract.order_of_sequences_does_not_matter: [(weight(lambda t, _: t.ratio * t.ratio[0, 0]), "order of the seq")],
     contract.padding_does_not_matter: [
@@ -187,15 +187,10 @@ def test_a_check_finds_a_method_that_breaks_it(check, method, message):
 
 SOUND = {
     "statistics": WithinSpread(),
-    "a second stage": second(lambda t, first: (t.mask.sum() * first[0])[None]),
     # What it says of itself is not checked.
     "unconstrained": broken(
         unconstrained_weight=True, gradient_weight=lambda self, t, bounds: -t.ratio * t.advantages.abs()
     ),
-    "by sequence": broken(
-        by_sequence=True, gradient_weight=lambda self, t, bounds: t.ratio / (1 + t.sequence_mean(t.ratio))
-    ),
-    "by batch": added_up(by_batch=True),
 }
 
 

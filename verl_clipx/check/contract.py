@@ -130,7 +130,7 @@ def finite_for_every_finite_input(method: Method) -> None:
             for what, values in (("F", result.weight), ("the loss", result.value), ("the gradient", actual)):
                 wrong = t.mask & ~values.isfinite()
                 if bool(wrong.any()):
-                    raise AssertionError(not_finite(method, what, values, wrong, t))
+                    raise AssertionError(not_finite(what, values, wrong, t))
             decision = method.decide(result.statistics)
             # Bounds, and what they follow from, may be infinite: they then bound nothing.
             sums = {"a statistic": result.statistics, "a decision": decision.nan_to_num(posinf=0.0, neginf=0.0)}
@@ -139,26 +139,16 @@ def finite_for_every_finite_input(method: Method) -> None:
                 require(finite, f"{what} is not finite for {dtype} inputs: {batch}. {AVOID}")
 
 
-def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
+def not_finite(what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
     """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do."""
     log_ratio = t.log_prob - t.old_log_prob
-    distance, place = log_ratio.abs().where(wrong, torch.inf).reshape(-1).min(0)
-    value, log_ratio, log_prob, A, ratio, free = (
-        float(of.detach().reshape(-1)[place])
-        for of in (values, log_ratio, t.log_prob, t.advantages, t.ratio, t.free_ratio)
+    place = log_ratio.abs().where(wrong, torch.inf).argmin()
+    value, log_ratio, log_prob, A, ratio = (
+        float(of.detach().reshape(-1)[place]) for of in (values, log_ratio, t.log_prob, t.advantages, t.ratio)
     )
-    unclamped = "" if ratio == free else f", {free:.3g} without log_ratio_clamp"
-    advice = AVOID
-    if method.log_ratio_clamp is None:
-        advice = "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20, as in verl, or clamp the ratio."
-    elif distance > method.log_ratio_clamp:
-        advice = (
-            "With the clamped ratio it is finite: use that (t.ratio; a function gets it unless it has a parameter "
-            "log_ratio_clamp), or clamp the ratio yourself."
-        )
     return (
         f"{what} is {value} for {values.dtype} inputs where log_prob - old_log_prob is {log_ratio:g} (the ratio is "
-        f"{ratio:.3g}{unclamped}) and A = {A:.3g}, log_prob = {log_prob:.3g}. {advice}"
+        f"{ratio:.3g}) and A = {A:.3g}, log_prob = {log_prob:.3g}. {AVOID}"
     )
 
 
@@ -458,7 +448,10 @@ RETURN_F = (
     "A. A method that means it sets unconstrained_weight=True."
 )
 
-AVOID = "Clamp what goes into an exponential, a logarithm, a power or a division, and avoid 0 times infinity."
+AVOID = (
+    "Clamp what goes into an exponential, a logarithm, a power or a division, and avoid 0 times infinity. t.ratio is "
+    "clamped unless log_ratio_clamp is null or a function has that parameter, t.free_ratio is not."
+)
 
 MOVED = "F of a token goes from {{:.3g}} to {{:.3g}} when other {} are taken away. {}"
 
