@@ -52,7 +52,7 @@ def switched(config, method="grpo", rejection=None, options=None, **fields):
         keys = (f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold")
         options |= dict(zip(keys, REJECTIONS[rejection], strict=True))
     config, policy_loss = copy.copy(config), copy.copy(config.policy_loss)
-    settings, options = build(method, metrics="all"), {**policy_loss.run.options, **options}
+    settings, options = build(method), {**policy_loss.run.options, **options}
     run = dataclasses.replace(policy_loss.run, options=options, schedule=schedule_of(options, settings))
     given = dict(run=run, clipx=settings, loss_mode=f"clipx_{method}")
     for owner, changed in ((policy_loss, given), (config, fields | {"policy_loss": policy_loss})):
