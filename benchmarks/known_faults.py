@@ -294,7 +294,7 @@ def make(path: Path, name: str, seed: int) -> None:
         "configuration": {key: value for key in RECORDED if (value := OmegaConf.select(config, key)) is not None},
         **describe(config),
     }
-    wanted = {*(key for rule in RULES for key in rule.reads), *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
+    wanted = {*(key for rule in RULES for key in rule.reads), *keys.DRAWN, *keys.HEALTH_COUNTS}
 
     def select(data: Mapping[str, float]) -> dict[str, float]:
         # A value that is not finite is null in the log, and left out here.

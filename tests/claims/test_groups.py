@@ -129,7 +129,6 @@ def test_every_loss_of_verls_trains_with_observe(loss_mode):
     if loss_mode == "dro":
         values[f"{ACTOR}.policy_loss.dro_beta"] = 0.1
     (metrics,) = first_call(actor_of(merged([OBSERVE], values))).metrics
-    assert 0 < metrics["clipx/region_fraction/M"] <= 1
     assert metrics["clipx/gradient_mass/M"] > 0
 
 

@@ -17,7 +17,7 @@ SETTINGS = {method: fact(method, "SEEN_UNDER", ()) for method in BUILT_IN}
 
 
 # The shares of tokens that a run logs, by their regions.
-FRACTIONS = {"LN": "clip_fraction_low", "HP": "clip_fraction_high", "M": "region_fraction/M"}
+FRACTIONS = {"LN": "clip_fraction_low", "HP": "clip_fraction_high"}
 
 
 def mean(trained: Any, metric: str) -> float:

@@ -83,7 +83,7 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
     assert list(run.log.index) == list(range(1, steps + 1))
     assert ("actor/kl_loss" in run.log) == kl
     fractions = sum(run.log[f"actor/clipx/{name}"] for name in FRACTIONS.values())
-    assert fractions.between(0, 1 + 1e-6).all() and fractions.max() > 0.1
+    assert fractions.between(0, 1 + 1e-6).all()
     # Ages are logged in the steps that have them.
     late = run.log.filter(regex="^actor/clipx/((low|high)/)?staleness/")
     for metric in check_receipt(run).filter(regex="^actor/"):

@@ -35,7 +35,7 @@ def metrics_of(ratio, advantages, bounds, *, bounded=None, weighted=None, dual_c
     return {name: value.item() for name, value in found.items()}
 
 
-NUMBER_OF = {"LN": "clip_fraction_low", "HP": "clip_fraction_high", "M": "region_fraction/M"}
+NUMBER_OF = {"LN": "clip_fraction_low", "HP": "clip_fraction_high"}
 
 
 def regions(ratio, advantages, bounds, **given):
@@ -88,7 +88,7 @@ def test_metrics_by_hand():
     assert found.pop("actor/ppo_kl") == pytest.approx(-4 * math.log(2), rel=1e-6)
     assert found == {
         **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
-        **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1, "clipx/region_fraction/M": 1},
+        **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1},
         **{"clipx/contribution/positive": 1.75, "clipx/contribution/negative": 12.0},
         "clipx_sum/ratio": 16.0,
         "clipx_sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
@@ -109,7 +109,7 @@ def test_the_effective_sample_size_by_hand():
 def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
-    assert [found[f"clipx/{number}"] for number in NUMBER_OF.values()] == [0, 1, 0]
+    assert [found[f"clipx/{number}"] for number in NUMBER_OF.values()] == [0, 1]
     assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
     assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)
 

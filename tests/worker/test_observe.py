@@ -125,7 +125,6 @@ BY_HAND = {
         {
             **{"clip_fraction": 3 / 6, "clip_fraction_low": 1 / 6, "clip_fraction_high": 2 / 6, "ratio_mean": 9.1 / 6},
             "ppo_kl": -math.log(0.5 * 1.1 * 1.5 * 0.5 * 1.5 * 4) / 6,
-            "region_fraction/M": 1 / 6,
             # |ratio * A| of the tokens with a gradient; no KL and no entropy term in it.
             **by_region("gradient_mass", 0, 0, 1.0, 1.5, 2.2, among=6),
             **{"contribution/positive": 3.2 / 6, "contribution/negative": 1.5 / 6},
@@ -139,7 +138,6 @@ BY_HAND = {
         [f"{ACTOR}.loss_agg_mode=seq-mean-token-mean", *TERMS],
         {
             **{"clip_fraction": 4 / 7, "clip_fraction_low": 2 / 7, "clip_fraction_high": 2 / 7},
-            "region_fraction/M": 1 / 7,
             # The second sequence's |s * A| of 2, the fourth's of 1, each a sixth of the loss: jagged.micro_batch says
             # that the mini-batch has 6 sequences.
             **by_region("gradient_mass", 0, 0, 0, 2, 1, among=6),
@@ -179,7 +177,6 @@ def test_rejected_tokens_are_not_counted_by_hand(of_verl, monkeypatch):
     worker = Worker(function.keywords["config"], output)
     metrics = tu.get(worker.train_batch(data), "metrics")
     expected = {"ratio_mean": 3.1 / 3, "clip_fraction": 1 / 3}
-    expected |= {"region_fraction/M": 1 / 3}
     # |ratio * A|.
     expected |= by_region("gradient_mass", 0, 0, 1.0, 0, 2.2, among=3)
     assert {key: metrics[f"clipx/{key}"][0] for key in expected} == pytest.approx(expected)

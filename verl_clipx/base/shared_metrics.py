@@ -33,11 +33,6 @@ def effective_sample_size(ratio: float, squared_ratio: float) -> float:
     return ratio**2 / squared_ratio if squared_ratio != 0 else 0.0
 
 
-def rest(whole: Any, *parts: Any) -> Any:
-    """What is left of a sum after subtracting parts of it."""
-    return whole - sum(parts)
-
-
 Entry = Callable[..., Metric]
 CLIPPED: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
 MOVED: Entry = partial(Metric, section="How far the policy moved")
@@ -66,12 +61,6 @@ PG_CLIPFRAC = CLIPPED(
     sums=("LN", "HP"),
     of=add,
     logged_as="actor/pg_clipfrac",
-)
-IN_M = CLIPPED(
-    "region_fraction/M",
-    "fraction of tokens within the bounds (M), on whichever side of 0 their advantage is",
-    sums=("tokens", *REGIONS[:-1]),
-    of=rest,
 )
 RATIO_MEAN = MOVED(
     "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
@@ -108,7 +97,6 @@ OF_TOKENS = (
         sums=("dual_clipped",),
         logged_as="actor/pg_clipfrac_lower",
     ),
-    IN_M,
     RATIO_MEAN,
     PPO_KL,
     MOVED(

@@ -17,7 +17,7 @@ BEYOND = "gradient mass outside the bounds, pulled back or kept"
 
 # Share to the metrics that add up to it, and to those whose sum it is a part of; without the latter, the former are
 # shares themselves.
-_SHARES = (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, keys.IN_M, *keys.HEALTH_SHARES)
+_SHARES = (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, *keys.HEALTH_SHARES)
 MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     CLIPPED: ((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), ()),
     OUTSIDE: ((keys.MASS["LN"], keys.MASS["HP"]), tuple(keys.MASS.values())),

@@ -20,7 +20,7 @@ NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
 OUTSIDE = 9.0
 
 # The sums that `token_sums` returns: numbers of tokens, sums over tokens, and the gradient mass |F * A| of regions.
-COUNTED, MASSES = ("LN", "HP", "LP", "HN"), {f"mass/{region}": number for region, number in NUMBERS.items()}
+COUNTED, MASSES = ("LN", "HP"), {f"mass/{region}": number for region, number in NUMBERS.items()}
 SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED, *MASSES)
 
 # Sums from which metrics are made only once they cover the whole mini-batch, by the keys under which verl adds them up.

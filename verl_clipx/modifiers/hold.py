@@ -16,8 +16,6 @@ from verl_clipx.base.shared_metrics import HELD_MISSED, HELD_REACHED, HELD_WIDTH
 from verl_clipx.base.tokens import Tokens
 
 CLIP_FRACTION, SECOND_MOMENT = "clip_fraction", "second_moment"
-# What a method with fixed bounds logs of the tokens on which its clip acts: on one side of each sign, or everywhere.
-LOGGED_SHARE = {False: "pg_clipfrac", True: "1 - region_fraction/M"}
 
 
 class Width(NamedTuple):
@@ -207,8 +205,9 @@ def held(method: Method, hold: Hold) -> Method:
         # What a value means, for a user who has to choose one.
         advice = "It is in nats²; 0.04, the threshold of M2PO's paper, is a log-ratio of 0.2."
         if hold.target == CLIP_FRACTION:
-            advice = "0.02 lets the clip act on two tokens in a hundred; with fixed bounds a run logs its own as "
-            advice += f"{LOGGED_SHARE[width.every_sign]}."
+            advice = "0.02 lets the clip act on two tokens in a hundred"
+            # Elsewhere the clip acts on more than what PPO would clip.
+            advice += "." if width.every_sign else "; with fixed bounds a run logs its own as pg_clipfrac."
         key, why = f"{hold.node}.value", f"{hold.target} has no value that suits every run"
         raise Refusal(key, None, why, f"Set {key}. {advice}")
     floor, ceiling = hold.floor or width.floor, hold.ceiling or width.ceiling

@@ -303,8 +303,6 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         _bars(axes, -shares.LP - shares.LN, -shares.LP, CLIPPED_LOW, window)
         _share_axis(axes, lowest, highest)
         text = f"outside the bounds: {percent((1 - shares.M).mean())} of the mass"
-        if len(regions := setting.mean(keys.IN_M)):
-            text += f", {percent((1 - regions).mean())} of the tokens"
         axes.set_title(text, fontweight="normal")
         description = f"Bars of the share of {setting.label}’s gradient mass outside its bounds, by region and step."
         panels.append(Panel(f"mass_{index}", setting.label, description, drawing))

@@ -62,8 +62,6 @@ COUNTS = "actor/clipx/count/bin_*"
 EPSILON_HIGHEST, EPSILON_AVERAGE = "actor/clipx/epsilon_highest", "actor/clipx/epsilon_average"
 HOLD_MISSED = logged(declared.HELD_MISSED)
 MASS = {region: logged(metric) for region, metric in declared.GRADIENT_MASS.items()}
-# The share of tokens within the bounds.
-IN_M = logged(declared.IN_M)
 
 # What `+clipx/mask` takes out: shares of all tokens by the sign of their advantage, and whole responses an update.
 MASKED = {"A < 0": logged(declared.MASKED["negative"]), "A > 0": logged(declared.MASKED["positive"])}
