@@ -237,9 +237,6 @@ def check_rejected_tokens_are_not_counted(policy, rows, _):
         worker.engine.optimizer_step = lambda: 1.0
         found.append(own_metrics(worker.train_batch(data)))
     regions = [f"clipx/{name}" for name in FRACTIONS.values()]
-    for metrics in found:
-        # Of the loss that is PPO's, what it clips on either side is what lies there.
-        assert sum(metrics[region] for region in regions) == pytest.approx(1, abs=1e-9)
     for key in (*regions, "clipx/ratio_mean", "clipx/gradient_mass/M"):
         assert found[0][key] == pytest.approx(found[1][key], rel=1e-6), key
 
