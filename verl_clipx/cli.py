@@ -19,7 +19,6 @@ from verl_clipx.common.command_line import (
     fail,
     failing,
     forget_json,
-    installed_version,
     messages_console,
     print_json,
     working,
@@ -27,6 +26,7 @@ from verl_clipx.common.command_line import (
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
+from verl_clipx.common.verl_version import installed_version
 
 OF_PAPERS = {"data": "tasks.commands", "eval": "evaluation.commands", "recipe": "tables.recipe_commands"}
 OF_PAPERS |= {"table": "tables.table_commands"}

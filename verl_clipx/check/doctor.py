@@ -13,9 +13,8 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool, pip_command
-from verl_clipx.common.verl_version import VERL_RANGE, unsuitable_verl, verl_version
+from verl_clipx.common.verl_version import VERL_RANGE, installed_version, unsuitable_verl, verl_version
 
 Level = Literal["ok", "warning", "error"]
 

@@ -7,13 +7,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 
 from verl_clipx.common.terminal import TerminalConsole, print_plain
+from verl_clipx.common.verl_version import installed_version
 
 # How long a command may work before it says so in a log.
 SECONDS_OF_SILENCE = 3.0
@@ -94,11 +94,3 @@ def failing(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except (OSError, ValueError, *kinds) as error:
         fail(error)
-
-
-def installed_version(distribution: str) -> str | None:
-    """The version of an installed distribution, or None."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -1,4 +1,4 @@
-"""The versions of verl that this plugin extends: its workers and trainers change between minor versions."""
+"""Which versions are installed, and those of verl that this plugin extends: they change between minor versions."""
 
 import sys
 from importlib import metadata
@@ -8,6 +8,14 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 VERL_RANGE = SpecifierSet(">=0.9.0,<0.10")
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def verl_version() -> str | None:

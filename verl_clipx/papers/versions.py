@@ -1,6 +1,6 @@
 """The versions of the packages that a number depends on."""
 
-from verl_clipx.common.command_line import installed_version
+from verl_clipx.common.verl_version import installed_version
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from verl_clipx.common.files import remove_partials, replacing, write_private_te
 from verl_clipx.common.observing import Part
 from verl_clipx.common.run_files import own_log_path, record_path, resumed_step, traces_path
 from verl_clipx.common.secrets import redact
+from verl_clipx.common.verl_version import installed_version
 from verl_clipx.runs.run_log import Rows, entries_in, rows_of
 
 # The names of Ray's resources for the kind of a node's accelerators begin with this.
@@ -111,7 +111,7 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "accelerators": _accelerators(),
         "commit": commit_here(),
         "reward_hash": _reward_hash(config),
-        "versions": {name: version for name in VERSIONED if (version := _version(name))},
+        "versions": {name: version for name in VERSIONED if (version := installed_version(name))},
         "configuration": redact({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
     write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
@@ -135,10 +135,3 @@ def _accelerators() -> list[str]:
 
     found = ray.cluster_resources() if ray.is_initialized() else {}
     return sorted(name.removeprefix(ACCELERATOR) for name in found if name.startswith(ACCELERATOR))
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.common.files import replacing, write_json, write_text
+from verl_clipx.common.verl_version import installed_version
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Checkpoint, Weights, find_weights
