@@ -1,14 +1,13 @@
 """A pull under every method that has none of its own: value and gradient are the method's and those of the divergence,
-by autograd through verl's registry; the receipt counts it; which methods refuse it. Not covered: a training, a replay.
+by autograd through verl's registry; which methods refuse it. Not covered: that the receipt counts it
+(tests/worker/test_receipt.py), a training, a replay.
 """
 
-import copy
 import pickle
 
 import pytest
 import torch
 from torch.testing import assert_close
-from verl.trainer.ppo import core_algos
 
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
@@ -72,22 +71,3 @@ def test_it_goes_with_a_held_target_and_through_pickle():
     assert pickle.loads(pickle.dumps(method)) == method != build("grpo", hold={"value": 0.1}, pull={}).method
     assert method.parameters["pull"] == "k3 to old, times 0.001" and "hold" in method.parameters
     assert build("grpo", pull={"anchor": "rollout"}).asks_for == ("rollout_log_prob",)
-
-
-def test_the_receipt_counts_it(monkeypatch):
-    from tests.worker.test_receipt import Update
-
-    words = ("+clipx=dapo", "+clipx/pull=k2")
-    config = copy.deepcopy(built_once((*words, "clipx.pull.coefficient=0.3")))
-    update = Update(config)
-    update.run()
-    assert update.run(moved=0.5).any()
-    assert update.end_rollout_batch(4) < 1e-5
-    other = copy.deepcopy(built_once((*words, "clipx.pull.coefficient=0.2")))
-    other.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
-    registered = core_algos.POLICY_LOSS_REGISTRY["clipx_grpo"]
-    monkeypatch.setitem(
-        core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", lambda **given: registered(**given | {"config": other})
-    )
-    with pytest.raises(RuntimeError, match="receipt: at ratios"):
-        Update(config).run()

@@ -64,6 +64,7 @@ OPTIONS = {
     "KL": [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5"],
     "entropy bonus": [f"{ACTOR}.entropy_coeff=0.1"],
     "reweighted": ["+clipx/shaping=advantage_reweighting"],
+    "pulled": ["+clipx/pull=k2", "clipx.pull.coefficient=0.3"],
     "selected": ["+clipx/select=high_entropy"],
     "normalised over the selected": ["+clipx/select=low_entropy", "clipx.select.normaliser=selected"],
     "compiled": ["clipx.compile=true"],
@@ -333,6 +334,7 @@ def trains(*overrides, step=None, batch=FIRST, made=None, loss_mode=None, **run)
 
 MODIFIERS = {
     "shaping": ("+clipx/shaping=advantage_reweighting",),
+    "pull": ("+clipx/pull=k2", "clipx.pull.coefficient=0.3"),
     "selection": ("+clipx/select=high_entropy",),
     "the other half selected": ("+clipx/select=high_entropy", "clipx.select.ratio=0.6"),
 }
