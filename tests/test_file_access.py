@@ -23,7 +23,7 @@ EXCEPTIONS = [
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
     ("report/drawing.py", ".savefig(", "a text in memory"),
     ("run/explaining.py", "open(", OWN),
-    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(", ".open(")],
+    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(")],
     ("run/stand_in.py", "open(", OWN),
     ("run/without_plugin.py", "open(", OWN),
     ("trainer/log.py", ".open(", "a log that grows while a process runs"),

@@ -218,9 +218,6 @@ def explain(
     every: Annotated[
         bool, typer.Option("--all", help="Explain every run that the command starts, not the first.")
     ] = False,
-    run_preparations: Annotated[
-        bool, typer.Option("--run-preparations", help="Run rm, mv, pip, wget, curl and hf themselves.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a command would train, and what stops it.
@@ -239,7 +236,7 @@ def explain(
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
     with failing(), working("running the command until verl has its configuration"):
-        explanation = explain_command(context.args, run_preparations=run_preparations, every=every)
+        explanation = explain_command(context.args, every=every)
     if as_json:
         print_json(**explanation.content)
     else:

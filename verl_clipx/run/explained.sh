@@ -1,20 +1,15 @@
 # What bash reads before each script of a command that is explained, in a folder with `answers` and `notes`.
 #
 # Once there is an answer, a shell ends before its next command, of which it only looks up the name. It notes for
-# `explain.py` that an override stands where a command should, in bash's words, or the line and the command where it
-# would go on; 0 is a line before the run's. With a file `all` in the folder it goes on.
+# `explain.py`, in bash's words, that an override stands where a command should. With a file `all` in the folder it goes
+# on.
 
 clipx_explain_folder=${BASH_ENV%/*}
 
 # Arguments: the number of the next command's line, then the parameters of the script or function.
 clipx_explain() {
-    if [[ ! -s $clipx_explain_folder/answers ]]; then
-        clipx_explain_line=$1 clipx_explain_command=$BASH_COMMAND
-        return
-    fi
-    # A trap's own commands have the last one's name, and lines from 1 on.
-    [[ $1 -lt ${clipx_explain_line:-0} && $BASH_COMMAND == "$clipx_explain_command" ]] && return
-    local left=$BASH_COMMAND line=$1 note
+    if [[ ! -s $clipx_explain_folder/answers ]]; then return 0; fi
+    local left=$BASH_COMMAND line=$1
     local part='"[^"]*"|'"'[^']*'"'|\$\(+[^()]*\)+|[^][:space:]()"<>&|;'"'"']|]'
     local assigned="^[A-Za-z_][A-Za-z0-9_]*=($part)*([[:space:]]+(.*))?$" word="^($part)+"
     shift
@@ -24,12 +19,8 @@ clipx_explain() {
     if [[ $left == *['`(']* ]]; then set -- "$left"; else eval "set -- $left"; fi
     # Another program that is missing is nothing that verl should have got.
     if [[ ${1-} == ?*=* || ${1-} == [-+~]?* ]] && [[ -z $(type -t -- "$1") ]]; then
-        note="${BASH_SOURCE[1]:-$0}: line $line: $1: command not found"
-    else
-        [[ $line -lt ${clipx_explain_line:-0} || $(declare -f -- "${1-}") == *@(verl|python)* ]] && line=0
-        note="$line"$'\t'"${BASH_SOURCE[1]:-$0}"$'\t'"${BASH_COMMAND%%$'\n'*}"
+        printf '%s\n' "${BASH_SOURCE[1]:-$0}: line $line: $1: command not found" >>"$clipx_explain_folder/notes"
     fi
-    printf '%s\n' "$note" >>"$clipx_explain_folder/notes"
     [[ -e $clipx_explain_folder/all ]] || exit 0
 }
 
