@@ -6,7 +6,7 @@ notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from verl_clipx.common.run_files import lock_path, own_log_path
 from verl_clipx.common.run_lock import hold
 from verl_clipx.run.keys import NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
-from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
@@ -33,7 +32,7 @@ def start(config: DictConfig) -> None:
     Raises:
         ValueError, RuntimeError, OSError: as `decide`, `require_accelerator` and `hold_log`.
     """
-    resolved = decide(config, named=keys_set_by_user(), group=chosen_group())
+    resolved = decide(config, **said_by_command_line())
     if resolved is None:
         return
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
@@ -49,6 +48,20 @@ def start_unless_started(config: DictConfig) -> None:
     # A notebook may change a configuration and start it again.
     if not (resolved and HydraConfig.initialized()):
         start(config)
+
+
+def said_by_command_line() -> dict[str, Any]:
+    """Returns what only the command line of a hydra.main says, as arguments of `decide`; empty elsewhere."""
+    if not HydraConfig.initialized():
+        return {}
+    hydra = HydraConfig.get()
+    return {"named": named_keys(hydra.overrides.task), "group": hydra.runtime.choices.get(NODE)}
+
+
+def named_keys(overrides: Collection[str]) -> dict[str, str]:
+    """Returns the keys that a command line's overrides name, with their text: `+clipx.alpha=2` names clipx.alpha."""
+    words = (override.lstrip("+~").partition("=") for override in overrides)
+    return {key: text for key, _, text in words}
 
 
 def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:

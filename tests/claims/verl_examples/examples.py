@@ -20,8 +20,7 @@ from tests.claims.configuration import ACTOR
 from tests.composition import by_hydra
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.config import completed
-from verl_clipx.run.start import decide
-from verl_clipx.run.user_keys import named_keys
+from verl_clipx.run.start import decide, named_keys
 
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")
