@@ -10,14 +10,13 @@ import io
 import json
 import math
 import os
-import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException, OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -28,23 +27,19 @@ from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
 from verl_clipx.common.secrets import redact
 from verl_clipx.run.config import clip_range
-from verl_clipx.run.description import IF_IT_CLIPS, Description, updates
+from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, updates
 from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
 from verl_clipx.run.lengths import lengths_of
-from verl_clipx.run.method_in_words import interval
 from verl_clipx.run.resolve import NAMES, Resolved
 from verl_clipx.run.schedule import schedule_of
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import decide, said_by_command_line
 from verl_clipx.run.support import has_run_on, read_costs, tested_values
-from verl_clipx.run.unknown_keys import absent, refused_by_verl
-from verl_clipx.run.user_keys import chosen_group, keys_set_by_user
 
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
-NO_SUCH_KEY = re.compile(r"Could not override '(.+)'\.")
 
 
 def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Description:
@@ -166,8 +161,6 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
         warnings.simplefilter("ignore")
         try:
             validate_config(config, need_reference_policy(config), need_critic(config))
-        except InstantiationException as error:
-            return [str(refused_by_verl(error, config))]
         except Exception as error:
             return [f"verl refuses it: {error}"]
     return []
@@ -188,21 +181,16 @@ def end_with(description: Description) -> NoReturn:
     raise SystemExit(0)
 
 
-# The overrides of keys that verl's configuration does not have, which Hydra has composed without.
-_unknown: list[str] = []
-
-
 def answer_and_end(config: DictConfig) -> NoReturn:
     """Takes the place of a start of verl's: answers, and ends this process."""
-    unknown = [absent(word, config) for word in _unknown]
-    description = answer(config, named=keys_set_by_user(), group=chosen_group())
+    description = answer(config, **said_by_command_line())
     arguments = None
     if HydraConfig.initialized() and (hydra := HydraConfig.get()).mode != RunMode.MULTIRUN:
-        arguments = [*hydra.overrides.task, *hydra.overrides.hydra, *_unknown]
+        arguments = [*hydra.overrides.task, *hydra.overrides.hydra]
     elif HydraConfig.initialized():
         loss = f"only the first run of a sweep is explained: {description.loss}"
         description = dataclasses.replace(description, loss=loss)
-    end_with(dataclasses.replace(description, stops=[*unknown, *description.stops], arguments=arguments))
+    end_with(dataclasses.replace(description, arguments=arguments))
 
 
 def end_without_configuration() -> NoReturn:
@@ -217,19 +205,12 @@ def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) 
     os.environ["HYDRA_FULL_ERROR"] = "1"
     given = [*args.overrides]
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
-    _unknown.clear()
-    while True:
-        try:
-            return run(args=args, **named)
-        except (HydraException, OmegaConfBaseException) as error:
-            key = NO_SUCH_KEY.match(str(error))
-            words = [word for word in args.overrides if key and word.partition("=")[0] == key[1]]
-            if not words:
-                why = str(error).partition("\n\n")[0]
-                if isinstance(error, OverrideParseException):
-                    why = f"{error.override}: is no override of Hydra's: {why.splitlines()[0]}"
-                    if not (error.override or "").strip():
-                        why = "a blank stands where an override should. After a backslash it ends a command: remove it."
-                end_with(Description("a configuration that does not compose", stops=[why], arguments=given))
-            _unknown.extend(words)
-            args.overrides = [word for word in args.overrides if word not in words]
+    try:
+        run(args=args, **named)
+    except (HydraException, OmegaConfBaseException) as error:
+        why = str(error).partition("\n\n")[0]
+        if isinstance(error, OverrideParseException):
+            why = f"{error.override}: is no override of Hydra's: {why.splitlines()[0]}"
+            if not (error.override or "").strip():
+                why = "a blank stands where an override should. After a backslash it ends a command: remove it."
+        end_with(Description("a configuration that does not compose", stops=[why], arguments=given))
