@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import verl_clipx
 from tests.composition import composition
-from tests.hydra_main import NEEDED
 from tests.papers.evaluation.tiny import save_questions
 from tests.runs.example_runs import write_run
 from verl_clipx.cli import OF_PAPERS, app
@@ -163,15 +162,6 @@ def test_numbers_that_json_does_not_have_are_null(run):
 def test_a_mistyped_name_is_answered_with_the_nearest(words, hint):
     done = clipx(*words)
     assert done.exit_code in (1, 2) and hint in done.output
-
-
-@pytest.mark.slow
-@pytest.mark.matrix
-def test_verls_own_entry_says_so_before_ray_and_without_hydras_advice():
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *NEEDED, "+clipx=acpo", "clipx.alhpa=2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1 and "Did you mean clipx.alpha?" in done.stderr
-    assert "+clipx.alhpa" not in done.stderr and "Started a local Ray" not in done.stdout + done.stderr
 
 
 def without(monkeypatch, *modules: str) -> None:
