@@ -165,7 +165,7 @@ def figure(name: str) -> str:
 def method_page(method: dict[str, Any]) -> str:
     """A method's page, from its class and its groups."""
     from verl_clipx.methods import METHODS
-    from verl_clipx.run.method_in_words import limits_in_words
+    from verl_clipx.run.description import limits_in_words
 
     name, kind = method["name"], METHODS[method["name"]]
     source = f"../../{method['module'].replace('.', '/')}.py"

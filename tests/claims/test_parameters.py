@@ -16,8 +16,8 @@ from verl_clipx.check.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, FutureInfluence, Lopti
 from verl_clipx.run.config import AROUND, build, parameters_of
+from verl_clipx.run.description import unusual
 from verl_clipx.run.groups import group_names, group_settings
-from verl_clipx.run.method_in_words import unusual
 
 from .configuration import actor_of, merged, refusals_in
 from .first_call import first_call

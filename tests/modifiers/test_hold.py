@@ -22,7 +22,7 @@ from verl_clipx.check.contract import compiled_it_is_the_same
 from verl_clipx.methods import BUILT_IN, METHODS, FixedBounds
 from verl_clipx.modifiers.hold import HeldBounds, Hold, held, width_of
 from verl_clipx.run.config import build
-from verl_clipx.run.method_in_words import bounds_of, settings_of
+from verl_clipx.run.description import bounds_of
 from verl_clipx.run.start import decide
 from verl_clipx.worker.state import description
 
@@ -226,9 +226,8 @@ def test_the_line_and_explain_say_what_is_held():
     # The solved bounds take nothing over from verl, and the group's own have no part in the run.
     assert f"holds {held}" in decision.line and "verl's clip_ratio_high=0.3 not used" in decision.line
     assert decision.run.taken == {} and "clip_high=" not in decision.line
-    settings, run = decision.clipx, decision.run
-    assert f"the width that holds {held}" in bounds_of(settings.method)
-    assert settings_of(settings, run) == f"dual_clip 3: the paper's but for bounds that hold {held}"
+    assert f"the width that holds {held}" in bounds_of(decision.clipx.method)
+    assert decision.description.settings == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
 
 def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():

@@ -14,7 +14,6 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.configuration import ACTOR, actor_of, merged, parsed
 from tests.methods.at import outcome, tokens_at
-from verl_clipx.base.refusal import Refusal
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.run.description import describe
 from verl_clipx.run.facts import RunFacts
@@ -178,21 +177,17 @@ UNCORRECTED = "not corrected for the samples' staleness and for the rollout engi
         f"+clipx=grpo {V1}=sync {RETURNED}",
     ],
 )
-def test_samples_that_are_corrected_or_not_stale_pass_where_a_correction_is_required(words):
-    assert UNCORRECTED not in line_of(f"{words} clipx.correction=required")
+def test_samples_that_are_corrected_or_not_stale_are_not_called_uncorrected(words):
+    assert UNCORRECTED not in line_of(words)
 
 
-def test_stale_samples_that_nothing_corrects_are_named_and_refused_where_a_correction_is_required():
+def test_stale_samples_that_nothing_corrects_are_named():
     assert f"; {UNCORRECTED}; " in line_of(f"+clipx=grpo {STALE}")
     # A pull to the sampler leaves the gradient of what is clipped as biased as it was.
     to_sampler = f"+clipx/pull=k2 clipx.pull.anchor=rollout {STALE}"
     assert f"; {UNCORRECTED}; " in line_of(f"+clipx=grpo {to_sampler}")
     assert UNCORRECTED not in line_of(f"+clipx=m2po {to_sampler}")
     assert UNCORRECTED not in line_of(f"+clipx=grpo +clipx/mask=icepop {to_sampler}")
-    with pytest.raises(Refusal) as raised:
-        line_of(f"+clipx=grpo {STALE} clipx.correction=required")
-    assert (raised.value.key, raised.value.value) == ("clipx.correction", "required")
-    assert all(f"{key}=" in raised.value.advice for key in (f"{CORRECTION}.rollout_is", BYPASS))
 
 
 def test_verls_log_probabilities_are_of_the_tempered_policy():

@@ -160,7 +160,6 @@ REJECTED = (f"{CORRECTION}.rollout_rs=seq_mean_k3", f"{CORRECTION}.rollout_rs_th
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
 MEGATRON, VEOMNI = f"{ACTOR}.strategy=megatron", f"{ACTOR}.strategy=veomni"
 OVERRIDE = "actor_rollout_ref.model.override_config.attn_implementation"
-R2 = f"{ACTOR}.veomni.router_replay.mode=R2"
 FUSED, FSDP2 = "actor_rollout_ref.model.use_fused_kernels=True", f"{ACTOR}.strategy=fsdp2"
 MODELS = Path(__file__).parent / "fixtures" / "models"
 UNTIED, TIED = (f"actor_rollout_ref.model.path={MODELS / name}" for name in ("untied", "tied"))
@@ -207,8 +206,6 @@ REFUSED = [
         *("veomni.attn_implementation=sdpa", "+clipx=grpo", f"{ACTOR}.veomni.attn_implementation=sdpa"),
         f"{ACTOR}.veomni.ulysses_parallel_size=2",
     ),
-    ("clipx.scope=lagged", "+clipx=acpo", VEOMNI, R2),
-    ("the method grpo", "+clipx=grpo", "+clipx/select=high_entropy", VEOMNI, BYPASSED, *REJECTED, R2),
     ("untied", "+clipx=grpo", FSDP2, UNTIED, FUSED),
     ("data-parallel group", "+clipx=grpo", MEGATRON, f"{ACTOR}.megatron.dynamic_context_parallel=True"),
     # What verl would stop at minutes later, or pass over.
@@ -220,8 +217,7 @@ REFUSED = [
     (REJECTED[0], "+clipx=acpo", *REJECTED, f"{LOG_PROBS}=False"),
     ("clipx.weight=rollout", "+clipx=bapo", "clipx.weight=rollout", f"{LOG_PROBS}=False"),
     ("clipx.behaviour=rollout", "+clipx=m2po", f"{LOG_PROBS}=False"),
-    # Steps of a sequence's clip fraction that are too coarse to hold it, and bounds beside those that are solved for.
-    (f"{ROLLOUT}.n=4", "+clipx=gspo", *HELD, f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_mini_batch_size=127"),
+    # Bounds beside those that are solved for.
     ("clipx.hold", "+clipx=dapo", *HELD, "clipx.clip_high=1.28"),
     ("clipx.hold", "+clipx=ipo", *HELD, "clipx.threshold=0.5"),
     # Keys of the loss where nothing reads them.
@@ -283,7 +279,6 @@ SERVED = [
     ("+clipx=m2po", VLLM, TOP_P, RAW),
     ("+clipx=m2po", VLLM, f"{ROLLOUT}.temperature=0.8", f"{ROLLOUT}.val_kwargs.top_p=0.7"),
     ("+clipx=observe", BYPASSED, VLLM, TOP_P),
-    ("+clipx=acpo", "clipx.scope=lagged", VEOMNI, R2),
     ("+clipx=acpo", VEOMNI),
     ("+clipx=grpo", f"{LOG_PROBS}=False"),
     ("+clipx=m2po_reference", f"{LOG_PROBS}=False"),
@@ -291,8 +286,6 @@ SERVED = [
     # verl's own loss is verl's business, and what verl passes on to other code may have any name.
     ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=dro", f"{POLICY_LOSS}.tau_neg=1.2"),
     ("+clipx=acpo", "reward.custom_reward_function.reward_kwargs.clip_ratio=0.3"),
-    ("+clipx=gspo", *HELD, f"{ACTOR}.ppo_mini_batch_size=128", f"{ROLLOUT}.n=4"),
-    ("+clipx=grpo", *HELD, f"{ACTOR}.ppo_mini_batch_size=1", f"{ROLLOUT}.n=4"),
 ]
 
 

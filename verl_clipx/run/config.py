@@ -101,12 +101,6 @@ class Settings(Node):
         "what happens if the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
         "warn, or off (nothing is compared); auto: stop if tests have run all of the run's options, otherwise warn",
     )
-    correction: str = parameter(
-        "named",
-        choice("named", "required"),
-        "what happens if the trainer may train on stale samples without rollout correction, bypass mode or a mask: the "
-        "line says so (named), or the run is refused (required)",
-    )
     paper_loss_agg_mode: str | None = parameter(
         None,
         optional(choice("token-mean", "seq-mean-token-mean")),

@@ -8,40 +8,34 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_clipx.base.method import NODE
+from verl_clipx.base.method import NODE, Method
+from verl_clipx.base.parameters import BESIDE, GUARD, HIGH, LOW
 from verl_clipx.base.refusal import written
 from verl_clipx.modifiers.pull import Pull
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.groups import OBSERVE
+from verl_clipx.run.groups import OBSERVE, own_settings
 from verl_clipx.run.keys import (
     ACTOR,
     BYPASS,
     CALCULATE_LOG_PROBS,
     LOSS_AGG_MODE,
     MINI_BATCH,
+    MINI_BATCHES_AT_ONCE,
     RESPONSES,
     ROLLOUT_IS,
+    ROLLOUT_NODES,
     ROLLOUT_RS,
     TEMPERATURE,
     WITH_ROLLOUT_IS,
     WITH_ROLLOUT_RS,
     distillation_term,
     log_prob_mismatch,
+    mode_of_v1,
     ratio_to_the_rollout_policy,
 )
-from verl_clipx.run.method_in_words import (
-    bounds_of,
-    cost,
-    differences,
-    limits_in_words,
-    mask_in_words,
-    of_receipt,
-    risk,
-    settings_of,
-    shown,
-)
+from verl_clipx.run.support import read_costs
 
 # Which tokens the statistics behind the bounds are of.
 SCOPES = {
@@ -49,6 +43,8 @@ SCOPES = {
     "lagged": "statistics of the same update of the rollout batch before",
     "micro_batch": "statistics of each micro-batch by itself",
 }
+# Parameters that change how a loss is computed or watched, and not what is trained.
+NOT_TRAINED = ("compile", "receipt", "log", "health", "missing_state")
 # Of verl's own losses, the plugin knows only of vanilla what limits it.
 IF_IT_CLIPS = "clipping, if this loss clips,"
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
@@ -59,8 +55,6 @@ REMEDIES = (
     f"{ROLLOUT_IS}=token {ROLLOUT_IS}_threshold=2 {CALCULATE_LOG_PROBS}=true (truncated weights), or {BYPASS}=true "
     f"{CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
 )
-
-
 WAY_BACK = (
     "without +clipx and the keys under clipx, the same command resumes its checkpoints under verl's own loss, which "
     "reads none of the plugin's files"
@@ -147,13 +141,14 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
     """Describes a run of the plugin's, as far as its settings and facts go without the rest of its configuration."""
     term, mismatch = distillation_term(run.options), log_prob_mismatch(run.options)
     to_sampler = ratio_to_the_rollout_policy(run.options, settings)
-    source, added, biased = source_of_old_log_probs(run), corrections(run, settings), None
-    if mismatch is not None and run.rollout_log_probs:
+    mode, of_group = mode_of_v1(run.options), own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
+    source, added, biased = source_of_old_log_probs(run, mode), corrections(run, settings), None
+    if mismatch is not None and run.options.get(CALCULATE_LOG_PROBS):
         which = "" if to_sampler else ", which only metrics use,"
         biased = f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
     missing = "not corrected for the samples' staleness and for the rollout engine"
     # A pull to the sampler corrects nothing.
-    missing *= run.trains_on_stale_samples and (not to_sampler or to_sampler.startswith(Pull.node))
+    missing *= trains_on_stale_samples(run, mode) and (not to_sampler or to_sampler.startswith(Pull.node))
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
     untested = [option for option in run.untested if not option.endswith("=None")]
     unused = {key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()}
@@ -170,17 +165,18 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
     else:
         method = settings.method
         limit, acting, at_one = limits_in_words(method)
-        of_row, is_to_sampler = acting, run.bypass or method.ratio_to_sampler
+        of_row, is_to_sampler = acting, run.options.get(BYPASS) or method.ratio_to_sampler
         to = f"to the policy {'that sampled' if is_to_sampler else 'of old_log_probs'}"
         name = f"{NODE}_{method.name}" + f" (+{NODE}={run.group})" * bool(run.group)
         scope = f"scope {settings.scope}"
         holds = f"holds {method.held_target}, " if settings.hold is not None else ""
-        differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
-        loss = f"{name}, {holds}{scope if settings.adaptive else limit}, {differing}"
+        differing = differences(settings, run, of_group)
+        as_group = "every parameter as in its group"
+        loss = f"{name}, {holds}{scope if settings.adaptive else limit}, {', '.join(differing.values()) or as_group}"
         loss += UNCONSTRAINED * bool(method.unconstrained_weight)
         of_rows = {
             "loss": f"{name}, {scope}: {SCOPES[settings.scope]}" if settings.adaptive else name,
-            "settings": settings_of(settings, run),
+            "settings": settings_of(settings, run.group, differing),
             "bounds": bounds_of(method),
             "ratio": f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
             "taken": {parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
@@ -227,27 +223,33 @@ def averages(run: RunFacts, settings: Settings | Observe) -> str:
 
 def corrections(run: RunFacts, settings: Settings | Observe) -> list[str]:
     """Returns the corrections of the samples' weights, mask and probabilities."""
-    applied, temperature = [], run.options.get(TEMPERATURE)
+    applied, temperature, bypass = [], run.options.get(TEMPERATURE), bool(run.options.get(BYPASS))
     for key, others in ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
         # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
-        if run.options.get(key) is not None and not (run.bypass and (not settings.trains or key == ROLLOUT_IS)):
+        if run.options.get(key) is not None and not (bypass and (not settings.trains or key == ROLLOUT_IS)):
             threshold, *normalised = (run.options.get(other) for other in others)
             over = ", normalised over the batch" if any(normalised) else ""
-            by = " by the current weights" * run.bypass
+            by = " by the current weights" * bypass
             applied.append(f"{key.rpartition('.')[2]}={run.options[key]}{by} (threshold {shown(threshold)}{over})")
     corrected = [f"rollout correction {', '.join(applied)}"] if applied else []
     return corrected + ([] if temperature in (None, 1) else [f"log-probabilities at temperature {shown(temperature)}"])
 
 
-def source_of_old_log_probs(run: RunFacts) -> str:
-    """Returns where verl's trainer gets old_log_probs from."""
-    if run.bypass:
+def source_of_old_log_probs(run: RunFacts, mode: str | None) -> str:
+    """Returns where verl's trainer gets old_log_probs from; `mode` is the v1 trainer's."""
+    if run.options.get(BYPASS):
         return "are the rollout's own (bypass_mode)"
     if run.schedule.starts_at_ratio_one:
         return "are recomputed with the weights at the start of a rollout batch's first update"
-    if run.mini_batches_at_once or (run.uses_v1 and run.trainer_mode == "separate_async"):
+    if run.options.get(MINI_BATCHES_AT_ONCE) or mode == "separate_async":
         return "are recomputed with the weights that the rollout last received"
     return "are the trainer's"
+
+
+def trains_on_stale_samples(run: RunFacts, mode: str | None) -> bool:
+    """Returns whether samples may be of weights older than those that a rollout batch starts from."""
+    experimental = run.options.get(ROLLOUT_NODES) is not None or run.options.get(MINI_BATCHES_AT_ONCE)
+    return bool(experimental or mode in ("separate_async", "colocate_async"))
 
 
 def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = False) -> str:
@@ -278,3 +280,161 @@ def traced(settings: Settings | Observe) -> str:
         return ""
     batches = "every rollout batch" if trace.every == 1 else f"one of {trace.every} rollout batches"
     return f"; {100 * trace.fraction:g} % of the prompts traced in {batches}, to {trace.folder}"
+
+
+def limits_in_words(method: Method) -> tuple[str, str, str]:
+    """Returns what limits a method's weight, what of it can act where the ratio is not 1, and what where it is 1."""
+    limits = method.limits
+    nouns = " and ".join(dict.fromkeys(role for role in limits.values() if role not in (LOW, HIGH, BESIDE)))
+    beside = " and ".join(name for name, role in limits.items() if role == BESIDE)
+    on = "" if method.bounds_on == "ratio" else f" on the {method.bounds_on.format(**method.parameters)}"
+    if {LOW, HIGH} & {*limits.values()}:
+        limit, acting = f"fixed bounds{on}", "clipping"
+    elif not method.declares_limits:
+        limit, acting = "no bounds", "a limit inside the gradient weight"
+    elif nouns:
+        limit, acting = f"a {nouns} and no bounds", f"the {nouns}"
+    elif method.solved_parameters or not roles_of(method):
+        limit, acting = f"bounds of its own{on}", "clipping"
+    else:
+        limit, acting = f"no bounds but {beside}" if beside else "no bounds", beside
+    return limit, acting, (f"the {nouns}" if nouns else acting) if method.acts_at_ratio_one else ""
+
+
+def roles_of(method: Method) -> set[str]:
+    """Returns the roles of a method's parameters that stand for bounds or for what is in their place."""
+    return {field.metadata.get("role") for field in dataclasses.fields(method)} - {None, "", GUARD, BESIDE}
+
+
+def bounds_of(method: Method) -> str:
+    """Returns a method's bounds and its other limits, by its parameters."""
+    values = {name: "∞" if value is None else shown(value) for name, value in method.parameters.items()}
+    by_role: dict[str, list[str]] = {}
+    for name, role in method.limits.items():
+        by_role.setdefault(role, []).append(name)
+    low, high = ([values[name] for name in by_role.pop(side, ())] for side in (LOW, HIGH))
+    if method.formula:
+        bounds = f"{method.bounds_on} {method.formula}".format(**values)
+    elif not {LOW, HIGH} & roles_of(method):
+        bounds = "bounds of its own" if method.declares_limits and not roles_of(method) else "no bounds"
+    else:
+        bounds = f"{method.bounds_on} {interval(*low or [None], *high or [None])}"
+    beside = [f"{name} {values[name]}" for name in by_role.pop(BESIDE, ())]
+    shaped = [f"{role}: {', '.join(f'{name} {values[name]}' for name in names)}" for role, names in by_role.items()]
+    return "; ".join([bounds, *shaped, *beside])
+
+
+def interval(low: Any, high: Any) -> str:
+    """Returns two bounds in words; null means none."""
+    if low is None:
+        return "without bounds" if high is None else f"up to {shown(high)}"
+    return f"from {shown(low)}" if high is None else f"{shown(low)} to {shown(high)}"
+
+
+def settings_of(settings: Settings, group: str | None, differing: dict[str, str]) -> str:
+    """Returns a method's parameters, and whose they are: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`."""
+    guards = {field.name for field in dataclasses.fields(settings.method) if field.metadata.get("role") == GUARD}
+    own = [
+        f"{shown(value)} {name}" if isinstance(value, int) else f"{name} {shown(value)}"
+        for name, value in settings.method.parameters.items()
+        if name not in guards and not isinstance(value, bool | str) and value
+    ]
+    not_of_loss = (*NOT_TRAINED, *settings.method.solved_parameters)
+    changed = [text for name, text in differing.items() if name not in not_of_loss]
+    if settings.hold is not None:
+        changed.insert(0, f"bounds that hold {settings.method.held_target}")
+    whose = "the released code's" if str(group).endswith("_reference") else "the paper's"
+    if group in (None, "custom") or not own_settings(group):
+        whose = "its group's" if group else "its defaults"
+    whose += f" but for {', '.join(changed)}" if changed else ""
+    return f"{', '.join(own) or 'no parameters'}: {whose}"
+
+
+def cost(settings: Settings, run: RunFacts) -> str:
+    """Returns what the loss costs beyond verl's own."""
+    schedule = run.schedule
+    extra = [f"one extra forward pass {schedule.extra_passes}"] if schedule.extra_passes else []
+    passes = extra + ["a second pass of each update (Lopti)"] * (len(schedule.passes) == 2)
+    of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
+    can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
+    costs = read_costs()
+    made = {"the extra pass": "mini_batch"} if schedule.extra_passes == "before each update" else {}
+    made |= {f"{NODE}.scope=lagged": "lagged"} if settings.adaptive and settings.scope == "lagged" else {}
+    made |= {"Lopti": "lopti"} if len(schedule.passes) == 2 else {}
+    more = [f"{costs['update_of_vanilla'][key] - 1:.0%} for {what}" for what, key in made.items()]
+    share = f"; measured {costs['where']}, of an update's time: {', '.join(more)} ({costs['source']})" if more else ""
+    lag = f"; {NODE}.scope=lagged needs none" * bool(of_scope and can_lag)
+    return f"{' and '.join(passes) or 'no extra pass'}{lag}{share.replace('%', ' %')}"
+
+
+def risk(settings: Settings, run: RunFacts) -> str | None:
+    """Returns from which spread of the ratio on nothing is clipped below; None where that cannot come about."""
+    spread = settings.method.unbounded_below_from
+    if spread is None or run.schedule.only_at_ratio_one:
+        return None
+    return (
+        f"where σ reaches {spread:.3f}, the lower bound is 0 and nothing is clipped below; σ grows from update to "
+        f"update of a rollout batch. {NODE}.epsilon_max below 1 keeps a lower bound; the run logs epsilon_highest"
+    )
+
+
+def mask_in_words(settings: Settings, to: str) -> str | None:
+    """Returns what a mask takes out, and by which ratio; None without one. `to`: the policy that the clip's is to."""
+    mask = settings.mask
+    if mask is None:
+        return None
+    parameters = ", ".join(f"{field.name} {shown(getattr(mask, field.name))}" for field in dataclasses.fields(mask))
+    says = (type(mask).__doc__ or " ").split("\n")[0].rstrip(".")
+    compared = "policy of old_log_probs" if mask.of_old_policy else "current policy"
+    return (
+        f"{mask.rule} ({parameters}) {says[0].lower()}{says[1:]}; it compares the {compared} with the one that "
+        f"sampled. The clip acts on what is left, by the ratio {to}"
+    )
+
+
+def of_receipt(settings: Settings, run: RunFacts) -> str:
+    """Returns what happens if the gradient of the first rollout batch is not the announced one."""
+    if settings.receipt == "off":
+        return "off: nothing checks that this loss is what the run trains"
+    if settings.receipt == "warn":
+        return "warns if the first rollout batch trains another loss"
+    always = "stops the run if the first rollout batch trains another loss"
+    if settings.receipt == "stop" or not run.untested:
+        return always
+    return f"{always}; its checks of the engine, which no test has run, only warn"
+
+
+def differences(settings: Settings, run: RunFacts, of_group: dict[str, Any]) -> dict[str, str]:
+    """Returns the parameters that differ from the group, each with both values and, if verl's key set it, this key."""
+    values, changes = {**vars(settings), **vars(settings.method)}, {}
+    for parameter in (*dataclasses.fields(settings.method), *dataclasses.fields(settings)):
+        name, value, source = parameter.name, values[parameter.name], ""
+        before = of_group.get(name, parameter.default)
+        if name in ("method", "trace", "paper_loss_agg_mode", "hold") or value == before:
+            continue
+        if taken := run.taken.get(name):
+            source = f"; from {ACTOR}.{taken['key']}={written(taken['given'])}"
+        elif name == "compile" and value is False and run.uncompiled_by:
+            source = f"; from {run.uncompiled_by}=False"
+        elif name in settings.method.solved_parameters:
+            source = f"; not used, {NODE}.hold solves for the bounds"
+        changes[name] = f"{name}={shown(value)} (group: {shown(before)}{source}{unusual(parameter, value)})"
+    return changes
+
+
+def unusual(field: dataclasses.Field, value: Any) -> str:
+    """Returns a remark on a value outside its usual range, for `differences`; empty if there is nothing to remark."""
+    usual = field.metadata["allowed"].usual
+    if usual is None or value is None or usual[0] <= value <= usual[1]:
+        return ""
+    return f"; unusual, mostly {shown(usual[0])} to {shown(usual[1])}"
+
+
+def shown(value: Any) -> str:
+    """Returns a value as it is written on the command line; a modifier's includes its parameters."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if dataclasses.is_dataclass(value):
+        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -5,18 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.run.keys import (
-    BYPASS,
-    CALCULATE_LOG_PROBS,
-    LOSS_AGG_MODE,
-    LOSS_SCALE_FACTOR,
-    MINI_BATCHES_AT_ONCE,
-    ROLLOUT_NODES,
-    TORCH_COMPILE,
-    TRAINER_MODE,
-    WARMUP,
-)
-from verl_clipx.run.schedule import Schedule, reads_v1
+from verl_clipx.run.keys import LOSS_AGG_MODE, TORCH_COMPILE, WARMUP
+from verl_clipx.run.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -68,47 +58,11 @@ class RunFacts:
         return self.options.get(LOSS_AGG_MODE, "token-mean")
 
     @property
-    def loss_scale_factor(self) -> Any:
-        """verl's constant for seq-mean-token-sum-norm, or None."""
-        return self.options.get(LOSS_SCALE_FACTOR)
-
-    @property
-    def rollout_log_probs(self) -> bool:
-        """Whether the rollout returns its log-probabilities."""
-        return bool(self.options.get(CALCULATE_LOG_PROBS))
-
-    @property
-    def bypass(self) -> bool:
-        """Whether the rollout's log-probabilities serve as the old policy's."""
-        return bool(self.options.get(BYPASS))
-
-    @property
     def critic_warmup(self) -> int:
         """Training steps before this one train only the critic."""
         return self.options.get(WARMUP) or 0
 
     @property
-    def mini_batches_at_once(self) -> int | None:
-        """How many mini-batches verl's fully asynchronous trainer fetches for each step; None under other trainers."""
-        return self.options.get(MINI_BATCHES_AT_ONCE)
-
-    @property
-    def trainer_mode(self) -> str | None:
-        """The v1 trainer's mode."""
-        return self.options.get(TRAINER_MODE)
-
-    @property
-    def uses_v1(self) -> bool:
-        """Whether the trainer reads the keys of trainer.v1."""
-        return reads_v1(self.options)
-
-    @property
     def uncompiled_by(self) -> str | None:
         """The first of verl's own switches of torch.compile that is off, which clipx.compile=auto follows, or None."""
         return next((key for key in TORCH_COMPILE if self.options.get(key) is False), None)
-
-    @property
-    def trains_on_stale_samples(self) -> bool:
-        """Whether the trainer may train on samples of weights older than those that a rollout batch starts from."""
-        experimental = self.options.get(ROLLOUT_NODES) is not None or self.mini_batches_at_once
-        return bool(experimental or (self.uses_v1 and self.trainer_mode in ("separate_async", "colocate_async")))

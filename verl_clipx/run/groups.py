@@ -24,6 +24,11 @@ def group_settings(group: str) -> dict:
     return {key: value for key, value in node_of(group).items() if value != MISSING}
 
 
+def own_settings(group: str) -> dict:
+    """As `group_settings`; empty for a group of the user's own, which is held against the method's defaults."""
+    return group_settings(group) if group in group_names() else {}
+
+
 def node_of(group: str) -> dict:
     """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
     from omegaconf import MISSING, OmegaConf

@@ -93,8 +93,8 @@ def chosen(node: "Settings | Observe") -> str:
 ACTOR, ROLLOUT, REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FACTS = f"{POLICY_LOSS}.run"
-# What the plugin puts into verl's node, and what its groups write there (configs/clipx/base.yaml).
-OF_THE_PLUGIN = {FACTS: "${clipx_run:}", f"{POLICY_LOSS}.{NODE}": f"${{{NODE}}}"}
+# The nodes that the plugin keeps in verl's (configs/clipx/base.yaml).
+OF_THE_PLUGIN = (FACTS, f"{POLICY_LOSS}.{NODE}")
 
 # Keys of verl's own losses, under the actor, with verl's defaults. dro_beta has none in verl, whose dro stops without.
 CLIP_KEYS: dict[str, Any] = {
@@ -360,24 +360,6 @@ def no_update(values: Values, node: "Settings | Observe") -> Refusal | None:
 
 MINI_BATCH = declare_beside(f"{ACTOR}.ppo_mini_batch_size", TRAINER)
 RESPONSES = declare_beside(f"{ROLLOUT}.n", TRAINER)
-# A share of so many sequences moves in steps of 0.2 %.
-FEWEST_SEQUENCES = 512
-
-
-@refuses(MINI_BATCH)
-def too_few_sequences(values: Values, node: "Settings | Observe") -> Refusal | None:
-    """times rollout.n, below 512 where the bounds on a sequence's ratio hold a target"""
-    prompts, samples = values[MINI_BATCH], values[RESPONSES]
-    holds = node.trains and node.hold is not None and node.method.by_sequence
-    if not holds or None in (prompts, samples) or prompts * samples >= FEWEST_SEQUENCES:
-        return None
-    reason = (
-        f"with {RESPONSES}={samples} a mini-batch has {prompts * samples} sequences, too few for {NODE}.hold: the "
-        "share that is clipped would move in steps that are too coarse"
-    )
-    return Refusal(MINI_BATCH, prompts, reason, f"Have at least {FEWEST_SEQUENCES}, or leave out +{NODE}/hold.")
-
-
 ROLLOUT_PROMPTS, USE_V1 = declare_beside("data.train_batch_size", TRAINER), declare_beside("trainer.use_v1", TRAINER)
 WARMUP = declare_beside("trainer.critic_warmup", TRAINER)
 # Of verl's experimental trainers, which do not read trainer.v1.
@@ -387,6 +369,19 @@ MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", TRAINER)
 TRAINER_MODE = declare_beside("trainer.v1.trainer_mode", TRAINER)
 # Of the mode that trainer.v1.trainer_mode names; `read` adds it.
 SYNC_STEP = "trainer.v1.*.parameter_sync_step"
+
+
+def reads_v1(values: Values) -> bool:
+    """Returns whether the trainer reads the keys of trainer.v1."""
+    # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
+    experimental = values.get(ROLLOUT_NODES) is not None or values.get(MINI_BATCHES_AT_ONCE)
+    return values.get(USE_V1) is not False and not experimental
+
+
+def mode_of_v1(values: Values) -> str | None:
+    """Returns the v1 trainer's mode; None under another trainer."""
+    return values.get(TRAINER_MODE) if reads_v1(values) else None
+
 
 # --- The engine ------------------------------------------------------------------------------------------------------
 
@@ -636,9 +631,6 @@ def refusals(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     for row in ROWS.values():
         if row.refusal is not None and (refusal := row.refusal(values, node)) is not None:
             yield refusal
-
-
-# Keys in such a node belong to the code that verl passes them on to.
 
 
 # Keys in such a node belong to the code that verl passes them on to.

@@ -24,7 +24,7 @@ from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.support import untested
-from verl_clipx.run.takeover import ClipKeys, clip_keys
+from verl_clipx.run.takeover import clip_keys
 
 NAMES = ("project_name", "experiment_name")
 
@@ -47,7 +47,7 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
 
     Args:
         config: verl's whole configuration.
-        named: full keys that the command line or a file of the user's names, with the values there.
+        named: full keys that the command line names, with the text there.
         group: the group that +clipx= names, or None if unknown.
 
     Returns:
@@ -63,22 +63,19 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     if NODE not in node:
         refuse([without_group(node.loss_mode)])
         return None
-    refuse(replaced(named))
+    refuse(replaced(node))
     refuse(missing_values(node[NODE]))
     settings = instantiated(node[NODE])
     if not isinstance(settings, Settings | Observe):
         raise missing_method(settings)
+    before = taken_before(node)
     folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     values = read(config)
-    of_clip_keys = ClipKeys({}, {}, [])
-    if isinstance(settings, Settings):
-        of_clip_keys = clip_keys(settings.method, values, named)
-    refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *of_clip_keys.refused])
-    taken = {**taken_before(node), **of_clip_keys.taken}
-    run = RunFacts(group, taken, of_clip_keys.unused, folder, values, schedule_of(values, settings), untested(values))
+    taken, unused, refused = clip_keys(settings.method, values, named) if settings.trains else ({}, {}, [])
+    refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *refused])
+    run = RunFacts(group, before | taken, unused, folder, values, schedule_of(values, settings), untested(values))
     complete = run.complete(settings)
     description = describe(node.loss_mode, complete, run)
-    refuse([correction_missing(complete, description)])
     return Resolved(complete, dataclasses.replace(run, line=description.line), description)
 
 
@@ -98,15 +95,16 @@ def facts_node(config: DictConfig) -> DictConfig | None:
     return None if resolved is None else as_node(resolved.run)
 
 
-def replaced(named: Mapping[str, Any]) -> Iterator[Refusal]:
-    """What the user has written over the node that the plugin keeps in verl's, perhaps in vain."""
-    for key in sorted(named):
-        for own, written_by_group in OF_THE_PLUGIN.items():
-            # A configuration that Hydra recorded says what the group says, and holds nodes and their values.
-            is_ours = named[key] == written_by_group or (named[key] and isinstance(named[key], dict))
-            if f"{key}.".startswith(f"{own}.") and not is_ours:
-                reason = f"{own} is the plugin's, which fills it from the run's other keys"
-                yield Refusal(key, named[key], reason, "Remove it, and set the key that it comes from.")
+def replaced(node: DictConfig) -> Iterator[Refusal]:
+    """What the user has written over the nodes that the plugin keeps in verl's, perhaps in vain."""
+    for key in OF_THE_PLUGIN:
+        name = key.rpartition(".")[2]
+        if name not in node or OmegaConf.is_interpolation(node, name):
+            continue
+        # Resolved before, as in a notebook, it is what a target builds.
+        if not (OmegaConf.is_config(node[name]) and "_target_" in node[name]):
+            reason = f"{key} is the plugin's, which fills it from the run's other keys"
+            yield Refusal(key, node[name], reason, "Remove it, and set the key that it comes from.")
 
 
 def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -117,14 +115,6 @@ def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> It
     for name in settings.method.solved_parameters:
         if f"{NODE}.{name}" in named:
             yield Refusal(f"{NODE}.{name}", getattr(settings.method, name), reason, "Remove one of the two.")
-
-
-def correction_missing(settings: Settings | Observe, description: Description) -> Refusal | None:
-    """The refusal of stale samples without a correction, where the user requires one."""
-    if not settings.trains or settings.correction != "required" or not description.uncorrected:
-        return None
-    missing, _, advice = description.uncorrected.partition(". ")
-    return Refusal(f"{NODE}.correction", "required", f"the run is {missing}", f"{advice}.")
 
 
 def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verl_clipx.base.refusal import Refusal
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.run.keys import (
     BYPASS,
@@ -18,19 +17,14 @@ from verl_clipx.run.keys import (
     FACTS,
     MINI_BATCH,
     MINI_BATCHES_AT_ONCE,
-    ROLLOUT_NODES,
     ROLLOUT_PROMPTS,
     ROLLOUT_RS,
-    ROUTER_REPLAY,
     STEPS_A_VERSION,
-    STRATEGY,
     SYNC_STEP,
     TRAINER_MODE,
-    USE_V1,
     Values,
-    chosen,
     read,
-    refuses,
+    reads_v1,
 )
 
 if TYPE_CHECKING:
@@ -125,12 +119,6 @@ class Schedule:
         of_bounds = (self.bounds, self.bounds_of_first, self.bounds_without_past)
         return self.selects_by_pass or DecidedFrom.MINI_BATCH in of_bounds
 
-    def sums_over_ranks(self, at: str, *, past: bool = False) -> int:
-        """Returns the number of all-reduces before an update; as `decided_from`."""
-        source = self.decided_from(at, past=past)
-        sums = bool(self.counts) or self.selects_by_pass or source is not DecidedFrom.MICRO_BATCH
-        return sums + (self.second_stage and source in (DecidedFrom.MINI_BATCH, DecidedFrom.RATIO_ONE))
-
 
 def schedule_of(values: Values, settings: "Settings | Observe | None" = None) -> Schedule:
     """Makes the schedule of a run.
@@ -151,13 +139,6 @@ def schedule_of(values: Values, settings: "Settings | Observe | None" = None) ->
         counts=("counted",) * rejects_before,
     )
     return schedule if settings is None or not settings.trains else with_settings(schedule, settings, values)
-
-
-def reads_v1(values: Values) -> bool:
-    """Returns whether the trainer reads the keys of trainer.v1."""
-    # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
-    experimental = values.get(ROLLOUT_NODES) is not None or values.get(MINI_BATCHES_AT_ONCE)
-    return values.get(USE_V1) is not False and not experimental
 
 
 def updates_of(values: Values, parts: int) -> int | None:
@@ -220,20 +201,3 @@ def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
         return Schedule(**recorded)
     default = "low_first" if "clipx.update.eta" in configuration else None
     return counted_schedule(read(configuration), configuration.get("clipx.update.order", default))
-
-
-@refuses(ROUTER_REPLAY)
-def recorded_routes(values: Values, node: "Settings | Observe") -> Refusal | None:
-    """R2, if the method needs the extra pass: it would choose routes of its own"""
-    if not node.trains or values[STRATEGY] != "veomni" or values[ROUTER_REPLAY] != "R2":
-        return None
-    if not schedule_of(values, node).may_need_extra_pass:
-        return None
-    return Refusal(
-        ROUTER_REPLAY,
-        "R2",
-        f"under {chosen(node)} the extra pass over the mini-batch would choose its own routes and see other "
-        "probabilities than the update trains on",
-        "Set it to R3 or disabled, or do without that pass (clipx.scope=lagged or micro_batch, "
-        "clipx.select.over=sequence).",
-    )

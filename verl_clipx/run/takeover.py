@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl_clipx.base.method import NODE, Method
 from verl_clipx.base.parameters import VerlKey
@@ -11,23 +11,20 @@ from verl_clipx.base.refusal import Refusal, written
 from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 
 
-class ClipKeys(NamedTuple):
-    """What becomes of verl's clip keys under a method; `taken` and `unused` are as in `facts.RunFacts`."""
-
-    taken: dict[str, dict[str, Any]]
-    unused: dict[str, Any]
-    refused: list[Refusal]
-
-
-def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> ClipKeys:
+def clip_keys(
+    method: Method, values: Values, named: Collection[str] = ()
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any], list[Refusal]]:
     """What becomes of verl's clip keys under a method.
 
     Args:
         method: with the parameters of its group and of the user's overrides. A parameter that still has its default
             takes verl's value over.
         values: from `read`.
-        named: full keys that the command line or a file of the user's names, verl's and the plugin's. Such a key counts
-            even if it repeats verl's default.
+        named: full keys that the command line names, verl's and the plugin's. Such a key counts even if it repeats
+            verl's default.
+
+    Returns:
+        `taken` and `unused`, as in `facts.RunFacts`, and what is refused.
     """
     taken, refused, known, replaced = {}, [], set(), set()
     for field in dataclasses.fields(method):
@@ -59,7 +56,7 @@ def clip_keys(method: Method, values: Values, named: Collection[str] = ()) -> Cl
         and (value := values[f"{ACTOR}.{key}"]) is not None
         and (value != default or (key in replaced and f"{ACTOR}.{key}" in named))
     }
-    return ClipKeys(taken, unused, refused)
+    return taken, unused, refused
 
 
 def verl_key(method: type[Method], parameter: str) -> VerlKey | None:

@@ -12,7 +12,7 @@ from verl_clipx.loss.loss import apply, token_statistics, tokens_in
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
+from verl_clipx.run.keys import BYPASS, LOSS_SCALE_FACTOR, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
 from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
 from verl_clipx.worker.policy_loss import inputs_of
@@ -60,7 +60,7 @@ class Announced:
             if settings.select.normaliser == "selected":
                 averaged, number = selected, number if step.selected_tokens is None else step.selected_tokens
         sizes = {key: data[key] for key in ("dp_size", "global_batch_size")}
-        sizes |= {"batch_num_tokens": number, "loss_scale_factor": run.loss_scale_factor}
+        sizes |= {"batch_num_tokens": number, "loss_scale_factor": run.options.get(LOSS_SCALE_FACTOR)}
         self._share = shares_of(averaged, run.loss_agg_mode, log_prob.dtype, **sizes)
         if "rollout_is_weights" in data:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
