@@ -9,7 +9,6 @@ import math
 import re
 import runpy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hydra.utils import instantiate
@@ -158,7 +157,7 @@ DISTILLED, BY_ITSELF = "distillation.enabled=True", "distillation.distillation_l
 BYPASSED, WEIGHTS = f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=token"
 REJECTED = (f"{CORRECTION}.rollout_rs=seq_mean_k3", f"{CORRECTION}.rollout_rs_threshold=0.01")
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
-MEGATRON, VEOMNI = f"{ACTOR}.strategy=megatron", f"{ACTOR}.strategy=veomni"
+MEGATRON = f"{ACTOR}.strategy=megatron"
 OVERRIDE = "actor_rollout_ref.model.override_config.attn_implementation"
 FUSED, FSDP2 = "actor_rollout_ref.model.use_fused_kernels=True", f"{ACTOR}.strategy=fsdp2"
 MODELS = Path(__file__).parent / "fixtures" / "models"
@@ -202,10 +201,6 @@ REFUSED = [
     (f"{OVERRIDE}=sdpa", "+clipx=grpo", f"{OVERRIDE}=sdpa", ULYSSES),
     (f"{OVERRIDE}=sdpa", "+clipx=observe", f"{OVERRIDE}=sdpa", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"),
     (f"{OVERRIDE}=sdpa", "+clipx=grpo", f"{OVERRIDE}=sdpa", ULYSSES.replace("actor.", "ref.")),
-    (
-        *("veomni.attn_implementation=sdpa", "+clipx=grpo", f"{ACTOR}.veomni.attn_implementation=sdpa"),
-        f"{ACTOR}.veomni.ulysses_parallel_size=2",
-    ),
     ("untied", "+clipx=grpo", FSDP2, UNTIED, FUSED),
     ("data-parallel group", "+clipx=grpo", MEGATRON, f"{ACTOR}.megatron.dynamic_context_parallel=True"),
     # What verl would stop at minutes later, or pass over.
@@ -255,13 +250,7 @@ def test_every_refusal_of_the_table_is_met_above():
     assert [test.__name__ for test in tests - met] == []
 
 
-# On GPUs verl's critic takes flash attention whatever is said.
-CRITIC = (
-    *("+clipx=grpo", "critic.fsdp.ulysses_sequence_parallel_size=2"),
-    "critic.model.override_config.attn_implementation=sdpa",
-)
 SERVED = [
-    CRITIC,
     ("+clipx=acpo", ULYSSES, f"{OVERRIDE}=flash_attention_3"),
     ("+clipx=acpo", f"{OVERRIDE}=sdpa"),
     ("+clipx=grpo", FUSED, FSDP2, TIED),
@@ -279,7 +268,6 @@ SERVED = [
     ("+clipx=m2po", VLLM, TOP_P, RAW),
     ("+clipx=m2po", VLLM, f"{ROLLOUT}.temperature=0.8", f"{ROLLOUT}.val_kwargs.top_p=0.7"),
     ("+clipx=observe", BYPASSED, VLLM, TOP_P),
-    ("+clipx=acpo", VEOMNI),
     ("+clipx=grpo", f"{LOG_PROBS}=False"),
     ("+clipx=m2po_reference", f"{LOG_PROBS}=False"),
     ("+clipx=grpo", f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.rollout_is_threshold=0.5_5.0"),
@@ -293,12 +281,6 @@ SERVED = [
 def test_the_nearest_run_that_is_served_is_not_refused(overrides):
     returning = [] if any(word.startswith(LOG_PROBS) for word in overrides) else [f"{LOG_PROBS}=True"]
     assert refused(*overrides, *returning) == []
-
-
-def test_the_critics_attention_counts_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: SimpleNamespace(device_name="cpu"))
-    (refusal,) = refused(*CRITIC)
-    assert refusal.key == "critic.fsdp.ulysses_sequence_parallel_size"
 
 
 # --- The table -------------------------------------------------------------------------------------------------------

@@ -440,24 +440,12 @@ def dynamic_context(values: Values, node: "Settings | Observe") -> Refusal | Non
     return Refusal(DYNAMIC_CONTEXT, True, reason, advice)
 
 
-# The keys of the models' attention, and from each key of sequence parallelism to the key of that model's attention.
 ATTENTION = declare_beside("actor_rollout_ref.model.override_config.attn_implementation", ENGINE)
-CRITIC_ATTENTION = declare_beside("critic.model.override_config.attn_implementation", ENGINE)
-_ATTENTION_OF_VEOMNI = {
-    model: declare_beside(f"{model}.veomni.attn_implementation", ENGINE) for model in (ACTOR, REFERENCE)
-}
-SEQUENCE_PARALLEL = {
-    declare_beside(f"{model}.{name}", ENGINE): attention
-    for model, name, attention in (
-        (ACTOR, "ulysses_sequence_parallel_size", ATTENTION),
-        (ACTOR, "fsdp_config.ulysses_sequence_parallel_size", ATTENTION),
-        (REFERENCE, "ulysses_sequence_parallel_size", ATTENTION),
-        (REFERENCE, "fsdp_config.ulysses_sequence_parallel_size", ATTENTION),
-        (CRITIC, "ulysses_sequence_parallel_size", CRITIC_ATTENTION),
-        (CRITIC, "fsdp.ulysses_sequence_parallel_size", CRITIC_ATTENTION),
-        *((model, "veomni.ulysses_parallel_size", of) for model, of in _ATTENTION_OF_VEOMNI.items()),
-    )
-}
+SEQUENCE_PARALLEL = tuple(
+    declare_beside(f"{model}.{name}", ENGINE)
+    for model in (ACTOR, REFERENCE)
+    for name in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+)
 WRONG_ATTENTION = (
     "each rank would attend to its own slice of a sequence and train on wrong log-probabilities, because verl patches "
     "only flash attention"
@@ -473,17 +461,11 @@ def has_sequence_parallel_attention(name: str | None) -> bool:
 @refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
 def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Refusal | None:
     """above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice"""
-    from verl.plugin.platform import get_platform
-
-    for key, attention in SEQUENCE_PARALLEL.items():
-        size, name = values[key], values[attention]
-        if attention == CRITIC_ATTENTION and get_platform().device_name != "cpu":
-            # verl's critic ignores this key and takes flash attention (utils/model.py), which a CPU does not have.
-            continue
-        if size and size > 1 and not has_sequence_parallel_attention(name):
-            advice = f"Set {attention}=flash_attention_2 (on a CPU there is none), or {key}=1."
-            return Refusal(key, size, f"with {attention}={name}: {WRONG_ATTENTION}", advice)
-    return None
+    name, key = values[ATTENTION], next((key for key in SEQUENCE_PARALLEL if (values[key] or 1) > 1), None)
+    if key is None or has_sequence_parallel_attention(name):
+        return None
+    advice = f"Set {ATTENTION}=flash_attention_2 (on a CPU there is none), or {key}=1."
+    return Refusal(key, values[key], f"with {ATTENTION}={name}: {WRONG_ATTENTION}", advice)
 
 
 # --- The server that samples -----------------------------------------------------------------------------------------
