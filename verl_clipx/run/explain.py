@@ -39,6 +39,7 @@ STAND_INS = ("ray", "sbatch", "srun", "ssh", "docker", "kubectl", "pkill", "kill
 STAND_INS += ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "hf")
 # Scripts ask these for the accelerators that explaining does not need.
 OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
+SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
 # How long what a command leaves in the background may take to its configuration.
 SECONDS_IN_THE_BACKGROUND = 120
@@ -74,7 +75,7 @@ class Explanation:
         answers: of every run that it would start, the fields of `description.Description` and `text`, its lines.
         stood_in: the command lines that stand-ins replaced.
         stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
-        may_go_on: whether the command was ended at its first answer and may have started more runs.
+        may_go_on: whether it is a shell's, was ended at its first answer, and may have started more runs.
     """
 
     answers: list[dict[str, Any]]
@@ -142,8 +143,9 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         stops.append(without_an_answer(code, printed, noted))
     elif cut:
         stops.append(f"{'; '.join(cut)}. {CUT}")
-    may_go_on = bool(given) and not every and not Path(words[0]).name.startswith("python")
-    return Explanation(given, stood_in, [*stops, *misled_words(words, given, bool(cut))], may_go_on)
+    stops += misled_words(words, given, bool(cut))
+    by_shell = any(Path(word).name in SHELLS or word.endswith(".sh") for word in words)
+    return Explanation(given, stood_in, stops, may_go_on=bool(given) and by_shell and not every)
 
 
 def is_answered(answers: Path) -> bool:
