@@ -1,4 +1,4 @@
-"""verl's console output: the steps in it, among other lines, behind progress bars, and as a terminal wrapped them."""
+"""verl's console output: the steps in it, among other lines and behind progress bars."""
 
 import ast
 import contextlib
@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from rich.cells import cell_len
 
 from verl_clipx.common.files import as_utf8, read_bytes
 from verl_clipx.common.terminal import harmless
@@ -30,13 +28,11 @@ METRIC = re.compile(
 LOST = re.compile(r"\w/\S{1,200}:[-+.\d]\S{0,30} - \w+/\S{1,200}:[-+.\d]")
 # Where a metric ends although something else is glued to it.
 ENDS = re.compile(METRIC.pattern + r"(?![-+.\d]|[eE](?![A-Za-z]))")
-# What a metric may consist of that was cut in two; no border or sign of an editor's.
-CUT = re.compile(r"[-\w/@.:+()=,]*(?: -?)?")
 WORDS = {"True": 1.0, "False": 0.0}
 
 
 def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """The steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`, wrapped or not.
+    """The steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
 
     Returns:
         The numbers by step, and under `configuration` what verl printed of it before them.
@@ -46,10 +42,8 @@ def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
     """
     # A byte that is no UTF-8 is in a progress bar that was cut.
     rows = [harmless(row) for row in as_utf8(read_bytes(path)).decode(errors="replace").splitlines()]
-    margin = min((re.match(r"[\s>|│]*", row)[0] for row in rows if row.strip()), key=len, default="")
-    rows = [row.removeprefix(margin) for row in rows]
     logged, damaged, cut = [], [], 0
-    for line in _unwrapped(path, rows):
+    for line in _lines_of(rows):
         if not STEP.search(line) and LOST.search(line):
             damaged.append(f"{path}: metrics without their step, and left out: {line!r:.80}.")
             cut += 1
@@ -102,62 +96,17 @@ def _metrics_in(text: str) -> tuple[dict[str, float], list[str]]:
     return metrics, ["" if one else part for part, one in found]
 
 
-def _unwrapped(path: Path, rows: list[str]) -> Iterator[str]:
-    """The lines that were printed: of each step, the rows into which a terminal of any width wrapped it are joined.
-
-    Rows that go on with a step are known by what they say: with them each metric is whole that was cut. Where a metric
-    could also end with its row, the width decides: a terminal wraps rows at its own.
-
-    Raises:
-        ValueError: nothing shows whether a row is the rest of a number.
-    """
-    widest = max(map(cell_len, rows), default=0)
-    line, full, wrapped, doubtful = "", False, False, ""
-    for number, row in enumerate(rows, 1):
-        # The terminal may have dropped a blank at the row's end, or moved a character of two cells into the next one.
-        fills = cell_len(row) >= widest - 1
-        joined = _joined(line, row, full, fills) if line and row.strip() else None
-        if joined is None and line:
-            yield line
-        elif line and METRIC.fullmatch(line.rpartition(" - ")[2]) and " - " not in row:
-            doubtful = doubtful or f"{path}, line {number}: {row!r:.40}"
-        else:
-            wrapped |= full and joined is not None
-        line, full = row if joined is None else joined, fills
+def _lines_of(rows: list[str]) -> Iterator[str]:
+    """Yields the lines that were printed. Of a step's line Ray may have read a part: it prints the rest as a row."""
+    line = ""
+    for row in rows:
+        process, (*_, step) = PROCESS.match(row), (None, *STEP.finditer(line))
+        if step and process and process[0] in line[: step.start()]:
+            joined = line + row[process.end() :]
+            *parts, last = (part.strip() for part in joined[step.end() :].split(" - "))
+            if all(map(METRIC.fullmatch, parts)) and (METRIC.fullmatch(last) or not ENDS.match(last)):
+                line = joined
+                continue
+        yield line
+        line = row
     yield line
-    if doubtful and not wrapped:
-        raise ValueError(
-            f"{doubtful} may be the rest of the number above it, as where a terminal wrapped the line, or a line of "
-            "its own. Join it to the line above, or remove it."
-        )
-
-
-def _joined(line: str, row: str, full: bool, fills: bool) -> str | None:
-    """A line with a further row, None if the row begins a line of its own.
-
-    Args:
-        full: whether the row before reaches the terminal's edge.
-        fills: whether this row does.
-    """
-    begins, process = [*STEP.finditer(line)], PROCESS.match(row)
-    # Ray repeats the process before the rest of a line of which it had read a part.
-    goes_on = bool(process and begins and process[0] in line[: begins[-1].start()])
-    if process and not goes_on:
-        return None
-    row = row[process.end() :] if process else row
-    blank = " " * ((line.endswith(" -") and row[0] != " ") or (row.startswith("- ") and line[-1] != " "))
-    joined = line + blank + row
-    if not begins:
-        step = STEP.search(joined) if full else None
-        return joined if step and step.start() < len(line) < step.end() else None
-    *_, cut = line[begins[-1].end() :].rsplit(" - ", 1)
-    *parts, last = (cut + blank + row).split(" - ")
-    is_whole, at_a_blank = METRIC.fullmatch(cut), blank or row.startswith(" - ")
-    if STEP.match(row) and (is_whole or not full or STEP.match(joined, len(line))):
-        return None
-    if not all(METRIC.fullmatch(part.strip()) for part in parts) or (is_whole and not (at_a_blank or full or goes_on)):
-        return None
-    if cut and not (is_whole or CUT.fullmatch(parts[0] if parts else last)):
-        return None
-    at_edge = fills and (not is_whole or (full and re.fullmatch(r"[-+.\de]*(?: -?)?", row)))
-    return joined if parts or at_edge or (METRIC.fullmatch(last) and not (goes_on and is_whole and fills)) else None
