@@ -279,16 +279,12 @@ def report(
         list[str] | None,
         typer.Option(help="Other settings on the traced tokens, as of clipx replay: '+clipx=acpo clipx.alpha=1,2'."),
     ] = None,
-    match: Annotated[
-        list[str] | None,
-        typer.Option(help="Find a parameter on these tokens: 'clip_fraction=0.01 +clipx=acpo clipx.alpha=0,4'."),
-    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
     ] = False,
 ) -> None:
     """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
-    if replay or match:
+    if replay:
         # The user's own loss may be in the working directory.
         sys.path.insert(0, "")
     from verl_clipx.report import follow as following
@@ -299,7 +295,7 @@ def report(
     def write(trains: bool) -> None:
         seconds = round(following.SECONDS) if trains else None
         words = [word for text in replay or [] for word in text.split()]
-        findings[:] = write_report(runs, out, title, baseline, replayed=words, matched=match, reload_every=seconds)
+        findings[:] = write_report(runs, out, title, baseline, replayed=words, reload_every=seconds)
         if trains:
             now = time.strftime("%H:%M:%S")
             console.print_line(f"{out / PAGE}: written at {now}")
@@ -387,10 +383,6 @@ def replay(
         typer.Argument(help="+clipx=acpo clipx.alpha=1,2 +clipx=bapo … ; without any, the run's own."),
     ] = None,
     step: Annotated[int | None, typer.Option(help="The step; by default the last traced one with advantages.")] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(help="Find the parameter: clip_fraction=0.02 or positive_share=… ."),
-    ] = None,
     as_json: AsJson = False,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
@@ -399,7 +391,7 @@ def replay(
     from verl_clipx.replay.command import content_of, print_replayed, replay_run
 
     with failing():
-        result = replay_run(run, settings or [], step=step, match=match)
+        result = replay_run(run, settings or [], step=step)
         if as_json:
             print_json(**content_of(result, tokens))
         else:

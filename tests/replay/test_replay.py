@@ -1,4 +1,4 @@
-"""`clipx replay` on runs whose every token is traced: methods, words, the search for a parameter, what is refused; the
+"""`clipx replay` on runs whose every token is traced: methods, words, what is refused; the
 same on the page of `clipx report --replay`. Where the trace has a part of the tokens: estimates with intervals, which
 are never called exact. Not covered: traces of the worker (test_workers_traces.py), the page's switch in a browser
 (tests/report/test_report_page.py).
@@ -20,7 +20,6 @@ from verl_clipx.cli import app
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import Shard, UpdateFacts, read_shards, shards_in, write_shard
 from verl_clipx.replay import measures, of_run
-from verl_clipx.replay.match import crossing
 from verl_clipx.runs.run_log import read_run_log
 
 
@@ -109,31 +108,6 @@ def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):
     assert 0.5 < value(found, "norm_ratio") < 1 and value(found, "cosine") > 0.8
 
 
-def test_the_parameter_is_found(grpo):
-    words = ("+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04")
-    (match,) = answer("replay", grpo, *words)["matches"]
-    # 1 % of 768 tokens are 8; two neighbouring ratios are nearer.
-    assert match["reached"] == pytest.approx(0.04, abs=1 / 768) and match["crossings"] == 1
-    again = answer("replay", grpo, "+clipx=grpo", f"clipx.clip_high={match['value']}")
-    assert value(again, "clip_fraction") == match["reached"]
-    assert match["reached"] < 0.04 < match["beyond"] or match["beyond"] < 0.04 < match["reached"]
-    text = clipx("replay", grpo, *words)
-    assert f"The closest reachable clip_fraction to 0.04 is {match['reached']:.4g}, under {match['setting']}." in text
-    assert f"by {abs(match['reached'] - match['beyond']):.2g} here, to {match['beyond']:.4g} on the other side" in text
-    text = clipx("replay", grpo, "+clipx=acpo", "clipx.alpha=1.0,2.0", "--match", "clip_fraction=0.9")
-    assert "clip_fraction is not 0.9 anywhere in the range" in text
-    assert "Another value of clipx.epsilon_base may reach it." in text
-
-
-def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns():
-    step = crossing("x", lambda x: float(x > 0.3), 0, 1, 0.4)
-    assert step.value == pytest.approx(0.3, abs=1e-6) and step.reached == 0 and step.crossings == 1
-    turning = crossing("x", lambda x: (x - 0.5) ** 2, 0, 1, 0.09)
-    assert turning.value == pytest.approx(0.2) and turning.crossings == 2
-    assert crossing("x", lambda x: x, 0, 1, 2.0).crossings == 0
-    assert crossing("x", lambda x: x, 0, 1, 0.0).value == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -146,13 +120,6 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
         (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),
         (("+clipx=grpo", "--step", 5), "--step 5: not traced. Traced are 2, 4, 6"),
-        (("+clipx=acpo", "--match", "clip=1"), "--match clip=1: must be clip_fraction=NUMBER"),
-        (("+clipx=acpo", "--match", "clip_fraction=0.01"), "give acpo one parameter"),
-        (("+clipx=acpo", "clipx.alpha=2", "--match", "clip_fraction=0.1"), "with the ends of its range"),
-        *(
-            (("+clipx=acpo", "clipx.alpha=0,4", "--match", f"clip_fraction={one}"), f"clip_fraction={one}: must be")
-            for one in ("nan", "-inf", "1e999")
-        ),
     ],
 )
 def test_what_cannot_be_replayed_is_said(grpo, words, message):
@@ -166,9 +133,8 @@ def test_without_traces_it_says_how_to_get_them(tmp_path):
 
 
 def test_the_page_says_what_replay_says(grpo, tmp_path):
-    sweep, words = ["+clipx=grpo", "clipx.clip_high=1.0,2.0"], ["+clipx=acpo", "clipx.alpha=1,2", "+clipx=grpo"]
-    options = ["--replay", " ".join(words), "--match", f"clip_fraction=0.04 {' '.join(sweep)}"]
-    clipx("report", grpo, "--out", tmp_path / "out", *options)
+    words = ["+clipx=acpo", "clipx.alpha=1,2", "+clipx=grpo"]
+    clipx("report", grpo, "--out", tmp_path / "out", "--replay", " ".join(words))
     page, tokens = page_of(tmp_path / "out").replace("\u202f", " "), pandas.read_csv(tmp_path / "out" / "tokens.csv")
     settings = answer("replay", grpo, *words, "--tokens", 10_000)["settings"]
     assert [one["setting"] for one in settings] == ["acpo alpha=1", "acpo alpha=2", "grpo"]
@@ -181,31 +147,12 @@ def test_the_page_says_what_replay_says(grpo, tmp_path):
     # The run's own setting does what the run did.
     assert tokens["grpo: event"].tolist() == tokens.event.tolist() != tokens["acpo alpha=2: event"].tolist()
     assert "no replay says" in page and "all that there were" in page
-    # The parameter that --match finds.
-    (match,) = answer("replay", grpo, *sweep, "--match", "clip_fraction=0.04")["matches"]
-    assert f"The closest reachable clip_fraction to 0.04 is {match['reached']:.4g}, under {match['setting']}." in page
-    assert f"to {match['beyond']:.4g} on the other side. Exact: every token of the step is traced." in page
-    assert match["low"] is None and f"under {match['setting']}" in page and f"{match['setting']}: weight" in tokens
     # Of all updates of the step, by the formulas.
     traced = read_shards(grpo / "traces", [one for one in shards_in(grpo / "traces") if one.step == 6]).to_pandas()
     clipped, mass = traced.region.isin(["LN", "HP"]), (traced.ratio * traced.advantage).abs()
     assert f"<td>{100 * mass[clipped].sum() / mass.sum():.2f} %&ensp;<small>in step" in page
     kept = f"{settings[1]['regained']} of the {clipped.sum()} traced"
     assert f"acpo alpha=2 would have given a gradient to {kept}" in page
-
-
-@pytest.mark.parametrize(
-    ("option", "words", "message"),
-    [
-        ("--match", " ", "--match"),
-        ("--match", "clip=0.1 +clipx=acpo clipx.alpha=0.0,4", "--match clip=0.1: must be clip_fraction=NUMBER"),
-        ("--match", "clip_fraction=0.1", "name what to replay"),
-        ("--replay", "+clipx=acpo clipx.alpha=-1", "alpha"),
-    ],
-)
-def test_wrong_words_for_the_page_are_an_error(grpo, tmp_path, option, words, message):
-    assert message in clipx("report", grpo, "--out", tmp_path / "out", option, words, code=1 if words else 2)
-    assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_ranks_missing_file_leaves_an_estimate_that_is_called_one(tmp_path):
@@ -262,15 +209,14 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
 @pytest.mark.matrix
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "REPLICATES", 60)
-    words = ("+clipx=acpo", "clipx.alpha=0.5"), ("+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
-    run = prompts_run(tmp_path / "whole", range(60))
-    whole, (matched,) = answer("replay", run, *words[0]), answer("replay", run, *words[1])["matches"]
-    assert whole["exact"] and matched["low"] is None and matched["crossings"] == 1 and 0.1 < matched["value"] < 3
+    words = ("+clipx=acpo", "clipx.alpha=0.5")
+    whole = answer("replay", prompts_run(tmp_path / "whole", range(60)), *words)
+    assert whole["exact"]
     generator, held = numpy.random.default_rng(0), {"clip_fraction": 0, "clipx/epsilon/bin_2": 0, "cosine": 0}
     for draw in range(12):
         chosen = sorted(generator.choice(60, 20, replace=False))
         run = prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3)
-        found = answer("replay", run, *words[0])
+        found = answer("replay", run, *words)
         assert not found["exact"]
         for name in held:
             one = found["settings"][0]["numbers"][name]
@@ -281,10 +227,6 @@ def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypat
         assert sum(value(found, f"clipx/count/bin_{k}") for k in range(5)) == pytest.approx(of_all)
     # Below 10 of 12 an interval of 95 % comes once in 500 draws.
     assert all(count >= 10 for count in held.values()), held
-    # That of a parameter which is matched, of the last draw; one of the whole range would hold anything.
-    (found,) = answer("replay", run, *words[1])["matches"]
-    assert found["low"] < found["value"] < found["high"] < found["low"] + 2
-    assert found["low"] <= matched["value"] <= found["high"]
 
 
 def test_the_runs_own_numbers_are_estimates_too(tmp_path):
@@ -311,5 +253,3 @@ def test_few_prompts_have_no_interval_and_a_dozen_have_one(tmp_path, monkeypatch
     found = answer("replay", run, "+clipx=acpo")
     assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]
     assert found["of_run"]["numbers"]["positive_share"]["low"] is None
-    text = clipx("replay", run, "+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
-    assert "An estimate without an interval, since too few prompts are traced." in text and "Exact" not in text

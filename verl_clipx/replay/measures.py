@@ -1,7 +1,7 @@
 """The numbers of a replay of one setting over the updates of a step, exact or with an interval."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -21,12 +21,6 @@ POSITIVE, NEGATIVE = CONTRIBUTION["positive"].key, CONTRIBUTION["negative"].key
 # The quarters of the old probability's range by which clipped tokens are counted.
 QUARTILES = 4
 
-# What --match can aim at, from a setting's numbers.
-QUANTITIES: dict[str, Callable[[Mapping[str, float]], float]] = {
-    "clip_fraction": lambda found: found[LOW] + found[HIGH],
-    "positive_share": lambda found: _share(found[POSITIVE], found[NEGATIVE]),
-}
-
 # What becomes of a token's gradient, from the run to the replay.
 REGAINED, LOST = "regained", "lost"
 
@@ -38,8 +32,8 @@ class Replay:
     Args:
         label: the setting's.
         exact: whether the trace has every token of the step's updates.
-        numbers: name to number: the metrics, means over the updates as training logs them; of QUANTITIES; `cosine` and
-            `norm_ratio` of F * A over all tokens against the run's.
+        numbers: name to number: the metrics, means over the updates as training logs them; `clip_fraction` and
+            `positive_share`; `cosine` and `norm_ratio` of F * A over all tokens against the run's.
         by_update: update to the same numbers, without intervals.
         tokens: a row for each token of all updates: what the setting does to it, whether it `counts`, and `change`,
             which is empty, REGAINED or LOST.
@@ -127,32 +121,26 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     both, mine, run = (means.pop(f"sum/{name}") for name in ("both", "mine", "run"))
     means["cosine"] = both / math.sqrt(mine * run) if mine * run > 0 else math.nan
     means["norm_ratio"] = math.sqrt(mine / run) if run > 0 else math.nan
-    return means | {name: of(means) for name, of in QUANTITIES.items() if name not in means}
+    positive, mass = means[POSITIVE], means[POSITIVE] + means[NEGATIVE]
+    return means | {"clip_fraction": means[LOW] + means[HIGH], "positive_share": positive / mass if mass else math.nan}
 
 
-def resample(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
-    """The updates' tokens with prompts drawn anew, for each update by itself; nothing with too few prompts."""
+def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
+    """Returns the interval of each number, with prompts drawn anew for each update by itself; empty with too few."""
     batches = [update.batch for update in updates]
     units = [int(batch.prompt.max()) + 1 for batch in batches]
     if min(units) < FEWEST_UNITS:
-        return
+        return {}
     rows = [
         [(batch.prompt == unit).nonzero()[:, 0] for unit in range(n)] for batch, n in zip(batches, units, strict=True)
     ]
     drawn = [resamples(n, REPLICATES, seed) for seed, n in enumerate(units)]
-    for replicate in range(REPLICATES):
-        yield [
-            batch.rows(torch.cat([of_prompt[unit] for unit in units_drawn[replicate]]))
-            for batch, of_prompt, units_drawn in zip(batches, rows, drawn, strict=True)
-        ]
-
-
-def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
-    """The interval of each number over resamples of the prompts; empty with too few."""
     replicates: dict[str, list[float]] = {}
-    for batches in resample(updates):
-        pairs = zip(updates, batches, strict=True)
-        measured = [measures(apply_to(settings, own, update, batch), batch) for update, batch in pairs]
+    for replicate in range(REPLICATES):
+        measured = []
+        for update, of_prompt, units_drawn in zip(updates, rows, drawn, strict=True):
+            batch = update.batch.rows(torch.cat([of_prompt[unit] for unit in units_drawn[replicate]]))
+            measured.append(measures(apply_to(settings, own, update, batch), batch))
         for name, value in over_updates(measured).items():
             replicates.setdefault(name, []).append(value)
     return {name: interval for name, values in replicates.items() if (interval := percentile_interval(values))}
@@ -184,7 +172,3 @@ def _against(tokens: Sequence[pandas.DataFrame], updates: Sequence[TracedTokens]
     ours, traced = ours[trained], traced[trained]
     apart = numpy.abs(numpy.where(ours == traced, 0.0, ours - traced))
     return float((apart / numpy.maximum(numpy.abs(traced), 1e-12)).max(initial=0.0))
-
-
-def _share(positive: float, negative: float) -> float:
-    return positive / (positive + negative) if positive + negative > 0 else math.nan

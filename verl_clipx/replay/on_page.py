@@ -6,8 +6,7 @@ from dataclasses import replace
 import pandas
 
 from verl_clipx.common.sentences import Finding
-from verl_clipx.replay.command import own_settings, replay_settings, say_match
-from verl_clipx.replay.match import target_of
+from verl_clipx.replay.command import own_settings, replay_settings
 from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay, of_run
 from verl_clipx.replay.of_run import how_exact, percent
 from verl_clipx.replay.output import HEADINGS, changes_of, heading_of, row_of, words_of
@@ -19,15 +18,12 @@ from verl_clipx.runs.traced import OUT, ReplayTable, TracedUpdate, events, has_b
 COLUMNS = (0, 1, 2, 3, 5)
 
 
-def with_replays(
-    updates: Sequence[TracedUpdate], words: Sequence[str], matches: Sequence[str]
-) -> tuple[list[TracedUpdate], list[Finding]]:
+def with_replays(updates: Sequence[TracedUpdate], words: list[str]) -> tuple[list[TracedUpdate], list[Finding]]:
     """Adds to the traced updates of a page what other settings would have done.
 
     Args:
         updates: one of each run with traces.
         words: as for `candidates_of`.
-        matches: each a quantity with its number, as for `target_of`, and then a method with one parameter's range.
 
     Returns:
         The updates, each with a table of the settings over all updates of its step, and columns `LABEL: low`, `high`,
@@ -37,25 +33,18 @@ def with_replays(
         ValueError: no run has traces, a word or a setting is wrong, or a trace cannot be replayed; says which.
     """
     if not updates:
-        raise ValueError("--replay, --match: none of these runs has traces. Train with +clipx/trace=prompts.")
-    replayed, sentences = zip(*(_with_replays(update, words, matches) for update in updates), strict=True)
+        raise ValueError("--replay: none of these runs has traces. Train with +clipx/trace=prompts.")
+    replayed, sentences = zip(*(_with_replays(update, words) for update in updates), strict=True)
     return list(replayed), [finding for of_update in sentences for finding in of_update]
 
 
-def _with_replays(
-    update: TracedUpdate, words: Sequence[str], matches: Sequence[str]
-) -> tuple[TracedUpdate, list[Finding]]:
+def _with_replays(update: TracedUpdate, words: list[str]) -> tuple[TracedUpdate, list[Finding]]:
     updates = traced_step(update.run, update.step)
     if update.not_finite or update.update not in {one.update for one in updates}:
         raise ValueError(f"--replay: {update.name} traced values that are not finite in step {update.step}.")
-    own, of_this = own_settings(update.run), of_run(updates)
-    wanted = [(None, words)] if words else []
-    wanted += [(target_of(quantity), rest) for quantity, *rest in (text.split() or [""] for text in matches)]
-    replays, sentences = [], []
-    for target, of_words in wanted:
-        for one, match in replay_settings(candidates_of(list(of_words)), target, own, updates):
-            replays.append(one)
-            sentences.append(say_match(one, match, *target) if match else _say_what_is_kept(one, of_this, update))
+    of_this = of_run(updates)
+    replays = replay_settings(candidates_of(words), own_settings(update.run), updates)
+    sentences = [_say_what_is_kept(one, of_this, update) for one in replays]
     tokens = pandas.concat([update.tokens, *(_columns(one, update.update) for one in replays)], axis=1)
     rows = [(*(row_of(one)[column] for column in COLUMNS), *changes_of(one)) for one in (of_this, *replays)]
     headings = (*(HEADINGS[column] for column in COLUMNS), REGAINED, LOST)
