@@ -46,12 +46,11 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     links = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('href="')[1:]]
     assert all(link.startswith(("#", "data:,", "metrics.csv", "tokens.csv", "figures")) for link in links)
     # Reward, length, entropy, … and the clipping of each setting: every figure over steps says so below its axis.
-    assert page.count(">training step<") == 12
+    assert page.count(">training step<") == 10
     assert "@import" not in page and "url(http" not in page
-    # The last panel of an odd number is on the page in the width of one column and in that of two.
-    wide, files = page.count('class="alone"'), list((out / "figures").glob("[!.]*"))
-    assert {path.suffix for path in files} == {".svg", ".png"} and wide == 3
-    assert len({path.stem for path in files}) == page.count('role="img"') - wide == 17
+    files = list((out / "figures").glob("[!.]*"))
+    assert {path.suffix for path in files} == {".svg", ".png"}
+    assert len({path.stem for path in files}) == page.count('role="img"') == 17
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
     table, tokens = (pandas.read_csv(out / f"{name}.csv") for name in ("metrics", "tokens"))

@@ -1,33 +1,19 @@
 """Matplotlib figures for the page: drawn for their width in CSS pixels, with text as text."""
 
-import io
 import re
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
 from verl_clipx.common.files import replacing
 from verl_clipx.report.palette import HAIR, INK, SOFT
 
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348
-# The width of a panel that stands in a row by itself: both columns and the gap between them.
-WIDE = 720
-# The least distance between the labels of two ticks, in pixels.
-APART = 5
-# The width of a bold letter in pixels, and the most letters of a label at the end of a line.
-LETTER = 6.9
-LONGEST = 20
-# No axis has more ticks.
-MOST_TICKS = 5
 
 STYLE = {
     "svg.fonttype": "none",
@@ -49,6 +35,9 @@ STYLE = {
     "xtick.labelcolor": SOFT,
     "ytick.labelcolor": SOFT,
     "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.handlelength": 1.2,
+    "legend.labelspacing": 0.2,
     "text.color": INK,
 }
 
@@ -70,92 +59,15 @@ def style():
     return matplotlib.rc_context(STYLE)
 
 
-def label_ends(drawing: Figure, axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Labels the right ends of lines, apart from each other, and makes room for the labels.
-
-    Args:
-        axes: with its final limits.
-        ends: x, y, text and colour of each.
-    """
-    texts = shorten([text for _, _, text, _ in ends])
-    drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, texts))) / WIDTH)
-    low, high = axes.get_ylim()
-    between, heights = (high - low) * 0.075, []
-    rising = sorted(
-        ((x, y, text, colour) for (x, y, _, colour), text in zip(ends, texts, strict=True)), key=itemgetter(1)
-    )
-    for _, y, _, _ in rising:
-        heights.append(max(y, heights[-1] + between) if heights else y)
-    # Labels that would stand above the axis push all others down.
-    for at, highest in enumerate(high - between * i for i in range(len(heights))):
-        heights[-1 - at] = min(heights[-1 - at], highest)
-    beside = {"textcoords": "offset points", "va": "center", "weight": "bold", "annotation_clip": False}
-    for (x, _, text, colour), y in zip(rising, heights, strict=True):
-        axes.annotate(text, (x, y), (5, 0), color=colour, **beside)
-
-
-def shorten(labels: list[str]) -> list[str]:
-    """Labels of everything that is to be told apart, cut to LONGEST letters from where they begin to differ."""
-    different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
-    start = next(different, 0)
-
-    def cut(label: str) -> str:
-        first = min(start, len(label) - LONGEST + 1)
-        kept = label[first : first + LONGEST - 2]
-        return f"{'…' * (first > 0)}{kept}{'…' * (first + len(kept) < len(label))}"
-
-    return [label if len(label) <= LONGEST else cut(label) for label in labels]
-
-
-def spread_ticks(drawing: Figure) -> None:
-    """Takes ticks away until no two labels of a drawing's axes touch."""
-    for name in ("xaxis", "yaxis"):
-        axes = [getattr(one, name) for one in drawing.axes if one.axison]
-        counted = [one for one in axes if isinstance(one.get_major_locator(), MaxNLocator)]
-        for ticks in range(MOST_TICKS, 0, -1):
-            for one in counted:
-                one.get_major_locator().set_params(nbins=ticks)
-            boxes = [box.padded(APART / 2) for one in axes for box in _labels(one)]
-            if not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at]):
-                break
-
-
-def _labels(axis: Axis) -> list[Bbox]:
-    """Where the labels of the ticks that are drawn stand."""
-    low, high = sorted(axis.get_view_interval())
-    # Places the ticks, also those outside the axis.
-    axis.get_ticklabels()
-    labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-    return [label.get_window_extent() for label in labels if label.get_visible() and label.get_text()]
-
-
-def widen(drawing: Figure) -> Figure:
-    """The same drawing at the width of both columns, its margins unchanged."""
-    margins, height = drawing.subplotpars, drawing.get_size_inches()[1]
-    scale = WIDTH / WIDE
-    drawing.set_size_inches(WIDE / 72, height)
-    drawing.subplots_adjust(left=margins.left * scale, right=1 - (1 - margins.right) * scale)
-    return drawing
-
-
 # The formats of a figure, each with matplotlib's options.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144}}
 
 
 def save(drawing: Figure, folder: Path, name: str) -> None:
     """Writes a figure as SVG and PNG."""
-    spread_ticks(drawing)
     for kind, options in FORMATS.items():
         with replacing(folder / f"{name}.{kind}") as partial:
             drawing.savefig(partial, format=kind, **options)
-
-
-def svg_of(drawing: Figure) -> str:
-    """A figure as SVG, in no file."""
-    spread_ticks(drawing)
-    text = io.StringIO()
-    drawing.savefig(text, format="svg", **FORMATS["svg"])
-    return text.getvalue()
 
 
 def inline(text: str, name: str, description: str) -> Markup:

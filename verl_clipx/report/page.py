@@ -13,8 +13,9 @@ from verl_clipx.common.sentences import Finding, number
 from verl_clipx.diagnose.findings import describe_runs, diagnoses
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
-from verl_clipx.report.drawing import FORMATS, inline, save, style, svg_of, widen
-from verl_clipx.report.log_figures import Plate, log_plates
+from verl_clipx.report.drawing import FORMATS, inline, save, style
+from verl_clipx.report.log_figures import log_plates
+from verl_clipx.report.palette import DrawnSetting
 from verl_clipx.report.ratio_parts import ratio_parts
 from verl_clipx.report.summary import describe, headline, summary
 from verl_clipx.report.token_view import token_sections
@@ -23,7 +24,7 @@ from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, baseline_of, differing_values, settings_of
-from verl_clipx.runs.traced import traced_updates
+from verl_clipx.runs.traced import TracedUpdate, traced_updates
 from verl_clipx.runs.trained import what_was_trained
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
@@ -57,7 +58,6 @@ def write_report(
     baseline: str | None = None,
     *,
     replayed: list[str] | None = None,
-    matched: list[str] | None = None,
     reload_every: int | None = None,
 ) -> list[Finding]:
     """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
@@ -68,7 +68,6 @@ def write_report(
         title: the headline; by default it says what was clipped or, where no log says that, names what is compared.
         baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
         replayed: other settings to apply to the traced tokens, as `run.candidates.candidates_of` takes them.
-        matched: parameters to find, as `replay.on_page.with_replays` takes them.
         reload_every: seconds after which a browser loads the page again; None: never.
 
     Returns:
@@ -79,27 +78,24 @@ def write_report(
         ValueError: a log or a trace cannot be read, a run is named twice, there are too many settings, a file that no
             report wrote stands where a figure would, or no run or method has the baseline's name.
     """
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("a run is named twice: name each once.")
-    runs = [read_run(path) for path in paths]
-    settings = palette.with_colours(settings_of(runs))
-    updates = traced_updates(settings)
-    compared_with = baseline_of(settings, baseline)
+    settings, updates, compared_with = _read(paths, baseline)
     described = describe(settings, updates)
     alarms, remarks = diagnoses(settings, compared_with), describe_runs(settings, compared_with)
     said = headline(described)
-    if replayed or matched:
+    if replayed:
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
 
-        updates, of_replays = with_replays(updates, replayed or [], matched or [])
+        updates, of_replays = with_replays(updates, replayed)
         remarks += of_replays
+    runs = [run for setting in settings for run in setting.runs]
     with style():
         plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), declared_plate(settings)]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before([*written, *([TOKENS] if updates else [])], out)
-        drawings = _write_figures(plates, out / FIGURES)
+        for panel in (panel for plate in plates for panel in plate.panels):
+            save(panel.drawing, out / FIGURES, panel.name)
     _write_csv(out / METRICS, pandas.concat([_shown(one, run) for one in settings for run in one.runs]))
     if updates:
         traced = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
@@ -119,7 +115,8 @@ def write_report(
         trained=what_was_trained(runs),
         runs=runs,
         steps_of=_steps,
-        plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
+        plates=plates,
+        figure=lambda panel: inline(read_text(out / FIGURES / f"{panel.name}.svg"), panel.name, panel.description),
         sections=sections,
         opens="grpo" if any(dict(section.clipped)["GRPO"] for section in sections) else "own",
         replayed=updates[0].replayed if updates else (),
@@ -132,6 +129,18 @@ def write_report(
     hint = "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is."
     of_title = [Finding(f"{said}.", hint if said.startswith("verl counted") else "")] if said else []
     return [*of_title, *alarms, *remarks]
+
+
+def _read(paths: list[Path], baseline: str | None) -> tuple[list[DrawnSetting], list[TracedUpdate], Setting]:
+    """Returns the runs as settings with their colours, what they traced, and the setting that others are compared with.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `write_report`.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("a run is named twice: name each once.")
+    settings = palette.with_colours(settings_of([read_run(path) for path in paths]))
+    return settings, traced_updates(settings), baseline_of(settings, baseline)
 
 
 def _remove_those_before(names: list[str], out: Path) -> None:
@@ -151,20 +160,6 @@ def _remove_those_before(names: list[str], out: Path) -> None:
     for name in before:
         path_of(name).unlink(missing_ok=True)
     write_text(path_of(WRITTEN), "".join(f"{name}\n" for name in names))
-
-
-def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]:
-    """Saves every panel and returns it for the page by name, also in a wide form if no other panel stands beside it."""
-    drawings = {}
-    for plate in plates:
-        for panel in plate.panels:
-            save(panel.drawing, folder, panel.name)
-            forms = [inline(read_text(folder / f"{panel.name}.svg"), panel.name, panel.description)]
-            if panel is plate.panels[-1] and len(plate.panels) % 2:
-                name = f"{panel.name}-wide"
-                forms.append(inline(svg_of(widen(panel.drawing)), name, panel.description))
-            drawings[panel.name] = forms
-    return drawings
 
 
 def _title(labels: list[str]) -> str:

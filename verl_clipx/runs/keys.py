@@ -37,7 +37,7 @@ ALIKE, CUT, UNDECIDED = map(logged, (declared.ALIKE_PROMPTS, declared.CUT_RESPON
 # verl's validation in its log, a metric for each data set.
 VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
-SHARES = (ALIKE, CUT, PG_CLIPPED)
+SHARES = frozenset({ALIKE, CUT, PG_CLIPPED})
 SKIPPED_UPDATES, NOT_FINITE_RANK = logged(declared.SKIPPED_UPDATES), logged(declared.NOT_FINITE_RANK)
 # A run's health, and what a page calls each number: shares of a step, then counts.
 HEALTH_SHARES = {
