@@ -8,6 +8,7 @@ such as `<!-- the site shows: clipx metrics --markdown -->` becomes what the com
 import inspect
 import os
 import re
+import runpy
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -152,10 +153,11 @@ def method_pages() -> dict[str, str]:
 
 
 def figure(name: str) -> str:
-    """The gradient weight of a method over the ratio, as `clipx methods NAME --plot` draws it."""
+    """The gradient weight of a method over the ratio."""
     from verl_clipx.methods import METHODS
-    from verl_clipx.report.weight_figure import draw_weights
 
+    # MkDocs puts no folder of scripts into the path.
+    draw_weights = runpy.run_path(str(Path(__file__).with_name("weight_figure.py")))["draw_weights"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figure.svg"
         draw_weights(METHODS[name](), path)

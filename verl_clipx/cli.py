@@ -101,12 +101,11 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder to write the page and the two runs to.")] = Path("clipx-demo"),
 ) -> None:
     """Show what this project is about. Writes two small runs and their finished page; needs neither torch nor verl."""
-    from verl_clipx.demo.files import PAGE, describe, open_page, write_demo
+    from verl_clipx.demo.files import describe, write_demo
 
     with failing():
         write_demo(out)
     print_plain(describe(out))
-    open_page(out / PAGE)
 
 
 @app.command()
@@ -138,27 +137,18 @@ def methods(
     name: Annotated[
         str | None, typer.Argument(help="A method, a group, observe, or a loss of your own as package.module:name.")
     ] = None,
-    parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or the parameters of one, or draw one."""
+    """List the methods, or the parameters of one."""
     sys.path.insert(0, "")
     from verl_clipx.run.listing import describe_methods, markdown_table, parameter_row
 
     if markdown:
         print_plain(markdown_table())
         return
-    if parameters and plot is None:
-        fail(f"{parameters[0]}: parameters go with --plot FILE.", 2)
-    if plot is not None and name is None:
-        fail("--plot FILE goes with a method: clipx methods NAME --plot FILE", 2)
     with failing():
         descriptions = describe_methods(name)
-        if plot is not None:
-            draw_method(name, parameters or [], plot)
-            return
     if as_json:
         print_json(methods=descriptions)
         return
@@ -196,17 +186,6 @@ def metrics(
     rows = [("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in rows_of(which)]
     headings = ("key", "meaning", "unit", "over")
     print_list(console, f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
-
-
-def draw_method(name: str, parameters: list[str], path: Path) -> None:
-    """Draws the gradient weight of a group's or a user's method, with overrides of the node clipx, into a file."""
-    from verl_clipx.report.weight_figure import draw_weights
-    from verl_clipx.run.candidates import candidates_of
-
-    chosen = ["+clipx=custom", f"clipx.function={name}"] if ":" in name else [f"+clipx={name}"]
-    (candidate,) = candidates_of([*chosen, *parameters])
-    draw_weights(candidate.settings({}).method, path)
-    console.print_line(str(path))
 
 
 @app.command(

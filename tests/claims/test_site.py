@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.claims.documents import ROOT, inline_code_of
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.run.listing import describe_methods
 
@@ -46,6 +46,23 @@ def test_a_methods_page_says_what_its_class_and_its_groups_say(name):
         # What the release does differently, and why.
         assert "| `+clipx=acpo_reference` | `epsilon_max` | `null` | `3.0` | [script] highest epsilon |" in page
         assert "| `actor/clipx/epsilon` |" in page
+
+
+def test_the_figures_weights_by_hand():
+    weights = runpy.run_path(str(ROOT / "scripts" / "weight_figure.py"))["weights"]
+
+    def at(method, advantage, ratio):
+        ratios, found = weights(method, advantage, 0.1)
+        return float(found[(ratios - ratio).abs().argmin()])
+
+    grpo = METHODS["grpo"](clip_high=1.4)
+    assert at(grpo, 1.0, 1.3) == pytest.approx(1.3, abs=2e-3) and at(grpo, 1.0, 1.5) == 0
+    assert at(grpo, -1.0, 0.7) == 0 and at(grpo, -1.0, 1.5) == pytest.approx(1.5, abs=2e-3)
+    # Without statistics ACPO's epsilon is epsilon_base.
+    acpo = METHODS["acpo"](epsilon_base=0.5)
+    assert at(acpo, 1.0, 1.45) > 0 and at(acpo, 1.0, 1.55) == 0
+    for name in BUILT_IN:
+        assert weights(METHODS[name](), -1.0, 0.4)[1].isfinite().all(), name
 
 
 def test_a_link_out_of_docs_leads_to_a_page():

@@ -1,7 +1,6 @@
-"""What figures draw, by hand: medians and bands over named windows, of 10 and 2,000 steps, with ticks that never touch;
-the parts of the traced tokens' ratio, by age; the weights of `clipx methods NAME --plot FILE`, and wrong input; colours
-that stay apart, to eyes that see fewer of them and on white paper. Not covered: how figures look (screenshots are for
-people); the page of the parts (test_summary.py).
+"""What figures draw, by hand: medians and bands over windows, of 10 and 2,000 steps, with ticks that never touch; the
+parts of the traced tokens' ratio, by age; colours that stay apart, to eyes that see fewer of them and on white paper.
+Not covered: how figures look (screenshots are for people); the page of the parts (test_summary.py).
 """
 
 import re
@@ -13,11 +12,9 @@ import pytest
 
 from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_log
-from verl_clipx.methods import BUILT_IN, METHODS, method_named
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
 from verl_clipx.report.ratio_parts import parts_of, ratio_parts
-from verl_clipx.report.weight_figure import weights
 from verl_clipx.report.windows import MOST_STEPS, take_windows
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
@@ -122,41 +119,6 @@ def test_each_part_has_the_size_that_its_tokens_have(rollout, age, sizes):
         assert expected == 4 or found.loc[part].tolist() == pytest.approx(expected), part
     update = SimpleNamespace(tokens=tokens(rollout, age), setting=SimpleNamespace(label="A", colour="black"))
     assert len(ratio_parts([update]).panels) == (len(sizes) > 1)
-
-
-def at(method, advantage, ratio):
-    ratios, found = weights(method, advantage, 0.1)
-    return float(found[(ratios - ratio).abs().argmin()])
-
-
-def test_weights_by_hand():
-    grpo = method_named("grpo")(clip_high=1.4)
-    assert at(grpo, 1.0, 1.3) == pytest.approx(1.3, abs=2e-3) and at(grpo, 1.0, 1.5) == 0
-    assert at(grpo, -1.0, 0.7) == 0 and at(grpo, -1.0, 1.5) == pytest.approx(1.5, abs=2e-3)
-    # Without statistics ACPO's epsilon is epsilon_base.
-    acpo = method_named("acpo")(epsilon_base=0.5)
-    assert at(acpo, 1.0, 1.45) > 0 and at(acpo, 1.0, 1.55) == 0
-    for name in BUILT_IN:
-        assert weights(METHODS[name](), -1.0, 0.4)[1].isfinite().all(), name
-
-
-def test_the_command_draws_a_group_with_parameters(tmp_path):
-    clipx("methods", "acpo_reference", "clipx.alpha=2", "--plot", tmp_path / "weights.svg")
-    text = (tmp_path / "weights.svg").read_text()
-    assert "alpha 2.0," in text and "epsilon_max 3.0" in text and "old probability" not in text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be"),
-        (["acpo", "alpha=1"], "alpha=1: is no setting of the plugin's"),
-        (["observe"], "+clipx=observe: observes verl's own loss"),
-        (["nonsense"], "nonsense: there is no such method"),
-    ],
-)
-def test_wrong_input_is_named(tmp_path, words, message):
-    assert message in clipx("methods", *words, "--plot", tmp_path / "a.svg", code=1)
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.

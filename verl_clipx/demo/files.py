@@ -1,9 +1,6 @@
 """The files of `clipx demo`, which come with the package: they are copied, and need neither torch nor verl."""
 
-import os
 import shutil
-import sys
-import webbrowser
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,13 +25,6 @@ def write_demo(out: Path) -> None:
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(SHIPPED / name, out / name)
-
-
-def open_page(page: Path) -> None:
-    """Opens a page in the browser of a desktop; a browser of the terminal would take the terminal away."""
-    has_desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if has_desktop and sys.stdout.isatty():
-        webbrowser.open_new_tab(page.resolve().as_uri())
 
 
 def _first() -> str:

@@ -1,4 +1,4 @@
-"""The gradient weight F of a method over the ratio, for either sign of the advantage: `clipx methods NAME --plot`."""
+"""Figures of the site: the gradient weight F of a method over the ratio, for either sign of the advantage."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from verl_clipx.base.method import Method
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.common.files import replacing
 from verl_clipx.loss.loss import apply
 from verl_clipx.report.drawing import STYLE
 from verl_clipx.report.palette import INK, OTHERS, SOFT
@@ -50,10 +49,6 @@ def draw_weights(method: Method, path: Path) -> None:
 
     Args:
         path: file of the figure; its ending chooses the format, such as .svg or .png.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: the ending is not a format of Matplotlib.
     """
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(10, 4.4))
@@ -78,5 +73,4 @@ def draw_weights(method: Method, path: Path) -> None:
         note = " Bounds that adapt are those before any statistics." if method.statistics_size else ""
         drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True)
         drawing.subplots_adjust(left=0.07, right=0.95, top=0.84, bottom=0.22, wspace=0.12)
-        with replacing(path) as partial:
-            drawing.savefig(partial, format=path.suffix[1:], dpi=144)
+        drawing.savefig(path)
