@@ -3,12 +3,11 @@
 Run: python benchmarks/diagnosis.py
 
 Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
-kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which `clipx
-diagnose --json` quotes. A trend may warn while a run trains if no beginning of a healthy log met its rule.
+kept apart. Writes the tables of docs/dev/diagnosis_evidence.md. A trend
+may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
 import itertools
-import json
 import sys
 from dataclasses import replace
 from functools import cache
@@ -22,7 +21,6 @@ from simulation import validations
 from verl_clipx.common.files import read_text, write_text
 from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
-from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
 from verl_clipx.diagnose.diagnosis import diagnose, keys_missing_for
 from verl_clipx.diagnose.parting import part
 from verl_clipx.diagnose.rule import Rule
@@ -66,6 +64,17 @@ TRIGGERS = {
     "damaged_weights": keys.GRADIENT_NORM,
     "huge_advantages": keys.GRADIENT_NORM,
     "fast_learning": keys.KL,
+}
+
+# Share to the metrics that add up to it, and to those whose sum it is a part of; without the latter, the former are
+# shares themselves.
+_ALL = tuple(keys.MASS.values())
+_SHARES = (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, *keys.HEALTH_SHARES)
+MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "clipped on either side": ((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), ()),
+    "gradient mass that soft clipping keeps outside the bounds": ((keys.MASS["LN"], keys.MASS["HP"]), _ALL),
+    "gradient mass outside the bounds, pulled back or kept": (tuple({*_ALL} - {keys.MASS["M"]}), _ALL),
+    **{key: ((key,), ()) for key in _SHARES},
 }
 
 
@@ -255,11 +264,21 @@ def healthy_runs() -> list[Run]:
     return runs + [run for path, run in known_faults().items() if not RunFolder(path).record["expected"]]
 
 
+def share_of(run: Run, name: str) -> pandas.Series:
+    """A share of MEASURES by step; empty if a run does not log it, or has nothing outside its bounds."""
+    parts, whole = ([run.values(key) for key in names] for names in MEASURES[name])
+    share = pandas.concat(parts, axis=1, join="inner").sum(axis=1)
+    if whole:
+        total = pandas.concat(whole, axis=1, join="inner").sum(axis=1)
+        share = (share / total)[total > 0] if (share > 0).any() else share.iloc[:0]
+    return share[share.index > 0]
+
+
 def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
     """By share, how many logs have it, and the middle 80 % of their means over steps."""
     found = {}
     for name in MEASURES:
-        means = [float(values.mean()) for run in runs if len(values := of_run(run, name))]
+        means = [float(values.mean()) for run in runs if len(values := share_of(run, name))]
         if means:
             low, high = (float(f"{value:.3g}") for value in numpy.quantile(means, [0.1, 0.9]))
             found[name] = {"logs": len(means), "low": low, "high": high}
@@ -359,7 +378,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    """Writes the page's tables and the base rates."""
+    """Writes the page's tables."""
     page = read_text(PAGE)
     for name, table in tables().items():
         begin, end = BEGIN.format(name), END.format(name)
@@ -369,7 +388,6 @@ def main() -> None:
             sys.exit(f"{PAGE}: has no place for {name}.")
         page = f"{before}{begin}{table}{end}{after}"
     write_text(PAGE, page)
-    write_text(PATH, json.dumps(base_rates(healthy_runs()), indent=2) + "\n")
 
 
 if __name__ == "__main__":

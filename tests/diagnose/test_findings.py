@@ -8,13 +8,7 @@ import pandas
 import pytest
 
 from tests.runs.example_runs import write_log, write_validation
-from verl_clipx.diagnose.findings import (
-    collapses,
-    describe_runs,
-    diagnoses,
-    rewards,
-    unequal_starts,
-)
+from verl_clipx.diagnose.findings import collapses, describe_runs, diagnoses, rewards
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.held_out import held_out_rewards
@@ -121,15 +115,6 @@ def test_that_no_seed_collapsed_is_said_where_there_is_a_verdict():
     settings = [setting("A", FELL, KEPT), setting("B", KEPT)]
     assert collapses(settings) is None
     assert sum("collapse" in one.head for one in findings(settings)) == 1
-
-
-def test_a_seed_that_did_not_fix_the_samples():
-    one, two, other = (
-        Setting(name, [run({keys.REWARD: [reward, 0.3]}, {"data.seed": seed}, name=name)])
-        for name, reward, seed in (("one", 0.188, 1), ("two", 0.117, 1), ("other", 0.117, 2))
-    )
-    assert "0.188 in one and 0.117 in two" in unequal_starts([one, two]).text
-    assert unequal_starts([one, one]) is unequal_starts([one, other]) is None
 
 
 def test_what_holds_of_several_runs_is_said_once(tmp_path):

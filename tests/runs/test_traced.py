@@ -12,7 +12,7 @@ from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import WHOLE, read_columns, write_run
 from verl_clipx.common.traces import Shard, write_shard
 from verl_clipx.report.token_view import MOST_COMPLETIONS, token_sections, visible
-from verl_clipx.report.trace_figures import BINS, bin_of, shown
+from verl_clipx.report.trace_figures import bin_of, shown
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import settings_of
 from verl_clipx.runs.traced import events, traced_updates, under_grpo
@@ -105,7 +105,7 @@ def test_clipped_tokens_are_counted_run_by_run_and_the_page_says_over_which_toke
 def test_what_is_drawn_of_tokens():
     assert [visible(text) for text in ("\n", " ", " a b", "", "a\tb")] == ["⏎", "␣", " a b", "∅", "a⇥b"]
     tokens = pandas.DataFrame({"old_log_prob": numpy.log([0.1, 0.2, 0.5, 0.99, 1.0])})
-    assert list(bin_of(tokens, BINS)) == [0, 1, 2, 4, 4]
+    assert list(bin_of(tokens)) == [0, 1, 2, 4, 4]
     # Clipped tokens before others.
     found = shown(pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10}))
     assert len(found) == 1000 and (found.event == "low").sum() == 10

@@ -10,8 +10,8 @@ from verl_clipx.runs.folder import read_run
 BETWEEN = "vs"
 
 
-def arms_of(words: Sequence[str], vary: Sequence[str]) -> Arms:
-    """Reads the runs of both arms: paths with `vs` between the arms.
+def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
+    """Answers every question about the runs of two arms: paths with `vs` between the arms.
 
     Raises:
         ValueError: there is no `vs` with a run on each side, or a run cannot be read.
@@ -21,12 +21,7 @@ def arms_of(words: Sequence[str], vary: Sequence[str]) -> Arms:
         raise ValueError(f"{' '.join(words)}: name the runs of two arms: clipx certify A1 A2 {BETWEEN} B1 B2")
     cut = words.index(BETWEEN)
     first, second = ([read_run(Path(word)) for word in part] for part in (words[:cut], words[cut + 1 :]))
-    return Arms(first, second, vary)
-
-
-def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
-    """Answers every question about two arms; raises as `arms_of`."""
-    return answers_of(arms_of(words, vary))
+    return answers_of(Arms(first, second, vary))
 
 
 def exit_code(answers: Sequence[Answer]) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 from rich.markup import escape
 
 from verl_clipx.common.suggestions import did_you_mean
-from verl_clipx.diagnose.base_rates import MEASURES, rates
 from verl_clipx.diagnose.diagnosis import cover, diagnose
 from verl_clipx.diagnose.rule import Kind
 from verl_clipx.diagnose.rules import RULES
@@ -28,7 +27,6 @@ def content_of(run: Run) -> dict[str, Any]:
             "heuristic": finding.rule.heuristic,
             "remedy": finding.remedy,
             "link": finding.rule.link,
-            "usual": {name: rates().get(name) for name in finding.rule.reads if name in MEASURES},
         }
         for finding in diagnose(run)
     ]

@@ -1,6 +1,5 @@
 """Sentences about the runs, each chosen by a test on their numbers."""
 
-import itertools
 from typing import Any
 
 import numpy
@@ -23,9 +22,6 @@ from verl_clipx.diagnose.rule import Kind
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import Setting, baseline_of
-
-# Rewards nearer to each other than this are equal, up to rounding.
-ROUNDING = 1e-6
 
 Sides = tuple[Comparison, dict[str, Any]]
 """A setting's rewards against the baseline's, and what else `judge` takes."""
@@ -213,21 +209,6 @@ def name_unread_values(setting: Setting) -> Finding | None:
     )
 
 
-def unequal_starts(settings: list[Setting]) -> Finding | None:
-    """A warning if two runs of one seed differ in step 1, although its samples are drawn before any update."""
-    runs = [(run, setting.name_of(run)) for setting in settings for run in setting.runs if run.seed is not None]
-    for (one, name), (two, other) in itertools.combinations(runs, 2):
-        first, second = (run.values(keys.REWARD).get(1) for run in (one, two))
-        if one.seed == two.seed and None not in (first, second) and abs(first - second) > ROUNDING:
-            return Finding(
-                "The seed did not fix the samples.",
-                f"Step 1 is sampled before any update, yet scores {number(first)} in {name} and {number(second)} "
-                f"in {other}. +clipx/rollout=seeded makes them equal.",
-            )
-    return None
-
-
 def describe_runs(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
     """The rewards of at least one setting, and what a comparison may overlook; `baseline` as in `rewards`."""
-    of_runs = [*rewards(settings, baseline), *map(name_unread_values, settings), unequal_starts(settings)]
-    return [finding for finding in of_runs if finding]
+    return [*rewards(settings, baseline), *filter(None, map(name_unread_values, settings))]

@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 import numpy
 
-from verl_clipx.diagnose.findings import ROUNDING
 from verl_clipx.diagnose.timeline import Change, changes, is_clock, list_first, step_lines
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
+
+# Values nearer to each other than this, relatively, are equal.
+ROUNDING = 1e-6
 
 
 class Parting(NamedTuple):

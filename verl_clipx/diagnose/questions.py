@@ -76,10 +76,21 @@ def answers_of(arms: Arms) -> list[Answer]:
 Found = tuple[Verdict, str]
 
 
-def lacking(runs: Sequence[Run], what: str, has: Callable[[Run], Any]) -> Found | None:
-    """Returns that some runs lack what a question needs; None if all have it."""
-    without = [run.name for run in runs if not has(run)]
-    return (Verdict.UNKNOWN, f"{what}: not recorded in {listed(without)}") if without else None
+QUESTIONS: dict[str, Callable[[Arms], Found]] = {}
+
+
+def question(text: str, needs: str = "", has: Callable[[Run], Any] = bool) -> Callable:
+    """Declares the question that the decorated function answers, of runs that all have what it needs."""
+
+    def declare(ask: Callable[[Arms], Found]) -> Callable[[Arms], Found]:
+        def answer(arms: Arms) -> Found:
+            without = [run.name for run in arms.runs if needs and not has(run)]
+            return (Verdict.UNKNOWN, f"{needs}: not recorded in {listed(without)}") if without else ask(arms)
+
+        QUESTIONS[text] = answer
+        return answer
+
+    return declare
 
 
 def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Found:
@@ -93,10 +104,9 @@ def listed(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+@question("the arms differ in nothing but what should differ", "the configuration", lambda run: run.configuration)
 def differ_as_stated(arms: Arms) -> Found:
     """Do the arms differ in what should differ, and in nothing else?"""
-    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
-        return missing
     values, patterns = differing_values(arms.runs), tuple(arms.vary) or LOSS
     cut = len(arms.first)
     between = [key for key, of_runs in values.items() if {*of_runs[:cut]} != {*of_runs[cut:]}]
@@ -113,16 +123,11 @@ def differ_as_stated(arms: Arms) -> Found:
     return decided(wrong, f"in {listed(between)}")
 
 
+@question("the runs of an arm differ in seeds only", "the configuration", lambda run: run.configuration)
 def differ_in_seeds_only(arms: Arms) -> Found:
     """Do the runs of an arm differ in their seeds only?"""
-    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
-        return missing
     keys_within = sorted({key for arm in arms.both for key in differing_values(list(arm))})
     return decided([f"the runs of one arm differ in {key}" for key in keys_within], "no other key differs")
-
-
-def has_data(run: Run) -> bool:
-    return bool(data_by_step(run))
 
 
 def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
@@ -133,10 +138,9 @@ def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
     return {step: tuple(row) for step, row in run.log[columns].dropna().iterrows() if len({*row}) > 2}
 
 
+@question("every seed reached its run", "the seed (data.seed)", lambda run: run.seed is not None)
 def seeds_reach(arms: Arms) -> Found:
     """Did every seed reach its run, so that it saw other prompts and drew other samples?"""
-    if missing := lacking(arms.runs, "the seed (data.seed)", lambda run: run.seed is not None):
-        return missing
     wrong, unknown, seen = [], [], "no arm has two runs"
     for left, right in arms.pairs_within:
         names = f"{left.name} and {right.name}"
@@ -150,7 +154,7 @@ def seeds_reach(arms: Arms) -> Found:
                 for name, what in (("prompts", "trained on the same prompts"), ("responses", "drew the same responses"))
                 if shared(left, right, name) == 1
             ]
-        elif has_data(left) and has_data(right):
+        elif data_by_step(left) and data_by_step(right):
             seen = "the logged rewards and lengths differ between the runs of an arm"
             data = data_by_step(left), data_by_step(right)
             steps = data[0].keys() & data[1].keys()
@@ -161,10 +165,9 @@ def seeds_reach(arms: Arms) -> Found:
     return decided(wrong, seen, unknown)
 
 
+@question("the responses of a group differ", "fingerprints of responses", lambda run: run.batches)
 def samples_differ(arms: Arms) -> Found:
     """Were the responses of a group drawn apart, or by one seed again and again? The first batch says it best."""
-    if missing := lacking(arms.runs, "fingerprints of responses", lambda run: run.batches):
-        return missing
     first = {run.name: run.batches[min(run.batches)] for run in arms.runs}
     shares = {name: batch["distinct"] / batch["sequences"] for name, batch in first.items() if batch["sequences"]}
     wrong = [f"{name}: {percent(share)} of the first batch's" for name, share in shares.items() if share <= FEW]
@@ -177,10 +180,9 @@ def shared(left: Run, right: Run, name: str) -> float:
     return sum(left.batches[step][name] == right.batches[step][name] for step in steps) / max(len(steps), 1)
 
 
+@question("runs of one seed are paired", "fingerprints of prompts", lambda run: run.batches)
 def are_paired(arms: Arms) -> Found:
     """Did runs of one seed see the same prompts in the same order in both arms?"""
-    if missing := lacking(arms.runs, "fingerprints of prompts", lambda run: run.batches):
-        return missing
     pairs = [(left, right) for left in arms.first for right in arms.second if left.seed == right.seed is not None]
     paired = [str(left.seed) for left, right in pairs if shared(left, right, "prompts") == 1]
     if pairs and len(paired) == len(pairs):
@@ -189,6 +191,7 @@ def are_paired(arms: Arms) -> Found:
     return Verdict.PASSED, f"not paired ({apart}): compare them as independent runs"
 
 
+@question("no batch was trained twice")
 def trained_once(arms: Arms) -> Found:
     """Was no batch trained on twice?"""
     wrong, unknown = [], []
@@ -207,11 +210,10 @@ def trained_once(arms: Arms) -> Found:
     return decided(wrong, f"by {by} of each step", [f"the batches' data in {name}" for name in unknown])
 
 
+@question("no sample was older than allowed", "the configuration", lambda run: run.configuration)
 def not_older(arms: Arms) -> Found:
     """Was no sample older than the configuration allows?"""
     wrong, unknown, ages = [], [], []
-    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
-        return missing
     for run in arms.runs:
         if run.configuration.get("trainer.use_v1", True) is False:
             continue
@@ -229,10 +231,9 @@ def not_older(arms: Arms) -> Found:
     return decided(wrong, right, unknown)
 
 
+@question("as many steps, updates and prompts", "updates", lambda run: run.schedule.updates_a_step)
 def trained_as_much(arms: Arms) -> Found:
     """Did both arms train as many steps and updates, on as many prompts?"""
-    if missing := lacking(arms.runs, "updates", lambda run: run.schedule.updates_a_step):
-        return missing
     amounts = {}
     for run in arms.runs:
         prompts = run.configuration.get("data.train_batch_size"), run.configuration.get("actor_rollout_ref.rollout.n")
@@ -252,6 +253,7 @@ def trained_as_much(arms: Arms) -> Found:
     return decided(wrong, f"each {each}{trained}")
 
 
+@question("the clip acted")
 def clip_acts(arms: Arms) -> Found:
     """Could the clip act in each run, and did it?"""
     wrong, unknown, shares = [], [], []
@@ -268,10 +270,9 @@ def clip_acts(arms: Arms) -> Found:
     return decided(wrong, f"tokens clipped: {listed(shares)}", unknown)
 
 
+@question("the receipt agrees", "the receipt (clipx.receipt)", lambda run: len(run.values(keys.RECEIPT)))
 def receipt_passed(arms: Arms) -> Found:
     """Did each run's receipt show that it trained the announced loss?"""
-    if missing := lacking(arms.runs, "the receipt (clipx.receipt)", lambda run: len(run.values(keys.RECEIPT))):
-        return missing
     largest = {run.name: float(run.values(keys.RECEIPT).max()) for run in arms.runs}
     # A run whose receipt only warns goes on with another loss.
     wrong = [f"{name}: {of:.2g} of a token's gradient" for name, of in largest.items() if of > ROUNDING]
@@ -279,18 +280,16 @@ def receipt_passed(arms: Arms) -> Found:
     return decided(wrong, right)
 
 
+@question("one denominator", AGGREGATION, lambda run: run.configuration.get(AGGREGATION))
 def same_denominator(arms: Arms) -> Found:
     """Is the loss averaged in the same way in both arms?"""
-    if missing := lacking(arms.runs, AGGREGATION, lambda run: run.configuration.get(AGGREGATION)):
-        return missing
     modes = {run.configuration[AGGREGATION] for run in arms.runs}
     return decided([f"{AGGREGATION} is {' and '.join(sorted(modes))}"] * (len(modes) > 1), ", ".join(modes))
 
 
+@question("one reward", "the configuration", lambda run: run.configuration)
 def same_reward(arms: Arms) -> Found:
     """Is the reward the same function, of the same file?"""
-    if missing := lacking(arms.runs, "the configuration", lambda run: run.configuration):
-        return missing
     named = {
         run.name: {key: run.configuration[key] for key in run.configuration if key.startswith(REWARDS)}
         for run in arms.runs
@@ -305,28 +304,10 @@ def same_reward(arms: Arms) -> Found:
     return decided(wrong, "one file by its hash" if of_file else "verl's own, chosen by the data's source")
 
 
+@question("one validation", "validations (trainer.validation_data_dir)", lambda run: run.held_out)
 def same_validation(arms: Arms) -> Found:
     """Were the runs validated on the same problems?"""
-    if missing := lacking(arms.runs, "validations (trainer.validation_data_dir)", lambda run: run.held_out):
-        return missing
     problems = {run.name: frozenset(run.held_out[0].by_problem) for run in arms.runs}
     first, *others = problems.items()
     wrong = [f"{name} and {first[0]} differ in problems" for name, of in others if of != first[1]]
     return decided(wrong, f"{len(first[1])} problems")
-
-
-QUESTIONS: dict[str, Callable[[Arms], Found]] = {
-    "the arms differ in nothing but what should differ": differ_as_stated,
-    "the runs of an arm differ in seeds only": differ_in_seeds_only,
-    "every seed reached its run": seeds_reach,
-    "the responses of a group differ": samples_differ,
-    "runs of one seed are paired": are_paired,
-    "no batch was trained twice": trained_once,
-    "no sample was older than allowed": not_older,
-    "as many steps, updates and prompts": trained_as_much,
-    "the clip acted": clip_acts,
-    "the receipt agrees": receipt_passed,
-    "one denominator": same_denominator,
-    "one reward": same_reward,
-    "one validation": same_validation,
-}

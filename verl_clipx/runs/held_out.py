@@ -19,14 +19,12 @@ class HeldOutReward:
         reward: mean over problems of the mean over a problem's samples, with its interval over problems, which are the
             independent units.
         by_problem: the mean over the samples of each problem, by its prompt.
-        samples: number of samples with a finite score.
         not_finite: number of samples whose score is NaN, infinite or null.
     """
 
     step: int
     reward: Estimate
     by_problem: dict[str, float]
-    samples: int
     not_finite: int = 0
 
     @property
@@ -68,4 +66,4 @@ def _read(path: Path) -> HeldOutReward:
     by_problem = {problem: float(numpy.mean(values)) for problem, values in finite.items() if values}
     reward = estimate(list(by_problem.values())) if by_problem else Estimate(math.nan)
     samples, known = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
-    return HeldOutReward(int(path.stem), reward, by_problem, known, samples - known)
+    return HeldOutReward(int(path.stem), reward, by_problem, samples - known)

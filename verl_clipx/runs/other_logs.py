@@ -1,15 +1,15 @@
 """Logs besides verl's file log: TensorBoard's folders, CSV exports of W&B and its runs."""
 
-import csv
 import io
 import itertools
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pandas
 
 from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 from verl_clipx.runs.console import read_console
@@ -76,17 +76,14 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
         ValueError: a file has no column of steps, or those of several runs.
     """
     rows, runs, words = {}, set(), {}
-    # A cell of a run's history may hold a table.
-    csv.field_size_limit(sys.maxsize)
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
         text = read_text(file)
         # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
-        for separator in (",", ";", "\t"):
-            table = csv.DictReader(io.StringIO(text, newline=None), delimiter=separator)
-            columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
-            if steps := next((name for name in STEP_COLUMNS if name in columns), None):
-                break
-        else:
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
+        columns = [name for name in table if not RANGE_COLUMN.search(name)]
+        steps = next((name for name in STEP_COLUMNS if name in columns), None)
+        if steps is None:
             raise ValueError(
                 f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
                 f"`run.history()` of its API. {VERL_ONLY}"
@@ -95,24 +92,21 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
         runs |= {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS} - {""}
         if len(runs) > 1:
             raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). {ONE_RUN}")
-        metrics = {name: name.rpartition(" - ")[2] for name in columns if name != steps}
-        for row in table:
-            if row[steps]:
-                step = numbers_in({steps: row[steps]}).get(steps, math.nan)
-                if not abs(step) <= 2**53 or step % 1:
-                    raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
-                texts = {metric: row[name].strip() for name, metric in metrics.items() if (row[name] or "").strip()}
-                if separator == ";":
-                    texts = {metric: text.replace(",", ".") for metric, text in texts.items()}
-                # An empty cell or a word is no value; NaN is one.
-                kept = numbers_in(texts)
-                words |= {key: text for key, text in texts.items() if key not in kept and text[0] in "+-.0123456789"}
-                before = rows.get(int(step), {}).items()
-                if differ := [key for key, one in before if key in kept and str(kept[key]) != str(one)]:
-                    raise ValueError(
-                        f"{file}, step {step:g}: a second value of {differ[0]}, as of several runs. {ONE_RUN}"
-                    )
-                rows.setdefault(int(step), {}).update(kept)
+        if separator == ";":
+            table = table.apply(lambda column: column.str.replace(",", "."))
+        for row in table[table[steps] != ""][columns].to_dict("records"):
+            step = numbers_in(row).get(steps, math.nan)
+            if not abs(step) <= 2**53 or step % 1:
+                raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
+            del row[steps]
+            texts = {name.rpartition(" - ")[2]: text.strip() for name, text in row.items() if text.strip()}
+            # An empty cell or a word is no value; NaN is one.
+            kept = numbers_in(texts)
+            words |= {key: text for key, text in texts.items() if key not in kept and text[0] in "+-.0123456789"}
+            before = rows.setdefault(int(step), {})
+            if differ := [key for key, one in before.items() if key in kept and str(kept[key]) != str(one)]:
+                raise ValueError(f"{file}, step {step:g}: a second value of {differ[0]}, as of several runs. {ONE_RUN}")
+            before |= kept
     for metric, text in words.items():
         warnings.warn(f"{path}: no number, and left out: {metric} {text!r:.60}", stacklevel=2)
     return rows, {}

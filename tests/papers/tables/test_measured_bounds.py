@@ -29,3 +29,9 @@ def test_highest_over_steps_and_average_over_tokens_and_another_methods_log_is_r
     assert measured_bounds(wide).overrides["average"][0] == "clipx.clip_low=0"
     with pytest.raises(ValueError, match="give the metrics of a run with \\+clipx=acpo"):
         measured_bounds(pandas.DataFrame({"actor/clipx/c_high": [1.2]}))
+
+
+@pytest.mark.parametrize(("changed", "value"), [("highest", "nan"), ("average", "inf"), ("count", "nan"), ("a", "inf")])
+def test_bounds_that_are_not_finite_are_refused(changed, value):
+    with pytest.raises(ValueError, match="no finite bounds"):
+        measured_bounds(LOG[:1].assign(**{name: float(value) for name in LOG if changed in name}))
