@@ -25,7 +25,7 @@ from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces
 from verl_clipx.common.traces import shards_in
 from verl_clipx.demo.files import PAGE, RUNS, SHIPPED
 from verl_clipx.report import palette
-from verl_clipx.report.page import FIGURES, TOKENS, write_report
+from verl_clipx.report.page import FIGURES, write_report
 from verl_clipx.report.page import METRICS as NUMBERS
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import settings_of
@@ -88,7 +88,7 @@ def make_page(shipped: Path, pictures: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         write_report([SHIPPED / run for run in RUNS], out)
-        for name in (PAGE, NUMBERS, TOKENS):
+        for name in (PAGE, NUMBERS):
             shutil.copyfile(out / name, shipped / name)
         for figure, name in COPIED.items():
             shutil.copyfile(out / FIGURES / figure, pictures / name)

@@ -97,7 +97,7 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     (page,) = runs.glob("acpo*-page/report.html")
     assert f"open the page     {page}" in printed
     text = page.read_text()
-    assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
+    assert "GRPO" in text and "ACPO" in text and (page.parent / "metrics.csv").is_file()
 
     for run in (grpo, acpo):
         found = answer("replay", run.traces.parent)

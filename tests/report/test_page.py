@@ -44,7 +44,7 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     assert "alpha 3" in page and "the band spans them, from the lowest" in page
     assert "GRPO clipped" in said and "report.html" in said
     links = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('href="')[1:]]
-    assert all(link.startswith(("#", "data:,", "metrics.csv", "tokens.csv", "figures")) for link in links)
+    assert all(link.startswith(("#", "data:,", "metrics.csv", "figures")) for link in links)
     # Reward, length, entropy, … and the clipping of each setting: every figure over steps says so below its axis.
     assert page.count(">training step<") == 10
     assert "@import" not in page and "url(http" not in page
@@ -53,12 +53,11 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     assert len({path.stem for path in files}) == page.count('role="img"') == 17
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
-    table, tokens = (pandas.read_csv(out / f"{name}.csv") for name in ("metrics", "tokens"))
+    table = pandas.read_csv(out / "metrics.csv")
     assert list(table["run"].unique()) == names
     line = json.loads((runs / "acpo-seed1" / "metrics.jsonl").read_text().splitlines()[2])
     row = table[(table["run"] == "acpo-seed1") & (table["step"] == 3)].iloc[0]
     assert row["actor/clipx/epsilon/bin_0"] == pytest.approx(line["data"]["actor/clipx/epsilon/bin_0"])
-    assert set(tokens["setting"]) == {"GRPO", "ACPO"} and {"ratio", "low", "high", "weight"} <= set(tokens)
 
 
 def test_what_verl_counts_on_both_sides_is_not_called_clipped_low(tmp_path):
@@ -90,7 +89,6 @@ def test_runs_of_one_name_in_two_folders_stay_two_also_without_traces(tmp_path):
     # Without traces it begins with charts, and says last how to get them.
     assert page.index(">training step<") < page.index("In numbers") < page.index("+clipx/trace=prompts")
     assert "<script" not in page and "No traces" not in page
-    assert not (tmp_path / "out" / "tokens.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -129,15 +127,11 @@ def test_a_report_replaces_what_one_wrote_before_and_nothing_else(tmp_path):
     for name, traced in (("plain", False), ("traced", True)):
         runs[name] = write_run(tmp_path / name, "bapo", steps=2, traced=traced)
     (out / "figures").mkdir(parents=True)
-    for path in (out / "figures" / "mine.svg", out / "tokens.csv"):
-        path.write_text("mine")
-    write_report([runs["plain"]], out)
-    assert (out / "tokens.csv").read_text() == "mine"
-    (out / "tokens.csv").unlink()
+    (out / "figures" / "mine.svg").write_text("mine")
     write_report([runs["plain"], runs["traced"]], out)
-    assert (out / "tokens.csv").exists() and (out / "figures" / "spread_0.svg").exists()
+    assert (out / "figures" / "spread_0.svg").exists()
     write_report([runs["plain"]], out, "another title")
-    assert not (out / "tokens.csv").exists() and not (out / "figures" / "spread_0.svg").exists()
+    assert not (out / "figures" / "spread_0.svg").exists()
     assert (out / "figures" / "mine.svg").read_text() == "mine" and "<title>another title</title>" in page_of(out)
     # A file of a figure's name that no report wrote.
     (out / "figures" / "spread_0.png").write_text("mine")

@@ -135,8 +135,7 @@ def test_the_page_at(opened, width):
     # The tokens are judged by GRPO's rule, and it acts in the answers that stand there.
     assert found["opens"] == "grpo" and found["acted"] == [True, True]
     assert found["lines"] == 2
-    hard = ["Gradient mass by probability", "Gradient mass outside the bounds"]
-    assert found["folded"] == [*hard, "What else was logged"]
+    assert found["folded"] == ["Gradient mass outside the bounds", "What else was logged"]
     # Three outcomes, ACPO's bounds, six figures of two settings each, and three charts of other metrics.
     assert found["figures"] == 3 + 1 + 5 * 2 + 3
     # Nothing sticks out.

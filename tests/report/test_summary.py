@@ -23,8 +23,6 @@ def rows(*settings: Setting) -> dict[str, list[tuple[str, str]]]:
 
 CLIPPED = {keys.CLIPPED_LOW: [0.02, 0.04], keys.CLIPPED_HIGH: [0.0, 0.01]}
 KEPT = dict(zip(keys.MASS.values(), ([0.1] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2, [0.9] * 2), strict=True))
-BINS = {"actor/clipx/epsilon/bin_0": [1.0, 1.4], "actor/clipx/epsilon/bin_1": [0.2, 0.3]}
-SEARCHED = {keys.BOUND_LOW: [0.6, 0.8], keys.BOUND_HIGH: [1.2, 1.4]}
 
 
 @pytest.mark.parametrize(
@@ -36,17 +34,6 @@ SEARCHED = {keys.BOUND_LOW: [0.6, 0.8], keys.BOUND_HIGH: [1.2, 1.4]}
         # verl's count of both sides stands in a row of its own.
         (of({keys.PG_CLIPPED: [0.02]}), {"Tokens clipped": ("2.0\u202f%", "")}),
         (of({keys.KL: [0.01, 0.04, 0.01]}), {"Highest KL": ("0.04", "step 2; the median is 0.01")}),
-        # A ratio has no negative bounds.
-        (
-            of(BINS),
-            {
-                "Bounds, policy unsure": ("0.00 to 2.20", "p below 0.5"),
-                "Bounds, policy sure": ("0.75 to 1.25", "p above 0.5"),
-            },
-        ),
-        (of(SEARCHED), {"Bounds, policy sure": ("0.70 to 1.30", "")}),
-        (of(CLIPPED, clip_low=0.8, clip_high=1.28), {"Bounds, policy unsure": ("0.80 to 1.28", "")}),
-        (of(CLIPPED, clip_low=0.9997, clip_high=1.0004), {"Bounds, policy sure": ("0.9997 to 1.0004", "")}),
         (of({keys.REWARD: [0.1, 0.3]}), {"Reward": ("0.200", "2 steps; one seed: no verdict")}),
         (
             of(dict(zip([*keys.MASKED.values(), *keys.MASKED_SEQUENCES], ([0.02], [0.01], [3], [0]), strict=True))),

@@ -34,7 +34,6 @@ class Replay:
         exact: whether the trace has every token of the step's updates.
         numbers: name to number: the metrics, means over the updates as training logs them; `clip_fraction` and
             `positive_share`; `cosine` and `norm_ratio` of F * A over all tokens against the run's.
-        by_update: update to the same numbers, without intervals.
         tokens: a row for each token of all updates: what the setting does to it, whether it `counts`, and `change`,
             which is empty, REGAINED or LOST.
         against_run: for the run's own setting, the largest difference of a bound from the one that the run trained
@@ -44,7 +43,6 @@ class Replay:
     label: str
     exact: bool
     numbers: dict[str, Number]
-    by_update: dict[int, dict[str, float]]
     tokens: pandas.DataFrame
     against_run: float | None = None
 
@@ -91,7 +89,6 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
         label,
         whole,
         {name: Number(value, *intervals.get(name, (None, None))) for name, value in over_updates(measured).items()},
-        {update.update: over_updates([found]) for update, found in zip(updates, measured, strict=True)},
         pandas.concat(tokens, ignore_index=True),
         _against(tokens, updates) if is_own(settings, own) else None,
     )
@@ -104,7 +101,7 @@ def of_run(updates: Sequence[TracedTokens]) -> Replay:
     whole = all(update.whole for update in updates)
     numbers = numbers_of_run([update.table for update in updates], whole=whole)
     numbers |= {"cosine": Number(1.0), "norm_ratio": Number(1.0)}
-    return Replay("the run, as traced", whole, numbers, {}, tokens)
+    return Replay("the run, as traced", whole, numbers, tokens)
 
 
 def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:

@@ -75,15 +75,6 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
     return numbers_of_run(tables, whole=whole), whole
 
 
-def how_exact(number: Number, *, whole: bool) -> str:
-    """Whether a number from traced tokens is exact, has an interval, or neither."""
-    if whole:
-        return "Exact: every token of the step is traced."
-    if number.low is None:
-        return "An estimate from a part of the prompts, too few of them for an interval."
-    return "Estimates from a part of the prompts, with 95\u202f% intervals over prompts."
-
-
 def is_counted(tokens: pandas.DataFrame) -> pandas.Series:
     """Whether each traced token counts: neither masked nor rejected, and in the pass of Lopti's that it is in."""
     return ~tokens.rejected.eq(True) & ~tokens.counted.eq(False)

@@ -81,7 +81,6 @@ def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
         "setting": replay.label,
         "exact": replay.exact,
         "numbers": {name: number._asdict() for name, number in replay.numbers.items()},
-        "by_update": {str(update): numbers for update, numbers in replay.by_update.items()},
         "bounds": {side: dict(zip(ends, bounds, strict=True)) for side, bounds in replay.bounds.items()},
         "clipped_by_probability": [{"low": low, "high": high} for low, high in replay.clipped_by_probability],
         "bounds_against_run": replay.against_run,

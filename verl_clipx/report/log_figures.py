@@ -21,8 +21,6 @@ from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 MOST_BINS = 9
 # For the metrics of a panel, in turn.
 LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-# A mean difference of probabilities below this is rounding.
-AGREED = 1e-4
 # In a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
 
@@ -99,18 +97,14 @@ def outcome(settings: list[DrawnSetting]) -> Plate:
 
 def samples(settings: list[DrawnSetting]) -> Plate:
     """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
-    apart = max(
-        (setting.mean(keys.MISMATCH).max() for setting in settings if len(setting.mean(keys.MISMATCH))), default=1
-    )
-    agreed = apart < AGREED
     return Plate(
         "What the samples were like",
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
         f"{describe_steps(settings)}Cut: at data.max_response_length tokens. Alike: of the prompts with "
         "several samples. Mismatch: the mean absolute difference between a sampled token’s probability in the rollout "
-        f"engine and in the trainer{f', {apart:.1g} at most, not drawn' if agreed else ''}.",
-        _panels(settings, SAMPLES[: -1 if agreed else None]),
+        "engine and in the trainer.",
+        _panels(settings, SAMPLES),
     )
 
 

@@ -27,10 +27,9 @@ from verl_clipx.runs.settings import Setting, baseline_of, differing_values, set
 from verl_clipx.runs.traced import TracedUpdate, traced_updates
 from verl_clipx.runs.trained import what_was_trained
 
-PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
+PAGE, FIGURES, METRICS = "report.html", "figures", "metrics.csv"
 
-# A file in the folder of the figures. It lists them, and the table of tokens beside the page if there is one, so that
-# the next report removes these files and nothing else.
+# A file in the folder of the figures, which lists them, so that the next report removes these files and nothing else.
 WRITTEN = ".written"
 
 environment = Environment(
@@ -86,20 +85,16 @@ def write_report(
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
 
-        updates, of_replays = with_replays(updates, replayed)
-        remarks += of_replays
+        updates = with_replays(updates, replayed)
     runs = [run for setting in settings for run in setting.runs]
     with style():
         plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), declared_plate(settings)]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
-        _remove_those_before([*written, *([TOKENS] if updates else [])], out)
+        _remove_those_before(written, out / FIGURES)
         for panel in (panel for plate in plates for panel in plate.panels):
             save(panel.drawing, out / FIGURES, panel.name)
     _write_csv(out / METRICS, pandas.concat([_shown(one, run) for one in settings for run in one.runs]))
-    if updates:
-        traced = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
-        _write_csv(out / TOKENS, pandas.concat(traced).drop(columns="prompt_text"))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or said or _title([setting.label for setting in settings]),
@@ -123,7 +118,6 @@ def write_report(
         data=[section.numbers for section in sections],
         palette=palette,
         number=number,
-        files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     write_text(out / PAGE, page)
     hint = "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is."
@@ -143,23 +137,19 @@ def _read(paths: list[Path], baseline: str | None) -> tuple[list[DrawnSetting], 
     return settings, traced_updates(settings), baseline_of(settings, baseline)
 
 
-def _remove_those_before(names: list[str], out: Path) -> None:
-    """Removes the figures and the tokens' table of the report before, and lists the names of this one's.
+def _remove_those_before(names: list[str], folder: Path) -> None:
+    """Removes the figures of the report before, and lists the names of this one's.
 
     Raises:
         ValueError: a file that no report wrote has the name of a figure.
     """
-
-    def path_of(name: str) -> Path:
-        return out / name if name == TOKENS else out / FIGURES / name
-
-    listed = read_text(path_of(WRITTEN)).splitlines() if path_of(WRITTEN).exists() else []
+    listed = read_text(folder / WRITTEN).splitlines() if (folder / WRITTEN).exists() else []
     before = {name for name in listed if name == Path(name).name}
-    if foreign := sorted(name for name in {*names} - before - {TOKENS} if path_of(name).exists()):
-        raise ValueError(f"{path_of(foreign[0])}: no report wrote it, and this one would. Choose another --out.")
+    if foreign := sorted(name for name in {*names} - before if (folder / name).exists()):
+        raise ValueError(f"{folder / foreign[0]}: no report wrote it, and this one would. Choose another --out.")
     for name in before:
-        path_of(name).unlink(missing_ok=True)
-    write_text(path_of(WRITTEN), "".join(f"{name}\n" for name in names))
+        (folder / name).unlink(missing_ok=True)
+    write_text(folder / WRITTEN, "".join(f"{name}\n" for name in names))
 
 
 def _title(labels: list[str]) -> str:

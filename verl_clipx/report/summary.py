@@ -8,10 +8,10 @@ import pandas
 
 from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds
-from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds, mass_shares
+from verl_clipx.diagnose.findings import clipped_share, mass_shares
 from verl_clipx.replay.of_run import TAKEN, Number, numbers_of_step
 from verl_clipx.replay.of_run import percent as percent_of
-from verl_clipx.report.trace_figures import BINS, FEW, bin_of, is_clipped, probabilities
+from verl_clipx.report.trace_figures import FEW, is_clipped, probabilities
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import GRPO_METHOD, Setting
 from verl_clipx.runs.traced import TracedUpdate, unlike_grpo
@@ -31,12 +31,11 @@ class Row(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A setting, and where it has traces its update and `of_run.numbers_of_step` of that update's step."""
+    """A setting, and where it has traces its update and the numbers of that update's step."""
 
     setting: Setting
     update: TracedUpdate | None = None
     numbers: dict[str, Number] | None = None
-    whole: bool = False
 
 
 def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> list[Described]:
@@ -46,7 +45,7 @@ def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> li
     for setting in settings:
         update = of_setting.get(setting.label)
         found = numbers_of_step(update.run, update.step) if update else None
-        described.append(Described(setting, update, *(found or ())))
+        described.append(Described(setting, update, found and found[0]))
     return described
 
 
@@ -100,8 +99,6 @@ def summary(described: Sequence[Described]) -> list[Row]:
         Row("Tokens clipped", "both sides, as verl counts", [_clipped_by_verl(one.setting) for one in described]),
         Row("Tokens masked", "before any clip", [_masked(one.setting) for one in described]),
         Row("Gradient taken by clipping", "", [_taken(one) for one in described]),
-        Row("Bounds, policy unsure", "", [_bounds(one, sure=False) for one in described]),
-        Row("Bounds, policy sure", "", [_bounds(one, sure=True) for one in described]),
         Row("Tokens unlike GRPO’s", "", [_unlike(one) for one in described]),
         Row("Highest KL", "from the old policy", [_highest_kl(one.setting) for one in described]),
         Row("Reward", "", _rewards([one.setting for one in described])),
@@ -146,34 +143,6 @@ def _taken(one: Described) -> Cell:
     if one.numbers is None or numpy.isnan(one.numbers[TAKEN].value):
         return UNKNOWN
     return percent_of(one.numbers[TAKEN]), f"in step {one.update.step}"
-
-
-def _bounds(one: Described, *, sure: bool) -> Cell:
-    """Fixed bounds; those that the figure of the traced update shows; or else the means over steps of logged ones."""
-    setting, update = one.setting, one.update
-    fixed = [setting.parameter(name) for name in ("clip_low", "clip_high")]
-    held = any(key.startswith("clipx.hold.") for key in setting.runs[0].configuration)
-    if all(isinstance(bound, int | float) for bound in fixed) and not held:
-        return _to(*fixed), ""
-    if update is not None and update.has_bounds_on_ratio:
-        tokens = update.tokens[bin_of(update.tokens, BINS) == (BINS - 1 if sure else 0)]
-        where = f"p above {1 - 1 / BINS:g}" if sure else f"p below {1 / BINS:g}"
-        if len(tokens):
-            return _to(tokens.low.median(), tokens.high.median()), f"{where}, step {update.step}"
-    if names := setting.bins("epsilon"):
-        epsilon = setting.mean(names[-1 if sure else 0]).mean()
-        return _to(
-            1 - epsilon, 1 + epsilon
-        ), f"p above {1 - 1 / len(names):g}" if sure else f"p below {1 / len(names):g}"
-    if has_searched_bounds(setting):
-        return _to(*(setting.mean(key).mean() for key in (keys.BOUND_LOW, keys.BOUND_HIGH))), ""
-    return UNKNOWN
-
-
-def _to(low: float, high: float) -> str:
-    """Bounds on a ratio: none below lies at 0, and none above at infinity."""
-    digits = 4 if max(abs(low - 1), abs(high - 1)) < 0.01 else 2
-    return f"{max(low, 0):.{digits}f} to {'∞' if numpy.isinf(high) else f'{high:.{digits}f}'}"
 
 
 def _unlike(one: Described) -> Cell:

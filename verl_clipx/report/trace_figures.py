@@ -5,14 +5,13 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from verl_clipx.common.sentences import number, percent
+from verl_clipx.common.sentences import percent
 from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
 from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, OUT, TracedUpdate
 
 BINS = 5
-QUARTERS = 4
 MOST_DOTS = 1000
 MOST_CLIPPED = 500
 # A share of fewer tokens than this says little.
@@ -21,11 +20,7 @@ FEW = 20
 
 def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
     """The figures of traced tokens, with a panel for each setting; none without traces."""
-    if not updates:
-        return []
-    with_entropy = [update for update in updates if update.tokens.entropy.notna().any()]
-    of_entropy = [entropies(with_entropy)] if with_entropy else []
-    return [spread(updates), *of_entropy, contributions(updates)]
+    return [spread(updates)] if updates else []
 
 
 def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
@@ -56,9 +51,9 @@ def probabilities(tokens: pandas.DataFrame) -> pandas.Series:
     return numpy.exp(tokens.old_log_prob).clip(0, 1)
 
 
-def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
-    """The probability bin of each token: bins of equal width, the last one closed."""
-    return (probabilities(tokens) * bins).astype(int).clip(0, bins - 1)
+def bin_of(tokens: pandas.DataFrame) -> pandas.Series:
+    """The probability bin of each token: BINS of equal width, the last one closed."""
+    return (probabilities(tokens) * BINS).astype(int).clip(0, BINS - 1)
 
 
 MARKS = {
@@ -80,7 +75,7 @@ def _mark(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series)
 
 def medians_of_bounds(tokens: pandas.DataFrame) -> pandas.DataFrame:
     """The median bounds of each probability bin with tokens, columns low and high."""
-    return tokens.groupby(bin_of(tokens, BINS))[["low", "high"]].median()
+    return tokens.groupby(bin_of(tokens))[["low", "high"]].median()
 
 
 def spread(updates: list[TracedUpdate]) -> Plate:
@@ -119,7 +114,7 @@ def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
     """A panel's description and its drawing."""
     row, of_all, tokens = 58, update.tokens, shown(update.tokens)
     drawing, (axes,) = figure(46 + BINS * row + 38, left=50, top=26)
-    bins, medians = bin_of(tokens, BINS), medians_of_bounds(of_all)
+    bins, medians = bin_of(tokens), medians_of_bounds(of_all)
     middles, places = [bin * row + row / 2 for bin in range(BINS)], pandas.Series(0.0, index=tokens.index)
     for bin, y in enumerate(middles):
         if update.has_bounds_on_ratio and bin in medians.index:
@@ -147,68 +142,3 @@ def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
         f"Ratios of {update.setting.label} by probability, and median bounds: {high} tokens clipped high, {low} low, "
     )
     return f"{text}{outside} outside the bounds and kept.", drawing
-
-
-def entropies(updates: list[TracedUpdate]) -> Plate:
-    """Probability against the policy's entropy, marked by what happened to each token."""
-    together = pandas.concat([update.tokens for update in updates])
-    correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
-    panels = []
-    for index, update in enumerate(updates):
-        drawing, (axes,) = figure(250, top=10)
-        tokens = shown(update.tokens)
-        _mark(axes, probabilities(tokens), tokens.entropy, tokens.event)
-        axes.set(xlim=(-0.03, 1.03), xlabel="probability when sampled", ylabel="entropy, nats")
-        axes.set_ylim(bottom=0)
-        text = f"Probability against entropy under {update.setting.label}."
-        panels.append(Panel(f"entropy_by_probability_{index}", how_many(update), text, drawing))
-    return Plate(
-        "Entropy by probability",
-        "where the triangles are: low means that the policy was sure of another token, high that it was unsure.",
-        f"Entropy of the current policy at a token; Spearman’s correlation with probability: {number(correlation, 2)}."
-        " As in ACPO’s Figure 2c and BAPO’s Figure 10.",
-        panels,
-    )
-
-
-def contributions(updates: list[TracedUpdate]) -> Plate:
-    """Positive and negative gradient mass by quarter of the probability."""
-    parts = [_mass_by_quarter(update.tokens) for update in updates]
-    hard = all(
-        numpy.isclose(tokens.weight, tokens.ratio.where(tokens.weight != 0, 0.0)).all()
-        for tokens in (update.tokens for update in updates)
-    )
-    top = 1.1 * max(float(part.to_numpy().max()) for part in parts) or 1.0
-    panels = []
-    for index, (update, part) in enumerate(zip(updates, parts, strict=True)):
-        drawing, (axes,) = figure(236, left=52, top=10)
-        axes.bar(part.index, part.positive, width=0.6, color=update.setting.colour)
-        axes.bar(part.index, -part.negative, width=0.6, color="white", edgecolor=update.setting.colour, lw=1.2)
-        for tokens in (part.positive_tokens, -part.negative_tokens):
-            axes.hlines(tokens, part.index - 0.42, part.index + 0.42, color=INK, lw=1.6, zorder=3)
-        axes.axhline(0, color=SOFT, lw=0.7)
-        axes.set_xticks(range(QUARTERS), ["0–0.25", "0.25–0.5", "0.5–0.75", "0.75–1"])
-        axes.set_ylim(-top, top)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.0f}\u202f%")
-        axes.set_xlabel("probability when sampled")
-        text = "; ".join(f"{row.positive:.2f} positive, {row.negative:.2f} negative" for row in part.itertuples())
-        panels.append(Panel(f"mass_by_probability_{index}", update.setting.label, f"Mass by quarter: {text}.", drawing))
-    return Plate(
-        "Gradient mass by probability",
-        "bars against the black lines, the share of the tokens: a bar that passes its line pulls harder than its "
-        "number. Filled upwards: A > 0; open downwards: A < 0.",
-        "Shares of Σ|F·A|, and of the tokens with an advantage, over the traced update; the gradient of log p itself "
-        "is not in it. As in AR-Lopti’s Figures 1a and 1b and BAPO’s Figure 4.",
-        panels,
-        "Every gradient weight is the ratio or 0." if hard else "",
-    )
-
-
-def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Shares of mass and of tokens by the sign of the advantage, a row for each quarter of the probability."""
-    quarter, mass = bin_of(tokens, QUARTERS), (tokens.weight * tokens.advantage).abs()
-    columns = {}
-    for name, sided in (("positive", tokens.advantage > 0), ("negative", tokens.advantage < 0)):
-        columns[name] = mass.where(sided, 0.0).groupby(quarter).sum() / (mass.sum() or 1.0)
-        columns[f"{name}_tokens"] = sided.groupby(quarter).sum() / max(1, (tokens.advantage != 0).sum())
-    return pandas.DataFrame(columns).reindex(range(QUARTERS), fill_value=0.0)
