@@ -206,27 +206,17 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
     return folder
 
 
-@pytest.mark.matrix
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
-    monkeypatch.setattr(measures, "REPLICATES", 60)
+    monkeypatch.setattr(measures, "REPLICATES", 40)
     words = ("+clipx=acpo", "clipx.alpha=0.5")
     whole = answer("replay", prompts_run(tmp_path / "whole", range(60)), *words)
-    assert whole["exact"]
-    generator, held = numpy.random.default_rng(0), {"clip_fraction": 0, "clipx/epsilon/bin_2": 0, "cosine": 0}
-    for draw in range(12):
-        chosen = sorted(generator.choice(60, 20, replace=False))
-        run = prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3)
-        found = answer("replay", run, *words)
-        assert not found["exact"]
-        for name in held:
-            one = found["settings"][0]["numbers"][name]
-            assert one["low"] <= one["value"] <= one["high"] or name == "cosine"
-            held[name] += one["low"] <= value(whole, name) <= one["high"]
-        # Counts stand for all prompts.
-        of_all = sum(value(whole, f"clipx/count/bin_{k}") for k in range(5))
-        assert sum(value(found, f"clipx/count/bin_{k}") for k in range(5)) == pytest.approx(of_all)
-    # Below 10 of 12 an interval of 95 % comes once in 500 draws.
-    assert all(count >= 10 for count in held.values()), held
+    found = answer("replay", prompts_run(tmp_path / "part", range(0, 60, 3), fraction=1 / 3), *words)
+    assert whole["exact"] and not found["exact"]
+    for name in ("clip_fraction", "clipx/epsilon/bin_2", "cosine"):
+        one = found["settings"][0]["numbers"][name]
+        assert one["low"] <= value(whole, name) <= one["high"] < one["low"] + 0.2
+    # Counts stand for all prompts.
+    assert value(found, "clipx/count/bin_2") == pytest.approx(value(whole, "clipx/count/bin_2"), rel=0.2)
 
 
 def test_the_runs_own_numbers_are_estimates_too(tmp_path):
@@ -244,12 +234,7 @@ def test_the_runs_own_numbers_are_estimates_too(tmp_path):
     assert 34 <= held < 40
 
 
-def test_few_prompts_have_no_interval_and_a_dozen_have_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(measures, "REPLICATES", 10)
-    found = answer("replay", prompts_run(tmp_path / "dozen", range(12), fraction=0.2), "+clipx=acpo", "clipx.alpha=0.5")
-    fraction = found["settings"][0]["numbers"]["clip_fraction"]
-    assert fraction["low"] < fraction["value"] < fraction["high"]
-    run = prompts_run(tmp_path / "few", range(4), fraction=0.1)
-    found = answer("replay", run, "+clipx=acpo")
+def test_few_prompts_have_no_interval(tmp_path):
+    found = answer("replay", prompts_run(tmp_path / "few", range(4), fraction=0.1), "+clipx=acpo")
     assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]
     assert found["of_run"]["numbers"]["positive_share"]["low"] is None

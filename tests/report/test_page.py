@@ -69,14 +69,11 @@ def test_what_verl_counts_on_both_sides_is_not_called_clipped_low(tmp_path):
     assert "clipped low" not in shown and "violet" not in shown
 
 
-def test_long_names_are_cut_in_the_headline_only_and_a_page_that_will_change_reloads_itself(tmp_path):
-    names = [f"cluster_a_grpo_qwen3_8b_math_8192_tokens_{number}_{'x' * 60}" for number in (1, 2)]
-    logs = [write_log(tmp_path / name / "metrics.jsonl", [{"actor/entropy": 1.0}] * 2) for name in names]
+def test_a_page_that_will_change_reloads_itself(tmp_path):
+    logs = [write_log(tmp_path / name / "metrics.jsonl", [{"actor/entropy": 1.0}] * 2) for name in "ab"]
     write_report(logs, tmp_path / "out", reload_every=10)
     page = page_of(tmp_path / "out")
-    assert "<h1>run 1 against run 2: what the logs say</h1>" in page and names[0] in page
-    assert "<title>run 1 against run 2: what the logs say</title>" in page
-    assert '<meta http-equiv="refresh" content="10">' in page
+    assert page.count("a against b: what the logs say") == 2 and '<meta http-equiv="refresh" content="10">' in page
 
 
 def test_runs_of_one_name_in_two_folders_stay_two_also_without_traces(tmp_path):

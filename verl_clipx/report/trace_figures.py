@@ -5,7 +5,6 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from verl_clipx.common.sentences import percent
 from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
@@ -16,11 +15,6 @@ MOST_DOTS = 1000
 MOST_CLIPPED = 500
 # A share of fewer tokens than this says little.
 FEW = 20
-
-
-def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
-    """The figures of traced tokens, with a panel for each setting; none without traces."""
-    return [spread(updates)] if updates else []
 
 
 def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
@@ -78,24 +72,15 @@ def medians_of_bounds(tokens: pandas.DataFrame) -> pandas.DataFrame:
     return tokens.groupby(bin_of(tokens))[["low", "high"]].median()
 
 
-def spread(updates: list[TracedUpdate]) -> Plate:
-    """The ratio by probability bin, with each setting's bounds and the tokens that it clips."""
+def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
+    """The ratio by probability bin, with each setting's bounds and the tokens that it clips; nothing without traces."""
+    if not updates:
+        return []
     ends = [update.tokens.ratio.quantile(0.998) for update in updates]
     ends += [high for update in updates if update.has_bounds_on_ratio for high in medians_of_bounds(update.tokens).high]
     right = max(1.5, *(1.05 * end for end in ends if numpy.isfinite(end)))
-    clipped, every = (
-        pandas.concat([probabilities(tokens) for tokens in chosen]) < 0.5
-        for chosen in (
-            [update.tokens[is_clipped(update.tokens)] for update in updates],
-            [update.tokens for update in updates],
-        )
-    )
-    heading = "The ratio by probability"
-    if len(clipped) >= FEW and clipped.mean() > 0.5:
-        shares = percent(clipped.mean()), percent(every.mean())
-        heading = f"{shares[0]} of the clipped tokens had a probability below one half, of all tokens {shares[1]}"
-    return Plate(
-        heading,
+    plate = Plate(
+        "The ratio by probability",
         "triangles, which are tokens without a gradient, ▲ clipped high, ▼ clipped low; and whether the setting’s own "
         "bounds, the coloured box, follow the spread or cut it like the grey lines, 0.8 and 1.2, GRPO’s bounds.",
         "Each mark is a token of the last traced update, at the top if the policy was unsure when it was sampled, at "
@@ -108,6 +93,7 @@ def spread(updates: list[TracedUpdate]) -> Plate:
             for index, update in enumerate(updates)
         ],
     )
+    return [plate]
 
 
 def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
