@@ -73,14 +73,17 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
     """W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
-        ValueError: a file has no column of steps, or those of several runs.
+        ValueError: a file is no table, has no column of steps, or those of several runs.
     """
     rows, runs, words = {}, set(), {}
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
         text = read_text(file)
         # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
         separator = max(",;\t", key=text.partition("\n")[0].count)
-        table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
+        try:
+            table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
+        except ValueError as error:
+            raise ValueError(f"{file}: no table that W&B exports ({error}). {VERL_ONLY}") from None
         columns = [name for name in table if not RANGE_COLUMN.search(name)]
         steps = next((name for name in STEP_COLUMNS if name in columns), None)
         if steps is None:
