@@ -50,7 +50,7 @@ def test_the_page_names_what_was_compared_and_needs_no_network_its_figures_are_f
     assert "@import" not in page and "url(http" not in page
     files = list((out / "figures").glob("[!.]*"))
     assert {path.suffix for path in files} == {".svg", ".png"}
-    assert len({path.stem for path in files}) == page.count('role="img"') == 17
+    assert len({path.stem for path in files}) == page.count('role="img"') == 13
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
     table = pandas.read_csv(out / "metrics.csv")

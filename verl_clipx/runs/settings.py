@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import pandas
 
@@ -66,10 +65,6 @@ class Setting:
     def mean(self, key: str) -> pandas.Series:
         """A metric by step, its mean over runs; empty where no run logs it."""
         return self.table(key).mean(axis=1)
-
-    def parameter(self, name: str, otherwise: Any = None) -> Any:
-        """A parameter of its method, from its configuration."""
-        return self.runs[0].configuration.get(f"clipx.{name}", otherwise)
 
 
 def significant_of(runs: list[Run]) -> list[dict[str, str]]:
