@@ -202,6 +202,7 @@ def main(
     rehearse: Annotated[bool, typer.Option(help="Tiny shapes, on a CPU if there is no GPU; needs --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the file; docs/results/gpu by default.")] = None,
     limit: Annotated[float | None, typer.Option(help="Seconds of each part, instead of its own limit.")] = None,
+    only: Annotated[str | None, typer.Option(help="Run this part alone, such as `tests on 1`.")] = None,
 ) -> None:
     """Run every part on this machine's GPU, write docs/results/gpu/CARD.json, and print tables of parts and goals."""
     if not torch.cuda.is_available() and not rehearse:
@@ -221,10 +222,14 @@ def main(
     made["versions"] = {package: installed_version(package) for package in PACKAGES}
     with tempfile.TemporaryDirectory(prefix="clipx-gpu-") as name:
         for part, seconds, commands in parts_of(Path(name), rehearse=rehearse, rollout=rollout, train=train):
+            if only not in (None, part):
+                continue
             result = run(Path(name) / part, seconds if limit is None else limit, commands)
             record["parts"][part] = {**result, **made}
             write_json(path, record)
             print(f"{part}: {result['outcome']}", *result.get("end", ()), sep="\n  ", flush=True)
+    if only and only not in record["parts"]:
+        sys.exit(f"--only {only!r}: no such part ran; a start without --only prints a row for each part")
     rows = []
     for name, part in record["parts"].items():
         failed = f": {len(failures(part))} of {len(part['tests'])} tests" if failures(part) else ""

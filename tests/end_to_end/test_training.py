@@ -201,6 +201,7 @@ def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
     assert (lopti.log["actor/clipx/high/ratio_mean"] - 1).abs().max() > 1e-4
 
 
+@pytest.mark.matrix
 def test_the_checkpoint_of_two_ranks_is_evaluated_as_verl_validated_it(task, lopti, tmp_path):
     check_evaluation(task, lopti, "countdown", STEPS, tmp_path)
 

@@ -187,24 +187,34 @@ def test_without_a_network(tmp_path):
     pip(python, "check")
 
 
-def test_verls_own_main_composes_a_run_and_its_groups(python, tmp_path):
-    done = run(tmp_path, python, *MAIN, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
+# A loss of the registry, where the plugin is, and then what verl's main prints of a composed run: one import of verl.
+COMPOSES = """
+import runpy, sys
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+print(get_policy_loss_fn("clipx_bapo"), sys.modules["verl_clipx"].__file__)
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__")
+"""
+
+
+def check_composes(python: Path, folder: Path, where: Path, **variables: str) -> None:
+    """Checks that verl finds the losses and the groups of the plugin that is there."""
+    words = ("-c", COMPOSES, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
+    done = run(folder, python, *words, **variables)
     assert done.returncode == 0, done.stderr
-    assert "loss_mode: clipx_acpo" in done.stdout and "experiment_name: countdown_3b_acpo_off" in done.stdout
+    first, _, composed = done.stdout.partition("\n")
+    # Registered by the entry point, without an import of ours.
+    assert "policy_loss" in first and str(where) in first
+    assert "loss_mode: clipx_acpo" in composed and "experiment_name: countdown_3b_acpo_off" in composed
 
 
-def test_the_losses_are_registered_and_the_commands_are_there(python, tmp_path):
-    code = "from verl.trainer.ppo.core_algos import get_policy_loss_fn; print(get_policy_loss_fn('clipx_bapo'))"
-    code += "; import verl_clipx; print(verl_clipx.__file__)"
-    clipx = python.parent / "clipx"
-    for command, printed in (
-        ((python, "-c", code), ("policy_loss", str(python.parents[1]))),
-        ((clipx, "methods"), ("clipx_acpo",)),
-        ((clipx, "demo"), ("clipx-demo/report.html",)),
-    ):
-        done = run(tmp_path, *command)
-        assert done.returncode == 0, done.stderr
-        assert all(part in done.stdout for part in printed), done.stdout
+def test_verl_registers_its_losses_and_composes_its_groups(python, tmp_path):
+    check_composes(python, tmp_path, python.parents[1])
+
+
+def test_the_commands_are_there(python, tmp_path):
+    for command, printed in (("methods", "clipx_acpo"), ("demo", "clipx-demo/report.html")):
+        done = run(tmp_path, python.parent / "clipx", command)
+        assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -219,12 +229,7 @@ def beside(tmp_path_factory, underneath, wheel) -> tuple[Path, Path]:
 
 def test_a_folder_on_pythons_path_is_enough(beside, tmp_path):
     python, folder = beside
-    composed = run(tmp_path, python, *MAIN, "+clipx=acpo", "--cfg", "job", PYTHONPATH=str(folder))
-    assert composed.returncode == 0 and "loss_mode: clipx_acpo" in composed.stdout, composed.stderr
-    # The entry point registers the losses, without an import of ours.
-    code = "from verl.trainer.ppo.core_algos import get_policy_loss_fn; print(get_policy_loss_fn('clipx_bapo'))"
-    assert "policy_loss" in run(tmp_path, python, "-c", code, PYTHONPATH=str(folder)).stdout
-    assert run(tmp_path, python, "-c", code, PYTHONPATH="").returncode == 1
+    check_composes(python, tmp_path, folder, PYTHONPATH=str(folder))
 
 
 IN_A_TASK = """
