@@ -109,7 +109,7 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
 
 @pytest.mark.parametrize(("kind", "name", "value"), MODIFIER_CASES)
 # cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
-@pytest.mark.parametrize("method", ["cispo", "acpo"])
+@pytest.mark.parametrize("method", ["cispo", pytest.param("acpo", marks=pytest.mark.matrix)])
 def test_a_modifiers_parameter_at_an_end_or_with_a_word_trains(method, kind, name, value):
     key = f"{kind.node}.{name}".removeprefix("clipx.")
     for over in ["sequence", "mini_batch"] if kind is EntropySelection else [None]:
