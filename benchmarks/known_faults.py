@@ -173,7 +173,7 @@ ALIKE, COLLAPSE = "few prompts teach, because samples score alike", "reward coll
 MISMATCH, CUT = "mismatch of rollout and training", "responses cut at the limit"
 ENTROPY, EXPLOSION = "entropy collapse", "gradient explosion"
 OLD = ("clipx_rollout.versions_old=3", "algorithm.rollout_correction.bypass_mode=true")
-NO_BOUNDS = ("clipx.clip_low=0.0", "clipx.clip_high=1000000.0")
+NO_BOUNDS = ("clipx.clip_low=0.0", "clipx.clip_high=null")
 
 FAULTS = {
     "top_p": Setting(
@@ -188,7 +188,7 @@ FAULTS = {
     "wide_alpha": Setting("acpo_4", (*DECOUPLED, "clipx.alpha=30"), ("bounds idle: too few tokens a bin",), since=1),
     "short_limit": Setting("grpo_4", (*DECOUPLED, "data.max_response_length=47"), (CUT,), since=1),
     "lower_bound_only": Setting(
-        "grpo_16", (*DECOUPLED, "clipx.clip_low=0.98", "clipx.clip_high=100"), ("one-sided clipping",), since=1
+        "grpo_16", (*DECOUPLED, "clipx.clip_low=0.98", "clipx.clip_high=null"), ("one-sided clipping",), since=1
     ),
     "no_reward": Setting("grpo_4", expected=(COLLAPSE, ALIKE), act=no_reward),
     "nan_reward": Setting("grpo_4", expected=("skipped updates",), act=nan_reward),
