@@ -1,7 +1,7 @@
-"""Every Hydra group of configs/clipx, alone, with a quarter of the modifiers and under every scope, trains two optimizer
-steps through the composed configuration and verl's ppo_loss, or says in the driver why it does not; with `-m matrix`
-with every modifier; +clipx=observe with verl's losses. Not covered: what the numbers are (tests/methods, tests/worker),
-the engine and several ranks (tests/end_to_end).
+"""Every Hydra group of configs/clipx, alone, with a quarter of the modifiers and under every scope, trains two steps
+through the composed configuration and verl's ppo_loss, or says in the driver why it does not; with `-m matrix` it meets
+every modifier; +clipx=observe with verl's losses. Not covered: what the numbers are (tests/methods, tests/worker), the
+engine and several ranks (tests/end_to_end).
 """
 
 from itertools import product

@@ -158,7 +158,7 @@ def test_the_share_of_collapsed_seeds_has_an_exact_interval(tmp_path):
     assert none["interval"] == "share of seeds" and every["by_seed"] == {"1": 100.0, "2": 100.0, "3": 100.0}
     (found,) = results["comparisons"]
     assert found["p_value"] == pytest.approx(2 / 64) and found["difference"] == 100.0
-    text = render(table, results, "markdown")
+    text = render(table, results)
     assert "95 % intervals of 2 cells: Clopper and Pearson's, exact, of the share of 3 seeds that collapsed." in text
     assert "| ACPO | **+100.0, p 0.031** |" in text and "Shares of collapsed trainings: Boschloo's exact test." in text
 

@@ -1,4 +1,4 @@
-"""The three formats of a small table, letter by letter, with and without results, and what the commands refuse."""
+"""A small table, letter by letter, with and without results, and what the commands refuse."""
 
 import json
 from dataclasses import replace
@@ -19,20 +19,19 @@ GOLDEN = Path(__file__).with_name("golden")
 RESULTS = json.loads((GOLDEN / "results.json").read_text()) | {"definition": hash_of_definition(TABLE)}
 
 
-@pytest.mark.parametrize("markup", ["markdown", "html", "latex"])
-def test_golden(markup):
-    assert render(TABLE, RESULTS, markup) == (GOLDEN / f"small.{markup}").read_text()
+def test_golden():
+    assert render(TABLE, RESULTS) == (GOLDEN / "small.markdown").read_text()
 
 
 def test_without_results_no_cell_has_a_measured_number():
-    text = render(TABLE, None, "markdown")
+    text = render(TABLE, None)
     assert "| x | 40.0 | 50.0 |\n| y\\|z |  |  |\n" in text and "**" not in text
     assert "The paper's numbers; nothing has been measured." in text
 
 
 def test_each_mark_has_its_footnote_and_those_about_the_whole_table_have_none():
     notes = [Footnote(f"Note {number}.", rows=("x",)) for number in range(27)] + [Footnote("The whole.")]
-    text = render(replace(TABLE, footnotes=tuple(notes)), None, "markdown")
+    text = render(replace(TABLE, footnotes=tuple(notes)), None)
     assert "| x<sup>a</sup>" in text and "<sup>z</sup> Note 25." in text and "<sup>aa</sup> Note 26." in text
     assert "\nThe whole.\n" in text
 
@@ -55,14 +54,14 @@ OF_A_MODEL = {**OVER_QUESTIONS, "mean": 7.0, "difference": None, "seeds": []}
 )
 def test_the_texts_of_cells(changes, texts):
     cells = [cell | changes.get(place, {}) for place, cell in enumerate(RESULTS["cells"])]
-    text = render(TABLE, RESULTS | {"cells": cells}, "markdown")
+    text = render(TABLE, RESULTS | {"cells": cells})
     assert all(one in text for one in texts) and "0 seeds" not in text
 
 
 def test_the_command_writes_files_and_refuses_results_of_an_older_definition(tmp_path):
-    path, out = tmp_path / "old.json", tmp_path / "table.tex"
-    clipx("table", "render", "dgpo_table4", "--runs", tmp_path, "--format", "latex", "--out", out)
-    assert "DGPO & 52.7 & 73.0 & 62.0 & 77.9 & 56.7 & 70.4" in out.read_text()
+    path, out = tmp_path / "old.json", tmp_path / "table.md"
+    clipx("table", "render", "dgpo_table4", "--runs", tmp_path, "--out", out)
+    assert "DGPO | 52.7 | 73.0 | 62.0 | 77.9 | 56.7 | 70.4" in out.read_text()
     words = ("table", "render", "dgpo_table4", "--results", path)
     path.write_text(json.dumps(RESULTS | {"table": "dgpo_table4"}))
     assert "the table's definition has changed since" in clipx(*words, code=1)

@@ -1,4 +1,4 @@
-"""The texts of a table, before a format is applied."""
+"""The texts of a table, before they are written in Markdown."""
 
 from dataclasses import dataclass
 

@@ -1,41 +1,31 @@
-"""Writes a table with its expected and measured numbers as Markdown, HTML or LaTeX."""
+"""Writes a table with its expected and measured numbers in Markdown."""
 
-import html
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from string import ascii_lowercase
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from verl_clipx.papers.tables.definition import Column, Row, Table
-from verl_clipx.papers.tables.page import MINUS, Cell, Page, printed
+from verl_clipx.papers.tables.page import Cell, Page, printed
 from verl_clipx.papers.tables.significance import significance_page
 
 
-def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
+def render(table: Table, results: Mapping[str, Any] | None) -> str:
     """Write a table.
 
     Args:
         results: from `collect`; None for only the expected numbers.
-        markup: a key of `FORMATS`.
 
     Returns:
         The text. Cells without a run have no measured number. If methods were compared with a baseline, a table of
         their differences follows.
-
-    Raises:
-        ValueError: the format is unknown.
     """
-    if markup not in FORMATS:
-        raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
     pages = [build_page(table, results), significance_page(table, results) if results else None]
-    return "\n".join(_written(page, markup) for page in pages if page)
+    return "\n".join(_written(page) for page in pages if page)
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
-    """Return the texts of a table, before a format is applied."""
+    """Return the texts of a table."""
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}) > 1
 
@@ -136,33 +126,15 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# Text in back quotes, which Markdown sets as code.
-_CODE = re.compile("`([^`]+)`")
+def _written(page: Page) -> str:
+    def heading(name: str, marks: tuple[str, ...]) -> str:
+        return name.replace("|", "\\|") + "".join(f"<sup>{mark}</sup>" for mark in marks)
 
-_LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    MINUS: "$-$",
-    "\u2026": r"\dots{}",
-}
+    def text(cell: Cell) -> str:
+        return "<br>".join(filter(None, (cell.expected, cell.measured and f"**{cell.measured}**")))
 
-# Writes a text in each format; templates/table.<format> writes the table around it.
-FORMATS: dict[str, Callable[[str], str]] = {
-    "markdown": lambda text: text.replace("|", "\\|"),
-    "html": lambda text: _CODE.sub(r"<code>\1</code>", html.escape(text)),
-    "latex": lambda text: _CODE.sub(r"\\texttt{\1}", text.translate(str.maketrans(_LATEX_ESCAPES))),
-}
-
-
-def _written(page: Page, markup: str) -> str:
-    environment = Environment(
-        loader=PackageLoader("verl_clipx.papers.tables"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["text"] = FORMATS[markup]
-    return environment.get_template(f"table.{markup}").render(page=page)
+    rows = [[heading(name, marks), *map(text, cells)] for name, marks, cells in page.rows]
+    head = "| |" + "".join(f" {heading(*column)} |" for column in page.head)
+    written = [head, "|---" * (1 + len(page.head)) + "|", *(f"| {' | '.join(cells)} |" for cells in rows)]
+    below = [*page.below, *(f"<sup>{mark}</sup> {note}" for mark, note in page.footnotes)]
+    return "\n".join([f"### {page.title}", "", *written, *(line for text in below for line in ("", text)), ""])

@@ -85,7 +85,7 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
         if one is None:
             return Cell("", "")
         difference = _difference(one, table.digits_of(column))
-        # The formats print measured numbers in bold, which here marks significant differences.
+        # Measured numbers are printed in bold, which here marks significant differences.
         return Cell(difference, "") if one.verdict in (None, ALIKE) else Cell("", difference)
 
     return Page(

@@ -146,11 +146,10 @@ def render(
     results: Annotated[
         Path | None, typer.Option(help="Results from `collect`; by default RUNS/tables/<name>.json.")
     ] = None,
-    markup: Annotated[str, typer.Option("--format", help="markdown, html or latex.")] = "markdown",
     out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty."""
+    """Write a table in Markdown: expected and measured numbers, intervals, differences; empty where no run is."""
     from verl_clipx.papers.tables.collect import RESULTS, hash_of_definition
     from verl_clipx.papers.tables.render import cells_of
     from verl_clipx.papers.tables.render import render as render_table
@@ -169,11 +168,11 @@ def render(
                 )
             check_shape(path, found, RESULTS)
         if as_json:
-            if out is not None or markup != "markdown":
-                fail("--json prints to standard output: leave out --out and --format.", 2)
+            if out is not None:
+                fail("--json prints to standard output: leave out --out.", 2)
             print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
             return
-        content = render_table(table, found, markup)
+        content = render_table(table, found)
         if out is None:
             typer.echo(content, nl=False)
         else:
