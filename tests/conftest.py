@@ -8,6 +8,7 @@ import gc
 import io
 import pickle
 import signal
+from collections import Counter
 
 import pytest
 from hydra._internal.hydra import Hydra
@@ -85,13 +86,20 @@ def one_thread():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
-    """Runs of verl come first: the short tests at the end then keep all processes busy. While the first file that needs
-    the policy fits it, another process runs those that need none.
+    """Runs of verl come first, then the files with most tests: short files at the end keep all processes busy. While
+    the first file that needs the policy fits it, another process runs those that need none.
     """
+    tests = Counter(item.path for item in items)
     runs = [item for item in items if "end_to_end" in item.keywords]
     needing = dict.fromkeys(item.path for item in runs if "task" in item.fixturenames)
     first = next(iter(needing), None)
-    items.sort(key=lambda item: ("end_to_end" not in item.keywords, item.path != first, item.path in needing))
+
+    def place(item):
+        if "end_to_end" in item.keywords:
+            return 0, item.path != first, item.path in needing
+        return 1, -tests[item.path], str(item.path)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
