@@ -1,9 +1,10 @@
 """A run without a clipx node is verl's: with the plugin it does what it does with nothing but the CPU's port.
 
-Covers: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's locks, validates and saves;
-with `-m matrix` the same from the start, the older trainer, and separate_async, of which no two runs are equal.
-Compared are files, but for times in them, the model to the digit, the log, what was printed. verl's tables and its
-warning about platforms are compared with a process in which the plugin can't be imported. Not covered: GPUs, nodes.
+Covers, in one process without Ray: the v1 trainer in sync mode, which goes on from a checkpoint beside a stranger's
+locks, validates and saves; with `-m matrix`, through Ray, the same, a run from the start, the older trainer, and
+separate_async, of which no two runs are equal. Compared are files, but for times in them, the model to the digit, the
+log, what was printed. verl's tables and its warning about platforms are compared with a process in which the plugin
+can't be imported. Not covered: GPUs, nodes.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .runs import SECONDS, finding, launch, loading, metrics_of, output_of
+from .runs import MAIN, SECONDS, finding, launch, loading, metrics_of, output_of
 from .training_ranks import build_worker, on_ranks
 
 pytestmark = pytest.mark.end_to_end
@@ -84,16 +85,16 @@ APART = (
 )
 
 
-def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> None:
+def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int, entry: str = MAIN) -> None:
     """Runs verl in two folders at a time, in the second with the plugin."""
     processes = [
-        launch(task, folder, *overrides, steps=steps, environment=environment)
+        launch(task, folder, *overrides, steps=steps, environment=environment, entry=entry)
         for folder, environment in zip(folders, (PORT_ALONE, PLUGIN), strict=True)
     ]
     codes = [process.wait(SECONDS) for process in processes]
     assert codes == [0, 0], "\n".join(output_of(folder)[-3000:] for folder in folders)
     for folder, process in zip(folders, processes, strict=True):
-        printed_beside(folder).write_text(printed_by(folder, process.pid))
+        printed_beside(folder).write_text(printed_by(folder, process.pid) if entry == MAIN else output_of(folder))
 
 
 def printed_beside(folder: Path) -> Path:
@@ -186,7 +187,14 @@ def save_untrained(rank: int, world: int, policy: str, folder: str) -> None:
     build_worker(Path(policy), precision=torch.float32).save_checkpoint(folder, global_step=1)
 
 
-def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_as_they_are(task, tmp_path):
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(f"{__package__}.in_one_process", id="in one process"),
+        pytest.param(MAIN, id="through Ray", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_as_they_are(task, tmp_path, entry):
     first, second = folders = both(tmp_path)
     on_ranks(1, save_untrained, str(task.policy), str(first / "checkpoints/global_step_1/actor"))
     # As verl itself would resume it: from step 1, although a later checkpoint is there.
@@ -195,7 +203,7 @@ def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_a
     for lock in LOCKS:
         (first / lock).write_text(LOCK)
     shutil.copytree(first, second)
-    run_both(task, folders, *SEEDED, steps=3)
+    run_both(task, folders, *SEEDED, steps=3, entry=entry)
     check_same(folders)
     for folder in folders:
         assert "Resuming from" in output_of(folder) and (folder / LATEST).read_text() == "3"

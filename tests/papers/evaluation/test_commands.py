@@ -184,17 +184,15 @@ def test_scoring_again_with_another_reward_samples_nothing_and_one_that_fails_lo
 
 
 def test_the_protocols_of_a_whole_run(run, tmp_path):
-    saved, last, best = (tmp_path / name for name in ("run", "last", "best"))
+    saved, last = tmp_path / "run", tmp_path / "last"
     for step in (10, 20, 30, 40):
         # As with checkpoint.save_contents=[hf_model]. The stand-in answers by the length of the folder's name.
         save_model(saved / f"global_step_{step}" / "actor" / "huggingface", seed=step)
     run(last, "--protocol", "mean-of-last-three", "--temperature", 1, model=saved)
     found = results_of(last)["benchmarks"]["test"]
-    assert found["from_checkpoints"] == ["global_step_20", "global_step_30", "global_step_40"]
+    assert [*found["checkpoints"]] == ["global_step_20", "global_step_30", "global_step_40"]
     means = [one["avg@4"]["mean"] for one in found["checkpoints"].values()]
     assert found["result"]["avg@4"]["mean"] == pytest.approx(sum(means) / 3)
-    assert "optimistic" in run(best, "--protocol", "best-validation", model=saved)
-    assert len(results_of(best)["config"]["checkpoints"]) == 4
     for protocol in ("greedy", "sampled"):
         assert [one.step for one in PROTOCOLS[protocol].choose(find_checkpoints(str(saved)))] == [40]
 

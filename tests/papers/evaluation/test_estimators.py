@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.papers.evaluation.estimators import best_at_k, combine, majority_at_k, pass_at_k, question_values
+from verl_clipx.papers.evaluation.estimators import best_at_k, majority_at_k, pass_at_k, question_values
 
 TABLES = st.integers(1, 7).flatmap(
     lambda samples: st.lists(st.lists(st.booleans(), min_size=samples, max_size=samples), min_size=1, max_size=4)
@@ -86,15 +86,3 @@ def test_every_metric_by_hand():
     assert question_values(bare)["avg@4"].tolist() == [0.25, 0.75] and "format" not in question_values(bare)
     for least, right in ((1.0, 1.0), (0.5, 0.0)):
         assert question_values(bare.assign(**{"reward/acc": least}))["avg@4"].tolist() == [right, right]
-
-
-def test_the_mean_of_checkpoints_and_the_best_one():
-    values = {
-        "global_step_20": {"avg@2": np.array([1.0, 0.5]), "length": np.array([4.0, 4.0])},
-        "global_step_40": {"avg@2": np.array([0.0, 1.0]), "length": np.array([8.0, 2.0])},
-    }
-    mean, used = combine("mean-of-last-three", values)
-    assert {metric: column.tolist() for metric, column in mean.items()} == {"avg@2": [0.5, 0.75], "length": [6.0, 3.0]}
-    assert used == ["global_step_20", "global_step_40"]
-    best, used = combine("best-validation", values)
-    assert (best["length"].tolist(), used) == ([4.0, 4.0], ["global_step_20"])

@@ -50,9 +50,7 @@ def run(
         list[str] | None,
         typer.Argument(help="Hydra overrides of verl's configuration: +hardware=cpu, trainer.n_gpus_per_node=4, …"),
     ] = None,
-    protocol: Annotated[
-        str, typer.Option(help="greedy, sampled, mean-of-last-three or best-validation (optimistic).")
-    ] = "sampled",
+    protocol: Annotated[str, typer.Option(help="greedy, sampled or mean-of-last-three.")] = "sampled",
     samples: Annotated[
         int | None,
         # More than any published pass@k uses, and few enough that all responses fit in memory.
@@ -127,7 +125,6 @@ def score(
 def _score_and_print(folder: "EvaluationFolder", all_metrics: bool, *rules: str | None) -> None:
     from verl_clipx.common.statistics.estimate import Estimate
     from verl_clipx.papers.evaluation.scores import score as score_all
-    from verl_clipx.papers.evaluation.settings import BEST_VALIDATION
 
     with messages.status("scoring"):
         results = score_all(folder, *rules)
@@ -135,16 +132,12 @@ def _score_and_print(folder: "EvaluationFolder", all_metrics: bool, *rules: str 
     for name, reported in results["benchmarks"].items():
         table = Table(title=escape(f"{name}: {reported['questions']} questions, {protocol}"))
         table.add_column("metric")
-        table.add_column(escape(", ".join(reported["from_checkpoints"])))
+        table.add_column(escape(", ".join(reported["checkpoints"])))
         for metric in shown_metrics(reported["result"], all_metrics):
             table.add_row(escape(metric), str(Estimate(**reported["result"][metric])))
         console.print(table)
         if reported["no_interval"]:
             console.print_line(f"No intervals: {reported['no_interval']}.")
-    if protocol == BEST_VALIDATION.name:
-        console.print_line(
-            f"{protocol} is optimistic, because the checkpoint was chosen on the questions that are reported."
-        )
     console.print_line(f"Intervals: {results['interval']}. All results: {folder.results}")
 
 

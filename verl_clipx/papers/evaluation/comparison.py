@@ -33,8 +33,7 @@ def find_evaluations(pattern: str) -> list[Path]:
 def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> Compared:
     """Compare two methods, or two checkpoints, on the benchmarks that all their evaluations share.
 
-    Each evaluation enters as its protocol reports it. Note that a run under "best-validation" has an advantage over any
-    other.
+    Each evaluation enters as its protocol reports it.
 
     Args:
         first, second: the folder of one scored evaluation per training.

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas
 
-from verl_clipx.papers.evaluation.settings import BEST_VALIDATION
-
 QuestionValues = dict[str, np.ndarray]
 """Arrays ``[questions]`` by metric."""
 
@@ -108,25 +106,3 @@ def question_values(scores: pandas.DataFrame) -> QuestionValues:
         means["format"] = scores[PART + "format"] > 0
     means |= {column: scores[column] for column in scores if column.startswith(PART)}
     return values | {metric: by_question(column).mean(axis=1) for metric, column in means.items()}
-
-
-def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionValues, list[str]]:
-    """Return what a protocol reports.
-
-    Reporting the best checkpoint is optimistic: the maximum of noisy means exceeds the mean of the best checkpoint.
-    If all checkpoints are equally good and the standard error is s, the bias is about 0.85 s for three, 1.54 s for ten.
-
-    Args:
-        values: values by checkpoint, in training order.
-
-    Returns:
-        The values, and the checkpoints behind them. Under "best-validation" these are the values of the checkpoint with
-        the highest accuracy (the earliest if tied), otherwise the mean over the checkpoints.
-    """
-    metrics = next(iter(values.values()))
-    if protocol == BEST_VALIDATION.name:
-        accuracy = next(metric for metric in metrics if metric.startswith("avg@"))
-        best = max(values, key=lambda label: float(np.mean(values[label][accuracy])))
-        return values[best], [best]
-    mean = {metric: np.mean([one[metric] for one in values.values()], axis=0) for metric in metrics}
-    return mean, list(values)

@@ -17,7 +17,7 @@ from verl_clipx.common.files import replacing, write_json
 from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
-from verl_clipx.papers.evaluation.estimators import PART, QuestionValues, combine, question_values
+from verl_clipx.papers.evaluation.estimators import PART, QuestionValues, question_values
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
 from verl_clipx.papers.responses import final_part, find_last_boxed, tagged_answer
 
@@ -101,13 +101,13 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
             with replacing(folder.scores(label, name)) as partial:
                 scores.to_parquet(partial, index=False)
             values[label] = question_values(scores)
-        combined, used = combine(config["protocol"], values)
+        metrics = next(iter(values.values()))
+        combined = {metric: np.mean([one[metric] for one in values.values()], axis=0) for metric in metrics}
         results["benchmarks"][name] = {
             "questions": questions,
             "no_interval": too_few_units(questions, clusters),
             "result": _estimates(combined, clusters),
             "values": {metric: column.tolist() for metric, column in combined.items()},
-            "from_checkpoints": used,
             "checkpoints": {label: _estimates(one, clusters) for label, one in values.items()},
         }
     write_json(folder.results, results)

@@ -13,8 +13,8 @@ class Protocol:
     name: str
     temperature: float
     samples: int
-    last: int | None
-    """How many of a run's latest checkpoints are used; None for all."""
+    last: int
+    """How many of a run's latest checkpoints are used."""
 
     def choose(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Return those of a run's checkpoints, at least one and in training order, that are used.
@@ -22,21 +22,19 @@ class Protocol:
         Raises:
             ValueError: there are fewer than the protocol asks for.
         """
-        if self.last and len(checkpoints) < self.last:
+        if len(checkpoints) < self.last:
             raise ValueError(
                 f"--protocol {self.name} needs {self.last} checkpoints, found {[one.label for one in checkpoints]}: "
                 "save more often (trainer.save_freq, trainer.max_actor_ckpt_to_keep) or choose another protocol"
             )
-        return list(checkpoints[-self.last :] if self.last else checkpoints)
+        return list(checkpoints[-self.last :])
 
 
 GREEDY = Protocol("greedy", 0.0, 1, 1)
 SAMPLED = Protocol("sampled", 1.0, 8, 1)
 # AR-Lopti: the mean over a run's last three checkpoints.
 MEAN_OF_LAST_THREE = Protocol("mean-of-last-three", 0.0, 1, 3)
-# ACPO's Table 1: the best checkpoint of a run, chosen on the questions that are reported, which is optimistic.
-BEST_VALIDATION = Protocol("best-validation", 1.0, 4, None)
-PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_LAST_THREE, BEST_VALIDATION)}
+PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_LAST_THREE)}
 
 
 @dataclass(frozen=True)

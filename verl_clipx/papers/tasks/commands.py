@@ -17,8 +17,6 @@ from verl_clipx.papers.messages import fault_of_prompt
 app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's format.")
 console = TerminalConsole()
 
-MAX_SHOWN = 2000
-
 
 @app.command("list")
 def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, to show its details.")] = None) -> None:
@@ -122,10 +120,8 @@ def _show_row(number: int, row: dict[str, Any]) -> None:
     if fault:
         console.print(f"[yellow]row {number}: {escape(fault)}; verl cannot read it[/]", soft_wrap=True)
     for message in [] if fault else row.pop("prompt"):
-        content = message["content"]
-        if len(content) > MAX_SHOWN:
-            content = f"{content[:MAX_SHOWN]}… ({len(content)} characters)"
-        console.print(Panel(escape(content), title=escape(f"row {number}: {message['role']}"), title_align="left"))
+        content = escape(message["content"])
+        console.print(Panel(content, title=escape(f"row {number}: {message['role']}"), title_align="left"))
     console.print(escape(json.dumps(row, indent=2, ensure_ascii=False, default=str)))
 
 
