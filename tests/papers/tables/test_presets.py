@@ -35,17 +35,17 @@ NAMES = [name for name in EVERY if name.split("/")[0] in PAPERS]
 SMALL = [name for name in EVERY if name not in NAMES]
 
 
-def kind_of(name: str) -> tuple:
-    """A preset's groups, and whether it is the release's; of the small policies' GRPO the regime too."""
+def kinds_of(name: str) -> tuple[tuple, tuple]:
+    """A preset's paper, whether it is the release's, and of the small policies' GRPO the regime; and its groups."""
     regime = name.rpartition("_")[2] if name in SMALL and "/grpo_" in name.replace("countdown_", "") else ""
-    return name.split("/")[0], name.endswith("_script"), regime, *groups_of(name)
+    return (name.split("/")[0], name.endswith("_script"), regime), tuple(groups_of(name))
 
 
 def one_of_each_kind(names, *marks) -> list:
-    """All presets; those that are not the first of their kind run in the matrix only."""
-    kinds = {kind_of(name): name for name in reversed(names)}
+    """All presets; those that are the first of neither kind run in the matrix only."""
+    firsts = {kind: name for name in reversed(names) for kind in kinds_of(name)}
     matrix = [pytest.mark.slow, pytest.mark.matrix]
-    return [pytest.param(name, marks=[*marks] if name in kinds.values() else matrix) for name in names]
+    return [pytest.param(name, marks=[*marks] if name in firsts.values() else matrix) for name in names]
 
 
 def leaves(node, prefix=""):
