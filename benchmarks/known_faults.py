@@ -185,7 +185,7 @@ FAULTS = {
         "bapo_4", (*DECOUPLED, "clipx.target=0.05"), ("bounds idle: the search never started",), since=1
     ),
     "high_target": Setting("bapo_4", (*DECOUPLED, "clipx.target=0.95"), ("bounds saturated",), since=1),
-    "wide_alpha": Setting("acpo_4", (*DECOUPLED, "clipx.alpha=30"), ("bounds idle: too few tokens a bin",), since=1),
+    "wide_alpha": Setting("acpo_4", (*DECOUPLED, "clipx.alpha=20"), ("bounds idle: too few tokens a bin",), since=1),
     "short_limit": Setting("grpo_4", (*DECOUPLED, "data.max_response_length=47"), (CUT,), since=1),
     "lower_bound_only": Setting(
         "grpo_16", (*DECOUPLED, "clipx.clip_low=0.98", "clipx.clip_high=null"), ("one-sided clipping",), since=1

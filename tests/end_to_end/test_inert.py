@@ -33,6 +33,7 @@ LOCKS = (Path("checkpoints/run.lock"), Path("metrics.lock"))
 # Validated and saved in each step; rollouts that depend on the seed alone.
 SEEDED = (
     "+clipx/rollout=seeded",
+    "data.seed=1",
     "trainer.save_freq=1",
     "trainer.test_freq=1",
     "trainer.validation_data_dir=validation",
