@@ -4,6 +4,7 @@
 #   bash scripts/gpu.sh               about five minutes; on several GPUs the tests on 2 and 4 ranks too
 #   bash scripts/gpu.sh --rollout     verl with Ray, FSDP2 and vLLM as well
 #   bash scripts/gpu.sh --train       HARDWARE=gpu MODEL=smollm2 bash scripts/quickstart.sh as well; MODEL may be a folder
+#   bash scripts/gpu.sh --only 'tests on 1'      that part alone, by its name in the table
 #   bash scripts/gpu.sh --rehearse --out FOLDER     all parts with tiny shapes, about a minute, on a CPU if there is no GPU
 # PYTHON is the interpreter of an environment with verl (python3 by default).
 set -euo pipefail
