@@ -1,5 +1,6 @@
 """CPPO beside a loop over tokens, written from the paper's recurrences as the authors' own test is, for the paper's and
-the release's settings; a quantile beside numpy's; and by hand. Not covered: the paper's top-K divergences, which need
+the release's settings; a quantile beside numpy's; and by hand. tests/worker/test_golden.py has the numbers of both
+releases. Not covered: the paper's top-K divergences, which need
 more than the sampled token; which policy the old one is.
 """
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.golden.settings import Setup
 from verl_clipx.methods.cppo import Cppo, quantile
 
 from .against_verl import assert_gradient_of, ragged
@@ -16,7 +18,23 @@ from .at import At, by_hand, moved
 
 PUBLISHED = {
     "cppo": dict(threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=2.0, length=None, weight_high=None),
-    "cppo_reference": dict(threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=5.0, weight_high=20.0),
+    "cppo_reference": dict(
+        threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=5.0, weight_high=20.0, length=8192
+    ),
+}
+GOLDEN = {
+    "verl6731_cppo": Setup(
+        "cppo_reference",
+        dict(
+            threshold="clip_ratio",
+            weight_last="cppo_w_min",
+            budget="cppo_delta_b",
+            budget_factor="max_mult",
+            length="padded_length",
+            weight_high="clip_ratio_c",
+        ),
+    ),
+    "unirl_cppo": Setup("cppo", dict(threshold="delta", weight_last="w_min", budget="delta_b")),
 }
 VARIANTS = ({"weight_high": 20.0, "length": 7}, {"threshold": 0}, {"budget": 0, "weight_last": 1.0})
 # Nothing is spent: a threshold alone.
@@ -39,6 +57,21 @@ test_by_hand = by_hand(
         "what moves back is kept": At(
             Cppo(threshold=0.01, budget=0.0), **moved((0.5, 0.1), (0.1, 0.5), advantages=(1.0, -1.0)), weight=(0.2, 5.0)
         ),
+        # Its weight is the first's: 0.1 is above 0.09, and 0.8 of it would not be.
+        "a response of one token": At(
+            Cppo(threshold=0.09, **WITHOUT_PREFIX), **moved((0.5, 0.6), advantages=1.0), weight=(0.0,)
+        ),
+        # The first leaves a room of 0.12 + 0.02 - 0.119, and the second, which spends the budget, as much.
+        "just within what the prefix left, and just beyond": At(
+            Cppo(threshold=0.12, weight_last=1.0, budget=0.02, budget_factor=1.0),
+            **moved((0.5, 0.619), (0.5, 0.52), (0.5, 0.522), advantages=1.0),
+            weight=(1.238, 1.04, 0.0),
+        ),
+        "for either sign": At(
+            Cppo(threshold=0.12, weight_last=1.0, budget=0.02, budget_factor=1.0),
+            **moved((0.5, 0.381), (0.5, 0.48), (0.5, 0.478), advantages=-1.0),
+            weight=(0.762, 0.96, 0.0),
+        ),
         "the cap": At(Cppo(weight_high=3.0), **moved((0.01, 0.1), (0.01, 0.01), advantages=1.0), weight=(3.0, 1.0)),
     }
 )
@@ -54,7 +87,7 @@ def kept(batch: dict, *, factor: float, length: int | None, threshold: float = 0
         D, T, W, S = np.abs(p - q), length or len(p), 0.0, 0.0
         b = np.clip(np.quantile(D, 0.9), 0.02, 0.02 * factor)
         for t, (token, A) in enumerate(zip(D, batch["advantages"][i][mask], strict=True), start=1):
-            w = 0.8 + 0.2 * (T - t) / max(T - 1, 1)
+            w = 1 - 0.2 * min((t - 1) / max(T - 1, 1), 1)
             away = float(A) * (p[t - 1] / q[t - 1] - 1) > 0
             keep[i, t - 1] = bool(not away or w * token <= min(threshold, threshold + b * W - S))
             W, S = W + w, S + w * token
@@ -75,6 +108,18 @@ def test_the_gradient_is_that_of_the_rule_token_by_token(group, factor, length, 
             return torch.where(keep, (log_prob - old).exp().detach().clamp(max=cap), 0.0) * A * log_prob
 
         assert_gradient_of(group, batch, objective, words)
+
+
+def test_the_two_releases_keep_different_tokens():
+    batch = ragged(0, spread=0.2, sequences=64, length=200)
+    paper, release = kept(batch, factor=2.0, length=None), kept(batch, factor=5.0, length=8192)
+    apart = (paper != release).sum() / batch["response_mask"].sum()
+    assert 0.001 < apart < 0.1
+    # Farther from the old policy the budgets decide, and the paper's drops several times as many.
+    batch = ragged(0, spread=0.4, sequences=64, length=200)
+    paper, release = kept(batch, factor=2.0, length=None), kept(batch, factor=5.0, length=8192)
+    dropped = [float((~of & batch["response_mask"]).sum() / batch["response_mask"].sum()) for of in (paper, release)]
+    assert dropped[0] > 0.3 and dropped[1] < 0.1
 
 
 def test_the_quantile_is_numpys():

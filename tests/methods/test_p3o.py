@@ -1,6 +1,6 @@
-"""P3O's cap and pull by hand and by autograd of its objective, the cap over a split mini-batch, and the release's
-formula on one micro-batch. Not covered: the release's per-micro-batch cap, which is clipx.scope=micro_batch; which
-policy the ratio is to.
+"""P3O's cap and pull by hand and by autograd of its objective, and the cap over a split mini-batch;
+tests/worker/test_golden.py has the release's own numbers on one micro-batch. Not covered: the release's per-micro-batch
+cap, which is clipx.scope=micro_batch; which policy the ratio is to.
 """
 
 import math
@@ -8,6 +8,7 @@ import math
 import torch
 from torch.testing import assert_close
 
+from tests.golden.settings import Setup
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.p3o import P3o
 
@@ -15,12 +16,18 @@ from .against_verl import assert_gradient_of, ragged
 from .at import At, by_hand, decision, row, tokens_at
 
 PUBLISHED = {"p3o": {}}
+GOLDEN = {"feynrl_p3o": Setup("p3o", {})}
 CAP = Bounds(0.0, 0.5)
 
 test_by_hand = by_hand(
     {
         # (1 + 3)^2 / (2 (1 + 9)) = 0.8.
         "its own cap": At(P3o(), (1.0, 3.0), (1.0, -1.0), (0.8, 0.8 + 0.2 * (1 - 1 / 3))),
+        "at the cap, and beyond": At(P3o(), (0.5, 0.75), -1.0, (0.0, 0.5 + 0.5 * (1 - 4 / 3)), bounds=CAP),
+        # log r + 1 / r - 1 is 0.3069 at r = 2, and log pi is log 2 here.
+        "its value": At(
+            P3o(), (2.0,), 3.0, (0.5 - 0.25 / 3,), (-1.5 * math.log(2) + 0.5 * (math.log(2) - 0.5),), bounds=CAP
+        ),
         "nothing moved": At(P3o(), (1.0, 1.0), (1.0, -2.0), 1.0),
         "below the cap, and pulled back": At(P3o(), (0.25, 0.5), 2.0, (0.25 + 0.75, 0.5 + 0.25), bounds=CAP),
         "the pull saturates": At(P3o(), (math.exp(-12),), 1.0, (math.exp(-12) + 0.5 * (math.exp(10) - 1),), bounds=CAP),

@@ -32,6 +32,9 @@ def tolerance(case: GoldenCase) -> float:
     if case.name.startswith("bapo/"):
         # Its token mean divides by (tokens + 1e-8).
         return RELATIVE_TOLERANCE[case.dtype] + 1e-8 / case.inputs["response_mask"].sum().item()
+    if case.name.startswith("feynrl_p3o/"):
+        # It adds 1e-8 to the sum of squares; what capped weight and pull leave of each other has more of it.
+        return RELATIVE_TOLERANCE[case.dtype] + 2e-8
     return RELATIVE_TOLERANCE[case.dtype]
 
 

@@ -548,7 +548,7 @@ SAME_LOSS = {
     **dict.fromkeys(("clip_cov.share", "kl_cov.share"), "of the probes' tokens it is less than one, and one is taken"),
     **dict.fromkeys(
         ("cppo_reference.weight_last", "cppo_reference.length"),
-        "a token's weight is that of its place among 16,384, and these are the first 25",
+        "a token's weight is that of its place among 8,192, and these are the first 25",
     ),
     "bapo.epsilon": "only contribution=ratio reads it",
     "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",

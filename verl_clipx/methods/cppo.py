@@ -20,7 +20,7 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
     """Drops tokens by their divergence, weighted by position, within a budget for the prefix's mean.
 
     With p the current and q the old probability, D = |p - q|. Token t of T has the weight
-    w = weight_last + (1 - weight_last) (T - t) / (T - 1), and the room
+    w = 1 - (1 - weight_last) (t - 1) / (T - 1), a single one 1, and the room
     c = min(threshold, threshold + b W - S), W and S being the sums of w and w D over the tokens before it. The budget b
     is the 90th percentile of D in the response, but at least `budget` and at most `budget_factor` times that.
     F = 0 where the token moves away, A (r - 1) > 0, and w D > c. Elsewhere F = min(r, weight_high).
@@ -68,8 +68,8 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
         """The room of each token over its weight, either way."""
         place, number_of_tokens = t.mask.cumsum(-1), t.mask.sum(-1, keepdim=True)
         length = number_of_tokens if self.length is None else torch.full_like(number_of_tokens, self.length)
-        left = ((length - place).to(t.ratio.dtype) / (length - 1).clamp(min=1)).clamp(0.0, 1.0)
-        weight = self.weight_last + (1 - self.weight_last) * left
+        passed = ((place - 1).to(t.ratio.dtype) / (length - 1).clamp(min=1)).clamp(0.0, 1.0)
+        weight = 1 - (1 - self.weight_last) * passed
         moved = where(t.mask, self.bounded(t).abs(), 0.0)
         least, most = self.budget, self.budget * self.budget_factor
         budget = quantile(moved, t.mask, QUANTILE).clamp(least, most)
