@@ -19,7 +19,6 @@ import pandas
 from simulation import validations
 
 from verl_clipx.common.files import read_text, write_text
-from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.diagnosis import diagnose, keys_missing_for
 from verl_clipx.diagnose.parting import part
@@ -356,14 +355,6 @@ def held_out_table(repeats: int = 300) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rates_table(rates: dict[str, dict[str, float]]) -> str:
-    """The base rates of `base_rates`, a row a share."""
-    rows = (
-        f"| {name} | {one['logs']} | {percent(one['low'])} | {percent(one['high'])} |" for name, one in rates.items()
-    )
-    return "\n".join(["| share | logs | 10 % of them are below | 10 % above |", "|---|---|---|---|", *rows, ""])
-
-
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
     trials = [try_rules(path, run) for path, run in known_faults().items() if path.name not in NOT_COUNTED]
@@ -373,7 +364,6 @@ def tables() -> dict[str, str]:
         "false alarms": alarms_table(false_alarms()),
         "timeline": timeline_table(),
         "held out": held_out_table(),
-        "base rates": rates_table(base_rates(healthy_runs())),
     }
 
 
