@@ -210,7 +210,7 @@ def main(
     for name in methods or [*METHODS, OBSERVE]:
         for form, compile in FORMS.items():
             if name == OBSERVE:
-                configs[f"{OBSERVED}, {form}"] = actor_config("+clipx=observe", f"clipx.compile={compile}")
+                configs[OBSERVED] = actor_config("+clipx=observe")
                 continue
             label = f"clipx_{name}, {form}"
             needed = ["actor_rollout_ref.rollout.calculate_log_probs=true", f"clipx.compile={compile}"]
