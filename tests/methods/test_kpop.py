@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.golden.settings import Setup
-from verl_clipx.base.tokens import Inputs
+from tests.runs.commands import answer
+from tests.runs.example_runs import LENGTH, PROMPTS, SAMPLES, write_run
+from verl_clipx.common.traces import read_shards, shards_in
 from verl_clipx.methods.kpop import Kpop
-from verl_clipx.modifiers.masks import IcePop, remaining
 
 from .against_verl import assert_gradient_of, ragged
 from .at import At, by_hand, moved, row, tokens_at
@@ -86,29 +87,32 @@ def test_the_gradient_is_that_of_the_stated_objective():
     assert_gradient_of("kpop", batch, objective)
 
 
-def shares(sharpness: float, gap: float) -> tuple[float, float]:
-    """The shares of tokens that IcePop's mask and KPop take out, of tokens whose probability fell by a gap.
-
-    Args:
-        sharpness: how close the sampler's probabilities are to 1: they are 1 - e^-sharpness and a little less.
-        gap: by how much the probability fell.
-    """
-    sampled = torch.linspace(0.0, 1.0, 1000, dtype=torch.float64)[None] * 0.05 + 1 - math.exp(-sharpness) - 0.05
-    current = (sampled - gap * torch.linspace(0.0, 1.0, 1000, dtype=torch.float64)[None]).log()
-    ones, mask = torch.ones_like(current), torch.ones_like(current, dtype=torch.bool)
-    inputs = Inputs(current, current, ones, mask, rollout_log_prob=sampled.log())
-    of_icepop = 1 - float(remaining(IcePop(), inputs).double().mean())
-    ratio = (current - sampled.log()).exp()
-    t = tokens_at(ratio, ones, old_log_prob=sampled.log())
-
-    method = Kpop(kl_tau=0.0)
-    dropped = method.gradient_weight(t, method.bounds(t, ratio.new_zeros(0))) == 0
-    return of_icepop, float(dropped.double().mean())
+# From tokens of 0.4 that lose up to 0.25 to tokens of 0.95 that lose up to 0.45.
+GAPS = {2: (0.4, 0.25), 4: (0.65, 0.37), 6: (0.9, 0.45)}
+UNCLIPPED = dict(clip_low=None, clip_high=None, dual_clip=None)
 
 
-def test_icepop_masks_ever_fewer_tokens_where_probabilities_near_1_fall_ever_further():
-    # From tokens of 0.4 that lose 0.25 to tokens of 0.95 that lose 0.45: the gap widens, and the ratio stays above 0.5.
-    made = [shares(sharpness, gap) for sharpness, gap in ((0.6, 0.25), (1.2, 0.37), (3.0, 0.45))]
-    of_icepop, of_kpop = zip(*made, strict=True)
-    assert of_icepop[0] > of_icepop[1] > of_icepop[2] == 0
-    assert of_kpop[0] < of_kpop[1] < of_kpop[2]
+def policies(least: float, gap: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of a probability from `least` to 0.05 more, which fell by up to `gap`."""
+    generator = torch.Generator().manual_seed(0)
+    sampled, fell = torch.rand(2, PROMPTS * SAMPLES, LENGTH, generator=generator)
+    sampled = least + 0.05 * sampled
+    return sampled.log(), (sampled - gap * fell).log()
+
+
+def test_icepop_masks_ever_fewer_tokens_while_the_gap_widens(tmp_path):
+    made = {step: policies(*gap) for step, gap in GAPS.items()}
+    run = write_run(tmp_path / "grpo-seed1", "grpo", policies=made, **UNCLIPPED)
+    traced = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+    gaps, shares = [], {"two_sided": [], "kpop": []}
+    for step, (sampled, current) in made.items():
+        gaps.append(float((sampled.exp() - current.exp()).mean()))
+        trained = int(((traced.step == step) & (traced.advantage != 0)).sum())
+        # In bypass mode IcePop's mask, 0.5 and 5, is two_sided's rule.
+        words = {"two_sided": ("clipx.clip_low=0.5", "clipx.clip_high=5"), "kpop": ("clipx.kl_tau=0",)}
+        for name, of_name in shares.items():
+            (found,) = answer("replay", run, "--step", step, f"+clipx={name}", *words[name])["settings"]
+            of_name.append(round(100 * found["lost"] / trained, 1))
+    # docs/dev/methods.md names these numbers.
+    assert gaps == pytest.approx([0.124, 0.183, 0.223], abs=1e-3)
+    assert shares == {"two_sided": [15.6, 9.2, 0.0], "kpop": [20.4, 40.5, 68.2]}

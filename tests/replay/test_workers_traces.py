@@ -5,6 +5,7 @@ correction, Lopti's passes, each scope, and where the trace has a part of the to
 
 from functools import partial
 
+import pandas
 import pytest
 import torch
 from verl.utils import tensordict_utils as tu
@@ -12,7 +13,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.composition import actor, composed
 from tests.jagged import micro_batch, rollout_batch
-from tests.runs.commands import answer, clipx
+from tests.runs.commands import answer, clipx, page_of
 from tests.runs.example_runs import read_columns, write_log
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
@@ -56,7 +57,7 @@ def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None,
 def recorded(settings) -> dict:
     """The clipx node as a run's record has it."""
     node = {"method": settings.method.name, "scope": settings.scope, **settings.method.parameters}
-    for name in ("shaping", "mask", "select", "update"):
+    for name in ("shaping", "mask", "select", "update", "pull"):
         if (modifier := getattr(settings, name)) is not None:
             node[name] = vars(modifier) | ({"rule": modifier.rule} if hasattr(modifier, "rule") else {})
     return node
@@ -83,6 +84,14 @@ WRITTEN = {
         ),
         ((0, 1), (2, 3, 4)),
     ),
+    "pulled to the old policy": (("+clipx=dapo", "+clipx/pull=k2", "clipx.pull.coefficient=0.3"), ((0, 1), (2, 3, 4))),
+    "pulled to the sampler": (
+        ("+clipx=acpo", "clipx.scope=micro_batch", "+clipx/pull=k3", "clipx.pull.anchor=rollout"),
+        ((0, 1), (2, 3, 4)),
+    ),
+    "by two divergences, with a pull": (("+clipx=kpop", "clipx.kl_tau=0.5"), ((0, 1), (2, 3, 4))),
+    "by a cap of the update's, with a pull": (("+clipx=p3o", "clipx.scope=micro_batch"), ((0, 1), (2, 3, 4))),
+    "by position and prefix": (("+clipx=cppo", "clipx.threshold=0.05"), ((0, 1), (2, 3, 4))),
     "a sequence's ratio": (("+clipx=gspo",), ((0, 1), (2, 3, 4))),
 }
 
@@ -97,6 +106,23 @@ def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name
     assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
     assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
     assert own["numbers"]["norm_ratio"]["value"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("words", [("+clipx=dapo", "+clipx/pull=k2", "clipx.pull.coefficient=0.3"), ("+clipx=kpop",)])
+def test_the_page_of_a_pulled_run_says_what_its_replay_says(tmp_path, actor, words):
+    run = traced_run(tmp_path, actor, *words)
+    said = clipx("replay", run)
+    # Clipped tokens are pulled back.
+    assert " outside " in said and "outside: beyond the bounds, and kept or pulled back" in said
+    clipx("report", run, "--out", tmp_path / "out", "--replay", "+clipx=dapo")
+    page = page_of(tmp_path / "out")
+    tokens = pandas.read_csv(tmp_path / "out" / "tokens.csv")
+    traced = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+    assert tokens.weight.tolist() == pytest.approx(traced.weight.tolist(), rel=1e-5)
+    (name,) = [one["setting"] for one in answer("replay", run, "+clipx=dapo")["settings"]]
+    without = tokens[f"{name}: event"].isin(["low", "high"]) & tokens.advantage.ne(0)
+    assert without.any() and tokens.weight[without].ne(0).any()
+    assert f"{without.sum()} under {name}" in page
 
 
 def test_another_mask_is_applied_to_the_tokens_before_the_runs_own(tmp_path, actor):

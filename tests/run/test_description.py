@@ -27,6 +27,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 RATIO = "ratio to the policy of old_log_probs"
 # Of verl's default engine.
 NO_TEST = f"no test has run {ACTOR}.strategy=fsdp"
+ONE_UPDATE = f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=64"
 CORRECTION = "algorithm.rollout_correction"
 AGG = f"{ACTOR}.loss_agg_mode"
 DISTILLED = "distillation.enabled=True distillation.distillation_loss.distillation_loss_coef=0.5"
@@ -61,6 +62,13 @@ def line_of(words, group=None):
         ),
         ("+clipx=bapo clipx.scope=lagged", "scope lagged, scope=lagged (group: mini_batch);"),
         ("+clipx=gspo", "clipx: clipx_gspo (+clipx=gspo), fixed bounds on the sequence's ratio, every parameter"),
+        ("+clipx=kpop", "fixed bounds on the larger divergence of the token's probability, every parameter"),
+        # A pull to the sampler acts at ratio 1 too.
+        (f"+clipx=dapo +clipx/pull=k2 {ONE_UPDATE}", "1 update per rollout batch, at ratio 1: clipping cannot act"),
+        (
+            f"+clipx=dapo +clipx/pull=k2 {ONE_UPDATE} clipx.pull.anchor=rollout {RETURNED}",
+            "1 update per rollout batch: the penalty can act",
+        ),
         (
             "+clipx=grpo +clipx/update=lopti clipx.compile=False",
             "fixed bounds, compile=false (group: auto), update=Lopti(eta=0.5, equal=true,",

@@ -14,6 +14,7 @@ import pytest
 
 from tests.hydra_main import ENTRIES, MAIN_PPO, NEEDED, SFT, explained
 from verl_clipx.methods import METHODS
+from verl_clipx.modifiers.pull import Pull, pulled
 from verl_clipx.run.description import bounds_of
 
 ACTOR = "actor_rollout_ref.actor"
@@ -296,8 +297,16 @@ def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, grou
             "ratio 1 - epsilon to 1 + epsilon, epsilon = 3 σ + 0.2, σ of the ratio in each of 5 bins of the old "
             "probability; dual_clip 3; epsilon_max 3",
         ),
+        ("kpop", {}, "larger divergence of the token's probability up to 0.1; penalty: kl_tau 0.001"),
+        (
+            "grpo",
+            dict(pull={"estimator": "k3", "coefficient": 0.01}),
+            "ratio 0.8 to 1.2; penalty: pull k3 to old, times 0.01; dual_clip 3",
+        ),
         ("m2po", {}, "log-ratio -tau to tau, the largest tau with a second moment of at most 0.04"),
     ],
 )
 def test_the_bounds_in_words(method, values, expected):
-    assert bounds_of(METHODS[method](**values)) == expected
+    pull = values.pop("pull", None)
+    method = METHODS[method](**values)
+    assert bounds_of(method if pull is None else pulled(method, Pull(**pull))) == expected

@@ -155,6 +155,7 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
 VLLM, RAW, TOP_P = f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.logprobs_mode=raw_logprobs", f"{ROLLOUT}.top_p=0.9"
 DISTILLED, BY_ITSELF = "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"
 BYPASSED, WEIGHTS = f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=token"
+CENTERED = f"+{CORRECTION}.score_centering=True"
 REJECTED = (f"{CORRECTION}.rollout_rs=seq_mean_k3", f"{CORRECTION}.rollout_rs_threshold=0.01")
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
 MEGATRON = f"{ACTOR}.strategy=megatron"
@@ -183,7 +184,9 @@ REFUSED = [
     # A mask that compares two policies which are one.
     ("clipx.mask.rule=icepop", "+clipx=grpo", "+clipx/mask=icepop", BYPASSED),
     ("ppo_clip", "+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
-    ("a loss of its own", "+clipx=grpo", BYPASSED, f"+{CORRECTION}.score_centering=True"),
+    ("a loss of its own", "+clipx=grpo", BYPASSED, CENTERED),
+    # As verl's presets bypass_pg_*_sc will set them.
+    ("a loss of its own", "+clipx=topr", BYPASSED, f"{CORRECTION}.loss_type=reinforce", CENTERED),
     ("clipx.pull.anchor=rollout", "+clipx=grpo", "+clipx/pull=k2", "clipx.pull.anchor=rollout", f"{LOG_PROBS}=False"),
     (CORRECTION, "+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence"),
     (f"{ACTOR}.loss_scale_factor=null", "+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"),

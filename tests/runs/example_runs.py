@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas
 import torch
@@ -62,16 +64,18 @@ def write_run(
     traced: bool = True,
     facts: UpdateFacts = WHOLE,
     mask: Mask | None = None,
+    policies: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
     **parameters,
 ) -> Path:
     """Writes a run of a method with parameters: log, record, and traces of every other step, each of which has every
-    token and says `facts` of its update; a mask takes out tokens whose ratio to the sampler is far from 1.
+    token and says `facts` of its update; a mask takes out tokens whose ratio to the sampler is far from 1. `policies`:
+    from a step to old and current log-probabilities, (PROMPTS * SAMPLES, LENGTH) each, in place of made-up ones.
     """
     log, built = folder / METRICS, method_named(method)(**parameters)
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for step in range(1, steps + 1):
-        batch = _rollout(generator, step)
+        batch = _rollout(generator, step) | dict(zip(("old", "current"), policies.get(step, ()), strict=False))
         updates = [_update(built, batch, update, generator, mask) for update in range(UPDATES)]
         by_name = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
         of_method = {name.removeprefix(OWN): values for name, values in by_name.items() if name.startswith(OWN)}
@@ -115,7 +119,8 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     rows = slice(update * len(batch["old"]) // UPDATES, (update + 1) * len(batch["old"]) // UPDATES)
     old, advantage = batch["old"][rows], batch["advantage"][rows]
     noise = torch.randn(old.shape, generator=generator)
-    current = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
+    made_up = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
+    current = batch["current"][rows] if "current" in batch else made_up
     inputs = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
     every, out = inputs, torch.zeros_like(inputs.mask)
     if mask is not None:

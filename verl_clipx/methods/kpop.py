@@ -24,7 +24,7 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
     Both sources measure from the policy that sampled.
     """
 
-    bounds_on = "divergence of the token's probability, either way round,"
+    bounds_on = "larger divergence of the token's probability"
     formula = "up to {threshold}"
 
     threshold: float = parameter(

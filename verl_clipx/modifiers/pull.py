@@ -64,6 +64,14 @@ class PulledMethod(Method):
         return {**super().parameters, "pull": f"{pull.estimator} to {pull.anchor}, times {pull.coefficient:g}"}
 
     @property
+    def limits(self) -> dict[str, str]:
+        return {**super().limits, "pull": "penalty"}
+
+    @property
+    def acts_at_ratio_one(self) -> bool:
+        return super().acts_at_ratio_one or self.pull.anchor == "rollout"
+
+    @property
     def asks_for_itself(self) -> tuple[str, ...]:
         """The fields that the method needs without its pull."""
         return super().asks_for

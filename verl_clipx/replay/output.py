@@ -17,7 +17,7 @@ MEANINGS = (
     "cosine: of this step’s F·A with the run’s own, over all tokens, 1 if both push the same way; norm ratio: its "
     "length over the run’s"
 )
-OUTSIDE = "outside: beyond the bounds, and kept"
+OUTSIDE = "outside: beyond the bounds, and kept or pulled back"
 BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g}–{(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
 
 # What no replay can say.

@@ -335,7 +335,7 @@ def settings_of(settings: Settings, group: str | None, differing: dict[str, str]
     """Returns a method's parameters, and whose they are: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`."""
     guards = {field.name for field in dataclasses.fields(settings.method) if field.metadata.get("role") == GUARD}
     own = [
-        f"{shown(value)} {name}" if isinstance(value, int) else f"{name} {shown(value)}"
+        f"{shown(value)} {name}" if isinstance(value, int) and name.endswith("s") else f"{name} {shown(value)}"
         for name, value in settings.method.parameters.items()
         if name not in guards and not isinstance(value, bool | str) and value
     ]
