@@ -63,7 +63,7 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     if NODE not in node:
         refuse([without_group(node.loss_mode)])
         return None
-    refuse(replaced(node))
+    refuse(replaced(config, node))
     refuse(missing_values(node[NODE]))
     settings = instantiated(node[NODE])
     if not isinstance(settings, Settings | Observe):
@@ -95,16 +95,18 @@ def facts_node(config: DictConfig) -> DictConfig | None:
     return None if resolved is None else as_node(resolved.run)
 
 
-def replaced(node: DictConfig) -> Iterator[Refusal]:
+def replaced(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
     """What the user has written over the nodes that the plugin keeps in verl's, perhaps in vain."""
     for key in OF_THE_PLUGIN:
         name = key.rpartition(".")[2]
         if name not in node or OmegaConf.is_interpolation(node, name):
             continue
-        # Resolved before, as in a notebook, it is what a target builds.
-        if not (OmegaConf.is_config(node[name]) and "_target_" in node[name]):
-            reason = f"{key} is the plugin's, which fills it from the run's other keys"
-            yield Refusal(key, node[name], reason, "Remove it, and set the key that it comes from.")
+        # Resolved before, as in a notebook, it is what a target builds; the clipx node alone, a copy of the run's.
+        is_built = OmegaConf.is_config(node[name]) and "_target_" in node[name]
+        is_copy = name != NODE or not OmegaConf.is_interpolation(node, "run") or node[name] == config.get(NODE)
+        if not (is_built and is_copy):
+            reason = "it is the plugin's, which fills it from the run's other keys"
+            yield Refusal(key, ABSENT, reason, "Remove what you set there, and set the key that it comes from.")
 
 
 def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> Iterator[Refusal]:
