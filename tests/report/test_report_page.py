@@ -136,8 +136,8 @@ def test_the_page_at(opened, width):
     assert found["opens"] == "grpo" and found["acted"] == [True, True]
     assert found["lines"] == 2
     assert found["folded"] == ["Gradient mass outside the bounds", "What else was logged"]
-    # Three outcomes, ACPO's bounds, six figures of two settings each, and three charts of other metrics.
-    assert found["figures"] == 3 + 1 + 5 * 2 + 3
+    # Three outcomes, ACPO's bounds, three figures of two settings each, and three charts of other metrics.
+    assert found["figures"] == 3 + 1 + 3 * 2 + 3
     # Nothing sticks out.
     assert found["wide"] <= width and found["small"] >= 9
     # Tokens by keyboard, mouse and tap, and the switch of rules.
