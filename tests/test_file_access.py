@@ -21,7 +21,6 @@ EXCEPTIONS = [
     ("common/terminal.py", ".open(", "the null device"),
     ("papers/evaluation/checkpoints.py", ".open(", "read in parts of a fixed size"),
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
-    ("report/drawing.py", ".savefig(", "a text in memory"),
     ("run/explaining.py", "open(", OWN),
     *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(")],
     ("run/stand_in.py", "open(", OWN),
