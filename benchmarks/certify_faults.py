@@ -3,7 +3,8 @@
 Run: CLIPX_DATA=DATA python benchmarks/certify_faults.py RUNS    (DATA: where `table_fill.py reversal` put the data)
 
 Small policies on reversal, trained by verl's trainer and worker in this process, each in a process of its own. RUNS is
-where the runs' folders go; what is there is not made again. Prints a table in Markdown, docs/results/certify.md.
+where the runs' folders go; what is there is not made again. Prints a table in Markdown. docs/results/faults.md says
+what other tools say of these runs, which read each one's verl.log.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pprint import pformat
 from typing import Annotated, Any
 
 import typer
@@ -129,6 +131,16 @@ def make(folder: Path, name: str, seed: int) -> None:
     train(config, folder / "metrics.jsonl", Faulty)
 
 
+def write_console(folder: Path) -> None:
+    """Writes verl.log: a run's configuration and steps as verl's main module prints them."""
+    from verl.utils.logger.aggregate_logger import concat_dict_to_str
+
+    record = json.loads((folder / "metrics.run.json").read_text())
+    steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = [concat_dict_to_str(step["data"], step["step"]) for step in steps]
+    (folder / "verl.log").write_text("\n".join([pformat(record["configuration"]), *lines, ""]))
+
+
 def write_table(runs: Path) -> int:
     """Prints the table; returns how many faults were missed and healthy pairs failed."""
 
@@ -174,6 +186,7 @@ def main(
         with (folder / "console.log").open("w") as output:
             command = [sys.executable, __file__, str(runs), "--only", folder.name]
             subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True)
+        write_console(folder)
         (folder / "done").touch()
     raise typer.Exit(write_table(runs) > 0)
 
