@@ -48,6 +48,18 @@ def test_files_come_in_the_order_of_training_and_no_trace_is_an_empty_one(tmp_pa
     assert len(read_shards(tmp_path, shards_in(tmp_path))) == 8
 
 
+def test_a_file_of_the_version_before_is_read_beside_one_of_today_without_what_it_lacks(tmp_path):
+    later = Shard(4, 0, 0)
+    path = write_shard(tmp_path, SHARD, columns(), FACTS)
+    write_shard(tmp_path, later, {**columns(), "context": [[7, 8], None], "turn": [0, 0]}, FACTS)
+    old = pyarrow.parquet.read_table(path).drop_columns(["context", "turn"])
+    metadata = {**old.schema.metadata, b"clipx_trace_version": b"2"}
+    pyarrow.parquet.write_table(old.replace_schema_metadata(metadata), path)
+    table = read_shards(tmp_path, [SHARD, later])
+    assert table.schema.equals(SCHEMA) and table["context"].to_pylist() == [None, None, [7, 8], None]
+    assert table["turn"].to_pylist() == [None, None, 0, 0] and read_facts(tmp_path, SHARD) == FACTS
+
+
 def test_wrong_columns_are_named(tmp_path):
     given = {name: values for name, values in columns().items() if name != "ratio"} | {"F": [1, 2]}
     with pytest.raises(ValueError, match=r"missing: \['ratio'\]"):
@@ -65,8 +77,14 @@ def test_a_file_of_another_version_or_form_or_that_is_cut_short_is_named(tmp_pat
         pyarrow.parquet.write_table(table.replace_schema_metadata(table.schema.metadata | {key: text}), path)
 
     written(b"clipx_trace_version", b"1")
-    with pytest.raises(ValueError, match="version 1 of the trace's schema; this verl-clipx reads version 2"):
+    with pytest.raises(ValueError, match="version 1 of the trace's schema; this verl-clipx reads 2 and 3"):
         read_shards(tmp_path, [SHARD])
+    # A file of today's version without its columns is no file of the version before.
+    written(b"clipx_trace_version", b"3")
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).drop_columns(["turn"]), path)
+    with pytest.raises(ValueError, match="no column turn"):
+        read_shards(tmp_path, [SHARD])
+    write_shard(tmp_path, SHARD, columns(), FACTS)
     for text in (b"", b"{}", b"[]", b"no JSON", b'{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}'):
         written(b"clipx_trace_update", text)
         with pytest.raises(ValueError, match=rf"{path.name}: clipx_trace_update cannot be read: .*Remove it"):

@@ -269,6 +269,49 @@ def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
     assert tokens.token_id.tolist() == [7, 8, 7] and tokens.score.tolist() == [0.25, 0.25, 0.75]
     assert tokens.prompt.unique().tolist() == [prompt_name(torch.tensor(ids)) for ids in ([3], [4, 5])]
     assert tokens.text.tolist() == ["[7]", "[8]", "[7]"] and tokens.prompt_text.isna().all()
+    assert listed(tokens.context) == [[3], None, [4, 5]]
+
+
+def listed(contexts):
+    return [None if one is None else list(one) for one in contexts]
+
+
+@pytest.mark.parametrize(
+    ("mask", "logs", "contexts", "turns"),
+    [
+        # Two turns with a tool's two tokens between them, and what it says after the last one.
+        ([1, 1, 0, 0, 1, 1, 0], [-1, -1, 0, 0, -1, -1, 0], [[5, 6], None, [12, 13], None], [0, 0, 1, 1]),
+        # A tool speaks first.
+        ([0, 1, 0, 1, 1, 0, 1], [0, -1, 0, -1, -1, 0, -1], [[5, 6, 10], [12], None, [15]], [0, 1, 1, 2]),
+        # A rejection leaves out tokens that the policy sampled; the second gap has a tool's token, too.
+        ([1, 0, 1, 0, 0, 1, 1], [-1, -2, -1, -2, 0, -1, -1], [[5, 6], [11], [13, 14], None], [0, 0, 1, 1]),
+        # Without log-probabilities every gap is taken for a tool's.
+        ([1, 0, 1, 1, 1, 1, 1], None, [[5, 6], [11], None, None, None, None], [0, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_what_stands_between_tokens_is_written_once_and_ends_a_turn_where_the_policy_did_not_sample_it(
+    tmp_path, mask, logs, contexts, turns
+):
+    ids = torch.arange(10, 17)
+    data = {"prompts": [[5, 6]], "responses": [ids], "response_mask": [mask]} | (
+        {"rollout_log_probs": [logs]} if logs else {}
+    )
+    fields = {name: jagged([torch.as_tensor(row) for row in rows]) for name, rows in data.items()}
+    tracer = tracer_to(tmp_path)
+    with rollout_batch(tracer, batch := TensorDict(fields, batch_size=[1])):
+        zeros = torch.zeros(1, len(ids))
+        trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
+        tracer.keep(TracedTokens(trace, {"unshaped_advantage": zeros}), [tracer._responses[0]])
+        tracer.end_update(OptimizerStep())
+    assert ROW in batch
+    tokens = tokens_in(tracer)
+    assert listed(tokens.context) == contexts and tokens.turn.tolist() == turns
+    # With its context the whole sequence is there, up to its last token.
+    whole = [
+        token for row in tokens.itertuples() for token in [*(() if row.context is None else row.context), row.token_id]
+    ]
+    last = max(place for place, counts in enumerate(mask) if counts)
+    assert whole == [5, 6, *ids[: last + 1].tolist()]
 
 
 def shards_after(tracer, batches, updates=2, before=0):

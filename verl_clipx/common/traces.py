@@ -14,8 +14,11 @@ import pyarrow.parquet
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.files import file_names_in, read_table, replacing
 
-VERSION = 2
+VERSION = 3
+# What the version before lacks; it is read all the same.
+_BEFORE, _SINCE = "2", ("context", "turn")
 SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
+CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
 _VERSION_KEY = b"clipx_trace_version"
 _UPDATE_KEY = b"clipx_trace_update"
 _ROWS_KEY = b"clipx_trace_rows"
@@ -54,10 +57,13 @@ _FIELDS = (
     ("group", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
     ("counted", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing"),
     ("rejected", pyarrow.bool_(), "by bypass mode; where nothing can be missing"),
+    ("context", pyarrow.list_(pyarrow.int32()), CONTEXT),
+    ("turn", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
 )
 NULLABLE = (
     *("prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age"),
     *("correction", "group", "counted", "rejected"),
+    *_SINCE,
 )
 SCHEMA = pyarrow.schema(
     [pyarrow.field(name, kind, name in NULLABLE, {"meaning": meaning}) for name, kind, meaning in _FIELDS],
@@ -190,8 +196,11 @@ def _read(path: Path) -> pyarrow.Table:
     except ValueError as error:
         raise ValueError(f"{error} Remove it to go on without it.") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-    if version != str(VERSION):
-        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads version {VERSION}.")
+    if version not in (_BEFORE, str(VERSION)):
+        reads = f"{_BEFORE} and {VERSION}"
+        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads {reads}.")
+    for field in (SCHEMA.field(name) for name in _SINCE if version == _BEFORE):
+        table = table.append_column(field, pyarrow.nulls(len(table), field.type))
     faults = _faults(table)
     if faults:
         raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")

@@ -1,5 +1,6 @@
 """Turns traced responses and the numbers of their tokens into the columns of a shard, in the writer's thread."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,12 +135,33 @@ def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
     columns["prompt_text"] = each(lambda one: texts.whole(one.prompt_ids.tolist()))
     columns["score"], columns["age"] = each(lambda one: one.score), each(lambda one: one.age)
     columns["group"] = each(lambda one: one.group)
+    contexts, turns = zip(*map(contexts_and_turns, responses), strict=True)
+    columns["context"], columns["turn"] = list(itertools.chain(*contexts)), numpy.concatenate(turns)
     of_row = [part.micro_batch for part in parts for _ in part.responses]
     columns["micro_batch"] = numpy.repeat(numpy.array(of_row, dtype=numpy.int32), lengths)
     for name in FLAGS & columns.keys():
         columns[name] = columns[name] > 0
     columns["region"] = regions(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
     return columns
+
+
+def contexts_and_turns(response: Response) -> tuple[list[list[int] | None], numpy.ndarray]:
+    """Returns for each counted token those that stand between it and the one before, None without any, and its turn.
+
+    A rollout correction rejects tokens of the policy's; only those of others, which have no log-probability, end a
+    turn.
+    """
+    at = numpy.flatnonzero(response.mask)
+    since = numpy.concatenate([[0], at[:-1] + 1])
+    contexts: list[list[int] | None] = [None] * len(at)
+    begins = numpy.zeros(len(at), dtype=numpy.int32)
+    for place in numpy.flatnonzero(at > since):
+        between = slice(since[place], at[place])
+        contexts[place] = response.token_ids[between].tolist()
+        sampled = None if response.rollout_log_prob is None else response.rollout_log_prob[between]
+        begins[place] = place > 0 and (sampled is None or bool((sampled == 0).any()))
+    contexts[0] = [*response.prompt_ids.tolist(), *(contexts[0] or [])]
+    return contexts, begins.cumsum(dtype=numpy.int32)
 
 
 def regions(bounded: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray, advantage: numpy.ndarray) -> numpy.ndarray:
