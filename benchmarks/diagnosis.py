@@ -155,6 +155,7 @@ def try_rules(path: Path, run: Run) -> Trial:
     # One rule when the faults were declared, as what is not finite is why an update is skipped.
     explained |= {"values that are not finite"} if "skipped updates" in explained else set()
     explained |= {"no learning signal"} if "few prompts teach, because samples score alike" in explained else set()
+    explained |= {"sampler jumps away from the trainer"} if "mismatch of rollout and training" in explained else set()
     return Trial(
         record["name"],
         record["seed"],

@@ -355,6 +355,31 @@ def certify(
 
 
 @app.command()
+def recompute(
+    run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="Folders in Hugging Face's form, or verl's global_step_N of FSDP.")
+    ],
+    step: Annotated[list[int] | None, typer.Option(help="A traced step, or several; by default all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which weights sampled a run's traced tokens. Scores them with checkpoints.
+
+    Exit code 0 if it is the version that the trace says, 1 if it is not, 3 if these checkpoints don't decide it.
+    """
+    from verl_clipx.check import recompute as command
+
+    with failing(), warnings_on(messages_console()), working("scoring the traced tokens"):
+        answers = command.recompute(run, checkpoints, step or [])
+    if as_json:
+        print_json(answers=[asdict(answer) | {"verdict": answer.verdict} for answer in answers])
+    else:
+        for answer in answers:
+            console.print(escape(command.say(answer)), highlight=False, soft_wrap=True)
+    raise typer.Exit(command.exit_code(answers))
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
     settings: Annotated[

@@ -56,7 +56,9 @@ PATHOLOGIES = {
     "held target out of reach": ({keys.HOLD_MISSED: (0.25, 1.0)}, {}, ONSET),
     "ratio anchored to another policy": ({keys.RATIO: (1.0, 1.05)}, BATCH, ONSET),
     "ratio anchored to another policy, by the KL": ({keys.RATIO: (1.0, 1.001), keys.KL: (1e-6, -0.01)}, BATCH, ONSET),
-    "mismatch of rollout and training": ({keys.MISMATCH: (0.001, 0.05)}, {}, ONSET),
+    "mismatch of rollout and training": ({keys.MISMATCH: (0.015, 0.05)}, {}, ONSET),
+    # As of another precision: below what the rule on the mismatch alone finds.
+    "sampler jumps away from the trainer": ({keys.MISMATCH: (0.002, 0.015)}, {}, ONSET),
     "truncated sampling": ({keys.REWARD: (0.5, 0.5)}, {f"{ROLLOUT}.top_p": 0.9}, 1),
     "gradient explosion": ({keys.GRADIENT_NORM: (1.0, 500.0)}, {}, ONSET),
     "reward collapse": ({keys.REWARD: (0.5, 0.0)}, {}, ONSET),
@@ -213,12 +215,12 @@ ACPO = {"method": "acpo", "alpha": 3.0}
     ("node", "metrics", "checked", "others", "lacks"),
     [
         # Entropy twice, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
-        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 7, 10, "the run's configuration: ratio"),
+        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 7, 11, "the run's configuration: ratio"),
         # Nothing is said of another method's rules, and of its own only where a metric of theirs is missing.
-        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 5, 13, "val-core/*/mean@*: held-out score falls"),
-        (ACPO, {}, 4, 14, "this plugin's metrics (+clipx=observe): few prompts teach"),
-        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 4, 15, "bounds idle: the search never started"),
-        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 4, 14, "held target out of reach"),
+        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 5, 14, "val-core/*/mean@*: held-out score falls"),
+        (ACPO, {}, 4, 15, "this plugin's metrics (+clipx=observe): few prompts teach"),
+        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 4, 16, "bounds idle: the search never started"),
+        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 4, 15, "held target out of reach"),
     ],
 )
 def test_the_command_says_how_many_rules_were_checked_and_what_the_others_need(
@@ -331,6 +333,45 @@ def test_what_is_as_long_as_the_longest_response_is_cut_only_where_that_is_the_l
         assert bool(diagnose(run_of(log, {"data.max_response_length": 512}))) == found
     # Without the limit nothing is said, nor that the rule was checked.
     assert diagnose(run_of(log)) == [] and cover(run_of(log))["responses cut at the limit"] == [keys.CUT]
+
+
+SMALL, STALE = [2e-7, 5e-7, 3e-7, 4e-7], "training/off_policy/trajectory_staleness/mean"
+KL = {"rollout_corr/kl": 0.06}
+
+
+@pytest.mark.parametrize(
+    ("values", "others", "said"),
+    [
+        # A sync that was skipped, and all after it; then weights in 8 bits.
+        ([*SMALL, 0.004, 0.006, 0.008, 0.012, 0.015, 0.018], {}, "0.015 in the last, which is as of weights that stay"),
+        ([*SMALL, 0.011, 0.009, 0.01, 0.008, 0.01, 0.009], {}, "which is as of another precision, temperature or mask"),
+        ([*SMALL, 0.011, 0.009, 0.01], {}, "too early to say whether of older weights or another precision"),
+        # Engines that were never nearer, as on GPUs, and one of these from step 5 on.
+        ([0.004] * 4 + [0.017] * 9, {}, "0.017, at most 0.004 before"),
+        # exp of its negative is 0.95 on average.
+        ([*SMALL, *[0.011] * 6], KL | {"rollout_corr/k3_kl": 0.01}, "is 0.95, as where a mask leaves tokens out"),
+        (
+            [*SMALL, *[0.011] * 6],
+            KL | {"rollout_corr/k3_kl": 0.059},
+            "temperature or mask, or of weights always as late.",
+        ),
+        # They are older by announcement; or few steps, slow growth, and once.
+        ([*SMALL, *[0.011] * 6], {STALE: 1.0}, None),
+        ([*SMALL[:2], *[0.011] * 6], {}, None),
+        ([0.004 + 0.001 * step for step in range(15)], {}, None),
+        ([0.004] * 5 + [0.017, 0.017] + [0.004] * 5, {}, None),
+        ([*SMALL, *[9e-4] * 6], {}, None),
+    ],
+)
+def test_a_sampler_is_compared_with_its_own_past_and_its_cause_named_as_far_as_the_log_tells(
+    tmp_path, values, others, said
+):
+    rows = [{keys.MISMATCH: value} | (others if step >= len(SMALL) else {}) for step, value in enumerate(values)]
+    write_log(tmp_path / "run/metrics.jsonl", rows)
+    found = [one for one in answer("diagnose", tmp_path / "run")["findings"] if "jumps away" in one["finding"]]
+    assert bool(found) == (said is not None)
+    if found:
+        assert found[0]["onset"] == 5 and said in clipx("diagnose", tmp_path / "run")
 
 
 FELL = {keys.ENTROPY: [1.0] * 9 + [0.01] * 9}

@@ -1,9 +1,10 @@
-"""What verl_clipx/run and verl_clipx/worker rely on in verl, so that another verl version fails here, by name. Not
+"""What verl_clipx/run, verl_clipx/worker and `clipx recompute` rely on in verl, so that another verl version fails here, by name. Not
 covered: what verl_clipx/cpu relies on (tests/cpu). `PYTHONPATH=<a checkout of verl> python -m pytest
 tests/worker/test_verl_contract.py` asks that checkout and says whether it is older or newer than 0.9.1.
 """
 
 import inspect
+import json
 import pickle
 import re
 import runpy
@@ -12,8 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import verl
 from packaging.version import Version
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from verl.trainer import main_ppo, main_ppo_v0
 from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
 from verl.utils.config import omega_conf_to_dataclass
@@ -25,6 +30,8 @@ from verl.workers.engine import BaseEngine
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
+from tests.cpu.policy import random_policy
+from verl_clipx.check.checkpoints import load_model
 from verl_clipx.check.doctor import VERL_RANGE
 from verl_clipx.run.keys import row_of
 
@@ -181,3 +188,30 @@ def test_a_new_key_is_named(tmp_path):
     assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/keys.py" in one for one in said)
     keys = [re.search(r"reads actor_rollout_ref\.actor\.([\w.]+):", one).group(1) for one in said]
     assert sorted(keys) == ["new_scale", "new_shift", "policy_loss.new_width", "rollout_correction.new_veto"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_verls_merger_makes_a_whole_model_of_shards_as_precise_as_they_were_saved(tmp_path, tied):
+    model = random_policy(tied=tied)
+    actor = tmp_path / "global_step_3" / "actor"
+    model.config.save_pretrained(actor / "huggingface")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
+    # Two ranks' shards, as verl's FSDP2 saves them.
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+        for rank in range(2):
+            halves = {name: weight.chunk(2)[rank] for name, weight in model.state_dict().items()}
+            shards = {name: DTensor.from_local(half, mesh, [Shard(0)]) for name, half in halves.items()}
+            torch.save(shards, actor / f"model_world_size_2_rank_{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+    for folder in (actor, actor.parent):
+        loaded = load_model(folder).state_dict()
+        assert all(torch.equal(weight, loaded[name]) for name, weight in model.state_dict().items())
+    assert not all(torch.equal(weight, weight.bfloat16().float()) for weight in loaded.values())
+    adapted = {f"base_model.model.{name}": weight for name, weight in model.state_dict().items()}
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
+    torch.save(adapted, actor / "model_world_size_1_rank_0.pt")
+    with pytest.raises(ValueError, match="Adapters must be merged first"):
+        load_model(actor)

@@ -354,6 +354,34 @@ rule_of_limit(
     heuristic=True,
 )
 
+# A probability that differs by a thousandth passes for rounding, and so does four times the most before.
+JUMPED, JUMP_TIMES, GROWN, LEFT_OUT = 1e-3, 4, 2, 0.02
+
+
+@rule("sampler jumps away from the trainer", reads=(keys.MISMATCH,), link="docs/certify.md", heuristic=True)
+def find_sampler_jump(run: Run) -> Onset | None:
+    """Score its traced tokens with the checkpoints around that step: clipx recompute RUN CHECKPOINT…"""
+    # Samples of age 0 are of the weights that recompute them, so that the engines differ as much as they did before.
+    values = trained(run, keys.MISMATCH)
+    values = values[trained(run, keys.STALENESS).reindex(values.index, fill_value=0.0) == 0]
+    before, lowest = values.cummax().shift(), values[::-1].rolling(LASTING).min()[::-1]
+    jumped = values.index[lowest >= (JUMP_TIMES * before[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
+    if not len(jumped):
+        return None
+    at = jumped[0]
+    first, last = (values.loc[at:].iloc[part].median() for part in (slice(LASTING), slice(-LASTING, None)))
+    says = "which is as of another precision, temperature or mask, or of weights always as late"
+    if len(values.loc[at:]) < 2 * LASTING:
+        says = "too early to say whether of older weights or another precision, temperature or mask"
+    elif last >= GROWN * first:
+        says = f"{last:.3g} in the last, which is as of weights that stay behind"
+    # By both estimates of the divergence: of a sampler that leaves no token out this is 1.
+    ratio = 1 + (trained(run, keys.SAMPLER_KL) - trained(run, keys.SAMPLER_KL_1)).loc[at:].median()
+    if ratio <= 1 - LEFT_OUT:
+        says += f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
+    return Onset(int(at), f"{keys.MISMATCH} {first:.3g}, at most {before[at]:.3g} before; {says}")
+
+
 DRIFTED, DRIFT_TIMES = 0.01, 4
 
 

@@ -20,6 +20,9 @@ from verl_clipx.replay.output import (
     keeps_outside,
     row_of,
 )
+from verl_clipx.replay.sampler import HEADINGS as OF_SAMPLER
+from verl_clipx.replay.sampler import MEANINGS as OF_RATIOS
+from verl_clipx.replay.sampler import cells_of, sampler_by
 from verl_clipx.replay.tokens import TracedTokens, traced_step
 from verl_clipx.run.candidates import Candidate, candidates_of
 from verl_clipx.run.config import Settings, build
@@ -68,6 +71,7 @@ def content_of(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
         "exact": replayed.of_run.exact,
         "of_run": as_json(replayed.of_run, 0),
         "settings": [as_json(one, tokens) for one in replayed.settings],
+        **{f"sampler_by_{group}": _sampler_by(replayed, group) for group in ("age", "turn")},
         "unknown": UNKNOWN,
     }
 
@@ -86,6 +90,10 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
         for one in replays
     ]
     print_list(console, "% of the tokens beyond the bounds, low / high, by old probability", BY_PROBABILITY, rows)
+    for group, title in (("age", "age of the weights that sampled"), ("turn", "turn of the response")):
+        if len(found := _sampler_by(replayed, group)) > (group == "turn"):
+            rows = [(name, *cells_of(numbers)) for name, numbers in found.items()]
+            print_list(console, f"the sampler against the trainer, by {title}", (group, *OF_SAMPLER), rows, OF_RATIOS)
     for one in replayed.settings:
         regained, lost = changes_of(one)
         console.print_line(f"{one.label}: regained {regained}; lost {lost}.")
@@ -94,6 +102,10 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
             within = f"its bounds are within {one.against_run:.1g} of those it trained with"
             console.print_line(f"{one.label}: the run's own setting; {within}.")
     console.print_line(UNKNOWN)
+
+
+def _sampler_by(replayed: ReplayedRun, group: str) -> dict[str, dict[str, float]]:
+    return sampler_by(group, [update.table for update in replayed.updates])
 
 
 def own_settings(run: Run) -> Settings | None:

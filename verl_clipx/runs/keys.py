@@ -32,7 +32,9 @@ LENGTH, LONGEST = "response_length/mean", "response_length/max"
 AS_LONG_AS_LONGEST = "response_length/clip_ratio"
 MISMATCH = "training/rollout_probs_diff_mean"
 # Of the policy that sampled from the recomputed one, by an estimate that only rounding makes negative.
-SAMPLER_KL = "rollout_corr/k3_kl"
+SAMPLER_KL, SAMPLER_KL_1 = "rollout_corr/k3_kl", "rollout_corr/kl"
+# Weight versions between the sampler's and the trainer's.
+STALENESS = "training/off_policy/trajectory_staleness/mean"
 ALIKE, CUT, UNDECIDED = map(logged, (declared.ALIKE_PROMPTS, declared.CUT_RESPONSES, declared.UNDECIDED))
 # verl's validation in its log, a metric for each data set.
 VALIDATIONS = "val-core/*/mean@*"

@@ -1,0 +1,63 @@
+"""Loads a checkpoint's model: from Hugging Face's form, or from verl's, which verl's own merger puts together."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def load_model(folder: Path) -> Any:
+    """Returns the model of a checkpoint, of transformers, in float32 and for evaluation.
+
+    Args:
+        folder: in Hugging Face's form, or verl's `global_step_N`, or `actor` in it.
+
+    Raises:
+        OSError, ValueError: it is none of these, or can't be loaded; says what to do.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    actor = folder / "actor" if (folder / "actor").is_dir() else folder
+    for place in (actor, actor / "huggingface"):
+        if (place / "config.json").is_file() and any(any(place.glob(name)) for name in WEIGHTS):
+            return AutoModelForCausalLM.from_pretrained(place).float().eval()
+    if not (actor / "fsdp_config.json").is_file():
+        raise ValueError(
+            f"{folder}: no model in Hugging Face's form and no FSDP checkpoint of verl's. Make a model of it with "
+            "python -m verl.model_merger merge, and name its folder."
+        )
+    config, weights = merge(actor)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    if unknown or not set(missing) <= set(getattr(model, "_tied_weights_keys", None) or ()):
+        raise ValueError(
+            f"{folder}: weights missing: {missing[:3]}, unknown: {unknown[:3]}. Adapters must be merged first: make a "
+            "model of it, and name its folder."
+        )
+    return model
+
+
+def merge(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Returns the configuration and the whole weights of verl's FSDP checkpoint, as precise as they were saved."""
+    from verl.model_merger.base_model_merger import ModelMergerConfig
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    kept: dict[str, torch.Tensor] = {}
+
+    class Merger(FSDPModelMerger):
+        def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
+            kept.update(state_dict)
+
+    config = ModelMergerConfig("merge", "fsdp", local_dir=str(actor), hf_model_config_path=str(actor / "huggingface"))
+    # verl's rounds every weight, so that steps that only float32 can hold would be lost. It prints what it does.
+    with patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor), contextlib.redirect_stdout(sys.stderr):
+        merger = Merger(config)
+        merger.merge_and_save()
+    return merger.model_config, kept
