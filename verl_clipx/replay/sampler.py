@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy
 import pandas
 
+from verl_clipx.common.sentences import percent
 from verl_clipx.replay.of_run import is_counted
 
-QUANTILES = (0.01, 0.5, 0.99)
+QUANTILES = (0.01, 0.99)
 HEADINGS = ("tokens", "ESS", "log-ratio", *(f"{100 * q:g} %" for q in QUANTILES), "above 0", "clipped")
 MEANINGS = (
     "log-ratio: the mean of log(recomputed / sampler's probability), in nats, and its quantiles; ESS: the effective "
@@ -45,4 +46,4 @@ def _numbers(rows: pandas.DataFrame) -> dict[str, float]:
 def cells_of(numbers: dict[str, float]) -> list[str]:
     """The numbers of a group for the terminal."""
     tokens, ess, *ratios, above, clipped = numbers.values()
-    return [f"{tokens:.0f}", f"{ess:.2%}", *(f"{ratio:.2g}" for ratio in ratios), f"{above:.2%}", f"{clipped:.2%}"]
+    return [f"{tokens:.0f}", percent(ess), *(f"{ratio:.2g}" for ratio in ratios), percent(above), percent(clipped)]
