@@ -1,4 +1,5 @@
-"""Pairs of arms with a planted fault, and healthy pairs: what `clipx certify` says of each.
+"""Pairs of arms with a planted fault, and healthy pairs: what `clipx certify` says of each; and traced runs whose
+sampler is another than it should be, with their checkpoints: what `clipx recompute` says of each step.
 
 Run: CLIPX_DATA=DATA python benchmarks/certify_faults.py RUNS    (DATA: where `table_fill.py reversal` put the data)
 
@@ -59,6 +60,19 @@ def stuck(trainer: Any) -> None:
     trainer.replay_buffer.sample = again
 
 
+def sample_in_bfloat16(trainer: Any) -> None:
+    """The sampler computes in bfloat16; the trainer stays in float32."""
+    import torch
+
+    trainer.replay_buffer.model.to(torch.bfloat16)
+
+
+def skip_syncs(trainer: Any) -> None:
+    """From a step on the sampler keeps its weights, but says that it has the new ones."""
+    buffer, keep = trainer.replay_buffer, trainer.replay_buffer.keep
+    buffer.keep = lambda version, weights: keep(version, weights if version < STUCK - 1 else buffer.kept[-1][1].items())
+
+
 @dataclass(frozen=True)
 class Setting:
     """A run: a preset of configs/recipe/reversal with overrides, and what happens before its first step."""
@@ -81,6 +95,16 @@ SETTINGS = {
     "another_rate": Setting("acpo_4", ("actor_rollout_ref.actor.optim.lr=1e-5",)),
     "another_reward": Setting("acpo_4", reward="changed"),
 }
+TRACED = ("+clipx/trace=prompts", "clipx.trace.every=1", "clipx.trace.fraction=1")
+SAMPLERS = {
+    "sampler_float32": Setting("grpo_4", TRACED),
+    "sampler_cooler": Setting("grpo_4", (*TRACED, "actor_rollout_ref.rollout.temperature=0.7")),
+    "sampler_bfloat16": Setting("grpo_4", TRACED, sample_in_bfloat16),
+    "sampler_bfloat16_slow": Setting(
+        "grpo_4", (*TRACED, "actor_rollout_ref.actor.optim.lr=1e-7"), sample_in_bfloat16
+    ),
+    "sampler_skipped": Setting("grpo_4", TRACED, skip_syncs),
+}  # fmt: skip
 # By fault: the settings of both arms, and the question that should fail.
 FAULTS = {
     "the clip never acts: one update a rollout batch": ("grpo_4", "one_update", "the clip acted"),
@@ -107,7 +131,7 @@ def make(folder: Path, name: str, seed: int) -> None:
 
     import verl_clipx.papers.tasks.reversal.reward as reward
 
-    setting, file = SETTINGS[name], folder.parent / "reward" / "score.py"
+    setting, file = (SETTINGS | SAMPLERS)[name], folder.parent / "reward" / "score.py"
 
     class Faulty(OneProcessTrainer):
         def _init_dataloader(self, seed: int | None = None) -> None:
@@ -117,8 +141,15 @@ def make(folder: Path, name: str, seed: int) -> None:
             if seed is not None:
                 self.config.data.seed = given
 
-        def on_init_end(self) -> None:
+        def on_step_end(self) -> None:
+            if name in SAMPLERS:
+                weights = {key: weight.clone() for key, weight in self.actor_rollout_wg.weights()}
+                checkpoint = folder / "checkpoints" / f"global_step_{self.global_steps}"
+                self.replay_buffer.model.save_pretrained(checkpoint, state_dict=weights)
             super().on_step_end()
+
+        def on_init_end(self) -> None:
+            self.on_step_end()
             if setting.act is not None:
                 setting.act(self)
 
@@ -166,6 +197,17 @@ def write_table(runs: Path) -> int:
     return wrong
 
 
+def write_samplers(runs: Path) -> None:
+    """Prints what `clipx recompute` says of each run with a planted sampler, a line a step."""
+    from verl_clipx.check.recompute import recompute, say
+
+    for name in SAMPLERS:
+        run = runs / f"{name}-seed{SEEDS[0]}"
+        print(f"\n{name}")
+        for answer in recompute(run, sorted((run / "checkpoints").iterdir())):
+            print(f"- {say(answer).replace(f'{run}/checkpoints/', '')}")
+
+
 def main(
     runs: Annotated[Path, typer.Argument(help="Where the runs go.")],
     only: Annotated[str | None, typer.Option(help="Make this run in this process, as NAME-seedN.")] = None,
@@ -177,7 +219,7 @@ def main(
         make(runs / only, name, int(seed))
         return
     os.environ.setdefault("CLIPX_DATA", "data")
-    for name, seed in itertools.product(SETTINGS, SEEDS):
+    for name, seed in [*itertools.product(SETTINGS, SEEDS), *((name, SEEDS[0]) for name in SAMPLERS)]:
         folder = runs / f"{name}-seed{seed}"
         if (folder / "done").exists():
             continue
@@ -188,7 +230,9 @@ def main(
             subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True)
         write_console(folder)
         (folder / "done").touch()
-    raise typer.Exit(write_table(runs) > 0)
+    wrong = write_table(runs)
+    write_samplers(runs)
+    raise typer.Exit(wrong > 0)
 
 
 if __name__ == "__main__":

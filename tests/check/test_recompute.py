@@ -41,9 +41,14 @@ def policy(version, size):
 def trained(request, tmp_path_factory):
     """The size of a trainer's steps in float32, and its checkpoints; the smaller rounds to the same weights."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    return request.param, [
+    checkpoints = [
         save_checkpoint(folder / f"global_step_{version}", policy(version, request.param)) for version in range(STEPS)
     ]
+    for checkpoint in checkpoints:
+        # What a policy's folder says that was trained in float32 from weights in bfloat16.
+        config = json.loads((checkpoint / "config.json").read_text())
+        (checkpoint / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}))
+    return request.param, checkpoints
 
 
 def sample(model, prompts, seed=0, **parameters):
@@ -88,7 +93,7 @@ def write_run(folder, requests, *, age=0, second=None, step=3, **rollout):
 def of_sampler(checkpoints, version, precision=torch.float32):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoints[version]).eval().to(precision)
+    return AutoModelForCausalLM.from_pretrained(checkpoints[version], dtype=torch.float32).eval().to(precision)
 
 
 def names(said):

@@ -1,4 +1,4 @@
-"""The tables of `clipx replay` on the sampler, by age of its weights and by turn: numbers by hand, and where there are none.
+"""The tables of `clipx replay` on the sampler, by age of its weights and by turn: numbers by hand, and where none are.
 Not covered: what a worker traces (tests/worker/test_tracer.py).
 """
 
@@ -14,7 +14,7 @@ from verl_clipx.common.traces import shards_in, write_shard
 
 
 def run_with(folder, **columns):
-    """A run each of whose traced tokens has further columns: functions of its row in an update, and of other columns."""
+    """A run whose traced tokens have further columns: functions of a row of an update and of its other columns."""
     run = write_run(folder / "run", "grpo", steps=2)
     traces = run / "traces"
     for shard in shards_in(traces):

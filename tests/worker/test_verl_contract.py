@@ -1,5 +1,5 @@
-"""What verl_clipx/run, verl_clipx/worker and `clipx recompute` rely on in verl, so that another verl version fails here,
-by name. Not covered: what verl_clipx/cpu relies on (tests/cpu). `PYTHONPATH=<a checkout of verl> python -m pytest
+"""What verl_clipx/run and worker and `clipx recompute` rely on in verl, so that another verl version fails here, by
+name. Not covered: what verl_clipx/cpu relies on (tests/cpu). `PYTHONPATH=<a checkout of verl> python -m pytest
 tests/worker/test_verl_contract.py` asks that checkout and says whether it is older or newer than 0.9.1.
 """
 

@@ -27,7 +27,8 @@ def load_model(folder: Path) -> Any:
     actor = folder / "actor" if (folder / "actor").is_dir() else folder
     for place in (actor, actor / "huggingface"):
         if (place / "config.json").is_file() and any(any(place.glob(name)) for name in WEIGHTS):
-            return AutoModelForCausalLM.from_pretrained(place).float().eval()
+            # By itself it would round them to what config.json calls their type.
+            return AutoModelForCausalLM.from_pretrained(place, torch_dtype=torch.float32).eval()
     if not (actor / "fsdp_config.json").is_file():
         raise ValueError(
             f"{folder}: no model in Hugging Face's form and no FSDP checkpoint of verl's. Make a model of it with "
