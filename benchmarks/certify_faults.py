@@ -64,7 +64,8 @@ def sample_in_bfloat16(trainer: Any) -> None:
     """The sampler computes in bfloat16; the trainer stays in float32."""
     import torch
 
-    trainer.replay_buffer.model.to(torch.bfloat16)
+    for weight in trainer.replay_buffer.model.parameters():
+        weight.data = weight.to(torch.bfloat16)
 
 
 def skip_syncs(trainer: Any) -> None:

@@ -93,7 +93,7 @@ def write_run(folder, requests, *, age=0, second=None, step=3, **rollout):
 def of_sampler(checkpoints, version, precision=torch.float32):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoints[version], dtype=torch.float32).eval().to(precision)
+    return AutoModelForCausalLM.from_pretrained(checkpoints[version], dtype=precision).eval()
 
 
 def names(said):

@@ -1,1 +1,1 @@
-"""What a user checks before a run: a loss of their own by the contract of methods, and the installation."""
+"""What a user checks: a loss of their own by the contract of methods, the installation, and what sampled a run."""

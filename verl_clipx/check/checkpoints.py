@@ -28,14 +28,14 @@ def load_model(folder: Path) -> Any:
     for place in (actor, actor / "huggingface"):
         if (place / "config.json").is_file() and any(any(place.glob(name)) for name in WEIGHTS):
             # By itself it would round them to what config.json calls their type.
-            return AutoModelForCausalLM.from_pretrained(place, torch_dtype=torch.float32).eval()
+            return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
     if not (actor / "fsdp_config.json").is_file():
         raise ValueError(
             f"{folder}: no model in Hugging Face's form and no FSDP checkpoint of verl's. Make a model of it with "
             "python -m verl.model_merger merge, and name its folder."
         )
     config, weights = merge(actor)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     missing, unknown = model.load_state_dict(weights, strict=False)
     if unknown or not set(missing) <= set(getattr(model, "_tied_weights_keys", None) or ()):
         raise ValueError(

@@ -122,7 +122,9 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
     for number, checkpoint in enumerate(checkpoints):
         model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
         for name, precision in PRECISIONS.items():
-            model = model.to(precision)
+            # Not the frequencies of its positions, which engines keep in float32.
+            for weight in model.parameters():
+                weight.data = weight.to(precision)
             for step, responses in by_step.items():
                 scores[step, number, name] = score(model, responses, float(run.configuration.get(TEMPERATURE) or 1))
     return [
