@@ -376,7 +376,8 @@ def recompute(
     else:
         for answer in answers:
             console.print(escape(command.say(answer)), highlight=False, soft_wrap=True)
-    raise typer.Exit(command.exit_code(answers))
+    verdicts = {answer.verdict for answer in answers}
+    raise typer.Exit(1 if "failed" in verdicts else 3 if "undecided" in verdicts else 0)
 
 
 @app.command()

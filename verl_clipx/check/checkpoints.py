@@ -29,18 +29,15 @@ def load_model(folder: Path) -> Any:
         if (place / "config.json").is_file() and any(any(place.glob(name)) for name in WEIGHTS):
             # By itself it would round them to what config.json calls their type.
             return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+    by_hand = "Make a model of it with python -m verl.model_merger merge, and name its folder."
     if not (actor / "fsdp_config.json").is_file():
-        raise ValueError(
-            f"{folder}: no model in Hugging Face's form and no FSDP checkpoint of verl's. Make a model of it with "
-            "python -m verl.model_merger merge, and name its folder."
-        )
+        raise ValueError(f"{folder}: no model in Hugging Face's form and no FSDP checkpoint of verl's. {by_hand}")
     config, weights = merge(actor)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     missing, unknown = model.load_state_dict(weights, strict=False)
-    if unknown or not set(missing) <= set(getattr(model, "_tied_weights_keys", None) or ()):
+    if unknown or not {*missing} <= {*(model._tied_weights_keys or ())}:
         raise ValueError(
-            f"{folder}: weights missing: {missing[:3]}, unknown: {unknown[:3]}. Adapters must be merged first: make a "
-            "model of it, and name its folder."
+            f"{folder}: weights missing: {missing[:3]}, unknown, as adapters are: {unknown[:3]}. {by_hand}"
         )
     return model
 
@@ -51,14 +48,10 @@ def merge(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
     kept: dict[str, torch.Tensor] = {}
-
-    class Merger(FSDPModelMerger):
-        def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
-            kept.update(state_dict)
-
     config = ModelMergerConfig("merge", "fsdp", local_dir=str(actor), hf_model_config_path=str(actor / "huggingface"))
+    merger = FSDPModelMerger(config)
+    merger.save_hf_model_and_tokenizer = kept.update
     # verl's rounds every weight, so that steps that only float32 can hold would be lost. It prints what it does.
     with patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor), contextlib.redirect_stdout(sys.stderr):
-        merger = Merger(config)
         merger.merge_and_save()
     return merger.model_config, kept
