@@ -366,7 +366,8 @@ KL = {"rollout_corr/kl": 0.06}
 def test_a_sampler_is_compared_with_its_own_past_and_its_cause_named_as_far_as_the_log_tells(
     tmp_path, values, others, said
 ):
-    rows = [{keys.MISMATCH: value} | (others if step >= len(SMALL) else {}) for step, value in enumerate(values)]
+    since = [{}] * len(SMALL) + [others] * len(values)
+    rows = [{keys.MISMATCH: value, keys.ENTROPY: 1.0} | more for value, more in zip(values, since, strict=False)]
     write_log(tmp_path / "run/metrics.jsonl", rows)
     found = [one for one in answer("diagnose", tmp_path / "run")["findings"] if "jumps away" in one["finding"]]
     assert bool(found) == (said is not None)

@@ -201,7 +201,7 @@ def test_verls_merger_makes_a_whole_model_of_shards_as_precise_as_they_were_save
     try:
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
         for rank in range(2):
-            halves = {name: weight.chunk(2)[rank] for name, weight in model.state_dict().items()}
+            halves = {name: weight.chunk(2)[rank].clone() for name, weight in model.state_dict().items()}
             shards = {name: DTensor.from_local(half, mesh, [Shard(0)]) for name, half in halves.items()}
             torch.save(shards, actor / f"model_world_size_2_rank_{rank}.pt")
     finally:

@@ -365,7 +365,7 @@ def find_sampler_jump(run: Run) -> Onset | None:
     values = trained(run, keys.MISMATCH)
     values = values[trained(run, keys.STALENESS).reindex(values.index, fill_value=0.0) == 0]
     before, lowest = values.cummax().shift(), values[::-1].rolling(LASTING).min()[::-1]
-    jumped = values.index[lowest >= (JUMP_TIMES * before[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
+    jumped = values.index[lowest >= (JUMP_TIMES * before.iloc[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
     if not len(jumped):
         return None
     at = jumped[0]
