@@ -368,18 +368,17 @@ def find_sampler_jump(run: Run) -> Onset | None:
     jumped = values.index[lowest >= (JUMP_TIMES * before.iloc[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
     if not len(jumped):
         return None
-    at = jumped[0]
-    first, last = (values.loc[at:].iloc[part].median() for part in (slice(LASTING), slice(-LASTING, None)))
+    at, last = jumped[0], values.iloc[-LASTING:].median()
     says = "which is as of another precision, temperature or mask, or of weights always as late"
     if len(values.loc[at:]) < 2 * LASTING:
         says = "too early to say whether of older weights or another precision, temperature or mask"
-    elif last >= GROWN * first:
+    elif last >= GROWN * values[at]:
         says = f"{last:.3g} in the last, which is as of weights that stay behind"
     # By both estimates of the divergence: of a sampler that leaves no token out this is 1.
     ratio = 1 + (trained(run, keys.SAMPLER_KL) - trained(run, keys.SAMPLER_KL_1)).loc[at:].median()
     if ratio <= 1 - LEFT_OUT:
         says += f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
-    return Onset(int(at), f"{keys.MISMATCH} {first:.3g}, at most {before[at]:.3g} before; {says}")
+    return Onset(int(at), f"{keys.MISMATCH} {values[at]:.3g}, at most {before[at]:.3g} before; {says}")
 
 
 DRIFTED, DRIFT_TIMES = 0.01, 4
