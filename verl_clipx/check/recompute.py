@@ -18,6 +18,7 @@ from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 
 EXACT, ROUNDED = PRECISIONS = ("float32", "bfloat16")
+UNROUNDED = ("float32", "fp32", "float64")
 ROLLOUT = "actor_rollout_ref.rollout"
 # Two passes in float32 differ by less, in nats: on average, and for 99 % of the tokens.
 LIMITS = (1e-4, 1e-3)
@@ -65,7 +66,8 @@ class Answer:
     """The answer for the tokens of a step that the trace says were sampled from one version of the weights.
 
     Args:
-        precision: of the sampler, as far as its log-probabilities show it; `announced` by the run's configuration.
+        precision: of the sampler, as far as its log-probabilities show it.
+        announced: the run's `rollout.dtype`, None if unknown.
         distances: of all checkpoints at that precision, the nearest first.
         same: whether several remain, which in bfloat16 give every token one log-probability.
     """
@@ -85,6 +87,11 @@ class Answer:
         return near if self.distances[0].within else []
 
     @property
+    def is_rounded(self) -> bool:
+        """Whether the sampler rounds although its configuration says that it does not."""
+        return self.announced in UNROUNDED and self.precision == ROUNDED and bool(self.remaining)
+
+    @property
     def verdict(self) -> str:
         """Whether the sampler answered as the trace and the configuration say: passed, failed or undecided."""
         names = {one.checkpoint for one in self.remaining}
@@ -92,7 +99,7 @@ class Answer:
         # Without the checkpoint of that version nothing rules it out.
         if self.version is None or not said:
             return "undecided"
-        if not names & said or self.announced not in (None, self.precision):
+        if not names & said or self.is_rounded:
             return "failed"
         return "passed" if names == said else "undecided"
 
@@ -177,13 +184,12 @@ def _answer(
     checkpoints: Sequence[Path],
     scores: Sequence[dict[str, Scores]],
 ) -> Answer:
-    sampled, given = [one.log_probs for one in responses], run.configuration.get(f"{ROLLOUT}.dtype")
-    announced = None if given is None else EXACT if given in (EXACT, "fp32") else ROUNDED
+    sampled, announced = [one.log_probs for one in responses], run.configuration.get(f"{ROLLOUT}.dtype")
     answers = [
         Answer(step, version, sum(map(len, sampled)), one, announced, _distances(one, checkpoints, sampled, scores))
-        for one in (PRECISIONS if announced != ROUNDED else (ROUNDED, EXACT))
+        for one in PRECISIONS
     ]
-    answer = next((one for one in answers if one.remaining), answers[0])
+    answer = next((one for one in answers if one.remaining), answers[-1])
     names = {one.checkpoint for one in answer.remaining}
     left = [of[ROUNDED] for of, path in zip(scores, checkpoints, strict=True) if str(path) in names]
     same = len(left) > 1 and all(map(numpy.array_equal, itertools.chain(*left), itertools.cycle(left[0])))
@@ -241,7 +247,7 @@ def say(answer: Answer) -> str:
         + (f"; the next are {_far(others[0])}" if others else "")
         + (", which these tokens can't tell apart" * (len(answer.remaining) > 1))
         + (": in bfloat16 they are one, so that no step between them reached the sampler" * answer.same)
-        + (f". {ROLLOUT}.dtype says {answer.announced}" * (answer.announced not in (None, answer.precision)))
+        + (f". {ROLLOUT}.dtype says {answer.announced}" * answer.is_rounded)
         + "."
     )
 
