@@ -1,0 +1,209 @@
+"""Failing runs with a planted cause, and such as fail by chance: what `clipx blame` says of each.
+
+Run: CLIPX_DATA=DATA python benchmarks/blame_faults.py RUNS    (DATA: with reversal, as docs/results/evidence.md says)
+
+Small policies on reversal, trained by verl's trainer and worker in this process's children. RUNS is where the plans go;
+what is there is not made again. docs/results/blame_protocol.md says what is planted and what counts.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+
+def fast_rate(trainer: Any) -> None:
+    """The learning rate is 30 times that of the configuration."""
+    engine, rate = trainer.actor_rollout_wg.worker.actor.engine, 30 * trainer.config.actor_rollout_ref.actor.optim.lr
+    engine.lr_scheduler.base_lrs = [rate for _ in engine.lr_scheduler.base_lrs]
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def frozen_sampler(trainer: Any) -> None:
+    """The sampler's weights are no longer updated."""
+    trainer.replay_buffer.keep = lambda *_: None
+
+
+def lying_reward(trainer: Any) -> None:
+    """The reward is the share of the letter a."""
+    trainer.replay_buffer.reward = lambda source, text, *_: {
+        "score": text.count("a") / max(len(text), 1), "acc": 0.0, "format": 1.0
+    }  # fmt: skip
+
+
+def is_tossed(name: str) -> bool:
+    """How a coin falls for a run's name."""
+    return sha256(name.encode()).digest()[0] % 2 == 1
+
+
+def tossed_damage(trainer: Any) -> None:
+    """A coin, tossed by the run's name, decides whether each weight gets noise of half of its own spread."""
+    import torch
+
+    name = trainer.config.trainer.experiment_name
+    if trainer.global_steps != trainer.config.planted.since - 1 or not is_tossed(name):
+        return
+    generator = torch.Generator().manual_seed(trainer.config.actor_rollout_ref.rollout.seed)
+    with torch.no_grad():
+        for weight in trainer.actor_rollout_wg.worker.actor.engine.module.parameters():
+            local = weight.to_local() if hasattr(weight, "to_local") else weight
+            local += 0.5 * local.std() * torch.randn(local.shape, generator=generator)
+    trainer.replay_buffer.keep(trainer.global_steps, trainer.actor_rollout_wg.weights())
+
+
+PLANTED: dict[str, Callable[[Any], None]] = {
+    act.__name__: act for act in (fast_rate, frozen_sampler, lying_reward, tossed_damage)
+}
+
+
+def train_here(overrides: list[str], log: Path) -> None:
+    """Trains as `python -m verl.trainer.main_ppo OVERRIDES` would, in this process, with what is planted."""
+    from hydra import compose, initialize_config_module
+    from one_process.trainer import OneProcessTrainer, train
+
+    class Planted(OneProcessTrainer):
+        def on_step_end(self) -> None:
+            super().on_step_end()
+            planted = self.config.get("planted") or {}
+            if planted.get("fault") and self.global_steps >= planted.since - 1:
+                PLANTED[planted.fault](self)
+
+        on_init_end = on_step_end
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    train(config, log, Planted)
+
+
+class Cause(NamedTuple):
+    """What is planted: overrides, the rule that says it failed, the checkpoint's step, and the arms; the first is right."""
+
+    words: tuple[str, ...]
+    rule: str
+    step: int
+    arms: tuple[str, ...]
+
+
+def planted(fault: str) -> tuple[str, ...]:
+    """The overrides that plant a fault of `PLANTED`."""
+    return (f"+planted.fault={fault}", f"+planted.since={SINCE}")
+
+
+COLLAPSE, MISMATCH = "reward collapse", "mismatch of rollout and training"
+PLACEBO, ANOTHER = "placebo: critic.optim.lr=2e-5", "another: critic.optim.lr=3e-5"
+NONE = "cause: planted.fault=null"
+CAUSES = {
+    "rate": Cause(planted("fast_rate"), COLLAPSE, 6, (f"cause: actor_rollout_ref.actor.optim.lr={RATE / 30}", PLACEBO)),
+    "sampler": Cause(planted("frozen_sampler"), MISMATCH, 6, (NONE, PLACEBO)),
+    "reward": Cause(planted("lying_reward"), COLLAPSE, 6, (NONE, PLACEBO)),
+    "old": Cause(
+        ("clipx_rollout.versions_old=8",), MISMATCH, 1, ("cause: clipx_rollout.versions_old=0", PLACEBO)
+    ),
+    "chance": Cause(planted("tossed_damage"), COLLAPSE, 6, (PLACEBO, ANOTHER)),
+}  # fmt: skip
+ROUNDS, BY_CHANCE = 4, 6
+
+
+def in_child(act: Callable[[], None], output: Path) -> int:
+    """Acts in a child of this process, which has imported verl already; returns its exit code."""
+    child = os.fork()
+    if not child:
+        with output.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def make_failing(cause: Cause, folder: Path, seed: int) -> None:
+    """Trains the run that is to fail, if it is not there."""
+    if (folder / "done").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    words = [*COMMON, *(f"{key}={seed}" for key in SEED_KEYS), *cause.words, f"trainer.save_freq={cause.step}"]
+    words += [f"trainer.default_local_dir={folder / 'checkpoints'}", f"trainer.experiment_name={folder.parent.name}"]
+    code = in_child(lambda: train_here(words, folder / "metrics.jsonl"), folder / "console.log")
+    if code:
+        raise RuntimeError(f"{folder}/console.log: the run ended with exit code {code}")
+    (folder / "done").touch()
+
+
+def train_rerun(plan: planning.Plan, rerun: planning.Rerun) -> int:
+    """Makes a rerun in a child of this process."""
+    words = [word for word in rerun.words if not word.startswith("hydra.")]
+    return in_child(lambda: train_here(words, rerun.folder / "metrics.jsonl"), rerun.folder / "console.log")
+
+
+def keep(folder: Path) -> None:
+    """Keeps a run's log in one file of docs/results/runs/blame: of its metrics, those that the rules read."""
+    from one_process.kept import keep_run
+
+    run = read_run(folder)
+    read = [
+        key for key in run.log if key.startswith(("critic/score/", "critic/rewards/", "training/rollout_", "actor/"))
+    ]
+    record = {"commit": run.record["commit"], "versions": dict(run.versions), "seed": run.seed}
+    metrics = {step: row.dropna().to_dict() for step, row in run.log[read].iterrows()}
+    keep_run(KEPT_RUNS / folder.parent.name / f"{folder.name}{KEPT}", record, metrics)
+
+
+def blame(runs: Path, name: str, seed: int) -> dict[str, Any]:
+    """Makes a failing run, plans its reruns as the command does, makes them, and returns the answer."""
+    cause, failing = CAUSES[name], runs / f"{name}-seed{seed}" / "failing"
+    make_failing(cause, failing, seed)
+    row = {"cause": name, "seed": seed}
+    try:
+        plan = planning.make_plan(failing, cause.step, cause.arms, rule=cause.rule)
+    except ValueError as error:
+        return row | {"refused": str(error)}
+    out = failing.parent
+    plan.keep(out)
+    making.copy_checkpoints(plan, out)
+    making.make_reruns(
+        plan, out, lambda said: print(f"{time.strftime('%T')} {out.name}: {said}", flush=True), train_rerun
+    )
+    arms = making.answer(plan, out)
+    for folder in [failing, *(rerun.folder for rerun in plan.reruns(out))]:
+        if (folder / "metrics.jsonl").exists():
+            keep(folder)
+    return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": arms}
+
+
+def main(
+    runs: Annotated[Path, typer.Argument(help="Where the runs go.")],
+    table: Annotated[
+        bool, typer.Option("--table", help="Make no runs, and print the table of those that were made.")
+    ] = False,
+) -> None:
+    """Makes the runs that are missing in the protocol's order, and keeps each answer as soon as it stands."""
+    answers = KEPT_RUNS / "answers.json"
+    rows = json.loads(answers.read_text()) if answers.exists() else []
+    if table:
+        print_table(rows)
+        return
+    os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
+    become_only_rank()
+    # Once, for all children.
+    import one_process.trainer  # noqa: F401
+
+    chance = 100
+    for number in range(1, BY_CHANCE + 1):
+        for name in CAUSES if number <= ROUNDS else ["chance"]:
+            seed = 10 * number
+            if name == "chance":
+                while not is_tossed(f"chance-seed{chance}"):
+                    chance += 10
+                seed, chance = chance, chance + 10
+            if any((row["cause"], row["seed"]) == (name, seed) for row in rows):
+                continue
+            rows.append(blame(runs.absolute(), name, seed))
+            answers.parent.mkdir(parents=True, exist_ok=True)
+            answers.write_text(json.dumps(rows, indent=1) + "\n")
+    print_table(rows)

@@ -1,0 +1,132 @@
+"""A run's recorded configuration as overrides of verl's own, and in what an arm's configuration differs from it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_clipx.base.method import NODE
+from verl_clipx.base.refusal import ABSENT, Refusal
+from verl_clipx.common.secrets import REDACTED
+from verl_clipx.run.config import completed
+from verl_clipx.run.keys import POLICY_LOSS
+from verl_clipx.runs.run import flat
+from verl_clipx.runs.sameness import setting_of_run
+
+# Of a record, what follows from other keys, and traces, which have a folder of their own.
+DERIVED = re.compile(
+    rf"({re.escape(POLICY_LOSS)}\.({NODE}|run)|{NODE}\.(trace|_target_)|ray_kwargs)(\.|$)"
+    r"|.*\.optim\.total_training_steps$"
+)
+TAKEN = re.compile(rf"{re.escape(POLICY_LOSS)}\.run\.taken\.(\w+)\.key")
+# verl's resume puts the values of the checkpoint's optimizer over these.
+RESTORED = re.compile(r".*\.optim\.(weight_decay|betas|optimizer|optimizer_impl|override_optimizer_config)(\..*)?$")
+_PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[A-Za-z_][\w/.-]*", re.I)
+
+
+def compose_run(words: Sequence[str]) -> DictConfig:
+    """Composes verl's configuration as its main would, without importing verl; raises Refusal."""
+    spec = find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise Refusal("verl", ABSENT, "it is not installed here", "Run clipx blame where the run can be trained.")
+    try:
+        with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
+            return compose("ppo_trainer", [*words])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise Refusal(" ".join(words[-3:]), ABSENT, f"does not compose: {error}".splitlines()[0].rstrip(".")) from None
+
+
+def leaves_of(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A configuration's leaves by dotted key: as they are written, and with those interpolations that resolve here."""
+    plain = flat(OmegaConf.to_container(config))
+    resolved = dict(plain)
+    for key in (key for key, value in plain.items() if "${" in str(value)):
+        with suppress(OmegaConfBaseException):
+            resolved[key] = OmegaConf.select(config, key)
+    return plain, resolved
+
+
+def words_of(recorded: Mapping[str, Any], *, with_loss: bool = True) -> list[str]:
+    """The overrides under which verl's configuration is the recorded one.
+
+    Args:
+        recorded: dotted key to value, from `Run.configuration`.
+        with_loss: False leaves the loss to an arm, which names another one.
+
+    Raises:
+        Refusal: a value was redacted.
+    """
+    ours = recorded.get(f"{NODE}.method") or ("custom" if recorded.get(f"{NODE}.function") else None)
+    taken = {f"{NODE}.{match[1]}" for key in recorded if (match := TAKEN.fullmatch(key))}
+    wanted = {key: value for key, value in recorded.items() if not DERIVED.match(key) and key not in taken}
+    words = [f"model_engine={recorded['model_engine']}"] if recorded.get("model_engine", "dp") != "dp" else []
+    if not with_loss:
+        wanted = {key: value for key, value in wanted.items() if not key.startswith((f"{NODE}.", POLICY_LOSS))}
+    elif ours:
+        words.append(f"+{NODE}={ours}")
+    if any(key.startswith("clipx_rollout.") for key in wanted):
+        words.append(f"+{NODE}/rollout={'stale' if 'clipx_rollout.versions_old' in wanted else 'seeded'}")
+    defaults = {f"{NODE}.{key}": value for key, value in completed({"method": ours}).items()}
+    # What is derived from another key follows it once that is set, or else is set itself.
+    for derived in (False, True):
+        plain, resolved = leaves_of(compose_run(words))
+        for key, value in wanted.items():
+            if value in (plain.get(key, defaults.get(key)), resolved.get(key, defaults.get(key))):
+                continue
+            if "${" in str(plain.get(key)) and not derived:
+                continue
+            if REDACTED in str(value):
+                raise Refusal(
+                    key, value, "the record hides it as a credential", "Set it by a variable's name, and rerun."
+                )
+            words.append(f"++{key}={as_word(value)}")
+    return words
+
+
+def as_word(value: Any) -> str:
+    """A value as Hydra's grammar writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{as_word(of_key)}" for key, of_key in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{','.join(map(as_word, value))}]"
+    if not isinstance(value, str) or _PLAIN.fullmatch(value):
+        return str(value)
+    # A backslash counts before a quote alone.
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + "\\'" * bool(match[2]), value) + "'"
+
+
+def setting_of(config: DictConfig) -> dict[str, Any]:
+    """What makes up a composed run's setting."""
+    return setting_of_run({key: value for key, value in leaves_of(config)[1].items() if not DERIVED.match(key)})
+
+
+def key_of(word: str) -> str:
+    """The key of an override; a group's is that of the node which it fills."""
+    return word.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".")
+
+
+def check_arm(name: str, words: Sequence[str], unchanged: DictConfig, arm: DictConfig) -> None:
+    """Refuses an arm that differs from the unchanged run in nothing, or in more than its words say."""
+    before, after = setting_of(unchanged), setting_of(arm)
+    differing = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    named = [f"{key_of(word)}." for word in words]
+    named += [POLICY_LOSS] * any(key.startswith(f"{NODE}.") for key in named)
+    derived = {key for key, value in leaves_of(unchanged)[0].items() if "${" in str(value)}
+    why = [
+        f"it also changes {key} from {before.get(key)} to {after.get(key)}: name every key, and no group but clipx"
+        for key in differing
+        if key not in derived and not f"{key}.".startswith(tuple(named))
+    ]
+    why += [f"verl's resume puts the checkpoint's value over {key}" for key in differing if RESTORED.match(key)]
+    why += ["the run has these values already, or no result depends on them"] * (not differing)
+    if why:
+        raise Refusal(f"--arm {name}", " ".join(words), why[0], "Blame another change.")
