@@ -6,10 +6,36 @@ Small policies on reversal, trained by verl's trainer and worker in this process
 what is there is not made again. docs/results/blame_protocol.md says what is planted and what counts.
 """
 
+import json
+import os
+import shutil
+import time
+import traceback
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from one_process.kept import SEED_KEYS, keep_run
+from one_process.only_rank import become_only_rank
+
+from verl_clipx.blame import plan as planning
+from verl_clipx.blame import reruns as making
+from verl_clipx.common.statistics.comparison import LEVEL
+from verl_clipx.runs.folder import KEPT, read_run
+
+ROOT = Path(__file__).parents[1]
+KEPT_RUNS = ROOT / "docs" / "results" / "runs" / "blame"
+RATE, SINCE = 1e-3, 7
+COMMON = (
+    *("+hardware=cpu", "+recipe=reversal/base", "+clipx=grpo", f"actor_rollout_ref.actor.optim.lr={RATE}"),
+    f"actor_rollout_ref.model.path={ROOT / 'docs' / 'results' / 'evidence_policy'}",
+    *("data.max_response_length=24", "algorithm.rollout_correction.bypass_mode=false"),
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
+    *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32"),
+    *("trainer.logger=[file]", "trainer.resume_mode=disable", "trainer.total_training_steps=12"),
+)
 
 
 def fast_rate(trainer: Any) -> None:
@@ -77,7 +103,7 @@ def train_here(overrides: list[str], log: Path) -> None:
 
 
 class Cause(NamedTuple):
-    """What is planted: overrides, the rule that says it failed, the checkpoint's step, and the arms; the first is right."""
+    """What is planted: overrides, the rule that fails, the checkpoint's step, and the arms, the right one first."""
 
     words: tuple[str, ...]
     rule: str
@@ -143,8 +169,6 @@ def train_rerun(plan: planning.Plan, rerun: planning.Rerun) -> int:
 
 def keep(folder: Path) -> None:
     """Keeps a run's log in one file of docs/results/runs/blame: of its metrics, those that the rules read."""
-    from one_process.kept import keep_run
-
     run = read_run(folder)
     read = [
         key for key in run.log if key.startswith(("critic/score/", "critic/rewards/", "training/rollout_", "actor/"))
@@ -207,3 +231,18 @@ def main(
             answers.parent.mkdir(parents=True, exist_ok=True)
             answers.write_text(json.dumps(rows, indent=1) + "\n")
     print_table(rows)
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Prints a row for each plan, and how often each arm was named."""
+    print("| cause | seed | steps | failed | named |\n|---|---|---|---|---|")
+    for row in rows:
+        arms = row.get("arms", {})
+        failed = ", ".join(f"{name} {of['failed']} of {of['of']}" for name, of in arms.items())
+        named = ", ".join(name for name, of in arms.items() if of["p"] is not None and of["p"] < LEVEL) or "none"
+        steps = f"{row['step']} to {row['until']}" if arms else ""
+        print(f"| {row['cause']} | {row['seed']} | {steps} | {failed or row['refused']} | {named if arms else ''} |")
+
+
+if __name__ == "__main__":
+    typer.run(main)

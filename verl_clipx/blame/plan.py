@@ -11,7 +11,7 @@ from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.blame.configuration import check_arm, compose_run, key_of, leaves_of, setting_of, words_of
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.files import read_json_object, write_json
-from verl_clipx.common.run_files import METRICS, STEP_FOLDER
+from verl_clipx.common.run_files import LOG_VARIABLE, METRICS, STEP_FOLDER
 from verl_clipx.common.statistics.comparison import least_seeds
 from verl_clipx.diagnose.diagnosis import diagnose
 from verl_clipx.diagnose.rule import LASTING, Kind, Onset, Rule
@@ -64,7 +64,6 @@ class Plan:
     words: dict[str, list[str]]
     rates: dict[str, dict[str, float]]
     launcher: list[str]
-    versions: dict[str, str | None]
 
     def checkpoint_of(self, arm: str, out: Path) -> Path:
         """The checkpoint that an arm goes on from: the run's, or a copy with other learning rates."""
@@ -85,7 +84,7 @@ class Plan:
 
     def shell_line(self, rerun: Rerun) -> str:
         """The command of a rerun as a shell takes it."""
-        log = shlex.quote(f"VERL_FILE_LOGGER_PATH={rerun.folder / METRICS}")
+        log = shlex.quote(f"{LOG_VARIABLE}={rerun.folder / METRICS}")
         return f"env {log} {shlex.join([*self.launcher, *rerun.words])}"
 
     def keep(self, out: Path) -> None:
@@ -120,32 +119,27 @@ def make_plan(
     if "trainer.save_freq" not in run.configuration:
         advice = "Name a run with a clipx node (+clipx=observe will do), or one with Hydra's record of it."
         raise Refusal(str(path), ABSENT, "nothing says what the run trained", advice)
-    versions = {name: installed_version(name) for name in ("verl", "verl-clipx")}
-    for name, here in versions.items():
-        if run.versions.get(name, here) != here:
+    for name in ("verl", "verl-clipx"):
+        if run.versions.get(name, here := installed_version(name)) != here:
             reason = f"so says the run's record, and {here} is installed: it may read and train otherwise"
             raise Refusal(f"versions.{name}", run.versions[name], reason, f"Install {name}=={run.versions[name]}.")
     onset, chosen = failure_of(run, rule)
     if step >= onset.step:
-        reason = f"{chosen.name} begins at step {onset.step}"
-        raise Refusal("--from", step, reason, "Name a checkpoint before it.")
+        raise Refusal("--from", step, f"{chosen.name} begins at step {onset.step}", "Name a checkpoint before it.")
     said = int(next(at for at in run.log.index if at >= onset.step and chosen.onset(until_step(run, at))))
     if until is not None and until < said:
-        raise Refusal(
-            "--until", until, f"of the run itself, {chosen.name} shows at step {said}", f"Give {said} or more."
-        )
+        raise Refusal("--until", until, f"the run itself shows it at step {said}", f"Give {said} or more.")
     fewest = least_seeds(len(arms))
     if seeds is not None and seeds < fewest:
         reason = f"with so few seeds nothing can be said: {len(arms)} arms take {fewest} at least"
         raise Refusal("--seeds", seeds, reason, "Give more, or leave it out.")
     until, first = until or said + LASTING, (run.seed or 0) + 1
     words = words_of_arms(run, named, [*common, *FIXED, f"trainer.total_training_steps={until}"])
-    plan = Plan(
+    return Plan(
         *(str(path.absolute()), str(checkpoint_of(path, run, step).absolute()), step),
         *(chosen.name, onset.evidence, onset.step, until, [*range(first, first + (seeds or fewest))], named, words),
-        *(check_arms(run, named, words, until), shlex.split(launcher or MAIN), versions),
+        *(check_arms(run, named, words, until), shlex.split(launcher or MAIN)),
     )
-    return plan
 
 
 def arms_of(given: Sequence[str]) -> dict[str, list[str]]:
@@ -198,12 +192,13 @@ def checkpoint_of(path: Path, run: Run, step: int) -> Path:
 
 def words_of_arms(run: Run, arms: Mapping[str, Sequence[str]], common: Sequence[str]) -> dict[str, list[str]]:
     """All words of each arm but those of seeds and places."""
-    names_loss = {name: any(key_of(word) == NODE for word in own) for name, own in arms.items()}
-    base = {named: words_of(run.configuration, with_loss=not named) for named in {*names_loss.values()}}
-    fresh = [f"{NODE}.missing_state=fresh"]
+    others = {name: any(key_of(word) == NODE for word in own) for name, own in arms.items()}
+    base = {other: words_of(run.configuration, with_loss=not other) for other in {*others.values()}}
+    # The checkpoint has no state of another loss's bounds.
+    fresh = {name: others[name] and "+clipx=observe" not in own for name, own in arms.items()}
     return {
-        name: [*base[named], *own, *fresh * (named and "+clipx=observe" not in own), *common]
-        for (name, own), named in zip(arms.items(), names_loss.values(), strict=True)
+        name: [*base[others[name]], *own, *[f"{NODE}.missing_state=fresh"] * fresh[name], *common]
+        for name, own in arms.items()
     }
 
 

@@ -77,7 +77,7 @@ def copy_checkpoints(plan: Plan, out: Path) -> None:
 def outcome_of(plan: Plan, rerun: Rerun) -> str | None:
     """`FAILED`, `HELD` or `ERROR`, or None for a rerun that is still to be made.
 
-    The rule judges the run's log up to the checkpoint with the rerun's behind it.
+    The rule judges the failed run's log up to the checkpoint, with the rerun's behind it.
     """
     if not (rerun.folder / METRICS).exists() or RunFolder(rerun.folder).last_step < plan.until:
         return ERROR if (rerun.folder / CODE).exists() else None
@@ -85,7 +85,7 @@ def outcome_of(plan: Plan, rerun: Rerun) -> str | None:
     steps = pandas.concat([before.log, after.log[after.log.index > plan.step]])
     wrong = {key: [*before.not_finite.get(key, []), *at] for key, at in after.not_finite.items()}
     (rule,) = [rule for rule in RULES if rule.name == plan.rule]
-    onset = rule.onset(replace(after, log=steps, not_finite=before.not_finite | wrong))
+    onset = rule.onset(replace(before, log=steps, not_finite=before.not_finite | wrong))
     return FAILED if onset is not None and onset.step > plan.step else HELD
 
 

@@ -1,0 +1,234 @@
+"""`clipx blame` on a planted folder: a made log that collapses at step 8, a record that verl composed, a checkpoint, a
+launcher that writes logs as a test says. Covers the plan and its checks of arms, the words of every rerun, the table
+of answers, what a kill leaves, each refusal. Not covered: reruns of verl (tests/end_to_end/test_blame.py), how often it
+is right (docs/results/blame.md).
+"""
+
+import json
+import shlex
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.composition import composition
+from tests.runs.commands import clipx
+from tests.runs.example_runs import write_log
+from verl_clipx.run.start import decide
+from verl_clipx.trainer.log import write_record
+
+LR = "actor_rollout_ref.actor.optim.lr"
+ARMS = ("--arm", f"lr: {LR}=1e-7", "--arm", "acpo: +clipx=acpo")
+FALL, STEPS, FROM, UNTIL, SEEDS = 8, 12, 6, 13, (4, 5, 6, 7)
+# What a training is to these tests: it notes its words, and logs a reward that falls where the test says so.
+LAUNCHER = """
+import json, os, sys, pathlib
+log = pathlib.Path(os.environ["VERL_FILE_LOGGER_PATH"])
+words = dict(word.lstrip("+").split("=", 1) for word in sys.argv[1:])
+arm, seed = log.parent.name.split("-seed")
+with (log.parents[1] / "made.jsonl").open("a") as made:
+    made.write(json.dumps({"name": log.parent.name, "words": sys.argv[1:]}) + chr(10))
+fate = json.loads(os.environ["FATES"])[arm][int(seed) - 4]
+first = int(words["trainer.resume_from_path"].strip("'").rsplit("_", 1)[1]) + 1
+last = int(words["trainer.total_training_steps"]) - 2 * (fate == "error")
+rewards = {step: 0.01 * step if fate == "failed" and step >= 8 else 0.6 for step in range(first, last + 1)}
+log.write_text("".join(json.dumps({"step": s, "data": {"critic/score/mean": r}}) + chr(10) for s, r in rewards.items()))
+sys.exit(fate == "error")
+"""
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """Writes a failed run's folder with overrides, and with a log or a record changed."""
+
+    def write(*overrides, loss="+clipx=grpo", steps=STEPS, fall=FALL, record=None, checkpoints=(FROM, 9)):
+        folder = tmp_path / "run"
+        rewards = [0.01 * step if step >= fall else 0.5 + 0.01 * step for step in range(1, steps + 1)]
+        log = write_log(folder / "metrics.jsonl", [{"critic/score/mean": of, "timing_s/step": 2.0} for of in rewards])
+        words = [*([loss] if loss else []), "trainer.save_freq=3", "data.seed=3", *overrides]
+        config = composition(*words, f"trainer.default_local_dir={folder / 'checkpoints'}")
+        decide(config)
+        write_record(log, OmegaConf.to_container(config, resolve=True))
+        path = folder / "metrics.run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | (record or {})))
+        for step in checkpoints:
+            write_checkpoint(folder / f"checkpoints/global_step_{step}")
+        (tmp_path / "launcher.py").write_text(LAUNCHER)
+        return folder
+
+    return write
+
+
+def write_checkpoint(folder):
+    (folder / "actor").mkdir(parents=True)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=1e-6)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    torch.save(optimizer.state_dict(), folder / "actor/optim_world_size_1_rank_0.pt")
+    extra = {"lr_scheduler": schedule.state_dict(), "rng": None}
+    torch.save(extra, folder / "actor/extra_state_world_size_1_rank_0.pt")
+    for name in ("actor/model_world_size_1_rank_0.pt", "data.pt"):
+        (folder / name).write_bytes(b"as it was")
+
+
+def blame(folder, *words, code=0, arms=ARMS, start=FROM):
+    launcher = f"{shlex.quote(sys.executable)} {folder.parent / 'launcher.py'}"
+    out = folder.parent / "plan"
+    return clipx("blame", folder, "--from", start, *arms, "--out", out, "--launcher", launcher, *words, code=code)
+
+
+def fates(monkeypatch, **by_arm):
+    monkeypatch.setenv("FATES", json.dumps(by_arm))
+
+
+def made_in(folder):
+    path = folder.parent / "plan/made.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def contents(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+ALL, NONE = ["failed"] * 4, ["held"] * 4
+
+
+def test_the_arm_without_failures_is_named_and_nothing_of_the_run_is_touched(failing, monkeypatch):
+    folder = failing()
+    before = contents(folder)
+    fates(monkeypatch, unchanged=ALL, lr=NONE, acpo=["failed", "held", "failed", "failed"])
+    said = blame(folder)
+    assert contents(folder) == before
+    assert f"reward collapse from step {FALL} on. Reruns from step 6 to 13, 4 seeds an arm:" in said
+    assert "unchanged failed 4 of 4 lr failed 0 of 4 prevents it (p 0.029 after Holm over 2 arms) acpo" in said
+    assert "acpo failed 3 of 4 can't be said Not said:" in said and "a sample of the run, not a replay" in said
+    # What it costs is said before anything is made.
+    assert said.index("3 arms with 4 seeds, 7 steps each: 84 steps, about 0.047 h") < said.index("1 of 12")
+    made = made_in(folder)
+    assert [one["name"] for one in made[:4]] == ["unchanged-seed4", "lr-seed4", "acpo-seed4", "unchanged-seed5"]
+    for one in made:
+        arm, _, seed = one["name"].partition("-seed")
+        words = dict(word.lstrip("+").split("=", 1) for word in one["words"])
+        assert {words[key] for key in words if key.endswith(("data.seed", "rollout.seed"))} == {seed}
+        places = [words[key] for key in ("trainer.default_local_dir", "hydra.run.dir")]
+        assert all(f"/plan/{one['name']}" in place for place in places)
+        own = "plan/lr-checkpoint" if arm == "lr" else "run/checkpoints"
+        assert words["trainer.resume_from_path"] == f"'{folder.parent}/{own}/global_step_6'"
+        assert words["trainer.save_freq"] == "-1" and words["trainer.del_local_ckpt_after_load"] == "false"
+        assert words["trainer.total_training_steps"] == "13" and words["trainer.resume_mode"] == "resume_path"
+        assert (words[LR] if arm == "lr" else None) == ("1e-7" if arm == "lr" else None)
+        assert words["clipx"] == {"acpo": "acpo"}.get(arm, "grpo")
+
+
+def test_a_learning_rate_is_changed_where_verls_resume_takes_it_from(failing, monkeypatch):
+    folder = failing()
+    blame(folder, "--dry-run")
+    copy = folder.parent / "plan/lr-checkpoint/global_step_6"
+    (group,) = torch.load(copy / "actor/optim_world_size_1_rank_0.pt", weights_only=False)["param_groups"]
+    schedule = torch.load(copy / "actor/extra_state_world_size_1_rank_0.pt", weights_only=False)["lr_scheduler"]
+    rates = [group["lr"], group["initial_lr"], *schedule["base_lrs"], *schedule["_last_lr"]]
+    assert rates == pytest.approx([1e-7] * 4)
+    assert (copy / "actor/model_world_size_1_rank_0.pt").read_bytes() == b"as it was"
+
+
+def test_a_dry_run_prints_a_command_for_each_rerun_and_what_others_made_counts(failing, monkeypatch):
+    folder = failing()
+    said = blame(folder, "--dry-run")
+    assert said.count("env VERL_FILE_LOGGER_PATH=") == 12 and made_in(folder) == []
+    fates(monkeypatch, unchanged=ALL, lr=NONE, acpo=ALL)
+    for seed in SEEDS:
+        write_log(folder.parent / f"plan/lr-seed{seed}/metrics.jsonl", [{"critic/score/mean": 0.6}] * 7, first=FROM + 1)
+    assert "lr failed 0 of 4 prevents it" in blame(folder)
+    assert {one["name"].partition("-")[0] for one in made_in(folder)} == {"unchanged", "acpo"}
+
+
+def test_a_failure_that_does_not_recur_blames_nothing_and_says_how_often_it_would_be_missed(failing, monkeypatch):
+    fates(monkeypatch, unchanged=["failed", "failed", "held", "held"], lr=NONE, acpo=NONE)
+    said = blame(failing())
+    assert "unchanged failed 2 of 4 lr failed 0 of 4 acpo failed 0 of 4 The failure did not recur" in said
+    assert "so nothing is blamed. Its rate may be up to 93% (95 % interval), and one that high" in said
+    assert "prevents" not in said and "missed so in 3% of the cases" in said
+
+
+def test_a_rerun_that_ends_by_an_error_counts_neither_way(failing, monkeypatch):
+    fates(monkeypatch, unchanged=ALL, lr=["held", "error", "held", "held"], acpo=["error"] * 4)
+    said = blame(failing())
+    assert "lr failed 0 of 3, 1 ended by an error and count neither way can't be said" in said
+    assert "acpo failed 0 of 0, 4 ended by an error and count neither way can't be said" in said
+
+
+def test_what_a_kill_left_is_made_anew_and_finished_reruns_are_kept(failing, monkeypatch):
+    folder = failing()
+    fates(monkeypatch, unchanged=ALL, lr=NONE, acpo=ALL)
+    blame(folder)
+    for part in ("lr-seed5", "acpo-seed7"):
+        log = folder.parent / f"plan/{part}/metrics.jsonl"
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
+    before = len(made_in(folder))
+    assert "lr failed 0 of 4 prevents it" in blame(folder)
+    assert [one["name"] for one in made_in(folder)[before:]] == ["lr-seed5", "acpo-seed7"]
+    assert "--out=" in (said := blame(folder, "--until", 14, code=1)) and "with until 13, now it is 14" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("+clipx=bapo", "clipx.target=0.45"),
+        ("+clipx=dapo",),
+        ("+clipx=grpo", "actor_rollout_ref.actor.clip_ratio_high=0.28"),
+        ("+clipx=observe", "actor_rollout_ref.actor.clip_ratio_high=0.28"),
+        ("+clipx=acpo_reference", "+clipx/rollout=stale", "clipx_rollout.versions_old=2"),
+        ("+clipx=cispo", "+clipx/shaping=advantage_reweighting", "+clipx/trace=prompts"),
+        ("+clipx=grpo", "+clipx/mask=icepop", "data.train_files=['/data/it\\'s/a b.parquet','x=[1,2]']"),
+        ("+clipx=grpo", "trainer.n_gpus_per_node=2", "+data.apply_chat_template_kwargs.enable_thinking=false"),
+    ],
+    ids=" ".join,
+)
+def test_a_records_configuration_comes_back_whatever_its_loss_and_values(failing, words):
+    # That verl's configuration composes to the record's is what the command itself compares.
+    loss, *overrides = words
+    blame(failing(*overrides, loss=loss), "--dry-run", arms=("--arm", f"lr: {LR}=1e-7"))
+
+
+OLD = {"versions": {"verl": "0.8.0"}}
+COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "said"),
+    [
+        (
+            {},
+            {"start": 7},
+            "--from=7: " + "{run}/checkpoints has no whole checkpoint of this step. There are: global_s",
+        ),
+        ({}, {"start": 9}, "--from=9: reward collapse begins at step 8. Name a checkpoint before it."),
+        ({"fall": 99}, {}, "nothing failed. Name what counts as failed. The run meets: no rule."),
+        ({"record": OLD}, {}, "versions.verl='0.8.0': so says the run's record, and {verl} is installed"),
+        ({"record": {"configuration": {}}}, {}, "{run}: nothing says what the run trained. Name a run with"),
+        ({"checkpoints": (), "overrides": ["trainer.save_freq=-1"]}, {}, "trainer.save_freq=-1: the run kept no check"),
+        ({}, {"more": ("--seeds", 3)}, "--seeds=3: with so few seeds nothing can be said: 2 arms take 4 at least."),
+        ({}, {"more": ("--until", 9)}, "--until=9: the run itself shows it at step 10. Give 10 or more."),
+        ({}, {"more": ("--rule", "entropy collapse")}, "--rule=entropy collapse: the run does not meet a rule of this"),
+        (
+            {"overrides": [COSINE, "trainer.total_training_steps=40"]},
+            {},
+            "--until=13: the learning rate depends on the",
+        ),
+        ({}, {"arm": "lr"}, "--arm=lr: must be a name of its own, a colon and overrides"),
+        ({}, {"arm": "unchanged: data.shuffle=false"}, "unchanged is the first arm's name"),
+        ({}, {"arm": f"same: {LR}=1e-6"}, "--arm same=" + LR + "=1e-6: the run has these values already"),
+        ({}, {"arm": "seed: data.seed=4"}, "--arm seed=data.seed=4: the run has these values already, or no result"),
+        ({}, {"arm": f"typo: {LR}x=1e-7"}, "does not compose: Could not override"),
+        ({}, {"arm": f"decay: {LR[:-2]}weight_decay=0"}, "verl's resume puts the checkpoint's value over"),
+        ({}, {"arm": "many: model_engine=megatron"}, "--arm many=model_engine=megatron: it also changes"),
+        ({"overrides": ["+data.hf_token=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"]}, {}, "hides it as a credential"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_key_value_and_what_to_do(failing, given, words, said):
+    folder = failing(*given.get("overrides", ()), **{key: of for key, of in given.items() if key != "overrides"})
+    arms = ("--arm", words["arm"]) if "arm" in words else ARMS
+    refused = blame(folder, *words.get("more", ()), code=1, arms=arms, start=words.get("start", FROM))
+    assert said.format(run=folder, verl=metadata.version("verl")) in refused
+    assert not (folder.parent / "plan/made.jsonl").exists()
