@@ -1,6 +1,6 @@
 """Failing runs with a planted cause, and such as fail by chance: what `clipx blame` says of each.
 
-Run: CLIPX_DATA=DATA python benchmarks/blame_faults.py RUNS    (DATA: with reversal, as docs/results/evidence.md says)
+Run: CLIPX_DATA=DATA python benchmarks/blame_faults.py proof RUNS    (DATA: as docs/results/evidence.md builds it)
 
 Small policies on reversal, trained by verl's trainer and worker in this process's children. RUNS is where the plans go;
 what is there is not made again. docs/results/blame_protocol.md says what is planted and what counts.
@@ -27,6 +27,7 @@ from verl_clipx.runs.folder import KEPT, read_run
 
 ROOT = Path(__file__).parents[1]
 KEPT_RUNS = ROOT / "docs" / "results" / "runs" / "blame"
+ANSWERS = KEPT_RUNS / "answers.json"
 RATE, SINCE = 1e-3, 7
 COMMON = (
     *("+hardware=cpu", "+recipe=reversal/base", "+clipx=grpo", f"actor_rollout_ref.actor.optim.lr={RATE}"),
@@ -200,24 +201,14 @@ def blame(runs: Path, name: str, seed: int) -> dict[str, Any]:
     return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": arms}
 
 
-def main(
-    runs: Annotated[Path, typer.Argument(help="Where the runs go.")],
-    table: Annotated[
-        bool, typer.Option("--table", help="Make no runs, and print the table of those that were made.")
-    ] = False,
-) -> None:
-    """Makes the runs that are missing in the protocol's order, and keeps each answer as soon as it stands."""
-    answers = KEPT_RUNS / "answers.json"
-    rows = json.loads(answers.read_text()) if answers.exists() else []
-    if table:
-        print_table(rows)
-        return
-    os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
-    become_only_rank()
-    # Once, for all children.
-    import one_process.trainer  # noqa: F401
+app = typer.Typer(add_completion=False)
 
-    chance = 100
+
+@app.command()
+def proof(runs: Annotated[Path, typer.Argument(help="Where the runs go.")]) -> None:
+    """Make the runs that are missing in the protocol's order, and keep each answer as soon as it stands."""
+    rows, chance = read_answers(), 100
+    become_ready()
     for number in range(1, BY_CHANCE + 1):
         for name in CAUSES if number <= ROUNDS else ["chance"]:
             seed = 10 * number
@@ -225,18 +216,44 @@ def main(
                 while not is_tossed(f"chance-seed{chance}"):
                     chance += 10
                 seed, chance = chance, chance + 10
-            if any((row["cause"], row["seed"]) == (name, seed) for row in rows):
-                continue
-            rows.append(blame(runs.absolute(), name, seed))
-            answers.parent.mkdir(parents=True, exist_ok=True)
-            answers.write_text(json.dumps(rows, indent=1) + "\n")
-    print_table(rows)
+            if not any((row["cause"], row["seed"]) == (name, seed) for row in rows):
+                rows.append(blame(runs.absolute(), name, seed))
+                ANSWERS.parent.mkdir(parents=True, exist_ok=True)
+                ANSWERS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Prints a row for each plan, and how often each arm was named."""
+@app.command()
+def failing(cause: str, folder: Path, seed: int = 10) -> None:
+    """Train a run that fails by a cause, with checkpoints."""
+    become_ready()
+    make_failing(CAUSES[cause], folder.absolute(), seed)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def train(context: typer.Context) -> None:
+    """Train as `python -m verl.trainer.main_ppo` would, in one process: a launcher for `clipx blame`."""
+    become_ready()
+    words = [word for word in context.args if not word.startswith("hydra.")]
+    train_here(words, Path(os.environ["VERL_FILE_LOGGER_PATH"]))
+
+
+def become_ready() -> None:
+    """Makes this process and its children the only ranks, and imports verl once for all of them."""
+    os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
+    become_only_rank()
+    import one_process.trainer  # noqa: F401
+
+
+def read_answers() -> list[dict[str, Any]]:
+    """The answers that were kept."""
+    return json.loads(ANSWERS.read_text()) if ANSWERS.exists() else []
+
+
+@app.command()
+def table() -> None:
+    """Print a row for each plan that was made."""
     print("| cause | seed | steps | failed | named |\n|---|---|---|---|---|")
-    for row in rows:
+    for row in read_answers():
         arms = row.get("arms", {})
         failed = ", ".join(f"{name} {of['failed']} of {of['of']}" for name, of in arms.items())
         named = ", ".join(name for name, of in arms.items() if of["p"] is not None and of["p"] < LEVEL) or "none"
@@ -245,4 +262,4 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -134,11 +134,13 @@ def make_plan(
         reason = f"with so few seeds nothing can be said: {len(arms)} arms take {fewest} at least"
         raise Refusal("--seeds", seeds, reason, "Give more, or leave it out.")
     until, first = until or said + LASTING, (run.seed or 0) + 1
+    checkpoint = checkpoint_of(path, run, step).absolute()
     words = words_of_arms(run, named, [*common, *FIXED, f"trainer.total_training_steps={until}"])
+    rates = check_arms(run, named, words, until, checkpoint)
     return Plan(
-        *(str(path.absolute()), str(checkpoint_of(path, run, step).absolute()), step),
+        *(str(path.absolute()), str(checkpoint), step),
         *(chosen.name, onset.evidence, onset.step, until, [*range(first, first + (seeds or fewest))], named, words),
-        *(check_arms(run, named, words, until), shlex.split(launcher or MAIN)),
+        *(rates, shlex.split(launcher or MAIN)),
     )
 
 
@@ -203,7 +205,7 @@ def words_of_arms(run: Run, arms: Mapping[str, Sequence[str]], common: Sequence[
 
 
 def check_arms(
-    run: Run, arms: Mapping[str, list[str]], words: Mapping[str, list[str]], until: int
+    run: Run, arms: Mapping[str, list[str]], words: Mapping[str, list[str]], until: int, checkpoint: Path
 ) -> dict[str, dict[str, float]]:
     """By arm the factors of its learning rates, if it changes any; raises Refusal if an arm is not as asked for."""
     unchanged = compose_run(words[UNCHANGED])
@@ -218,10 +220,11 @@ def check_arms(
     if until != total and (warms_up or leaves[f"{OPTIMIZER}.lr_scheduler_type"] != "constant"):
         reason = f"the learning rate depends on the last step, which was {total or 'that of the data'}"
         raise Refusal("--until", until, reason, "Give that step.")
+    roles = {role: key for role, key in RATES.items() if (checkpoint / role).is_dir()}
     rates: dict[str, dict[str, float]] = {name: {} for name in arms}
     for name, own in arms.items():
         if name != UNCHANGED:
             check_arm(name, own, unchanged, arm := compose_run(words[name]))
             there = leaves_of(arm)[1]
-            rates[name] = {role: there[key] / leaves[key] for role, key in RATES.items() if there[key] != leaves[key]}
+            rates[name] = {role: there[key] / leaves[key] for role, key in roles.items() if there[key] != leaves[key]}
     return rates
