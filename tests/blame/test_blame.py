@@ -50,6 +50,7 @@ def failing(tmp_path):
         words = [*([loss] if loss else []), "trainer.save_freq=3", "data.seed=3", *overrides]
         config = composition(*words, f"trainer.default_local_dir={folder / 'checkpoints'}")
         decide(config)
+        (folder / "overrides.json").write_text(json.dumps(words))
         write_record(log, OmegaConf.to_container(config, resolve=True))
         path = folder / "metrics.run.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | (record or {})))
@@ -191,6 +192,19 @@ def test_a_records_configuration_comes_back_whatever_its_loss_and_values(failing
     blame(failing(*overrides, loss=loss), "--dry-run", arms=("--arm", f"lr: {LR}=1e-7"))
 
 
+def test_a_run_without_a_clipx_node_has_its_configuration_from_hydra(failing, monkeypatch):
+    folder = failing("+ray_kwargs.ray_init.num_gpus=1", "actor_rollout_ref.actor.clip_ratio_high=0.28", loss=None)
+    (folder / ".hydra").mkdir()
+    composed = composition(*json.loads((folder / "overrides.json").read_text()))
+    OmegaConf.save(composed, folder / ".hydra/config.yaml")
+    (folder / "metrics.run.json").unlink()
+    said = blame(folder, "--dry-run", arms=("--arm", "acpo: +clipx=acpo"))
+    first, second = said.split("env VERL_FILE_LOGGER_PATH=")[1:3]
+    for command in (first, second):
+        assert "++ray_kwargs.ray_init.num_gpus=1" in command and "clip_ratio_high=0.28" in command
+    assert "+clipx=" not in first and "+clipx=acpo clipx.missing_state=fresh" in second
+
+
 OLD = {"versions": {"verl": "0.8.0"}}
 COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
 
@@ -223,6 +237,11 @@ COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
         ({}, {"arm": f"typo: {LR}x=1e-7"}, "does not compose: Could not override"),
         ({}, {"arm": f"decay: {LR[:-2]}weight_decay=0"}, "verl's resume puts the checkpoint's value over"),
         ({}, {"arm": "many: model_engine=megatron"}, "--arm many=model_engine=megatron: it also changes"),
+        (
+            {"overrides": ["+async_training.staleness_threshold=1"]},
+            {},
+            "async_training: verl's fully asynchronous main",
+        ),
         ({"overrides": ["+data.hf_token=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"]}, {}, "hides it as a credential"),
     ],
 )

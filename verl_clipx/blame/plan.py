@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
-from verl_clipx.blame.configuration import check_arm, compose_run, key_of, leaves_of, setting_of, words_of
+from verl_clipx.blame.configuration import (
+    DERIVED,
+    check_arm,
+    compose_run,
+    key_of,
+    taken_over,
+    without_loss,
+    words_of,
+)
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.files import read_json_object, write_json
 from verl_clipx.common.run_files import LOG_VARIABLE, METRICS, STEP_FOLDER
@@ -119,6 +127,10 @@ def make_plan(
     if "trainer.save_freq" not in run.configuration:
         advice = "Name a run with a clipx node (+clipx=observe will do), or one with Hydra's record of it."
         raise Refusal(str(path), ABSENT, "nothing says what the run trained", advice)
+    if any(key.startswith("async_training.") for key in run.configuration):
+        raise Refusal(
+            "async_training", ABSENT, "verl's fully asynchronous main trained this run", f"Name one of {MAIN}."
+        )
     for name in ("verl", "verl-clipx"):
         if run.versions.get(name, here := installed_version(name)) != here:
             reason = f"so says the run's record, and {here} is installed: it may read and train otherwise"
@@ -194,37 +206,37 @@ def checkpoint_of(path: Path, run: Run, step: int) -> Path:
 
 def words_of_arms(run: Run, arms: Mapping[str, Sequence[str]], common: Sequence[str]) -> dict[str, list[str]]:
     """All words of each arm but those of seeds and places."""
-    others = {name: any(key_of(word) == NODE for word in own) for name, own in arms.items()}
-    base = {other: words_of(run.configuration, with_loss=not other) for other in {*others.values()}}
-    # The checkpoint has no state of another loss's bounds.
-    fresh = {name: others[name] and "+clipx=observe" not in own for name, own in arms.items()}
-    return {
-        name: [*base[others[name]], *own, *[f"{NODE}.missing_state=fresh"] * fresh[name], *common]
-        for name, own in arms.items()
-    }
+    base, words = words_of(run.configuration), {}
+    for name, own in arms.items():
+        chosen = [word for word in own if key_of(word) == NODE]
+        # The checkpoint has no state of another loss's bounds.
+        fresh = [f"{NODE}.missing_state=fresh"] * (bool(chosen) and not chosen[0].endswith("=observe"))
+        words[name] = [*(without_loss(base) if chosen else base), *own, *fresh, *common]
+    return words
 
 
 def check_arms(
     run: Run, arms: Mapping[str, list[str]], words: Mapping[str, list[str]], until: int, checkpoint: Path
 ) -> dict[str, dict[str, float]]:
     """By arm the factors of its learning rates, if it changes any; raises Refusal if an arm is not as asked for."""
-    unchanged = compose_run(words[UNCHANGED])
-    recorded, composed = setting_of_run(run.configuration), setting_of(unchanged)
-    ours = {key_of(word) for word in FIXED} | {"trainer.total_training_steps", f"{OPTIMIZER}.total_training_steps"}
-    for key in sorted((recorded.keys() | composed.keys()) - ours):
-        if recorded.get(key) != composed.get(key) and not key.endswith("optim.total_training_steps"):
-            reason = f"so says the run's record, while a rerun would have {composed.get(key)}"
+    composed = {name: compose_run(of) for name, of in words.items()}
+    unchanged, recorded = composed[UNCHANGED], setting_of_run(run.configuration)
+    setting, leaves = unchanged.setting, unchanged.leaves
+    ours = {key_of(word) for word in words[UNCHANGED] if not word.startswith("++")} | taken_over(run.configuration)
+    for key in sorted((recorded.keys() | setting.keys()) - ours):
+        if recorded.get(key) != setting.get(key) and not DERIVED.match(key):
+            reason = f"so says the run's record, while a rerun would have {setting.get(key)}"
             raise Refusal(key, recorded.get(key), reason, "Look at the versions, or give the value by --with.")
-    leaves, total = leaves_of(unchanged)[1], run.configuration.get("trainer.total_training_steps")
-    warms_up = leaves[f"{OPTIMIZER}.lr_warmup_steps"] <= 0 < leaves[f"{OPTIMIZER}.lr_warmup_steps_ratio"]
+    total, steps = run.configuration.get("trainer.total_training_steps"), leaves[f"{OPTIMIZER}.lr_warmup_steps"]
+    warms_up = steps <= 0 < leaves[f"{OPTIMIZER}.lr_warmup_steps_ratio"]
     if until != total and (warms_up or leaves[f"{OPTIMIZER}.lr_scheduler_type"] != "constant"):
         reason = f"the learning rate depends on the last step, which was {total or 'that of the data'}"
         raise Refusal("--until", until, reason, "Give that step.")
-    roles = {role: key for role, key in RATES.items() if (checkpoint / role).is_dir()}
-    rates: dict[str, dict[str, float]] = {name: {} for name in arms}
     for name, own in arms.items():
         if name != UNCHANGED:
-            check_arm(name, own, unchanged, arm := compose_run(words[name]))
-            there = leaves_of(arm)[1]
-            rates[name] = {role: there[key] / leaves[key] for role, key in roles.items() if there[key] != leaves[key]}
-    return rates
+            check_arm(name, own, unchanged, composed[name])
+    roles = {role: key for role, key in RATES.items() if (checkpoint / role).is_dir()}
+    pairs = {
+        name: {role: (leaves[key], of.leaves[key]) for role, key in roles.items()} for name, of in composed.items()
+    }
+    return {name: {role: b / a for role, (a, b) in of.items() if a != b} for name, of in pairs.items()}
