@@ -251,14 +251,17 @@ def read_answers() -> list[dict[str, Any]]:
 
 @app.command()
 def table() -> None:
-    """Print a row for each plan that was made."""
-    print("| cause | seed | steps | failed | named |\n|---|---|---|---|---|")
-    for row in read_answers():
-        arms = row.get("arms", {})
-        failed = ", ".join(f"{name} {of['failed']} of {of['of']}" for name, of in arms.items())
-        named = ", ".join(name for name, of in arms.items() if of["p"] is not None and of["p"] < LEVEL) or "none"
-        steps = f"{row['step']} to {row['until']}" if arms else ""
-        print(f"| {row['cause']} | {row['seed']} | {steps} | {failed or row['refused']} | {named if arms else ''} |")
+    """Print a row for each cause: its plans, how many unchanged reruns failed in each, how often an arm was named."""
+    print("| cause | plans | unchanged reruns that failed | its arm named | another named |\n|---|---|---|---|---|")
+    for cause in CAUSES:
+        plans = [row for row in read_answers() if row["cause"] == cause]
+        answered = [row["arms"] for row in plans if "arms" in row]
+        failed = ", ".join(f"{arms['unchanged']['failed']} of {arms['unchanged']['of']}" for arms in answered)
+        named = [{name for name, of in arms.items() if of["p"] is not None and of["p"] < LEVEL} for arms in answered]
+        right = sum("cause" in names for names in named) if cause != "chance" else ""
+        wrong, asked = sum(bool(names - {"cause"}) for names in named), BY_CHANCE if cause == "chance" else ROUNDS
+        refused = f" ({len(plans) - len(answered)} refused)" if len(plans) > len(answered) else ""
+        print(f"| {cause} | {len(plans)} of {asked}{refused} | {failed} | {right} | {wrong} |")
 
 
 if __name__ == "__main__":

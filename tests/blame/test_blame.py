@@ -6,8 +6,10 @@ is right (docs/results/blame.md).
 
 import json
 import shlex
+import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ from tests.runs.example_runs import write_log
 from verl_clipx.run.start import decide
 from verl_clipx.trainer.log import write_record
 
+# A plan composes verl's configuration five times.
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 LR = "actor_rollout_ref.actor.optim.lr"
 ARMS = ("--arm", f"lr: {LR}=1e-7", "--arm", "acpo: +clipx=acpo")
 FALL, STEPS, FROM, UNTIL, SEEDS = 8, 12, 6, 13, (4, 5, 6, 7)
@@ -92,6 +97,7 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
+ROLLOUT = "actor_rollout_ref.rollout.name=vllm"
 ALL, NONE = ["failed"] * 4, ["held"] * 4
 
 
@@ -179,7 +185,7 @@ def test_what_a_kill_left_is_made_anew_and_finished_reruns_are_kept(failing, mon
         ("+clipx=dapo",),
         ("+clipx=grpo", "actor_rollout_ref.actor.clip_ratio_high=0.28"),
         ("+clipx=observe", "actor_rollout_ref.actor.clip_ratio_high=0.28"),
-        ("+clipx=acpo_reference", "+clipx/rollout=stale", "clipx_rollout.versions_old=2"),
+        ("+clipx=acpo_reference", "+clipx/rollout=stale", "clipx_rollout.versions_old=2", ROLLOUT),
         ("+clipx=cispo", "+clipx/shaping=advantage_reweighting", "+clipx/trace=prompts"),
         ("+clipx=grpo", "+clipx/mask=icepop", "data.train_files=['/data/it\\'s/a b.parquet','x=[1,2]']"),
         ("+clipx=grpo", "trainer.n_gpus_per_node=2", "+data.apply_chat_template_kwargs.enable_thinking=false"),
@@ -251,3 +257,11 @@ def test_what_cannot_be_answered_is_refused_with_key_value_and_what_to_do(failin
     refused = blame(folder, *words.get("more", ()), code=1, arms=arms, start=words.get("start", FROM))
     assert said.format(run=folder, verl=metadata.version("verl")) in refused
     assert not (folder.parent / "plan/made.jsonl").exists()
+
+
+def test_the_page_has_the_table_that_the_kept_answers_give():
+    printed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/blame_faults.py", "table"], capture_output=True, text=True
+    )
+    rows = printed.stdout.splitlines()
+    assert len(rows) > 2 and printed.stdout in (ROOT / "docs/results/blame.md").read_text(), printed.stderr

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verl_clipx.common.statistics.comparison import LEVEL, chance_of_missing, co
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.rule import RULES
 from verl_clipx.runs.folder import RunFolder, read_run
+from verl_clipx.runs.run import Run
 
 FAILED, HELD, ERROR = "failed", "held", "ended by an error"
 # In the folder of a rerun that ended before its last step: its exit code.
@@ -28,10 +30,16 @@ CODE = "exit_code"
 HOLD_RATES = ("optim_world_size_*.pt", "extra_state_world_size_*.pt")
 
 
+@cache
+def read_original(path: str) -> Run:
+    """The failed run."""
+    return read_run(Path(path))
+
+
 def costs_of(plan: Plan) -> str:
     """What a plan costs, before anything starts."""
     reruns, steps = len(plan.arms) * len(plan.seeds), plan.until - plan.step
-    seconds = read_run(Path(plan.run)).values("timing_s/step").tail(10).mean()
+    seconds = read_original(plan.run).values("timing_s/step").tail(10).mean()
     files = (Path(plan.checkpoint, role).glob(HOLD_RATES[0]) for of in plan.rates.values() for role in of)
     copied = sum(file.stat().st_size for of_role in files for file in of_role) / 1e9
     return (
@@ -81,7 +89,7 @@ def outcome_of(plan: Plan, rerun: Rerun) -> str | None:
     """
     if not (rerun.folder / METRICS).exists() or RunFolder(rerun.folder).last_step < plan.until:
         return ERROR if (rerun.folder / CODE).exists() else None
-    before, after = until_step(read_run(Path(plan.run)), plan.step), until_step(read_run(rerun.folder), plan.until)
+    before, after = until_step(read_original(plan.run), plan.step), until_step(read_run(rerun.folder), plan.until)
     steps = pandas.concat([before.log, after.log[after.log.index > plan.step]])
     wrong = {key: [*before.not_finite.get(key, []), *at] for key, at in after.not_finite.items()}
     (rule,) = [rule for rule in RULES if rule.name == plan.rule]
