@@ -139,9 +139,10 @@ def lines_of(plan: Plan, out: Path) -> list[str]:
     arms, width = answer(plan, out), max(map(len, plan.arms)) + 2
     said = f"{plan.run}: {plan.rule} from step {plan.onset} on. Reruns from step {plan.step} to {plan.until}"
     lines, recurred = [f"{said}, {len(plan.seeds)} seeds an arm:"], any(of["p"] is not None for of in arms.values())
+    corrected = f" after Holm over {len(arms) - 1} arms" * (len(arms) > 2)
     for arm, of in arms.items():
         prevents = recurred and arm != UNCHANGED and of["p"] < LEVEL
-        verdict = f"prevents it (p {of['p']:.2g} after Holm over {len(arms) - 1} arms)" if prevents else "can't be said"
+        verdict = f"prevents it (p {of['p']:.2g}{corrected})" if prevents else "can't be said"
         errors = f", {of['errors']} ended by an error and count neither way" * bool(of["errors"])
         shown = f"   {verdict}" * (recurred and arm != UNCHANGED)
         lines.append(f"  {arm:{width}}failed {of['failed']} of {of['of']}{errors}{shown}")
