@@ -61,6 +61,11 @@ if [[ -n $vllm ]]; then
     trap 'kill "$vllm" 2>/dev/null || true' EXIT
 fi
 
+if [[ $selection != *'not slow'* ]]; then
+    say "Triton, for tests of the GPU code"
+    bash scripts/setup_triton.sh
+fi
+
 say "lint: ruff"
 ruff check .
 ruff format --check .
