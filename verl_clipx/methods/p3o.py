@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, cat, float64, stack
+from torch import Tensor, float64, stack
 
 from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import Bounds, ConstantWeight
@@ -53,7 +53,7 @@ class P3o(ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), Eq. 12, as
         """E, and 1 without tokens."""
         number, total, squares = statistics.view(3, 1)
         share = ratio_or_zero(total.square(), number * squares).clamp(max=1.0)
-        return cat([share.where(number > 0, 1.0)])
+        return share.where(number > 0, 1.0)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         return {"ratio_cap": decision[0]}
