@@ -20,9 +20,9 @@ import typer
 from one_process.kept import SEED_KEYS, keep_run
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.blame import plan as planning
-from verl_clipx.blame import reruns as making
 from verl_clipx.common.statistics.comparison import LEVEL
+from verl_clipx.diagnose.blame import plan as planning
+from verl_clipx.diagnose.blame import reruns as making
 from verl_clipx.runs.folder import KEPT, read_run
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ def is_tossed(name: str) -> bool:
 
 
 def tossed_damage(trainer: Any) -> None:
-    """A coin, tossed by the run's name, decides whether each weight gets noise of half of its own spread."""
+    """A coin, tossed by the run's name, decides whether each weight gets noise of twice its own spread."""
     import torch
 
     name = trainer.config.trainer.experiment_name
@@ -75,7 +75,7 @@ def tossed_damage(trainer: Any) -> None:
     with torch.no_grad():
         for weight in trainer.actor_rollout_wg.worker.actor.engine.module.parameters():
             local = weight.to_local() if hasattr(weight, "to_local") else weight
-            local += 0.5 * local.std() * torch.randn(local.shape, generator=generator)
+            local += 2 * local.std() * torch.randn(local.shape, generator=generator)
     trainer.replay_buffer.keep(trainer.global_steps, trainer.actor_rollout_wg.weights())
 
 
@@ -207,7 +207,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def proof(runs: Annotated[Path, typer.Argument(help="Where the runs go.")]) -> None:
     """Make the runs that are missing in the protocol's order, and keep each answer as soon as it stands."""
-    rows, chance = read_answers(), 100
+    rows, chance = read_answers(), 200
     become_ready()
     for number in range(1, BY_CHANCE + 1):
         for name in CAUSES if number <= ROUNDS else ["chance"]:

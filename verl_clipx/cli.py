@@ -406,9 +406,9 @@ def blame(
     clipx blame runs/grpo --from 50 --arm "lr: actor_rollout_ref.actor.optim.lr=3e-7" --arm "acpo: +clipx=acpo"
     """
     sys.path.insert(0, "")
-    from verl_clipx.blame import reruns
-    from verl_clipx.blame.plan import make_plan
     from verl_clipx.common.run_lock import hold
+    from verl_clipx.diagnose.blame import reruns
+    from verl_clipx.diagnose.blame.plan import make_plan
 
     with failing(RuntimeError), warnings_on(console):
         options = {"rule": rule, "until": until, "seeds": seeds, "common": common or [], "launcher": launcher}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.base.method import NODE
@@ -57,6 +57,11 @@ def compose_run(words: Sequence[str]) -> Composed:
             config = compose("ppo_trainer", [*words])
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(" ".join(words[-3:]), ABSENT, f"does not compose: {error}".splitlines()[0].rstrip(".")) from None
+    return composed_of(config)
+
+
+def composed_of(config: DictConfig) -> Composed:
+    """A configuration's leaves; what does not resolve here stays as it is written."""
     composed = Composed(flat(OmegaConf.to_container(config)), {})
     for key, value in composed.written.items():
         composed.leaves[key] = value

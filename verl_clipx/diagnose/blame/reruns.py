@@ -13,12 +13,12 @@ from typing import Any
 import pandas
 
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.blame.plan import RATES, UNCHANGED, Plan, Rerun, until_step
 from verl_clipx.common import with_parent
 from verl_clipx.common.files import making_folder
 from verl_clipx.common.run_files import LOG_VARIABLE, METRICS
 from verl_clipx.common.statistics.comparison import LEVEL, chance_of_missing, compare_failures, holm
 from verl_clipx.common.statistics.estimate import share
+from verl_clipx.diagnose.blame.plan import RATES, UNCHANGED, Plan, Rerun, until_step
 from verl_clipx.diagnose.rule import RULES
 from verl_clipx.runs.folder import RunFolder, read_run
 from verl_clipx.runs.run import Run
