@@ -201,14 +201,9 @@ def blame(runs: Path, name: str, seed: int) -> dict[str, Any]:
     return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": arms}
 
 
-app = typer.Typer(add_completion=False)
-
-
-@app.command()
-def proof(runs: Annotated[Path, typer.Argument(help="Where the runs go.")]) -> None:
-    """Make the runs that are missing in the protocol's order, and keep each answer as soon as it stands."""
+def proof(runs: Path) -> None:
+    """Makes the runs that are missing in the protocol's order, and keeps each answer as soon as it stands."""
     rows, chance = read_answers(), 200
-    become_ready()
     for number in range(1, BY_CHANCE + 1):
         for name in CAUSES if number <= ROUNDS else ["chance"]:
             seed = 10 * number
@@ -220,21 +215,6 @@ def proof(runs: Annotated[Path, typer.Argument(help="Where the runs go.")]) -> N
                 rows.append(blame(runs.absolute(), name, seed))
                 ANSWERS.parent.mkdir(parents=True, exist_ok=True)
                 ANSWERS.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-@app.command()
-def failing(cause: str, folder: Path, seed: int = 10) -> None:
-    """Train a run that fails by a cause, with checkpoints."""
-    become_ready()
-    make_failing(CAUSES[cause], folder.absolute(), seed)
-
-
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def train(context: typer.Context) -> None:
-    """Train as `python -m verl.trainer.main_ppo` would, in one process: a launcher for `clipx blame`."""
-    become_ready()
-    words = [word for word in context.args if not word.startswith("hydra.")]
-    train_here(words, Path(os.environ["VERL_FILE_LOGGER_PATH"]))
 
 
 def become_ready() -> None:
@@ -249,9 +229,8 @@ def read_answers() -> list[dict[str, Any]]:
     return json.loads(ANSWERS.read_text()) if ANSWERS.exists() else []
 
 
-@app.command()
-def table() -> None:
-    """Print a row for each cause: its plans, how many unchanged reruns failed in each, how often an arm was named."""
+def print_table() -> None:
+    """Prints a row for each cause: its plans, how many unchanged reruns failed in each, how often an arm was named."""
     print("| cause | plans | unchanged reruns that failed | its arm named | another named |\n|---|---|---|---|---|")
     for cause in CAUSES:
         plans = [row for row in read_answers() if row["cause"] == cause]
@@ -264,5 +243,26 @@ def table() -> None:
         print(f"| {cause} | {len(plans)} of {asked}{refused} | {failed} | {right} | {wrong} |")
 
 
+def main(
+    what: Annotated[str, typer.Argument(help="proof RUNS, failing CAUSE FOLDER, train OVERRIDE …, or table.")],
+    words: Annotated[list[str] | None, typer.Argument(help="What belongs to it.")] = None,
+) -> None:
+    """Makes the protocol's plans, trains a run that fails, trains as verl's main would, or prints the table."""
+    words = words or []
+    if what == "table":
+        print_table()
+        return
+    become_ready()
+    if what == "proof":
+        proof(Path(words[0]))
+    elif what == "failing":
+        make_failing(CAUSES[words[0]], Path(words[1]).absolute(), 10)
+    elif what == "train":
+        own = [word for word in words if not word.startswith("hydra.")]
+        train_here(own, Path(os.environ["VERL_FILE_LOGGER_PATH"]))
+    else:
+        raise typer.BadParameter(what)
+
+
 if __name__ == "__main__":
-    app()
+    typer.run(main)
