@@ -257,6 +257,16 @@ def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
     assert skipped() == 0 and not any("not_finite" in key for key in worker.logged)
 
 
+def test_what_verls_trainer_hands_on_of_whole_sequences_ends_no_skipped_update(stepping_worker):
+    def with_whole_sequences(data):
+        rows = [torch.zeros(len(row) + 3) for row in data["advantages"].unbind()]
+        data["log_probs"] = data["entropy"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    worker, skipped = stepping_worker("+clipx=grpo")
+    worker.spoil, worker.gradient_scale = with_whole_sequences, torch.inf
+    assert skipped() == 3 and worker.logged["clipx/not_finite/rank"] == [-1]
+
+
 def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker, monkeypatch):
     worker, skipped = stepping_worker("+clipx=grpo")
     monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)

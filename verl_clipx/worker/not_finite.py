@@ -20,6 +20,9 @@ FIELDS = {
     "entropy": "entropies of the current policy",
 }
 
+# Those of the model's output. verl's v1 trainer hands on the old policy's under these names, over prompt and response.
+OF_OUTPUT = ("log_probs", "entropy")
+
 # The fields that a model computes.
 OF_LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob", "log_probs", "entropy")
 
@@ -39,7 +42,7 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
     `log_probs` is the model's output in verl's layout, `entropy` (sequences, response length).
     """
     mask = pad_rows(data["response_mask"]).bool()
-    values = {name: pad_rows(data[name]) for name in FIELDS if name in data}
+    values = {name: pad_rows(data[name]) for name in FIELDS if name in data and name not in OF_OUTPUT}
     if log_probs is not None:
         values["log_probs"] = response_part(log_probs, data, mask.shape[1])
     if entropy is not None:
