@@ -267,6 +267,16 @@ def test_what_verls_trainer_hands_on_of_whole_sequences_ends_no_skipped_update(s
     assert skipped() == 3 and worker.logged["clipx/not_finite/rank"] == [-1]
 
 
+def test_a_failure_to_name_what_was_not_finite_ends_no_run_after_its_first_rollout_batch(
+    stepping_worker, monkeypatch, caplog
+):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    assert skipped() == 0
+    monkeypatch.setattr("verl_clipx.worker.skipped_updates.not_finite_in", lambda data: 1 / 0)
+    worker.gradient_scale = torch.inf
+    assert (skipped(), skipped()) == (3, 3) and caplog.text.count("naming what was not finite failed") == 1
+
+
 def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker, monkeypatch):
     worker, skipped = stepping_worker("+clipx=grpo")
     monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
+from verl_clipx.common.observing import Part
 from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFinite, describe, merge_counts, not_finite_in
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
@@ -46,6 +47,7 @@ class SkippedUpdates:
     def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
         self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
         self._named: set[str] = set()
+        self._naming = Part("naming what was not finite")
         # verl's Megatron engine steps whatever the gradient is.
         strategy = getattr(getattr(engine, "engine_config", None), "strategy", None)
         self._verb = "takes" if strategy == "megatron" else "skips"
@@ -55,7 +57,7 @@ class SkippedUpdates:
         wrong = step.not_finite
         if not step.taken and not wrong and self._engine.is_mp_src_rank_with_outputs():
             # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
-            wrong = not_finite_in(data)
+            wrong = self._naming.run(lambda: not_finite_in(data), {})
         self._warn(step, wrong)
         if batch is not None and not step.taken:
             batch.skipped += 1
@@ -72,6 +74,7 @@ class SkippedUpdates:
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
+        self._naming.armed = True
         logged = {SKIPPED_UPDATES.key: [float(batch.skipped)]}
         if batch.skipped:
             # All ranks reach this line, because the gradient's norm is the same on all of them.
