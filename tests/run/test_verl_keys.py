@@ -186,7 +186,7 @@ REFUSED = [
     ("ppo_clip", "+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
     ("a loss of its own", "+clipx=grpo", BYPASSED, CENTERED),
     # As verl's presets bypass_pg_*_sc will set them.
-    ("a loss of its own", "+clipx=topr", BYPASSED, f"{CORRECTION}.loss_type=reinforce", CENTERED),
+    ("a loss of its own", "+clipx=topr", BYPASSED, CENTERED),
     ("clipx.pull.anchor=rollout", "+clipx=grpo", "+clipx/pull=k2", "clipx.pull.anchor=rollout", f"{LOG_PROBS}=False"),
     (CORRECTION, "+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence"),
     (f"{ACTOR}.loss_scale_factor=null", "+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"),
