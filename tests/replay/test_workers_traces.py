@@ -5,7 +5,6 @@ correction, Lopti's passes, each scope, and where the trace has a part of the to
 
 from functools import partial
 
-import pandas
 import pytest
 import torch
 from verl.utils import tensordict_utils as tu
