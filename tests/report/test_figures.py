@@ -1,10 +1,9 @@
-"""What figures draw, by hand: medians and bands over windows, of 10 and 2,000 steps, with ticks that never touch; the
-parts of the traced tokens' ratio, by age; colours that stay apart, to eyes that see fewer of them and on white paper.
-Not covered: how figures look (screenshots are for people); the page of the parts (test_summary.py).
+"""What figures draw, by hand: medians and bands over windows, of 10 and 2,000 steps, with ticks that never touch;
+colours that stay apart, to eyes that see fewer of them and on white paper. Not covered: how figures look (screenshots
+are for people).
 """
 
 import re
-from types import SimpleNamespace
 
 import numpy
 import pandas
@@ -14,7 +13,6 @@ from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_log
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
-from verl_clipx.report.ratio_parts import parts_of, ratio_parts
 from verl_clipx.report.windows import MOST_STEPS, take_windows
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
@@ -71,54 +69,6 @@ def test_labels_of_ticks_never_touch(steps):
             boxes = [box for axes in panel.drawing.axes if axes.axison for box in labels_of(getattr(axes, name))]
             assert len(boxes) > 1, panel.name
             assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at]), panel.name
-
-
-ENGINES, OLDER, UPDATES = 0.01, 0.3, 0.1
-
-
-def tokens(rollout, age):
-    """Tokens of which every third was sampled by older weights."""
-    old = pandas.Series([-1.0] * 240)
-    older = pandas.Series([index % 3 == 0 for index in range(240)])
-    sign = pandas.Series([(-1) ** (index // 3) for index in range(240)])
-    sampled = {"apart": old + sign * older.map({True: OLDER, False: ENGINES}), "old": old, "none": old * float("nan")}
-    sampled["broken"] = (old + ENGINES).mask(older, -float("inf"))
-    ages = older.astype(int) if age else pandas.Series([None] * 240)
-    fields = {"log_prob": old - UPDATES, "old_log_prob": old, "rollout_log_prob": sampled[rollout], "age": ages}
-    return pandas.DataFrame(fields)
-
-
-@pytest.mark.parametrize(
-    ("rollout", "age", "sizes"),
-    [
-        (
-            "apart",
-            True,
-            {
-                "old / rollout, age 0": [ENGINES] * 4,
-                "old / rollout, older": [OLDER] * 4,
-                "current / old": [UPDATES] * 4,
-                "current / rollout": [0.11, 0.4, 0.4, 0.4],
-            },
-        ),
-        # Tokens of unknown age are not called fresh, and what is not finite is left out.
-        (
-            "broken",
-            False,
-            {"old / rollout, older": [ENGINES] * 4, "current / old": [UPDATES] * 4, "current / rollout": 4},
-        ),
-        # In bypass mode, and without the rollout's, the parts are not known apart.
-        ("old", True, {"current / old": [UPDATES] * 4}),
-        ("none", True, {"current / old": [UPDATES] * 4}),
-    ],
-)
-def test_each_part_has_the_size_that_its_tokens_have(rollout, age, sizes):
-    found = parts_of(tokens(rollout, age))
-    assert list(found.index) == list(sizes)
-    for part, expected in sizes.items():
-        assert expected == 4 or found.loc[part].tolist() == pytest.approx(expected), part
-    update = SimpleNamespace(tokens=tokens(rollout, age), setting=SimpleNamespace(label="A", colour="black"))
-    assert len(ratio_parts([update]).panels) == (len(sizes) > 1)
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.

@@ -16,7 +16,6 @@ from verl_clipx.report.declared_figures import declared_plate
 from verl_clipx.report.drawing import FORMATS, inline, save, style
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import DrawnSetting
-from verl_clipx.report.ratio_parts import ratio_parts
 from verl_clipx.report.summary import describe, headline, summary
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
@@ -88,7 +87,7 @@ def write_report(
         updates = with_replays(updates, replayed)
     runs = [run for setting in settings for run in setting.runs]
     with style():
-        plates = [*trace_plates(updates), *log_plates(settings), ratio_parts(updates), declared_plate(settings)]
+        plates = [*trace_plates(updates), *log_plates(settings), declared_plate(settings)]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before(written, out / FIGURES)
