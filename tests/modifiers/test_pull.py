@@ -14,9 +14,9 @@ from tests.golden.runs import registered_loss
 from tests.methods.against_verl import ragged
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.modifiers.pull import WITH_ONE
 from verl_clipx.run.config import build
 
+WITH_ONE = ("dro", "kl_cov", "p3o", "kpop")
 DIVERGENCES = {"k1": lambda x: x, "k2": lambda x: x**2 / 2, "k3": lambda x: (-x).exp() - 1 + x}
 
 

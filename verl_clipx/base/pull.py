@@ -2,12 +2,34 @@
 
 from torch import Tensor, where
 
-
-def pulled_weight(weight: Tensor, pull: Tensor, advantages: Tensor) -> Tensor:
-    """F with a pull, divided by A, in it; where A is 0 it can't hold one. All are (sequences, length)."""
-    return where(advantages == 0, weight, weight - pull / where(advantages == 0, 1.0, advantages))
+from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.tokens import Tokens
 
 
-def pulled_gradient(weight: Tensor, pull: Tensor, advantages: Tensor) -> Tensor:
-    """dJ/dlog_prob with a pull, from F with the pull in it, (sequences, length)."""
-    return where(advantages == 0, -pull, weight * advantages)
+class WithPull(Method):
+    """A method whose objective also loses the divergence from another policy.
+
+    F holds its gradient divided by A; where A is 0 it can't, and only `gradient` has it. Without the divergence, F is
+    `own_weight`, and the value that of the class behind this one.
+    """
+
+    unconstrained_weight = True
+
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """What the objective of each token loses, and its derivative by log_prob, both (sequences, length)."""
+        raise NotImplementedError(f"{type(self).__name__}.pull_on: return what pulls every token, and its gradient")
+
+    def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """F without the pull, (sequences, length)."""
+        return super().gradient_weight(t, bounds)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, own = t.advantages, self.own_weight(t, bounds)
+        return where(A == 0, own, own - self.pull_on(t, bounds)[1] / where(A == 0, 1.0, A))
+
+    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        return where(t.advantages == 0, -self.pull_on(t, bounds)[1], weight * t.advantages)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """The value without the pull, and the divergence."""
+        return super().loss_value(t, bounds, self.own_weight(t, bounds)) + self.pull_on(t, bounds)[0]

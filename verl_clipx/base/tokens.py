@@ -62,6 +62,12 @@ class Tokens(NamedTuple):
     entropy: Tensor | None = None
     group: Tensor | None = None
 
+    @property
+    def probabilities(self) -> tuple[Tensor, Tensor]:
+        """p and q, those under the current and the old policy, (sequences, length)."""
+        # Log-probabilities that are none would overflow.
+        return self.log_prob.exp().clamp(max=1.0), self.old_log_prob.exp().clamp(max=1.0)
+
     def sequence_mean(self, values: Tensor) -> Tensor:
         """The mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
         count = self.mask.sum(-1, keepdim=True).clamp(min=1)

@@ -61,8 +61,8 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
 
     def bounded(self, t: Tokens) -> Tensor:
         """p - q."""
-        # Log-probabilities that are none would overflow.
-        return t.log_prob.exp().clamp(max=1.0) - t.old_log_prob.exp().clamp(max=1.0)
+        p, q = t.probabilities
+        return p - q
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The room of each token over its weight, either way."""

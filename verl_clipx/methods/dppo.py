@@ -67,8 +67,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
 
     def bounded(self, t: Tokens) -> Tensor:
         """The signed divergence."""
-        # Log-probabilities that are none would overflow.
-        p, q = (values.exp().clamp(max=1.0) for values in (t.log_prob, t.old_log_prob))
+        p, q = t.probabilities
         if self.divergence == "tv":
             return p - q
         others = ((1 - q + SMALLEST) / (1 - p + SMALLEST)).log()

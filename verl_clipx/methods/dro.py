@@ -2,23 +2,22 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, where
+from torch import Tensor
 
-from verl_clipx.base.method import Bounds, Method, clamp_parameter
+from verl_clipx.base.method import Bounds, ConstantWeight, clamp_parameter
 from verl_clipx.base.parameters import VerlKey, number, parameter
+from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token as in verl's dro"):
+class Dro(WithPull, ConstantWeight, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token as in verl's dro"):
     """A penalty on the squared log-ratio instead of bounds; it also pulls where A is 0.
 
     The objective of a token is A log pi - beta/2 (log r)^2, and its gradient is A - beta log r. F is this gradient
     divided by A, so it depends on the size of A. Where A is 0, F does not exist: traces show 0, while the gradient is
     still -beta log r.
     """
-
-    unconstrained_weight = True
 
     log_ratio_clamp: float | None = clamp_parameter(
         None, "log importance-sampling ratios are clamped to plus or minus this; null: no clamp, as in verl's dro"
@@ -33,12 +32,8 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
         role="penalty",
     )
 
-    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A = t.advantages
-        return where(A == 0, 0.0, 1 - self.beta * t.log_ratio / where(A == 0, 1.0, A))
+    def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        return (t.advantages != 0).to(t.ratio.dtype)
 
-    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        return t.advantages - self.beta * t.log_ratio
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        return self.beta / 2 * t.log_ratio.square() - t.advantages * t.log_prob
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        return self.beta / 2 * t.log_ratio.square(), self.beta * t.log_ratio

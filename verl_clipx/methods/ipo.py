@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, Method
+from verl_clipx.base.method import LARGEST_CAP, Bounds
 from verl_clipx.base.parameters import number, optional, parameter
-from verl_clipx.base.pull import pulled_gradient, pulled_weight
+from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovedTooFar(Method):
+class MovedTooFar(WithPull):
     """Drops tokens that moved beyond the bounds, whichever sign the advantage has, and may pull every token back."""
 
     ratio_cap: float | None = parameter(
@@ -34,20 +34,11 @@ class MovedTooFar(Method):
         """Whether F may be 0 or less: it may with the pull back."""
         return self.kl_tau > 0
 
-    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        kept = self._kept(t, bounds)
-        return pulled_weight(kept, self._pull(t), t.advantages) if self.kl_tau else kept
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        return self.kl_tau * t.log_ratio.square(), 2 * self.kl_tau * t.log_ratio
 
-    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        of_weight = super().gradient(t, bounds, weight)
-        return pulled_gradient(weight, self._pull(t), t.advantages) if self.kl_tau else of_weight
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """kl_tau (log r)^2 - A min(r, ratio_cap), the second only of tokens that are kept."""
-        of_kept = super().loss_value(t, bounds, self._kept(t, bounds))
-        return of_kept + self.kl_tau * t.log_ratio.square() if self.kl_tau else of_kept
-
-    def _kept(self, t: Tokens, bounds: Bounds) -> Tensor:
+    def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """min(r, ratio_cap) of the tokens that are kept."""
         moved, weight = self.bounded(t), t.free_ratio
         dropped = (moved < bounds.low) | (moved > bounds.high)
         if self.ratio_cap is None:
@@ -55,9 +46,6 @@ class MovedTooFar(Method):
         else:
             weight = weight.clamp(max=self.ratio_cap)
         return where(dropped, 0.0, weight)
-
-    def _pull(self, t: Tokens) -> Tensor:
-        return 2 * self.kl_tau * t.log_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,5 +79,5 @@ class Ipo(MovedTooFar, name="ipo", source="prime-rl's default loss since Septemb
 
     def bounded(self, t: Tokens) -> Tensor:
         """p - q."""
-        # Log-probabilities that are none would overflow.
-        return t.log_prob.exp().clamp(max=1.0) - t.old_log_prob.exp().clamp(max=1.0)
+        p, q = t.probabilities
+        return p - q

@@ -8,9 +8,10 @@ from torch import Tensor, cat, where
 
 from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
 from verl_clipx.base.histogram import bucket_of, ratio_or_zero, whole_sums
-from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, number, parameter
+from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.clip_cov import uniform
 
@@ -20,7 +21,7 @@ LOWEST_EDGE, HIGHEST_EDGE = 1e-4, 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
+class KlCov(WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
     """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
 
     F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
@@ -28,8 +29,6 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
     many as are still wanted are drawn on average, as by `clip_cov`. verl takes the highest of each micro-batch, about
     its means. Where A is 0 there is no penalty here; verl's has one.
     """
-
-    unconstrained_weight = True
 
     logs = (
         of_decision(
@@ -107,16 +106,17 @@ class KlCov(Method, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.226
         """The tokens that are pulled back: bool, (sequences, length)."""
         return (t.advantages != 0) & ((t.log_prob > bounds.high) | (t.log_prob < bounds.low))
 
-    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A = t.advantages
-        pull = self.coefficient * t.log_ratio.sign() / where(A == 0, 1.0, A)
-        weight = t.free_ratio - where(self.penalised(t, bounds), pull, 0.0)
-        return where(t.live, weight, 0.0)
+    def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        return where(t.live, t.free_ratio, 0.0)
+
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """coefficient * |log r| where a token is penalised, and its derivative."""
+        strength = where(self.penalised(t, bounds), self.coefficient, 0.0)
+        return strength * t.log_ratio.abs(), where(t.live, strength, 0.0) * t.log_ratio.sign()
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-A r, and coefficient * |log r| more where a token is penalised."""
-        penalty = where(self.penalised(t, bounds), self.coefficient * t.log_ratio.abs(), 0.0)
-        return penalty - t.advantages * t.ratio
+        """-A r, and the penalty."""
+        return self.pull_on(t, bounds)[0] - t.advantages * t.ratio
 
 
 def inner_edges(device: torch.device | str) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, float64, stack
 from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import Bounds, ConstantWeight
 from verl_clipx.base.metric import of_decision
-from verl_clipx.base.pull import pulled_gradient, pulled_weight
+from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens, number_in, parts
 
 # Log-ratios enter the pull up to this size, as in the authors' code.
@@ -15,7 +15,7 @@ LARGEST = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class P3o(ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), Eq. 12, as its authors' code FeynRL"):
+class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), Eq. 12, as its authors' code FeynRL"):
     """Caps the ratio at the effective sample size E of the update's ratios, and pulls back by what is missing from 1.
 
     E = (sum of r)^2 / (n * sum of r^2) over the mini-batch's n tokens. The objective of a token is
@@ -27,8 +27,6 @@ class P3o(ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), Eq. 12, as
     """
 
     formula = "up to the effective sample size of the mini-batch's ratios, at most 1, with a pull back"
-
-    unconstrained_weight = True
 
     logs = (
         of_decision(
@@ -61,19 +59,10 @@ class P3o(ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), Eq. 12, as
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         return Bounds(0.0, decision.to(t.ratio.dtype)[0])
 
-    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        return pulled_weight(bounds.clip(t.ratio), self._pull(t, bounds), t.advantages)
+    def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        return bounds.clip(t.ratio)
 
-    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        return pulled_gradient(weight, self._pull(t, bounds), t.advantages)
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-min(r, E) A log pi + (1 - E) (log r + 1 / r - 1)."""
-        divergence = t.log_ratio + self._inverse(t) - 1
-        return super().loss_value(t, bounds, bounds.clip(t.ratio)) + (1 - bounds.high) * divergence
-
-    def _pull(self, t: Tokens, bounds: Bounds) -> Tensor:
-        return (1 - bounds.high) * (1 - self._inverse(t))
-
-    def _inverse(self, t: Tokens) -> Tensor:
-        return (-t.log_ratio).clamp(-LARGEST, LARGEST).exp()
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """(1 - E) (log r + 1 / r - 1), and its derivative."""
+        missing, inverse = 1 - bounds.high, (-t.log_ratio).clamp(-LARGEST, LARGEST).exp()
+        return missing * (t.log_ratio + inverse - 1), missing * (1 - inverse)

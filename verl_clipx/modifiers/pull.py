@@ -8,14 +8,12 @@ from torch import Tensor
 
 from verl_clipx.base.method import NODE, Bounds, Method
 from verl_clipx.base.parameters import choice, number, parameter, validate
-from verl_clipx.base.pull import pulled_gradient, pulled_weight
+from verl_clipx.base.pull import WithPull
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.base.tokens import Tokens
 
 # Log-ratios enter the pull up to this size, as in verl.
 LARGEST_LOG_RATIO = 20.0
-# Methods that have a pull of their own.
-WITH_ONE = ("dro", "kl_cov", "p3o", "kpop")
 # From a log-ratio x to the divergence of a token and to its gradient, which under k1 is 0 on average on fresh samples.
 ESTIMATORS = {
     "k1": (lambda x: x, lambda x: x * 0 + 1),
@@ -47,7 +45,7 @@ class Pull:
         return (t.log_prob - anchor).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
-class PulledMethod(Method):
+class PulledMethod(WithPull):
     """A method with its own F, bounds and value, and a pull. `pulled` makes a subclass for each pull."""
 
     pull: ClassVar[Pull]
@@ -81,19 +79,11 @@ class PulledMethod(Method):
         own = self.asks_for_itself
         return own if self.pull.anchor == "old" or "rollout_log_prob" in own else (*own, "rollout_log_prob")
 
-    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        return pulled_weight(super().gradient_weight(t, bounds), self._gradient_of_pull(t), t.advantages)
-
-    def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        return pulled_gradient(weight, self._gradient_of_pull(t), t.advantages)
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """The method's own, and coefficient times the divergence."""
-        own = super().loss_value(t, bounds, super().gradient_weight(t, bounds))
-        return own + self.pull.coefficient * ESTIMATORS[self.pull.estimator][0](self.pull.log_ratio(t))
-
-    def _gradient_of_pull(self, t: Tokens) -> Tensor:
-        return self.pull.coefficient * ESTIMATORS[self.pull.estimator][1](self.pull.log_ratio(t))
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """coefficient times the estimate, and its derivative."""
+        value, derivative = ESTIMATORS[self.pull.estimator]
+        x = self.pull.log_ratio(t)
+        return self.pull.coefficient * value(x), self.pull.coefficient * derivative(x)
 
 
 def pulled(method: Method, pull: Pull) -> Method:
@@ -102,10 +92,9 @@ def pulled(method: Method, pull: Pull) -> Method:
     Raises:
         Refusal: the method has a pull of its own.
     """
-    own = "its penalty" if method.name in WITH_ONE else ""
-    if tau := getattr(method, "kl_tau", 0):
-        own = f"{NODE}.kl_tau={tau:g}"
-    if own:
+    if isinstance(method, WithPull) and method.unconstrained_weight:
+        tau = getattr(method, "kl_tau", 0)
+        own = f"{NODE}.kl_tau={tau:g}" if tau else "its penalty"
         reason = f"{method.name} has a pull of its own, {own}"
         raise Refusal(pull.node, ABSENT, reason, f"Leave out +{NODE}/pull, or choose another method.")
     kind = pulled_class(type(method), pull)
