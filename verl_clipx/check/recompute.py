@@ -1,6 +1,5 @@
 """`clipx recompute`: scores a run's traced tokens with checkpoints, and says which of them the sampler used."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from verl_clipx.common.traces import read_shards
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 
-EXACT, ROUNDED = PRECISIONS = ("float32", "bfloat16")
+_, ROUNDED = PRECISIONS = ("float32", "bfloat16")
 UNROUNDED = ("float32", "fp32", "float64")
 ROLLOUT = "actor_rollout_ref.rollout"
 # Two passes in float32 differ by less, in nats: on average, and for 99 % of the tokens.
@@ -25,9 +24,6 @@ LIMITS = (1e-4, 1e-3)
 # Two engines round apart by √2 of what rounding to bfloat16 does to these tokens.
 ENGINES_APART = 2.0
 REPLICATES = 200
-
-# By response, the log-probabilities of its tokens.
-Scores = Sequence[numpy.ndarray]
 
 
 class Response(NamedTuple):
@@ -122,17 +118,18 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
     for step in steps or traced:
         for response in responses_in(run, step):
             groups.setdefault((step, response.version), []).append(response)
-    scores: dict[Any, list[dict[str, Scores]]] = {group: [{} for _ in checkpoints] for group in groups}
+    scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
     temperature = float(run.configuration.get(f"{ROLLOUT}.temperature") or 1)
-    for number, checkpoint in enumerate(checkpoints):
+    for checkpoint in checkpoints:
         model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
         for precision in PRECISIONS:
             # Not the frequencies of its positions, which engines keep in float32.
             for weight in model.parameters():
                 weight.data = weight.to(getattr(torch, precision))
             for group, responses in groups.items():
-                scores[group][number][precision] = score(model, responses, temperature)
-    return [_answer(run, *group, groups[group], checkpoints, scores[group]) for group in groups]
+                scores[group].append(score(model, responses, temperature))
+    announced = run.configuration.get(f"{ROLLOUT}.dtype")
+    return [_answer(*group, groups[group], announced, checkpoints, scores[group]) for group in groups]
 
 
 def responses_in(run: Run, step: int) -> list[Response]:
@@ -165,73 +162,69 @@ def _response(rows: pandas.DataFrame, step: int) -> Response:
 
 
 @torch.inference_mode()
-def score(model: Any, responses: Sequence[Response], temperature: float) -> Scores:
-    """The log-probabilities of each response's counted tokens under a model, in nats."""
+def score(model: Any, responses: Sequence[Response], temperature: float) -> numpy.ndarray:
+    """The log-probabilities of the responses' counted tokens, one response after another, under a model, in nats."""
     scores = []
     for one in responses:
         tokens = torch.tensor([one.tokens], device=model.device)
         places = torch.tensor(one.places, device=model.device)
         logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / temperature
         scores.append(logits.log_softmax(-1).gather(-1, tokens[0, places, None])[:, 0].double().cpu().numpy())
-    return scores
+    return numpy.concatenate(scores)
 
 
 def _answer(
-    run: Run,
     step: int,
     version: int | None,
     responses: Sequence[Response],
+    announced: str | None,
     checkpoints: Sequence[Path],
-    scores: Sequence[dict[str, Scores]],
+    scores: Sequence[numpy.ndarray],
 ) -> Answer:
-    sampled, announced = [one.log_probs for one in responses], run.configuration.get(f"{ROLLOUT}.dtype")
+    """The answer for these responses; `scores` has each checkpoint's in the order of PRECISIONS."""
+    sampled = numpy.concatenate([one.log_probs for one in responses])
+    starts = numpy.cumsum([0, *(len(one.log_probs) for one in responses[:-1])])
+    exact, rounded = numpy.array(scores).reshape(len(checkpoints), len(PRECISIONS), -1).swapaxes(0, 1)
+    apart, limits = numpy.abs(exact - sampled), numpy.broadcast_to(LIMITS, (len(checkpoints), 2))
+    of_exact = _distances(checkpoints, apart, starts, limits)
+    # A sampler whose kernels round in another order is nearer to what is not rounded.
+    nearer = numpy.abs(rounded - sampled)
+    nearer = numpy.where(apart.mean(1, keepdims=True) <= nearer.mean(1, keepdims=True), apart, nearer)
+    of_rounded = _distances(checkpoints, nearer, starts, ENGINES_APART * _size(numpy.abs(rounded - exact)))
     answers = [
-        Answer(step, version, sum(map(len, sampled)), one, announced, _distances(one, checkpoints, sampled, scores))
-        for one in PRECISIONS
+        Answer(step, version, len(sampled), precision, announced, distances)
+        for precision, distances in zip(PRECISIONS, (of_exact, of_rounded), strict=True)
     ]
     answer = next((one for one in answers if one.remaining), answers[-1])
     names = {one.checkpoint for one in answer.remaining}
-    left = [of[ROUNDED] for of, path in zip(scores, checkpoints, strict=True) if str(path) in names]
-    same = len(left) > 1 and all(map(numpy.array_equal, itertools.chain(*left), itertools.cycle(left[0])))
-    return replace(answer, same=same)
+    left = rounded[[str(path) in names for path in checkpoints]]
+    return replace(answer, same=len(left) > 1 and bool((left == left[0]).all()))
 
 
 def _distances(
-    precision: str, checkpoints: Sequence[Path], sampled: Scores, scores: Sequence[dict[str, Scores]]
+    checkpoints: Sequence[Path], apart: numpy.ndarray, starts: numpy.ndarray, limits: numpy.ndarray
 ) -> tuple[Distance, ...]:
-    """The distance of each checkpoint from a sampler of this precision, the nearest first."""
-    # A sampler whose kernels round in another order is nearer to what is not rounded.
-    apart = [
-        min((_minus(of[name], sampled) for name in ((EXACT,) if precision == EXACT else PRECISIONS)), key=_size)
-        for of in scores
-    ]
+    """The distance of each checkpoint, the nearest first, from how far its tokens are apart, (checkpoints, tokens)."""
     # By response, since its tokens are not independent of each other.
-    sums = [numpy.array([numpy.abs(one).sum() for one in of]) for of in apart]
-    nearest, distances = min(sums, key=numpy.sum), []
-    for path, of, differences, of_responses in zip(checkpoints, scores, apart, sums, strict=True):
-        limits = LIMITS
-        if precision == ROUNDED:
-            limits = [ENGINES_APART * size for size in _size(_minus(of[ROUNDED], of[EXACT]))]
-        (mean, most), steps = _size(differences), STEP_FOLDER.findall(str(path))
-        within, farther = mean <= limits[0] and most <= limits[1], _exceeds(of_responses - nearest)
+    of_responses, distances = numpy.add.reduceat(apart, starts, axis=1), []
+    nearest = of_responses[of_responses.sum(1).argmin()]
+    for path, size, limit, sums in zip(checkpoints, _size(apart), limits, of_responses, strict=True):
+        steps, (mean, most) = STEP_FOLDER.findall(str(path)), size.tolist()
+        within, farther = bool((size <= limit).all()), _exceeds(sums - nearest)
         distances.append(Distance(str(path), int(steps[-1]) if steps else None, mean, most, within, farther))
     return tuple(sorted(distances, key=lambda one: one.mean))
 
 
-def _minus(scores: Scores, others: Scores) -> Scores:
-    return [mine - other for mine, other in zip(scores, others, strict=True)]
-
-
-def _size(differences: Scores) -> tuple[float, float]:
-    sizes = numpy.abs(numpy.concatenate(differences))
-    return float(sizes.mean()), float(numpy.quantile(sizes, 0.99))
+def _size(apart: numpy.ndarray) -> numpy.ndarray:
+    """The mean of each checkpoint's sizes, and what 99 % of them don't exceed, (checkpoints, 2)."""
+    return numpy.stack([apart.mean(1), numpy.quantile(apart, 0.99, axis=1)], axis=1)
 
 
 def _exceeds(values: numpy.ndarray) -> bool:
     """Whether responses' values are above 0 on average by more than chance explains; not with too few of them."""
     if len(values) < FEWEST_UNITS:
         return False
-    return percentile_interval(values[resamples(len(values), REPLICATES)].mean(1))[0] > 0
+    return bool(percentile_interval(values[resamples(len(values), REPLICATES)].mean(1))[0] > 0)
 
 
 def say(answer: Answer) -> str:
