@@ -1,14 +1,14 @@
 """An observer that ends no run: after its first rollout batch, an exception turns it off."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.observing import Part
-from verl_clipx.worker.step import Observer, RolloutBatch
+from verl_clipx.worker.step import Observer
 
 
-class Guarded(Observer):
+class Guarded:
     """Calls an observer that takes part in no collective, so that it may be off on one rank alone.
 
     Args:
@@ -23,22 +23,10 @@ class Guarded(Observer):
         """Whether it is not called any more."""
         return self._part.off or self.observer.finished
 
-    def begin_rollout_batch(self, *of: Any) -> None:
-        self._part.run(lambda: self.observer.begin_rollout_batch(*of))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*of: Any) -> Any:
+            returned = self._part.run(lambda: getattr(self.observer, method)(*of), EMPTY)
+            self._part.armed |= method == "end_rollout_batch"
+            return returned
 
-    def begin_update(self, *of: Any) -> None:
-        self._part.run(lambda: self.observer.begin_update(*of))
-
-    def end_micro_batch(self, *of: Any) -> None:
-        self._part.run(lambda: self.observer.end_micro_batch(*of))
-
-    def end_update(self, *of: Any) -> None:
-        self._part.run(lambda: self.observer.end_update(*of))
-
-    def end_rollout_batch(self, batch: RolloutBatch) -> Mapping[str, list[float]]:
-        metrics = self._part.run(lambda: self.observer.end_rollout_batch(batch), EMPTY)
-        self._part.armed = True
-        return metrics
-
-    def flush(self) -> None:
-        self._part.run(self.observer.flush)
+        return call
