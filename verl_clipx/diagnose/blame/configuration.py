@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.base.method import NODE
@@ -37,11 +38,6 @@ class Composed(NamedTuple):
     written: dict[str, Any]
     leaves: dict[str, Any]
 
-    @property
-    def setting(self) -> dict[str, Any]:
-        """What makes up the run's setting."""
-        return setting_of_run({key: value for key, value in self.leaves.items() if not DERIVED.match(key)})
-
     def derives(self, key: str) -> bool:
         """Whether a key's value follows from other keys."""
         return "${" in str(self.written.get(key))
@@ -57,17 +53,17 @@ def compose_run(words: Sequence[str]) -> Composed:
             config = compose("ppo_trainer", [*words])
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(" ".join(words[-3:]), ABSENT, f"does not compose: {error}".splitlines()[0].rstrip(".")) from None
-    return composed_of(config)
-
-
-def composed_of(config: DictConfig) -> Composed:
-    """A configuration's leaves; what does not resolve here stays as it is written."""
     composed = Composed(flat(OmegaConf.to_container(config)), {})
     for key, value in composed.written.items():
         composed.leaves[key] = value
         with suppress(OmegaConfBaseException):
             composed.leaves[key] = OmegaConf.select(config, key) if composed.derives(key) else value
     return composed
+
+
+def setting_of(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes up a run's setting, of the leaves of its configuration."""
+    return setting_of_run({key: value for key, value in leaves.items() if not DERIVED.match(key)})
 
 
 def taken_over(recorded: Mapping[str, Any]) -> set[str]:
@@ -113,16 +109,13 @@ def without_loss(words: Sequence[str]) -> list[str]:
 
 def as_word(value: Any) -> str:
     """A value as Hydra's grammar writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{as_word(of_key)}" for key, of_key in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{','.join(map(as_word, value))}]"
-    if not isinstance(value, str) or _PLAIN.fullmatch(value):
-        return str(value)
-    # A backslash counts before a quote alone.
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + "\\'" * bool(match[2]), value) + "'"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return "null" if value is None else str(value)
 
 
 def key_of(word: str) -> str:
@@ -132,7 +125,7 @@ def key_of(word: str) -> str:
 
 def check_arm(name: str, words: Sequence[str], unchanged: Composed, arm: Composed) -> None:
     """Refuses an arm that differs from the unchanged run in nothing, or in more than its words say."""
-    before, after = unchanged.setting, arm.setting
+    before, after = setting_of(unchanged.leaves), setting_of(arm.leaves)
     differing = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     named = [f"{key_of(word)}." for word in words]
     named += [POLICY_LOSS] * any(key.startswith(f"{NODE}.") for key in named)

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
-
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.command_line import installed_version
@@ -18,8 +16,8 @@ from verl_clipx.diagnose.blame.configuration import (
     DERIVED,
     check_arm,
     compose_run,
-    composed_of,
     key_of,
+    setting_of,
     taken_over,
     without_loss,
     words_of,
@@ -28,7 +26,6 @@ from verl_clipx.diagnose.diagnosis import diagnose
 from verl_clipx.diagnose.rule import LASTING, Kind, Onset, Rule
 from verl_clipx.runs.folder import RunFolder, read_run
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.sameness import nested
 
 UNCHANGED, MAIN = "unchanged", "python -m verl.trainer.main_ppo"
 SEEDS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
@@ -223,8 +220,8 @@ def check_arms(
 ) -> dict[str, dict[str, float]]:
     """By arm the factors of its learning rates, if it changes any; raises Refusal if an arm is not as asked for."""
     composed = {name: compose_run(of) for name, of in words.items()}
-    unchanged, recorded = composed[UNCHANGED], composed_of(OmegaConf.create(nested(run.configuration))).setting
-    setting, leaves = unchanged.setting, unchanged.leaves
+    unchanged, leaves = composed[UNCHANGED], composed[UNCHANGED].leaves
+    recorded, setting = setting_of(run.configuration), setting_of(leaves)
     ours = {key_of(word) for word in words[UNCHANGED] if not word.startswith("++")} | taken_over(run.configuration)
     for key in sorted((recorded.keys() | setting.keys()) - ours):
         if recorded.get(key) != setting.get(key) and not DERIVED.match(key):
@@ -238,8 +235,8 @@ def check_arms(
     for name, own in arms.items():
         if name != UNCHANGED:
             check_arm(name, own, unchanged, composed[name])
-    roles = {role: key for role, key in RATES.items() if (checkpoint / role).is_dir()}
-    pairs = {
-        name: {role: (leaves[key], of.leaves[key]) for role, key in roles.items()} for name, of in composed.items()
+    roles = [(role, key) for role, key in RATES.items() if (checkpoint / role).is_dir()]
+    return {
+        name: {role: of.leaves[key] / leaves[key] for role, key in roles if of.leaves[key] != leaves[key]}
+        for name, of in composed.items()
     }
-    return {name: {role: b / a for role, (a, b) in of.items() if a != b} for name, of in pairs.items()}

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 
 from verl_clipx.base.refusal import Refusal
@@ -28,6 +29,8 @@ FAILED, HELD, ERROR = "failed", "held", "ended by an error"
 CODE = "exit_code"
 # The files of verl's FSDP checkpoints that hold a learning rate (utils/checkpoint/fsdp_checkpoint_manager.py).
 HOLD_RATES = ("optim_world_size_*.pt", "extra_state_world_size_*.pt")
+# In them, those of the optimizer's groups, and those of the schedule.
+RATES_OF = {"lr", "initial_lr", "base_lrs", "_last_lr"}
 
 
 @cache
@@ -62,7 +65,7 @@ def copy_checkpoints(plan: Plan, out: Path) -> None:
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         with making_folder(copy) as partial:
-            shutil.copytree(plan.checkpoint, partial, copy_function=lambda file, link: os.symlink(file, link))
+            shutil.copytree(plan.checkpoint, partial, copy_function=os.symlink)
             for role, factor in factors.items():
                 files = [file for name in HOLD_RATES for file in (partial / role).glob(name)]
                 if not files:
@@ -70,14 +73,8 @@ def copy_checkpoints(plan: Plan, out: Path) -> None:
                     raise Refusal(RATES[role], f"{factor:g} times", reason, "Blame another change.")
                 for file in files:
                     state = torch.load(file, map_location="cpu", weights_only=False)
-                    for group in state.get("param_groups", ()):
-                        group |= {key: factor * group[key] for key in ("lr", "initial_lr") if key in group}
-                    schedule = state.get("lr_scheduler") or {}
-                    schedule |= {
-                        key: [factor * rate for rate in schedule[key]]
-                        for key in ("base_lrs", "_last_lr")
-                        if key in schedule
-                    }
+                    for part in (*state.get("param_groups", ()), state.get("lr_scheduler") or {}):
+                        part |= {key: (factor * numpy.array(part[key])).tolist() for key in RATES_OF & part.keys()}
                     file.unlink()
                     torch.save(state, file)
 
