@@ -107,7 +107,7 @@ def test_whatever_the_update_trains_on_changes_them(run, changed, same):
 
 
 BROKEN = {
-    "fingerprints": (fingerprints, "mixed"),
+    "fingerprints": (fingerprints, "hashes_of"),
     "health": (health, "share_alike"),
     "rules": (watch, "table_of"),
     "log": (log.orjson, "dumps"),
