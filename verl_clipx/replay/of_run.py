@@ -9,7 +9,7 @@ import pandas
 
 from verl_clipx.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
-from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
+from verl_clipx.common.traces import Shard, UpdateFacts, has_all_updates, is_whole, read_facts, read_shards
 from verl_clipx.runs.run import Run
 
 # The outer 5 % of 200 resamples are ten values.
@@ -61,17 +61,37 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
     return {name: Number(value, *intervals[name]) for name, value in numbers.items()}
 
 
+class TracedTable(NamedTuple):
+    """An update's traced tokens, a row each, its files with what they say, and whether the step has all its tokens."""
+
+    update: int
+    table: pandas.DataFrame
+    shards: Sequence[Shard]
+    facts: Sequence[UpdateFacts]
+    whole: bool
+
+    def is_finite(self, fields: Sequence[str]) -> bool:
+        """Whether these fields of its tokens are finite."""
+        return bool(numpy.isfinite(self.table[[*fields]]).all(axis=None))
+
+
+def tables_at(run: Run, step: int) -> list[TracedTable]:
+    """The updates of a step of which tokens were traced; raises ValueError if a file can't be read."""
+    of_step, tables = run.shards_at(step), []
+    complete = has_all_updates(of_step, run.schedule.updates_a_step)
+    for update in sorted({shard.update for shard in of_step}):
+        shards = run.shards_at(step, update)
+        table, facts = read_shards(run.traces, shards).to_pandas(), [read_facts(run.traces, one) for one in shards]
+        tables.append(TracedTable(update, table, shards, facts, complete and is_whole(shards, facts)))
+    return tables
+
+
 def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | None:
     """`numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
-    of_step = run.shards_at(step)
-    shards = [run.shards_at(step, update) for update in sorted({shard.update for shard in of_step})]
-    tables = [read_shards(run.traces, of_update).to_pandas() for of_update in shards]
-    tables = [table for table in tables if len(table)]
-    fields = ["ratio", "weight", "advantage"]
-    if not tables or not all(numpy.isfinite(table[fields]).all(axis=None) for table in tables):
+    traced = tables_at(run, step)
+    tables, whole = [one.table for one in traced if len(one.table)], all(one.whole for one in traced)
+    if not tables or not all(one.is_finite(("ratio", "weight", "advantage")) for one in traced):
         return None
-    whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
-    whole = whole and has_all_updates(of_step, run.schedule.updates_a_step)
     return numbers_of_run(tables, whole=whole), whole
 
 

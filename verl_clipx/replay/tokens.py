@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
+from verl_clipx.replay.of_run import TracedTable, tables_at
 from verl_clipx.runs.run import Run
 
 # What the loss computes from; verl would have skipped an update with a value here that is not finite.
@@ -94,23 +94,16 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
     if step is not None and step not in steps:
         raise ValueError(f"--step {step}: not traced. Traced are {', '.join(map(str, steps))}.")
     for chosen in [step] if step is not None else [*reversed(steps), steps[-1]]:
-        of_step = run.shards_at(chosen)
-        complete = has_all_updates(of_step, run.schedule.updates_a_step)
-        places = sorted({shard.update for shard in of_step})
-        updates = [update for place in places if (update := _update(run, chosen, place, complete))]
+        traced = (one for one in tables_at(run, chosen) if len(one.table) and one.is_finite(FINITE))
+        updates = [_update(chosen, one) for one in traced]
         if any((update.table.advantage != 0).any() for update in updates):
             break
     return updates
 
 
-def _update(run: Run, step: int, update: int, complete: bool) -> TracedTokens | None:
-    shards = run.shards_at(step, update)
-    table = read_shards(run.traces, shards).to_pandas()
-    if table.empty or not numpy.isfinite(table[list(FINITE)]).all(axis=None):
-        return None
-    facts = [read_facts(run.traces, shard) for shard in shards]
+def _update(step: int, traced: TracedTable) -> TracedTokens:
+    update, table, shards, facts, whole = traced
     batch, numbers = _batch(table)
-    whole, of_update = complete and is_whole(shards, facts), facts[0]
     decisions = {
         numbers[shard.rank, micro_batch]: torch.tensor(decision, dtype=torch.float64)
         for shard, one in zip(shards, facts, strict=True)
@@ -118,9 +111,7 @@ def _update(run: Run, step: int, update: int, complete: bool) -> TracedTokens | 
         if (shard.rank, micro_batch) in numbers
     }
     counted = all(one.lost is not None for one in facts)
-    return TracedTokens(
-        step, update, table, batch, whole, counted, of_update.fraction, of_update.decided_from, decisions
-    )
+    return TracedTokens(step, update, table, batch, whole, counted, facts[0].fraction, facts[0].decided_from, decisions)
 
 
 def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
