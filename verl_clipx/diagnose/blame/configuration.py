@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.base.method import NODE
@@ -38,6 +38,11 @@ class Composed(NamedTuple):
     written: dict[str, Any]
     leaves: dict[str, Any]
 
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What makes up the run's setting."""
+        return setting_of_run({key: value for key, value in self.leaves.items() if not DERIVED.match(key)})
+
     def derives(self, key: str) -> bool:
         """Whether a key's value follows from other keys."""
         return "${" in str(self.written.get(key))
@@ -53,17 +58,17 @@ def compose_run(words: Sequence[str]) -> Composed:
             config = compose("ppo_trainer", [*words])
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(" ".join(words[-3:]), ABSENT, f"does not compose: {error}".splitlines()[0].rstrip(".")) from None
+    return composed_of(config)
+
+
+def composed_of(config: DictConfig) -> Composed:
+    """A configuration's leaves; what does not resolve here stays as it is written."""
     composed = Composed(flat(OmegaConf.to_container(config)), {})
     for key, value in composed.written.items():
         composed.leaves[key] = value
         with suppress(OmegaConfBaseException):
             composed.leaves[key] = OmegaConf.select(config, key) if composed.derives(key) else value
     return composed
-
-
-def setting_of(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes up a run's setting, of the leaves of its configuration."""
-    return setting_of_run({key: value for key, value in leaves.items() if not DERIVED.match(key)})
 
 
 def taken_over(recorded: Mapping[str, Any]) -> set[str]:
@@ -125,7 +130,7 @@ def key_of(word: str) -> str:
 
 def check_arm(name: str, words: Sequence[str], unchanged: Composed, arm: Composed) -> None:
     """Refuses an arm that differs from the unchanged run in nothing, or in more than its words say."""
-    before, after = setting_of(unchanged.leaves), setting_of(arm.leaves)
+    before, after = unchanged.setting, arm.setting
     differing = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     named = [f"{key_of(word)}." for word in words]
     named += [POLICY_LOSS] * any(key.startswith(f"{NODE}.") for key in named)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from omegaconf import OmegaConf
+
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.command_line import installed_version
@@ -16,8 +18,8 @@ from verl_clipx.diagnose.blame.configuration import (
     DERIVED,
     check_arm,
     compose_run,
+    composed_of,
     key_of,
-    setting_of,
     taken_over,
     without_loss,
     words_of,
@@ -26,6 +28,7 @@ from verl_clipx.diagnose.diagnosis import diagnose
 from verl_clipx.diagnose.rule import LASTING, Kind, Onset, Rule
 from verl_clipx.runs.folder import RunFolder, read_run
 from verl_clipx.runs.run import Run
+from verl_clipx.runs.sameness import nested
 
 UNCHANGED, MAIN = "unchanged", "python -m verl.trainer.main_ppo"
 SEEDS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
@@ -220,8 +223,8 @@ def check_arms(
 ) -> dict[str, dict[str, float]]:
     """By arm the factors of its learning rates, if it changes any; raises Refusal if an arm is not as asked for."""
     composed = {name: compose_run(of) for name, of in words.items()}
-    unchanged, leaves = composed[UNCHANGED], composed[UNCHANGED].leaves
-    recorded, setting = setting_of(run.configuration), setting_of(leaves)
+    unchanged, recorded = composed[UNCHANGED], composed_of(OmegaConf.create(nested(run.configuration))).setting
+    setting, leaves = unchanged.setting, unchanged.leaves
     ours = {key_of(word) for word in words[UNCHANGED] if not word.startswith("++")} | taken_over(run.configuration)
     for key in sorted((recorded.keys() | setting.keys()) - ours):
         if recorded.get(key) != setting.get(key) and not DERIVED.match(key):

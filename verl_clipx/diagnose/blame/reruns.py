@@ -135,26 +135,20 @@ def lines_of(plan: Plan, out: Path) -> list[str]:
     """The answer in lines."""
     arms, width = answer(plan, out), max(map(len, plan.arms)) + 2
     said = f"{plan.run}: {plan.rule} from step {plan.onset} on. Reruns from step {plan.step} to {plan.until}"
-    lines, recurred = [f"{said}, {len(plan.seeds)} seeds an arm:"], any(of["p"] is not None for of in arms.values())
-    corrected = f" after Holm over {len(arms) - 1} arms" * (len(arms) > 2)
-    for arm, of in arms.items():
-        prevents = recurred and arm != UNCHANGED and of["p"] < LEVEL
-        verdict = f"prevents it (p {of['p']:.2g}{corrected})" if prevents else "can't be said"
-        errors = f", {of['errors']} ended by an error and count neither way" * bool(of["errors"])
-        shown = f"   {verdict}" * (recurred and arm != UNCHANGED)
-        lines.append(f"  {arm:{width}}failed {of['failed']} of {of['of']}{errors}{shown}")
-    failed, of = (arms[UNCHANGED][key] for key in ("failed", "of"))
-    if not recurred:
+    lines, corrected = [f"{said}, {len(plan.seeds)} seeds an arm:"], f" after Holm over {len(arms) - 1} arms"
+    for arm, (failed, of, errors, p) in ((arm, of.values()) for arm, of in arms.items()):
+        shown = f", {errors} ended by an error and count neither way" * bool(errors)
+        if p is not None:
+            shown += f"   prevents it (p {p:.2g}{corrected * (len(arms) > 2)})" if p < LEVEL else "   can't be said"
+        lines.append(f"  {arm:{width}}failed {failed} of {of}{shown}")
+    if all(of["p"] is None for of in arms.values()):
         lines.append("The failure did not recur in most of the unchanged reruns, so nothing is blamed.")
-    if not recurred and of:
-        high = share(failed, of).high
-        lines[-1] += f" Its rate may be up to {high:.0%} (95 % interval), and one that high would be missed so in "
-        lines[-1] += f"{chance_of_missing(high, of):.0%} of the cases."
-    return [
-        *lines,
-        f"Not said: two changes at once; anything about the steps before {plan.step}; which loss is better.",
-        SAMPLE,
-    ]
+        if of := arms[UNCHANGED]["of"]:
+            high = share(arms[UNCHANGED]["failed"], of).high
+            lines[-1] += f" Its rate may be up to {high:.0%} (95 % interval), and one that high would be missed so in "
+            lines[-1] += f"{chance_of_missing(high, of):.0%} of the cases."
+    not_said = f"Not said: two changes at once; anything about the steps before {plan.step}; which loss is better."
+    return [*lines, not_said, SAMPLE]
 
 
 SAMPLE = (
