@@ -6,9 +6,14 @@ the garbage collector leaves modules alone.
 import functools
 import gc
 import io
+import json
 import pickle
 import signal
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hydra._internal.hydra import Hydra
@@ -82,6 +87,55 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+# An interpreter that imports verl takes more than five seconds, of which verl and the plugin are a tenth. Therefore one
+# imports the rest, and forks a child for each program.
+SERVER = """
+import json, os, sys, tempfile, traceback
+import datasets, fastapi, pandas, ray, scipy, tensordict, transfer_queue, transformers
+assert not [name for name in sys.modules if name.partition(".")[0] in ("verl", "verl_clipx")]
+for line in sys.stdin:
+    program, folder = json.loads(line)
+    written = [tempfile.TemporaryFile() for _ in range(2)]
+    child = os.fork()
+    if not child:
+        for number, file in enumerate(written, 1):
+            os.dup2(file.fileno(), number)
+        os.chdir(folder)
+        try:
+            exec(program, {"__name__": "__main__"})
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        else:
+            code = 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    code, texts = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), []
+    for file in written:
+        file.seek(0)
+        texts.append(file.read().decode())
+    print(json.dumps([code, *texts]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def run_fresh() -> Iterator[Callable[[str, Path], subprocess.CompletedProcess[str]]]:
+    """Runs a program in a folder, as `python -c` would there, where neither verl nor the plugin is imported yet."""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
+
+        def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+            server.stdin.write(json.dumps([program, str(folder)]) + "\n")
+            server.stdin.flush()
+            return subprocess.CompletedProcess(program, *json.loads(server.stdout.readline()))
+
+        yield run
+        server.stdin.close()
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,8 +3,6 @@ covered: such a version's own code, since it is 0.9.1's; that of 0.8.0 runs in t
 """
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,24 +14,21 @@ from tests.composition import by_hydra
 from verl_clipx.check import doctor
 from verl_clipx.common import verl_version as versions
 
-# verl's main without anything of the plugin, after the losses that it knows.
-PLAIN = """
-import sys
+# verl's main in a folder with a verl of its own, after the losses that it knows.
+MAIN = """
+import os, sys
+os.environ["VERL_LOGGING_LEVEL"] = "ERROR"
+sys.path.insert(0, os.getcwd())
 from verl.trainer.main_ppo import main
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as known
-print('vanilla' in known, *known)
-sys.argv[1:] = ["--cfg", "job"]
+print('vanilla' in known, *known, flush=True)
+sys.argv[1:] = ["--cfg", "job", *{words}]
 main()
 """
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(folder), "VERL_LOGGING_LEVEL": "ERROR"}
-    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, cwd=folder)
-
-
 @pytest.mark.slow
-def test_beside_another_version_it_is_silent_until_it_is_asked_for(tmp_path):
+def test_beside_another_version_it_is_silent_until_it_is_asked_for(run_fresh, tmp_path):
     version = "0.10.0.dev0"
     # A verl that says it has another version.
     (tmp_path / "verl" / "version").mkdir(parents=True)
@@ -41,10 +36,10 @@ def test_beside_another_version_it_is_silent_until_it_is_asked_for(tmp_path):
     for path in Path(importlib.util.find_spec("verl").origin).parent.iterdir():
         if path.name not in ("version", "__pycache__"):
             (tmp_path / "verl" / path.name).symlink_to(path)
-    plain = run(tmp_path, "-c", PLAIN)
+    plain = run_fresh(MAIN.format(words=()), tmp_path)
     assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
     assert plain.stdout.startswith("True ") and "clipx" not in plain.stdout + plain.stderr
-    done = run(tmp_path, "-m", "verl.trainer.main_ppo", "--cfg", "job", "+clipx=acpo")
+    done = run_fresh(MAIN.format(words=("+clipx=acpo",)), tmp_path)
     line = f"clipx/acpo: verl-clipx needs verl<0.10,>=0.9.0, and this is verl {version}: pip install"
     assert done.returncode == 1 and [line in one for one in done.stderr.splitlines()].count(True) == 1
     assert "Traceback" not in done.stderr

@@ -65,31 +65,34 @@ def test_a_script_of_verls_with_preparations_and_a_heredoc(write, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"fake.py", "prep.py", "run.sh", "keep", "prepared"}
 
 
-@pytest.mark.slow
-def test_a_main_of_the_users_own(write):
-    composing = """
-        from hydra import compose, initialize_config_module
-        from verl.trainer.main_ppo import run_ppo
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config = compose("ppo_trainer", ["+clipx=dgpo", "actor_rollout_ref.actor.use_dynamic_bsz=True"])
-        run_ppo(config)
-    """
-    write("own.py", "\n".join(line[8:] for line in composing.splitlines()))
-    assert clipx("--", "python", "own.py")["runs"][0]["loss_mode"] == "clipx_dgpo"
-    write("own.py", "import verl\nimport ray\nray.init()\n")
-    results = clipx("--", "python", "own.py", code=1)
-    assert results["runs"][0]["loss"] == "no configuration seen"
+COMPOSING = """
+from hydra import compose, initialize_config_module
+from verl.trainer.main_ppo import run_ppo
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", ["+clipx=dgpo", "actor_rollout_ref.actor.use_dynamic_bsz=True"])
+run_ppo(config)
+"""
+VERLS = f"""
+import sys
+from verl.trainer.main_ppo import main
+sys.argv[1:] = {[*MAIN.split()[3:], "+clipx=acpo", "clipx.alpha=-1"]}
+main()
+"""
 
 
 @pytest.mark.slow
-def test_the_variable_alone(write):
-    done = subprocess.run(
-        [*MAIN.replace("python3", sys.executable).split(), "+clipx=acpo", "clipx.alpha=-1"],
-        env={**os.environ, EXPLAIN: "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and "stops: clipx.alpha=-1" in done.stdout
+@pytest.mark.parametrize(
+    ("program", "code", "says"),
+    [
+        (COMPOSING, 0, "clipx_dgpo\n"),
+        ("import verl, ray\nray.init()", 1, "no configuration seen"),
+        (VERLS, 1, "stops: clipx.alpha=-1"),
+    ],
+    ids=["a main of the user's own", "a program that starts Ray", "verl's main"],
+)
+def test_a_program_answers_under_the_variable_alone(run_fresh, tmp_path, program, code, says):
+    done = run_fresh(f"import os\nos.environ['{EXPLAIN}'] = '1'\n{program}", tmp_path)
+    assert done.returncode == code and says in done.stdout, done
 
 
 PYTHON = sys.executable
@@ -300,11 +303,14 @@ def test_a_python_without_the_plugin_does_not_train_and_is_named(write, tmp_path
     assert "own 1" in clipx("--", str(other), "-c", program, code=1)["stops"][0]
 
 
-@pytest.mark.slow
-def test_a_plugin_that_a_variable_leaves_out_is_named(monkeypatch):
+def test_a_plugin_that_a_variable_leaves_out_is_named(write, tmp_path, monkeypatch):
+    # In the working folder, from which Python imports first; it loads no plugin, as verl under this variable.
+    for name, text in TRAINS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(name, text)
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    (why,) = clipx("--", *MAIN.split(), code=1)["stops"]
-    assert "VERL_USE_EXTERNAL_PLUGINS=none leaves verl-clipx out" in why
+    (why,) = clipx("--", PYTHON, *MAIN.split()[1:], code=1)["stops"]
+    assert "VERL_USE_EXTERNAL_PLUGINS=none leaves verl-clipx out" in why and not (tmp_path / "trained").exists()
 
 
 def test_a_missing_program_is_named_without_a_trace(write):
