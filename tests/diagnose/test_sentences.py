@@ -21,6 +21,7 @@ from verl_clipx.demo.files import SHIPPED
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ACTOR = "actor_rollout_ref.actor"
 SCORE, LENGTH = "critic/score/mean", "response_length/mean"
+MISMATCH = "training/rollout_probs_diff_mean"
 COLUMNS = {
     "reward": SCORE,
     "entropy": "actor/entropy",
@@ -290,6 +291,22 @@ def check_drift(log: Log, step: int, evidence: str) -> None:
     assert step == log.first(lambda at: clipped[at] == 0 and kls[at] >= max(0.01, 4 * most), "rollout_corr/k3_kl")
 
 
+def check_jump(log: Log, step: int, evidence: str) -> None:
+    value, most, says = re.fullmatch(rf"{KEY} {NUMBER}, at most {NUMBER} before; (.+)", evidence).groups()[1:]
+    values, ages = log.of[MISMATCH], log.of.get("training/off_policy/trajectory_staleness/mean", {})
+    values = {at: of for at, of in values.items() if at > 0 and not ages.get(at)}
+    steps = [*values]
+    places = range(3, len(steps) - 2)
+    mosts = {at: max(values[one] for one in steps[:at]) for at in places}
+    begin = next(at for at in places if min(values[one] for one in steps[at : at + 3]) >= max(1e-3, 4 * mosts[at]))
+    assert steps[begin] == step and near(value, values[step]) and near(most, mosts[begin])
+    last = statistics.median([values[one] for one in steps[-3:]])
+    early, behind = len(steps) - begin < 6, last >= 2 * values[step]
+    assert says.startswith("too early") == early and ("weights that stay behind" in says) == (behind and not early)
+    assert early or not behind or near(says.partition(" in the last")[0], last)
+    assert ("another precision" in says) == (early or not behind) and "leaves tokens out" not in says
+
+
 def check_held_out(log: Log, step: int, evidence: str) -> None:
     key, low, best_at, best, around, begin, end, since = re.fullmatch(
         rf"{KEY} {NUMBER}, in step (\d+) {NUMBER}; {SCORE} on average {NUMBER} in steps (\d+) to (\d+), {NUMBER} since",
@@ -315,6 +332,7 @@ EVIDENCE = {
     "bounds idle: too few tokens a bin": check_few_tokens,
     "bounds idle while the sampler drifts away": check_drift,
     "bounds saturated": check_saturated,
+    "sampler jumps away from the trainer": check_jump,
     "ratio anchored to another policy": check_anchored,
     "truncated sampling": check_truncated,
     "gradient explosion": check_explosion,
