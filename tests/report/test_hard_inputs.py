@@ -142,24 +142,27 @@ def test_the_page_says_so_first_and_its_table_keeps_what_is_finite(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["acpo", "bapo", "dgpo"])
-def test_no_series_breaks_sentences_or_figures(tmp_path, method):
+def test_no_series_breaks_sentences_or_figures(tmp_path):
     """Each series in turn, at one step and at all; in figures, which leave a series out, half of them, and all."""
-    run = write_run(tmp_path / method, method, traced=False, steps=3)
-    rows = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = sorted({name for row in rows for name in row})
+    seen = set()
+    for method in ("acpo", "bapo", "dgpo"):
+        run = write_run(tmp_path / method, method, traced=False, steps=3)
+        rows = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        names = sorted({name for row in rows for name in row})
 
-    def damage(chosen, steps, value):
-        damaged = dict.fromkeys(chosen, value)
-        write_log(run / "metrics.jsonl", [row | (damaged if at in steps else {}) for at, row in enumerate(rows, 1)])
+        def damage(chosen, steps, value, run=run, rows=rows):
+            damaged = dict.fromkeys(chosen, value)
+            write_log(run / "metrics.jsonl", [row | (damaged if at in steps else {}) for at, row in enumerate(rows, 1)])
 
-    for steps in ({2}, {1, 2, 3}):
-        for name in names:
-            damage([name], steps, NAN if len(name) % 2 else None)
-            assert all("nan" not in f"{one.head} {one.text}".lower() for one in said_of(run)), (name, steps)
-        for chosen in (names[::2], names[1::2]) if len(steps) == 1 else (names,):
-            damage(chosen, steps, NAN)
-            clipx("report", run, "--out", tmp_path / "out")
+        for steps in ({2}, {1, 2, 3}):
+            # Those that every method logs once.
+            for name in [name for name in names if name not in seen]:
+                damage([name], steps, NAN if len(name) % 2 else None)
+                assert all("nan" not in f"{one.head} {one.text}".lower() for one in said_of(run)), (name, steps)
+            for chosen in (names[::2], names[1::2]) if len(steps) == 1 and not seen else (names,):
+                damage(chosen, steps, NAN)
+                clipx("report", run, "--out", tmp_path / "out")
+        seen.update(names)
 
 
 @pytest.mark.slow
