@@ -89,6 +89,21 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def compile_by(monkeypatch):
+    """Puts another back end of torch.compile's in Inductor's place, which takes seconds for each graph."""
+    import torch
+
+    compiler = torch.compile
+
+    def by(backend) -> None:
+        # The options are Inductor's.
+        other = lambda function, *, options, **others: compiler(function, backend=backend, **others)  # noqa: E731
+        monkeypatch.setattr(torch, "compile", other)
+
+    return by
+
+
 # An interpreter that imports verl takes more than five seconds, of which verl and the plugin are a tenth. Therefore one
 # imports the rest, and forks a child for each program.
 SERVER = """

@@ -101,7 +101,9 @@ def test_it_is_at_every_probe(actor, method):
         *(("cispo", "KL"), ("acpo", "seq_mean_k3"), ("gspo", "seq_mean_k3")),
     ],
 )
-def test_it_holds_under_every_option(actor, few_probes, method, name):
+def test_it_holds_under_every_option(actor, few_probes, compile_by, method, name):
+    # What Inductor makes of the graphs is compared in tests/loss/test_compiled.py.
+    compile_by("eager")
     overrides = OPTIONS[name] if name in OPTIONS else rejecting(name)
     hold(actor(f"+clipx={method}", *overrides), OptimizerStep(entropy_wanted=name == "entropy bonus"))
 
