@@ -387,8 +387,10 @@ def jumps(x: list[float]) -> list[int]:
             before, after = x[max(0, at - way - 10) : at - way], x[at : at + 3]
             low, high = min(before), max(before)
             beyond = max(min(after) - high, low - max(after))
+            if beyond <= 0 or beyond < widths * (high - low):
+                continue
             level, later = statistics.median(before), statistics.median(after)
-            if beyond <= 0 or beyond < widths * (high - low) or abs(later - level) < max(abs(level), abs(later)) / 4:
+            if abs(later - level) < max(abs(level), abs(later)) / 4:
                 continue
             left = at - way
             while left < at and any(2 * low - high <= value <= 2 * high - low for value in x[left:at]):
@@ -400,9 +402,9 @@ def jumps(x: list[float]) -> list[int]:
 
 def rises(x: list[float]) -> list[int]:
     """Three in a row at four times the highest of five values, within the fifteen after these."""
+    bases = [max(map(abs, x[left - 5 : left])) for left in range(5, len(x))]
     for at in range(5, len(x) - 2):
-        bases = [max(map(abs, x[left - 5 : left])) for left in range(max(5, at - 12), at + 1)]
-        lowest = min((base for base in bases if base > 0), default=math.inf)
+        lowest = min((base for base in bases[max(0, at - 17) : at - 4] if base > 0), default=math.inf)
         if min(x[at : at + 3]) >= max(4 * lowest, 1e-5):
             return [max(place for place in range(at) if x[place] <= lowest) + 1]
     return []
