@@ -228,8 +228,17 @@ def test_a_number_of_samples_that_no_machine_holds_is_refused(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["methods --markdown", "metrics --help", "table list --json"])
-@pytest.mark.parametrize("output", ['"$@" >/dev/full', '"$@" >&-', '"$@" | true'], ids=["full", "closed", "unread"])
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ('"$@" >/dev/full', "table list --json"),
+        ('"$@" >&-', "table list --json"),
+        ('"$@" | true', "table list --json"),
+        # Printed in other ways.
+        ('"$@" >/dev/full', "methods --markdown"),
+        ('"$@" >&-', "metrics --help"),
+    ],
+)
 def test_a_standard_output_that_takes_nothing_is_an_error_without_a_traceback(output, words):
     command = ["bash", "-o", "pipefail", "-c", output, "bash", sys.executable, "-m", "verl_clipx.cli", *words.split()]
     # So wide that lists are tables.
