@@ -1,8 +1,7 @@
 """What every method keeps: the contract that users run on a loss of their own, values that are not finite and the
 working precision, of every group, of settings that only a method's test has and of methods that hold a target; of each
-formula once, through verl's registry, the table PROPERTIES. Not covered: the worker's calls
-(tests/claims/test_groups.py), compiled losses (tests/loss/test_compiled.py), micro-batches (tests/worker), ranks
-(tests/end_to_end).
+formula once, through verl's registry. Not covered: the worker's calls (tests/claims/test_groups.py), compiled losses
+(tests/loss/test_compiled.py), micro-batches (tests/worker), ranks (tests/end_to_end).
 """
 
 import math
@@ -85,7 +84,8 @@ def assert_finite(loss, gradient, metrics):
     assert not [key for key, value in metrics.items() if not math.isfinite(value)]
 
 
-def nothing_outside_the_mask_is_read(name):
+@every_formula
+def test_nothing_outside_the_mask_is_read(name):
     batch = ragged(0)
     loss, gradient, metrics = called(name, batch)
     outside = ~batch["response_mask"]
@@ -97,7 +97,8 @@ def nothing_outside_the_mask_is_read(name):
     assert (gradient[outside] == 0).all()
 
 
-def degenerate_batches_are_finite(name):
+@every_formula
+def test_degenerate_batches_are_finite(name):
     one, empty = (ragged(1) for _ in range(2))
     one["response_mask"] = torch.zeros_like(one["response_mask"])
     one["response_mask"][1, 3] = True
@@ -116,7 +117,8 @@ def degenerate_batches_are_finite(name):
             assert torch.equal(gradient != 0, signal)
 
 
-def no_tokens_at_all_give_finite_metrics(name):
+@every_formula
+def test_no_tokens_at_all_give_finite_metrics(name):
     batch = ragged(2)
     batch["response_mask"] = torch.zeros_like(batch["response_mask"])
     loss, gradient, metrics = called(name, batch, "token-sum")
@@ -126,13 +128,15 @@ def no_tokens_at_all_give_finite_metrics(name):
     assert metrics.keys() == called(name, ragged(2))[2].keys()
 
 
-def float32_agrees_with_float64(name):
+@every_formula
+def test_float32_agrees_with_float64(name):
     narrow = ragged(4, dtype=torch.float32)
     wide = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in narrow.items()}
     assert_close(called(name, narrow)[1].double(), called(name, wide)[1], rtol=2e-5, atol=0)
 
 
-def on_policy_the_gradient_is_the_plain_policy_gradient(name):
+@every_formula
+def test_on_policy_the_gradient_is_the_plain_policy_gradient(name):
     batch = ragged(5)
     batch["log_prob"] = batch["old_log_prob"].clone()
     mask = batch["response_mask"]
@@ -142,21 +146,6 @@ def on_policy_the_gradient_is_the_plain_policy_gradient(name):
         assert (found == 0).sum() == (expected == 0).sum() + 1
         expected = torch.where(found == 0, 0.0, expected)
     assert_close(found, expected, rtol=1e-12, atol=0)
-
-
-PROPERTIES = (
-    nothing_outside_the_mask_is_read,
-    degenerate_batches_are_finite,
-    no_tokens_at_all_give_finite_metrics,
-    float32_agrees_with_float64,
-    on_policy_the_gradient_is_the_plain_policy_gradient,
-)
-
-
-@every_formula
-@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
-def test_property(holds, name):
-    holds(name)
 
 
 @every_method

@@ -1,5 +1,5 @@
 """Which statistics each scope decides from, what it costs and what it remembers, over hand-made rollout batches. Not
-covered: real passes and ranks (tests/end_to_end/test_invariance.py).
+covered: what costs nothing (tests/run/test_schedule.py), real passes and ranks (tests/end_to_end/test_invariance.py).
 """
 
 import math
@@ -90,11 +90,6 @@ def test_mini_batch_has_an_extra_pass_before_every_update():
     assert (epsilons(first) == 0.2).all() and epsilons(second).max() > 0.3
     assert torch.equal(second.statistics, RANKS * run.own(batch()))
     assert first.decided_from is second.decided_from is DecidedFrom.MINI_BATCH
-    # A micro-batch's and fixed bounds cost nothing.
-    for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
-        step = run.step(batch())
-        assert (run.passes, run.reductions) == (0, 0) and step.decided_from is DecidedFrom.MICRO_BATCH
-        assert step.statistics is None and step.decision is None and step.collected is None
 
 
 def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
