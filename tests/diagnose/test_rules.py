@@ -185,13 +185,8 @@ def test_of_the_stored_logs_only_the_three_collapses_of_gppo_are_found_within_tw
 @pytest.mark.slow
 def test_the_page_is_what_the_logs_say(monkeypatch):
     changes, known = counting.changes, {}
-
-    def look_once(log):
-        if id(log) not in known:
-            known[id(log)] = log, changes(log)
-        return known[id(log)][1]
-
-    monkeypatch.setattr(counting, "changes", look_once)
+    once = lambda log: known[id(log)] if id(log) in known else known.setdefault(id(log), changes(log))  # noqa: E731
+    monkeypatch.setattr(counting, "changes", once)
     page = (DOCS / "dev/diagnosis_evidence.md").read_text()
     for name, table in counting.tables().items():
         assert f"{counting.BEGIN.format(name)}{table}{counting.END.format(name)}" in page
