@@ -18,6 +18,7 @@ from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s, merged, refusals_in, refused
 from verl_clipx.base.refusal import Refusal
+from verl_clipx.run import resolve as resolving
 from verl_clipx.run.keys import FACTS
 from verl_clipx.run.resolve import resolve
 from verl_clipx.run.trace import Trace
@@ -88,6 +89,13 @@ def test_in_a_notebook_the_first_read_resolves_it():
     config, decision = decided("+clipx=grpo")
     config.actor_rollout_ref.actor.ppo_epochs = 2
     assert (decision.run.schedule.updates, resolve(config).run.schedule.updates) == (4, 8)
+
+
+def test_a_read_resolves_it_once(monkeypatch):
+    resolved = []
+    monkeypatch.setattr(resolving, "resolve", lambda config: resolved.append(config) or resolve(config))
+    built(hydra_s("+clipx=grpo"))
+    assert len(resolved) == 1
 
 
 def test_verls_tinker_worker_gets_it_by_its_first_read():

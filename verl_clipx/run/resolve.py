@@ -99,7 +99,7 @@ def replaced(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
     """What the user has written over the nodes that the plugin keeps in verl's, perhaps in vain."""
     for key in OF_THE_PLUGIN:
         name = key.rpartition(".")[2]
-        if name not in node or OmegaConf.is_interpolation(node, name):
+        if OmegaConf.is_interpolation(node, name) or name not in node:
             continue
         # Resolved before, as in a notebook, it is what a target builds; the clipx node alone, a copy of the run's.
         is_built = OmegaConf.is_config(node[name]) and "_target_" in node[name]
