@@ -111,7 +111,7 @@ class KlCov(WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.2
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
         """coefficient * |log r| where a token is penalised, and its derivative."""
-        strength = where(self.penalised(t, bounds), self.coefficient, 0.0)
+        strength = self.coefficient * self.penalised(t, bounds).to(t.ratio.dtype)
         return strength * t.log_ratio.abs(), where(t.live, strength, 0.0) * t.log_ratio.sign()
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
