@@ -111,8 +111,11 @@ class KlCov(WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.2
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
         """coefficient * |log r| where a token is penalised, and its derivative."""
-        strength = self.coefficient * self.penalised(t, bounds).to(t.ratio.dtype)
-        return strength * t.log_ratio.abs(), where(t.live, strength, 0.0) * t.log_ratio.sign()
+        penalised, x = self.penalised(t, bounds), t.log_ratio
+        return (
+            where(penalised, self.coefficient * x.abs(), 0.0),
+            where(penalised & t.live, self.coefficient * x.sign(), 0.0),
+        )
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-A r, and the penalty."""
