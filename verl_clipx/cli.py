@@ -24,7 +24,8 @@ from verl_clipx.common.command_line import (
     working,
 )
 from verl_clipx.common.extras import missing_tool
-from verl_clipx.common.terminal import TerminalConsole, print_list, print_plain, warnings_on, with_whole_output
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.common.verl_version import installed_version
 
 OF_PAPERS = {"data": "tasks.commands", "eval": "evaluation.commands", "recipe": "tables.recipe_commands"}

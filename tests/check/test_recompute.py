@@ -5,6 +5,7 @@ verl's checkpoints (tests/worker/test_verl_contract.py), other engines, GPUs.
 
 import json
 
+import pyarrow.parquet
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -16,7 +17,6 @@ from verl_clipx.cli import app
 from verl_clipx.common.traces import Shard, write_shard
 from verl_clipx.cpu.rollout.generator import Generator, Request
 from verl_clipx.cpu.rollout.parameters import SamplingParameters
-from verl_clipx.demo.files import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -177,7 +177,12 @@ def test_what_cannot_be_scored_is_said(tmp_path, trained):
     assert "has traces of these steps: [3]" in refusal(run, checkpoints[0], "--step", 2)
     assert "no model in Hugging Face's form and no FSDP checkpoint" in refusal(run, tmp_path)
     # The traces of the version before have no prompts.
-    assert "traced without the prompts' tokens" in refusal(SHIPPED / "grpo-seed1", checkpoints[0])
+    old, _ = write_run(tmp_path / "old", requests)
+    for shard in (old / "traces").glob("*.parquet"):
+        table = pyarrow.parquet.read_table(shard)
+        metadata = {**table.schema.metadata, b"clipx_trace_version": b"2"}
+        pyarrow.parquet.write_table(table.drop_columns(["context", "turn"]).replace_schema_metadata(metadata), shard)
+    assert "traced without the prompts' tokens" in refusal(old, checkpoints[0])
     for request in requests:
         request.log_probs = [None] * len(request.log_probs)
     silent, _ = write_run(tmp_path / "silent", requests)

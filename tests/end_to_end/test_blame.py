@@ -1,6 +1,7 @@
 """`clipx blame` through the real verl: a run that fails, its checkpoint, and reruns of it, unchanged and with another
 learning rate. Covers that verl goes on from the checkpoint, from its copy with another rate too. To bound the time, the
-reruns of all seeds but the first are copies of the first's logs; tests/blame has the rest of the command.
+reruns of all seeds but the first are copies of the first's logs, so that an arm fails in all seeds or in none; whether
+the unchanged one does is chance. tests/diagnose/test_blame.py has the rest of the command.
 """
 
 import shlex
@@ -13,7 +14,7 @@ from verl_clipx.runs.run_log import read_run_log
 
 from .runs import train
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 LR, BROKEN = "actor_rollout_ref.actor.optim.lr", 0.5
 # Trains the first seed of an arm, and copies its log for the others.
@@ -27,7 +28,7 @@ shutil.copy(first, log)
 """
 
 
-def test_the_learning_rate_that_broke_a_run_is_named(task, tmp_path, monkeypatch):
+def test_reruns_go_on_from_verls_checkpoint_with_their_learning_rate(task, tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
@@ -38,7 +39,8 @@ def test_the_learning_rate_that_broke_a_run_is_named(task, tmp_path, monkeypatch
     launcher = f"{shlex.quote(sys.executable)} {tmp_path / 'launcher.py'}"
     words = ["--from", 1, "--arm", f"lr: {LR}=5e-4", "--with", "+hardware=cpu", "--until", 5, "--out", "plan"]
     said = clipx("blame", tmp_path / "run", *words, "--launcher", launcher)
-    assert "unchanged failed 4 of 4 lr failed 0 of 4 prevents it (p 0.014)" in said
+    named = "unchanged failed 4 of 4 lr failed 0 of 4 prevents it (p 0.014)" in said
+    assert named or "lr failed 0 of 4 The failure did not recur in most of the unchanged reruns" in said
     for arm, rate in (("unchanged", BROKEN), ("lr", 5e-4)):
         log = read_run_log(tmp_path / f"plan/{arm}-seed8/metrics.jsonl")
         assert [*log.index] == [2, 3, 4, 5] and log["actor/lr"].tolist() == pytest.approx([rate] * 4)

@@ -14,7 +14,6 @@ from typing import Any
 from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 
 # Sequences that set colours and move the cursor; control characters other than tabs and line ends; marks that reverse
 # the direction of a line; lone surrogates, which no terminal can encode.
@@ -47,16 +46,6 @@ class TerminalConsole(Console):
         self.print_line(
             textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
         )
-
-
-def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = ""):
-    """Prints rows, of cells in rich's markup, as a table, in which a word that is wider than its column is folded."""
-    table = Table(title=title, caption=caption or None)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def track(items: Sequence[Any], what: str) -> Iterator[Any]:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 
 from verl_clipx.base.method import NODE
-from verl_clipx.common.terminal import TerminalConsole, print_list
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.replay.measures import Replay, of_run, replay
 from verl_clipx.replay.output import (
     BY_PROBABILITY,

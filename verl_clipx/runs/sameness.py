@@ -40,8 +40,8 @@ LEFT_OUT = (
     *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
     # derived from other keys
     *("actor_rollout_ref.actor.policy_loss.run*", "actor_rollout_ref.actor.policy_loss.clipx*", "*_target_"),
-    # words of the announced line
-    "clipx.paper_loss_agg_mode",
+    # words of the announced line, and keys that are gone
+    *("clipx.paper_loss_agg_mode", "clipx.correction", "clipx.lagged_average"),
 )
 
 # Left out as places of files, but what they name is a part of the setting of a run.

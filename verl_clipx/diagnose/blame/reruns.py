@@ -15,7 +15,7 @@ import pandas
 
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.common import with_parent
-from verl_clipx.common.files import making_folder
+from verl_clipx.common.files import making_folder, write_text
 from verl_clipx.common.run_files import LOG_VARIABLE, METRICS
 from verl_clipx.common.statistics.comparison import LEVEL, chance_of_missing, compare_failures, holm
 from verl_clipx.common.statistics.estimate import share
@@ -112,7 +112,7 @@ def make_reruns(
             rerun.folder.mkdir(parents=True)
             code = run(plan, rerun)
             if outcome_of(plan, rerun) is None:
-                (rerun.folder / CODE).write_text(f"{code}\n")
+                write_text(rerun.folder / CODE, f"{code}\n")
             say(f"{number} of {len(reruns)}, {rerun.folder.name}: {outcome_of(plan, rerun)}")
 
 

@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 
 from verl_clipx.common.command_line import fail, failing
-from verl_clipx.common.terminal import TerminalConsole, print_list, print_plain
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole, print_plain
 
 app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
 console = TerminalConsole()

@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from verl_clipx.common.command_line import AsJson, fail, failing, print_json
 from verl_clipx.common.files import check_shape, read_json_object, write_json, write_text
-from verl_clipx.common.terminal import TerminalConsole, print_list
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.papers.tables.definition import Table

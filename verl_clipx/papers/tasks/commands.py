@@ -11,7 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 
 from verl_clipx.common.command_line import fail, failing
-from verl_clipx.common.terminal import TerminalConsole, print_list, warnings_on
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole, warnings_on
 from verl_clipx.papers.messages import fault_of_prompt
 
 app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's format.")
