@@ -180,7 +180,7 @@ def failure_of(run: Run, name: str | None) -> tuple[Onset, Rule]:
     failures = [name] if name else [of for of, one in met.items() if one.rule.kind is not Kind.REMARK]
     if not failures:
         reason = "clipx diagnose finds no fact and no trend in its log: nothing failed"
-        raise Refusal("--rule", None, reason, f"Name what counts as failed. {known}")
+        raise Refusal("--rule", ABSENT, reason, f"Name what counts as failed. {known}")
     return met[failures[0]].onset, met[failures[0]].rule
 
 
