@@ -16,7 +16,8 @@ from verl_clipx.common.traces import read_shards
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 
-_, ROUNDED = PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16")
+ROUNDED = PRECISIONS[1]
 UNROUNDED = ("float32", "fp32", "float64")
 ROLLOUT = "actor_rollout_ref.rollout"
 # Two passes in float32 differ by less, in nats: on average, and for 99 % of the tokens.
