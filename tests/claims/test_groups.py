@@ -73,7 +73,7 @@ def test_there_are_groups_of_every_kind():
 @pytest.mark.parametrize("scope", ["lagged", "micro_batch"])
 def test_the_steps_have_tokens_in_every_region(scope):
     for group, values in (("grpo", {}), ("bapo", {}), ("acpo", {"clipx.epsilon_max": 0.5})):
-        steps = first_call(actor_of(merged([f"+clipx={group}"], {**values, "clipx.scope": scope}))).metrics
+        steps = first_call(actor_of(merged([f"+clipx={group}"], {**values, "clipx.scope": scope})))
         assert len(steps) == (2 if scope == "lagged" else 1)
         for metrics in steps:
             assert all(metrics[f"clipx/gradient_mass/{region}"] > 0 for region in ("LP", "HN", "M"))
@@ -131,7 +131,7 @@ def test_every_loss_of_verls_trains_with_observe(loss_mode):
     values = {f"{ACTOR}.policy_loss.loss_mode": loss_mode}
     if loss_mode == "dro":
         values[f"{ACTOR}.policy_loss.dro_beta"] = 0.1
-    (metrics,) = first_call(actor_of(merged([OBSERVE], values))).metrics
+    (metrics,) = first_call(actor_of(merged([OBSERVE], values)))
     assert metrics["clipx/gradient_mass/M"] > 0
 
 
@@ -174,9 +174,3 @@ def test_the_shortcuts_of_these_tests_give_what_hydra_gives(groups, values):
     assert actor_of(quick).policy_loss == built(whole).policy_loss
     further = (*values, "+a.new.key=[1]", "~trainer.device", "++data.shuffle=false")
     assert composition(*further, *groups) == by_hydra("ppo_trainer", *MICRO_BATCH, *further, *groups)
-
-
-def test_a_loss_that_is_not_finite_is_found():
-    values = {"clipx.function": "tests.example_losses:nan", "clipx.log_ratio_clamp": None}
-    with pytest.raises(AssertionError, match="step 0: the loss is nan"):
-        first_call(actor_of(merged(["+clipx=custom"], values)))

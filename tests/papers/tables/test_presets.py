@@ -15,17 +15,17 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
-from tests.claims.first_call import first_call_of
-from tests.papers.tables.compositions import MEASURED, PAPERS, on_a_machine, preset_alone, values, verl_s_own
-from verl_clipx.papers.tables.against_preset import OPEN, differences
+from tests.claims.first_call import first_call
+from tests.composition import composition, group_s_own
+from tests.papers.tables.compositions import PAPERS, on_a_machine
+from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.origins import groups_of, read_origins
-from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_a_step
+from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_a_step, values_of
 from verl_clipx.papers.tables.recipe_commands import summary_of
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
 from verl_clipx.run.config import completed
-from verl_clipx.run.groups import group_settings
 from verl_clipx.runs.sameness import significant_values
 
 HARDWARE = "+hardware=a100x8"
@@ -54,12 +54,6 @@ def leaves(node, prefix=""):
         yield from leaves(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["acpo/orz_7b_ar_lopti_off_script", "dgpo/dapo17k_1_5b_dgpo"])
-def test_the_shortcut_of_these_tests_gives_what_hydra_gives(name):
-    assert OmegaConf.to_container(compose_preset(name, [HARDWARE])) == OmegaConf.to_container(on_a_machine(name))
-
-
 @pytest.mark.parametrize("name", one_of_each_kind(EVERY, pytest.mark.slow))
 def test_verl_accepts_it_and_its_first_optimizer_step_is_finite(name):
     config = on_a_machine(name)
@@ -72,11 +66,11 @@ def test_verl_accepts_it_and_its_first_optimizer_step_is_finite(name):
     assert not need_critic(config) and need_reference_policy(config) == name.startswith("ar_lopti/")
     if name.startswith("reversal/"):
         assert config.clipx_rollout.versions_old == (3 if name.endswith("_stale") else 0)
-    first_call_of(config.actor_rollout_ref.actor)
+    first_call(omega_conf_to_dataclass(config.actor_rollout_ref.actor))
 
 
 def test_every_key_is_one_that_verl_has():
-    own = OmegaConf.to_container(verl_s_own(HARDWARE))
+    own = OmegaConf.to_container(composition(HARDWARE))
     for path in {path for name in NAMES for path in read_origins(name)}:
         if path.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.")):
             continue
@@ -88,10 +82,11 @@ def test_every_key_is_one_that_verl_has():
 
 @pytest.mark.parametrize("name", one_of_each_kind(EVERY))
 def test_origins_are_those_of_the_values_that_hydra_takes(name):
-    found, of_hydra = read_origins(name), dict(leaves(OmegaConf.to_container(preset_alone(name))))
+    alone = OmegaConf.to_container(group_s_own(f"+recipe={name}"))
+    found, of_hydra = read_origins(name), dict(leaves(alone))
     assert {key: found[key].value for key in of_hydra} == of_hydra
     # What its group leaves to the class of its method.
-    defaults = completed(OmegaConf.to_container(preset_alone(name).clipx))
+    defaults = completed(alone["clipx"])
     rest = {key: origin for key, origin in found.items() if key not in of_hydra}
     assert all(origin.file.startswith("verl_clipx/methods/") for origin in rest.values())
     assert {key: origin.value for key, origin in rest.items()} == {key: defaults[key[6:]] for key in rest}
@@ -99,7 +94,7 @@ def test_origins_are_those_of_the_values_that_hydra_takes(name):
 
 @pytest.mark.parametrize(("name", "expected"), BY_HAND["batches"].items())
 def test_batches_updates_and_learning_rates_by_hand(name, expected):
-    config = values(name)
+    config = values_of(name)
     actor = config.actor_rollout_ref.actor
     batches = [config.data.train_batch_size, actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n]
     assert [*batches, updates_a_step(config), actor.optim.lr] == expected
@@ -107,14 +102,14 @@ def test_batches_updates_and_learning_rates_by_hand(name, expected):
 
 @pytest.mark.parametrize(("name", "expected"), BY_HAND["parameters"].items())
 def test_the_methods_parameters_by_hand(name, expected):
-    clipx = OmegaConf.create(completed(OmegaConf.to_container(values(name).clipx, resolve=True)))
+    clipx = OmegaConf.create(completed(OmegaConf.to_container(values_of(name).clipx, resolve=True)))
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
 
 
 def test_files_templates_rewards_and_names_are_this_projects(monkeypatch):
     monkeypatch.setenv("CLIPX_DATA", "/data")
     for name in NAMES:
-        config = values(name)
+        config = values_of(name)
         assert config.trainer.experiment_name == name.split("/")[1] and name.removesuffix("_script") in NAMES
         validation = config.data.val_files
         for file in [config.data.train_files, *([validation] if isinstance(validation, str) else validation)]:
@@ -126,30 +121,11 @@ def test_files_templates_rewards_and_names_are_this_projects(monkeypatch):
         assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
 
 
-@pytest.mark.parametrize("part", MEASURED)
-def test_ablations_ask_for_the_bounds_that_they_need(part):
-    for regime in ("near", "near_script", "off", "off_script"):
-        found = read_origins(f"acpo/countdown_3b_{part}_{regime}")
-        assert {key for key, origin in found.items() if origin.value == OPEN} == {*MEASURED[part]}
-        # Otherwise the ablation is GRPO, as +clipx=grpo has it; the dual clip is the preset's.
-        node = {key[6:]: origin.value for key, origin in found.items() if key.startswith("clipx.")}
-        grpo = completed(group_settings("grpo")) | dict.fromkeys((key[6:] for key in MEASURED[part]), OPEN)
-        assert {key for key in node.keys() - {"_target_"} if node[key] != grpo[key]} <= {"dual_clip"}
-
-
-def test_separate_async_meets_verls_condition_on_its_batches():
-    config = on_a_machine("bapo/skywork_7b_bapo_separate_async")
-    parts = config.trainer.v1.separate_async.parameter_sync_step
-    assert config.data.train_batch_size == parts * config.actor_rollout_ref.actor.ppo_mini_batch_size
-    rollout = config.actor_rollout_ref.rollout
-    assert rollout.nnodes > 0 and rollout.checkpoint_engine.backend != "naive"
-
-
 def test_overrides_win_the_machine_does_not_and_an_unknown_preset_names_its_neighbours():
     config = compose_preset("acpo/orz_7b_acpo_near_script", ["data.train_batch_size=64", HARDWARE])
     assert config.data.train_batch_size == 64
     # The machine's micro-batches by tokens would change over what the released ACPO takes its statistics.
-    assert verl_s_own(HARDWARE).actor_rollout_ref.actor.use_dynamic_bsz
+    assert composition(HARDWARE).actor_rollout_ref.actor.use_dynamic_bsz
     assert not config.actor_rollout_ref.actor.use_dynamic_bsz
     with pytest.raises(ValueError, match="acpo/countdown_3b_acpo_near"):
         compose_preset("acpo/countdown_3b_acpo_neer")
