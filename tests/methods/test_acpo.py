@@ -78,16 +78,6 @@ def test_bin_edges_and_equal_ratios_far_from_one():
         assert 0 <= sigma <= 1e-7 * max(1.0, ratio)
 
 
-@pytest.mark.parametrize(("bin_on", "expected"), [("old", [1.0, 0.0]), ("current", [0.0, 1.0])])
-def test_which_policy_is_binned(bin_on, expected):
-    method = Acpo(bins=2, bin_on=bin_on)
-    t, statistics, _ = decided(method, [4.0], [0.2])
-    assert statistics[:2].tolist() == expected
-    # Sigmas, then an epsilon of 0.25 in the lower bin and 0.75 in the upper one.
-    _, high = method.bounds(t, torch.tensor([0.0, 0.0, 0.25, 0.75], dtype=torch.float64))
-    assert high.item() == 1.25 + 0.5 * expected[1]
-
-
 @pytest.mark.parametrize(
     ("method", "ratio", "probability", "expected"),
     [

@@ -1,4 +1,4 @@
-"""BAPO's candidates, sums and search by hand, and its vectorised search against the papers' loops, written plainly:
+"""BAPO's candidates, weights and ends by hand, and its vectorised search against the papers' loops, written plainly:
 Algorithm 1 (upper bound first, full steps) and the release's (lower bound first, last step clipped to the stop). Not
 covered: the golden vectors (tests/worker/test_golden.py), contributions so small that BAPO's units round them.
 """
@@ -126,28 +126,6 @@ def test_tokens_of_one_sign_or_none(contribution, counted, first):
     for dtype in (torch.float32, torch.float64):
         for advantages, mask in (([-1.0, 1.0], [False, False]), ([0.0, 0.0], [True, True])):
             assert decided(method, [1.0, 2.0], advantages, mask=mask, dtype=dtype) == [0.6, 1.2, 0.0, 0.0]
-
-
-def test_decision_bounds_and_metrics():
-    # P = min(4, c_high), N = 1. epsilon, 1, is added to the N of ratio only: P / 2 reaches 1 at c_high = 2; the shares
-    # 1/2, 2/3 reach 0.5 at 1.
-    for contribution, target, c_high in (("ratio", 1.0, 2.0), ("share", 0.5, 1.0)):
-        method = Bapo(contribution=contribution, target=target, epsilon=1.0, **SMALL)
-        assert decided(method, [4.0, 1.0], [1.0, -1.0])[:2] == [0.25, c_high]
-    method, t = Bapo(**SMALL), tokens_at(row(1.0), row(1.0))
-    decision = torch.tensor([0.5, 2.0, 0.25, 0.75], dtype=torch.float64)
-    assert method.bounds(t, decision) == (0.5, 2.0)
-    metrics = {key: value.item() for key, value in method.metrics(method.statistics(t), decision).items()}
-    assert metrics == {"c_low": 0.5, "c_high": 2.0, "positive_share_before": 0.25, "positive_share_after": 0.75}
-
-
-def test_statistics_by_hand():
-    ratio = torch.tensor([[1.0, 2.5, 9.0, 0.5, 0.1, 1e6]])
-    advantages = torch.tensor([[1.0, 2.0, 3.0, -4.0, -5.0, -1.0]])
-    statistics = Bapo(**SMALL).statistics(tokens_at(ratio, advantages))
-    # Weights, then values. The value of the positive 9.0, above the last candidate, is never needed.
-    expected = [1, 0, 2, 3, 1, 0, 5, 0, 5, 0, 4, 1, 0.5, 0, 2, 1e6]
-    assert_close(statistics, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=0)
 
 
 def test_neither_the_order_of_tokens_nor_micro_batches_matter_to_the_last_bit():

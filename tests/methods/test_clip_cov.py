@@ -58,17 +58,3 @@ def test_the_draw_is_uniform_and_follows_the_token_from_version_to_version():
     assert torch.equal(numbers[3:5, :9], uniform(values[3:5, :9], 0))
     for one, two in ((numbers, other), (numbers[:, 1:], numbers[:, :-1])):
         assert abs(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]) < 0.01
-
-
-def test_the_number_drawn_is_the_share_on_average():
-    generator = torch.Generator().manual_seed(1)
-    shape = (200, 500)
-    old = -3 * torch.rand(shape, dtype=torch.float64, generator=generator)
-    A = torch.randn(shape, dtype=torch.float64, generator=generator)
-    t = tokens_at(torch.ones(shape, dtype=torch.float64), A, old_log_prob=old)._replace(log_prob=old)
-    drawn = [
-        ClipCov(share=0.01, seed=seed).drawn(t, decision(ClipCov(share=0.01), t)).sum().item() for seed in range(8)
-    ]
-    # 1,000 of 100,000 tokens; the standard deviation of a mean of eight draws is at most 11.
-    assert abs(sum(drawn) / 8 - 1000) < 45
-    assert len(set(drawn)) > 1

@@ -1,17 +1,12 @@
-"""GSPO's weight and value by hand, the settings of verl's own gspo, and LUSPO by autograd. Not covered: splits inside a
-sequence, which verl does not make for a loss.
+"""GSPO's weight and value by hand, and the settings of verl's own gspo; LUSPO, its sum over a sequence's tokens, is in
+test_against_polgrad.py. Not covered: splits inside a sequence, which verl does not make for a loss.
 """
 
 import math
 
-import torch
-from torch.testing import assert_close
-
-from tests.composition import built_once
-from tests.golden.runs import registered_loss
 from verl_clipx.methods.gspo import Gspo
 
-from .against_verl import AsVerl, ragged
+from .against_verl import AsVerl
 from .at import At, by_hand
 
 PUBLISHED = {"gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0)}
@@ -62,19 +57,3 @@ test_by_hand = by_hand(
         "there is none below": At(FREE, (math.exp(-15), math.exp(-15)), 1.0, math.exp(-15)),
     }
 )
-
-
-def test_luspo_is_gspo_summed_over_each_sequences_tokens():
-    batch = ragged(1, spread=0.3, sequences=16)
-    batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
-    bounds = ("clipx.clip_low=0.9", "clipx.clip_high=1.1")
-    loss, gradient, _ = registered_loss(built_once(("+clipx=gspo", *bounds)), batch, loss_agg_mode="seq-mean-token-sum")
-    log_prob, mask, A = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"], batch["advantages"]
-    # GSPO's objective of a sequence, times its length, over the sequences that have a token.
-    lengths = mask.sum(-1)
-    s = (torch.where(mask, log_prob - batch["old_log_prob"], 0.0).sum(-1) / lengths.clamp(min=1)).exp()
-    expected = -(lengths * torch.minimum(s * A[:, 0], s.clamp(0.9, 1.1) * A[:, 0])).sum() / (lengths > 0).sum()
-    expected.backward()
-    assert_close(loss, expected.detach())
-    assert_close(gradient, log_prob.grad)
-    assert gradient.any() and not gradient.any(-1).all()
