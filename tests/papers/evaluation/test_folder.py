@@ -62,15 +62,3 @@ def test_anything_but_n_responses_to_each_question_is_an_error(tmp_path, spoil, 
     write_rows(path, spoil(rows))
     with pytest.raises(ValueError, match=message):
         read_responses(tmp_path, 2, range(4))
-
-
-def test_a_file_that_was_cut_off_and_a_second_one_are_errors(tmp_path):
-    path = write_chunk(tmp_path, [0, 1])
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-30])
-    with pytest.raises(ValueError, match=r"20\.jsonl, line 4"):
-        read_responses(tmp_path, 2)
-    path.write_bytes(whole)
-    path.with_name("1.jsonl").write_bytes(whole)
-    with pytest.raises(ValueError, match="8 responses, not exactly 2 to each of 2"):
-        read_responses(tmp_path, 2)

@@ -124,12 +124,6 @@ def test_ranks_and_engine_follow_from_the_overrides(overrides, ranks, engine, mo
     assert (ranks_of(base), base.actor_rollout_ref.rollout.name) == (ranks, engine)
 
 
-def test_vllm_where_it_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(validation_run, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"actor_rollout_ref\.rollout\.name=vllm"):
-        compose_base(["+hardware=cpu", "actor_rollout_ref.rollout.name=vllm"])
-
-
 @pytest.mark.parametrize(
     ("tokens", "truncated"), [([1, 2], False), ([1, 2, 9], False), ([1, 2, 3], True), ([9], False), ([], False)]
 )

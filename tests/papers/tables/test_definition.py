@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.papers.tables.tables import made_table
-from verl_clipx.papers.tables.definition import MEAN_OF, Source, columns_used, load_table, table_names
+from verl_clipx.papers.tables.definition import MEAN_OF, columns_used, load_table, table_names
 from verl_clipx.papers.tables.presets import preset_names
 
 ROOT = Path(__file__).parents[3]
@@ -26,11 +26,6 @@ UNITS = ("percent", "fraction", "seconds", "number")
 # What the papers print is rounded.
 ROUNDING = {1: 0.05, 2: 0.005}
 EPSILON = 1e-9
-
-
-def test_the_page_on_tables_names_each():
-    page = (ROOT / "docs" / "papers.md").read_text()
-    assert [name for name in TABLES if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -66,20 +61,6 @@ def test_means_over_columns_are_the_papers_averages():
         if None not in parts:
             off = abs(sum(parts) / len(parts) - table.expected(row, column))
             assert off <= ROUNDING[table.digits] + EPSILON, (table.name, row.name, column.name)
-
-
-def test_a_cell_knows_its_run_its_benchmarks_and_its_number():
-    table = made_table("definition")
-    x, y, z, q = table.rows
-    near, off = table.columns
-    assert table.source_of(x, near) == Source("p/x_near", None)
-    assert table.source_of(y, off) is None and not table.is_measurable(y, off)
-    assert table.source_of(z, off) == Source(None, "hub/z")
-    assert not table.is_measurable(q, near)
-    assert table.expected(x, off) == 2.0 and table.expected(y, off) is None
-    assert table.benchmarks["b"]["max_tokens"] == 16 and table.benchmarks["c"]["max_tokens"] == 32
-    assert [source.preset for source, _ in table.sources()] == ["p/x_near", "p/x_off", "p/y_near", None]
-    assert table.folder_of(Source(None, "hub/z")) == "models/small/hub--z"
 
 
 BROKEN = yaml.safe_load(Path(__file__).with_name("broken_definitions.yaml").read_text())

@@ -159,11 +159,6 @@ def test_bash_and_the_launchers_take_every_line(name, places):
         assert f"+recipe={job.label.split(',')[0]}" in printed(job.command)
 
 
-def test_a_launcher_still_asks_for_a_recipe_where_there_is_none():
-    done = subprocess.run(["bash", "-ec", TAKEN, "bash", "clipx table list"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "no recipe: clipx" in done.stderr
-
-
 def test_the_printed_plan_is_a_script(tmp_path):
     words = ["table", "plan", "cpu_small", "--runs", str(tmp_path / "runs"), "--seed", "5", "--row", "ACPO"]
     first, *rest = CliRunner().invoke(app, words).stdout.splitlines()

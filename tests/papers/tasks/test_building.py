@@ -1,6 +1,7 @@
-"""Building a split: deduplication, counts, hash, resume, schema over chunks, what is refused.
+"""Building a split: deduplication, counts, hash, schema over chunks, what is refused.
 
-Not covered: sets of the papers' sizes; the hub; verl's reading of it (test_ground_truth.py).
+Not covered: sets of the papers' sizes; the hub; verl's reading of it (test_ground_truth.py); going on, and what
+fails on the way (test_commands.py).
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_clipx.papers.tasks import building
-from verl_clipx.papers.tasks.building import build_split, normalise_prompt, option_names, read_record, row_line
+from verl_clipx.papers.tasks.building import build_split, normalise_prompt, option_names, row_line
 from verl_clipx.papers.tasks.definition import DatasetDefinition
 
 
@@ -60,28 +61,6 @@ def test_hash_by_hand_whatever_the_chunks(tmp_path, monkeypatch):
     assert sha256 == hashlib.sha256(line.encode() + b"".join(map(row_line, rows[1:]))).hexdigest()
 
 
-def test_a_finished_split_is_known_by_its_file_alone_and_not_made_again(tmp_path):
-    definition, calls = define(ROWS)
-    arguments = {"split": "test", "prompt": "boxed_step_by_step", "limit": 1, "options": {"seed": 3}}
-    record = build_split(definition, tmp_path, **arguments)
-    assert vars(record.request) == arguments | {"dataset": "invented", "source": "generated"}
-    assert record.rows == 1
-    before = (tmp_path / "test.parquet").stat().st_mtime_ns
-    assert build_split(definition, tmp_path, **arguments) == record == read_record(tmp_path / "test.parquet")
-    assert len(calls) == 1 and (tmp_path / "test.parquet").stat().st_mtime_ns == before
-
-
-def test_another_request_does_not_overwrite(tmp_path):
-    definition, _ = define(ROWS)
-    build_split(definition, tmp_path, split="train")
-    with pytest.raises(FileExistsError, match=r"made with limit=None, not 1; remove it or choose another folder"):
-        build_split(definition, tmp_path, split="train", limit=1)
-    (tmp_path / "test.parquet").write_text("mine")
-    with pytest.raises(FileExistsError, match="made by something else"):
-        build_split(definition, tmp_path, split="test")
-    assert (tmp_path / "test.parquet").read_text() == "mine"
-
-
 def test_a_changed_local_copy_is_noticed(tmp_path):
     """The hash of a file is its own; a folder's follows names and sizes."""
     definition, _ = define(ROWS)
@@ -98,18 +77,6 @@ def test_a_changed_local_copy_is_noticed(tmp_path):
     (folder / "a").write_text("two")
     with pytest.raises(FileExistsError, match=r"made with source='a sha256:.*', not 'a sha256:"):
         build_split(definition, tmp_path / "file", split="train", source=folder / "a")
-
-
-def test_nothing_is_left_of_a_failed_build_and_it_starts_anew(tmp_path):
-    def broken(source, *, split, prompt):
-        yield ROWS[0]
-        raise RuntimeError("connection lost")
-
-    definition, _ = define(ROWS)
-    with pytest.raises(RuntimeError, match="connection lost"):
-        build_split(replace(definition, rows=broken), tmp_path, split="train")
-    assert list(tmp_path.iterdir()) == []
-    assert build_split(definition, tmp_path, split="train").rows == 2
 
 
 def test_fields_that_appear_after_the_first_chunk_are_kept(tmp_path, monkeypatch):

@@ -1,20 +1,17 @@
 """Ground truths as text, and files of all tasks that verl loads as one data set.
 
 Covers: encoding and decoding, files of every task given to verl's dataset class together, each row scored by the common
-reward; verl's reward manager on a task's own. Not covered: a training run on such a mixture.
+reward. Not covered: verl's reward manager (tests/end_to_end), a training run on such a mixture.
 """
 
-import asyncio
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import torch
 from omegaconf import OmegaConf
 
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth
-from verl_clipx.papers.tasks.knights_and_knaves import reward
 from verl_clipx.papers.tasks.reward import compute_score
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
@@ -67,27 +64,3 @@ def test_verl_loads_the_files_of_all_tasks_together(tmp_path):
         assert isinstance(item["reward_model"]["ground_truth"], str)
         assert compute_score(item["data_source"], "", item["reward_model"]["ground_truth"])["acc"] == 0.0
     assert found == {"countdown", *(name for name, *_ in SETS if not name.endswith(("_3to4", "_tiny")))}
-
-
-def test_verls_reward_manager_takes_the_dictionary_of_a_reward_loaded_by_path(tmp_path):
-    from verl import DataProto
-    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-
-    build_split(definition_named("knights_and_knaves_tiny"), tmp_path, split="test", limit=1)
-    (row,) = pq.read_table(tmp_path / "test.parquet").to_pylist()
-    function = {"path": reward.__file__, "name": "compute_score", "reward_kwargs": {"think_in_prompt": True}}
-    score = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": function}}))
-    tokenizer, truth = build_tokenizer(), row["reward_model"]["ground_truth"]
-    response = tokenizer(f"</think><answer>{truth}</answer>{tokenizer.eos_token}")["input_ids"]
-    ids = torch.tensor([response + [tokenizer.pad_token_id] * 4])
-    data = DataProto.from_dict(
-        tensors={"responses": ids, "attention_mask": (ids != tokenizer.pad_token_id).long()},
-        non_tensors={key: [row[key]] for key in ("data_source", "reward_model", "extra_info")},
-    )
-
-    async def run():
-        return await NaiveRewardManager(OmegaConf.create({}), tokenizer, score).run_single(data)
-
-    parts = {"score": 3.0, "acc": 1.0, "format": 1.0, "parsed": 1.0}
-    assert asyncio.run(run()) == {"reward_score": 3.0, "reward_extra_info": parts}

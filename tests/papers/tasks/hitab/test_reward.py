@@ -1,4 +1,4 @@
-"""HiTab's reward and its comparison of answers: the hand-made pairs of answers.txt, responses, and properties.
+"""HiTab's reward and its comparison of answers: the hand-made pairs of answers.txt, responses, and numbers of any kind.
 
 A block of answers.txt begins with `# equal` or `# unequal`, and with what the expected answers are: a share, computed,
 a list. A line is `expected answer @ given answer @ given answer …`; list items stand between ` ; `, line ends are \\n.
@@ -64,16 +64,3 @@ def test_a_number_equals_itself_in_other_clothes(value):
     for text in (f"{value}", f"{value:,}", f"{value}%", rf"\text{{{value}}}", f"{value} units"):
         assert answers_match(text, [str(value)])
     assert not answers_match(str(value + Decimal("0.001")), [str(value)])
-
-
-@given(st.lists(st.text(alphabet="abcé", min_size=1), min_size=2, max_size=6), st.randoms(use_true_random=False))
-def test_order_does_not_matter(expected, random):
-    shuffled = random.sample(expected, len(expected))
-    assert answers_match(" | ".join(shuffled), expected)
-    assert not answers_match(" | ".join([*shuffled[1:], "x"]), expected)
-
-
-@given(st.text(max_size=80), st.text(max_size=80), st.booleans(), st.booleans())
-def test_total_and_symmetric_without_the_lenient_switches(first, second, ratio, rounding):
-    assert answers_match(first, [second], ratio=ratio, rounding=rounding) in (True, False)
-    assert answers_match(first, [second]) == answers_match(second, [first])

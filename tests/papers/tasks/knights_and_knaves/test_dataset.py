@@ -20,7 +20,7 @@ from verl_clipx.papers.tasks.knights_and_knaves.prompt import (
     compact_puzzle,
 )
 from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
-from verl_clipx.papers.tasks.knights_and_knaves.wording import NAMES, SAYINGS, word_puzzle, word_statement
+from verl_clipx.papers.tasks.knights_and_knaves.wording import word_puzzle, word_statement
 from verl_clipx.papers.tasks.templates import template_named
 
 
@@ -97,13 +97,6 @@ def test_puzzle_in_english_has_the_published_frame_and_each_person_speaks_once_i
     # "X is a knight" names X, and so does the saying around it.
     after_the_first = re.findall("|".join(names), said)[-12:]
     assert after_the_first == [name for name in names[1:] for _ in range(2)]
-
-
-def test_names_and_sayings_are_distinct_and_whole():
-    assert len(set(NAMES)) == len(NAMES) >= 50 and len(set(SAYINGS)) == len(SAYINGS)
-    assert all(saying.count("{name}") == saying.count("{statement}") == 1 for saying in SAYINGS)
-    # The reward reads a name as one word of letters.
-    assert all(re.fullmatch(r"[A-Z][a-z]+", name) for name in NAMES)
 
 
 def test_chat_prompt_and_compact_response_end_as_the_reward_expects():
