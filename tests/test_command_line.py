@@ -135,12 +135,6 @@ def test_a_command_prints_one_object_also_where_it_fails(run, tmp_path, words, k
     assert value is None or value == names or value in names
 
 
-@pytest.mark.parametrize(("words", "name"), [("table list", "cpu_small"), ("data list", "countdown")])
-def test_a_list_is_read_without_json(words, name):
-    done = clipx(*words.split())
-    assert done.exit_code == 0 and not done.stdout.startswith("{") and name in done.stdout.split()
-
-
 def test_numbers_that_json_does_not_have_are_null(run):
     # ASPO's upper bound is infinite.
     assert "Infinity" not in clipx("replay", run, "+clipx=cispo_minimax", "--json").stdout

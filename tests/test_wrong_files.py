@@ -1,9 +1,9 @@
 """Wrong files and words given to the command line: one message, an exit code, no traceback, never a hang. Not covered:
-further contents (tests/common/test_files.py); files that verl and transformers read.
+further contents (tests/common/test_files.py), runs of a table (tests/papers/tables/test_collect.py), copies of data
+sets (tests/papers/tasks); files that verl and transformers read.
 """
 
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -14,24 +14,14 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from omegaconf import OmegaConf
 
 from tests.papers.evaluation.tiny import evaluation_of, save_questions
-from tests.papers.tables.tables import small_table
 from tests.runs.commands import clipx
 from tests.runs.example_runs import write_log, write_run
-from verl_clipx.papers.tables import collect, definition
-from verl_clipx.runs.sameness import significant_values
 
 RUN = "run/metrics.jsonl"
-SMALL = {
-    "data": {"seed": 1, "train_files": "t", "val_files": "v"},
-    "trainer": {"total_training_steps": 1},
-    "actor_rollout_ref": {"model": {"path": "m"}},
-}
 
 
-TABLE_RUN = "runs/p-seed1"
 EVALUATE = "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu"
 CUT_OFF, NESTED, BYTES = b"PAR1" * 10, b"[" * 100_000, b"\xff\x00{"
 # What a command reads: the command, the file, and a content that it cannot have. `{}` is the folder of all files.
@@ -41,17 +31,12 @@ DOORS = {
     "configuration": ("report {}/run --out {}/page", "run/.hydra/config.yaml", BYTES),
     "validation": ("report {}/run --out {}/page", "run/validation/3.jsonl", BYTES),
     "trace": ("report {}/run --out {}/page", "run/traces/step_00000001_update_0000_rank_00000.parquet", CUT_OFF),
-    "collected configuration": ("table collect small --runs {}/runs", f"{TABLE_RUN}/.hydra/config.yaml", NESTED),
-    "collected evaluation": ("table collect small --runs {}/runs", f"{TABLE_RUN}/evaluation/b/results.json", BYTES),
-    "results": ("table render small --results {}/found.json", "found.json", NESTED),
+    "results": ("table render dgpo_table4 --results {}/found.json", "found.json", NESTED),
     "evaluation": ("eval score {}/evaluation", "evaluation/config.json", NESTED),
     "completions": ("eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", BYTES),
     "scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
     "last checkpoint": (EVALUATE, "saved/latest_checkpointed_iteration.txt", BYTES),
-    "data set": ("data show {}/rows.parquet", "rows.parquet", CUT_OFF),
     "JSON": ("data build dsr_uniform --out {}/built --from {}/source.json", "source.json", NESTED),
-    "lines": ("data build skywork_or1_math --out {}/built --from {}/source.jsonl", "source.jsonl", BYTES),
-    "archive": ("data build hitab --out {}/built --from {}/zipped --split dev", "zipped/tables.zip", CUT_OFF),
 }
 
 
@@ -60,31 +45,13 @@ def whole(tmp_path_factory):
     """Every file that a command reads beside the wrong one."""
     folder = tmp_path_factory.mktemp("whole")
     write_log(folder / RUN, [{"actor/x": 1.0}])
-    run = folder / TABLE_RUN
-    for name in (".hydra", "checkpoints", "evaluation/b"):
-        (run / name).mkdir(parents=True)
-    OmegaConf.save(OmegaConf.create(SMALL), run / ".hydra" / "config.yaml")
-    write_log(run / "metrics.jsonl", [{"x": 1.0}])
-    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     evaluation_of(folder / "evaluation", np.ones((2, 1), dtype=bool), save_questions(folder / "data", 2))
-    shutil.copy(folder / "evaluation" / "results.json", run / "evaluation" / "b")
     (folder / "saved" / "global_step_1" / "actor").mkdir(parents=True)
-    (folder / "zipped").mkdir()
-    sample = {"id": "1", "table_id": "1", "question": "q", "answer": [1], "aggregation": ["none"]}
-    (folder / "zipped" / "dev_samples.jsonl").write_text(json.dumps(sample))
     return folder
 
 
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
-    table = """
-        evaluation: {protocol: sampled, samples: 1, temperature: 1.0, max_tokens: 8}
-        benchmarks: {b: {file: b/test.parquet, questions: 2}}
-        columns: [{name: B, measure: {benchmark: b, metric: avg@1}}]
-        rows: [{name: P, preset: p}]
-    """
-    monkeypatch.setattr(definition, "load_table", lambda name: small_table(table))
-    monkeypatch.setattr(collect, "_values_of_preset", lambda name: significant_values(OmegaConf.create(SMALL)))
     # Drawing takes seconds and reads no file.
     monkeypatch.setattr("verl_clipx.report.page.log_plates", lambda settings, baseline: [])
     copy = tmp_path / "all"

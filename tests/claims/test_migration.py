@@ -1,9 +1,9 @@
-"""docs/swap.md against the code: its table of verl's keys, its rows of verl's losses, each option of ours that it
-names. Not covered: what the forks' options are called, and that a translation trains the same (tests/golden).
+"""docs/swap.md against the code: its rows of verl's losses, each option of ours that it names. Not covered: its table
+of verl's keys (tests/methods/test_what_a_method_needs.py), what the forks' options are called, and that a translation
+trains the same (tests/golden).
 """
 
 import re
-import runpy
 from dataclasses import fields
 
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -22,11 +22,6 @@ PAGE = (ROOT / "docs" / "swap.md").read_text(encoding="utf-8")
 
 def spans(text: str) -> list[str]:
     return text.split("`")[1::2]
-
-
-def test_the_table_of_keys_is_the_one_that_the_driver_translates_by():
-    tables = runpy.run_path(str(ROOT / "scripts" / "key_tables.py"))
-    assert PAGE.split("<!-- verl's keys -->\n")[1].split("\n<!-- end -->")[0] == tables["clip_key_table"]()
 
 
 def test_every_loss_of_verls_own_has_a_row_and_its_group_exists():

@@ -3,14 +3,11 @@ docs/results/runs; three pages' own tables; that limits and failed controls stay
 reversal.json (tests/papers/tables) and runs whose logs were not kept.
 """
 
-import re
 from functools import cache
 from itertools import combinations
 
 import numpy as np
 import pandas
-import pytest
-from scipy import stats
 
 from tests.composition import built_once
 from verl_clipx.common.statistics.collapse import last_level
@@ -234,34 +231,6 @@ LOGGED = [
 def test_what_was_promised_and_what_failed_stays_on_the_page_or_in_the_log():
     assert [sentence for sentence in PROMISED if sentence not in text_of("docs/results/reversal.md")] == []
     assert [sentence for sentence in LOGGED if sentence not in text_of("docs/results/log.md")] == []
-
-
-def power(points: float, seeds: int, deviation: float, experiments: int = 20_000) -> float:
-    """The chance in percent that Welch's test at 5 % shows a difference, drawn: to about 0.3."""
-    first, second = np.random.default_rng(0).normal(0, deviation, (2, experiments, seeds))
-    test = stats.ttest_ind(first + points, second, axis=1, equal_var=False)
-    return 100 * float(np.mean(test.pvalue < 0.05))
-
-
-def numbers(text: str) -> list[int]:
-    return [int(value) for value in re.findall(r"\d+", text)]
-
-
-def test_the_chances_of_showing_a_difference_are_those_of_welchs_test():
-    page = text_of("docs/results/reversal.md")
-    # The first of the two is of another formula, by up to two points.
-    shown = re.search(r"differences of 8, 12 and 20 points are seen by 3 (.*?), by 5 (.*?), by 10 (.*?)\.", page)
-    for seeds, text in zip((3, 5, 10), shown.groups(), strict=True):
-        assert numbers(text)[-3:] == pytest.approx([power(points, seeds, 5.0) for points in (8, 12, 20)], abs=2.5)
-    three = re.search(r"differences of 5, 10 and 15 points with 3 seeds of each row (.*?)\.", page)[1]
-    assert numbers(three) == pytest.approx([power(points, 3, 3.5) for points in (5, 10, 15)], abs=2.5)
-    # That of the control's six seeds.
-    deviation = 100 * np.sqrt(np.mean([at_end(row).var(ddof=1) for row in CONTROLS[0]]))
-    assert f"{deviation:.2f}" == "2.55"
-    shown = r"a chance of \d+ % to show a difference of 2 points, of \d+ % to show 5 and of \d+ % to show 10"
-    assert numbers(re.search(shown, page)[0])[::2] == pytest.approx(
-        [power(points, 6, 2.5) for points in (2, 5, 10)], abs=2.5
-    )
 
 
 def test_the_numbers_of_cpu_small_and_of_the_quick_start_are_those_of_the_runs():

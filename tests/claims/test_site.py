@@ -65,14 +65,6 @@ def test_the_figures_weights_by_hand():
         assert weights(METHODS[name](), -1.0, 0.4)[1].isfinite().all(), name
 
 
-def test_a_link_out_of_docs_leads_to_a_page():
-    assert site_pages.target_of("../verl_clipx/methods/acpo.py", "methods.md") == "verl_clipx/methods/acpo.py"
-    assert site_pages.target_of("docs/methods.md", "index.md") == "docs/methods.md"
-    assert site_pages.target_of("https://example.org/x", "index.md") is None
-    assert site_pages.linked_files("[a](../README.md) [b](../LICENSE) [c](faq.md#x)", "methods.md") == {"LICENSE"}
-    assert "Apache" in site_pages.shown("LICENSE")
-
-
 def test_the_site_shows_what_a_page_leaves_to_a_command():
     names = ("methods.md", "metrics.md")
     shown = {name: site_pages.with_printed((ROOT / "docs" / name).read_text()) for name in names}
