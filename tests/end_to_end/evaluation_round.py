@@ -5,9 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
-import numpy
 import pandas
-import pytest
 
 from tests.runs.commands import clipx
 from verl_clipx.papers.evaluation.folder import read_completions
@@ -37,23 +35,8 @@ def evaluate(model, questions, out, *overrides) -> dict:
     return results
 
 
-def check_numbers(results: dict, accuracies: numpy.ndarray) -> None:
-    """One benchmark's results are in their ranges and say what the scores' part `acc`, a row a question, says."""
-    result = results["result"]
-    assert result["avg@8"]["mean"] == pytest.approx(accuracies.mean(), abs=1e-12)
-    assert result["pass@8"]["mean"] == pytest.approx(accuracies.any(axis=1).mean(), abs=1e-12)
-    assert result["pass@1"] == pytest.approx(result["avg@8"])
-    for metric, one in result.items():
-        # Scores that are all alike have no interval.
-        assert one["low"] is None or one["low"] <= one["mean"] <= one["high"], metric
-    assert result["avg@8"]["low"] < result["avg@8"]["high"]
-    for metric in ("avg@8", "pass@2", "pass@4", "pass@8", "maj@8", "truncated", "format"):
-        assert 0 <= result[metric]["mean"] <= 1, metric
-    assert 1 <= result["length"]["mean"] <= MAX_TOKENS
-
-
 def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, *base: str) -> None:
-    """Evaluates a run's checkpoint and checks every number against another way to get it; arguments as for
+    """Evaluates a run's checkpoint, whose accuracy must be that of the run's validation; arguments as for
     `check_both_ways`. Merged, unless `base` says how to load its shards: by model and ranks.
     """
     checkpoint = run.folder / "checkpoints" / f"global_step_{step}"
@@ -62,7 +45,6 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, 
     assert bool(base) != (checkpoint / "actor" / "merged_huggingface" / "config.json").is_file()
     accuracies = pandas.read_parquet(scores)["reward/acc"].to_numpy().reshape(-1, SAMPLES)
     assert results["questions"] == len(accuracies) == questions
-    check_numbers(results, accuracies)
     # It validated and did not train.
     (log,) = folder.glob(f"{checkpoint.name}/test/completions/seed-0/000000/run.log")
     assert "Initial validation metrics" in log.read_text() and "actor/pg_loss" not in log.read_text()
@@ -71,12 +53,6 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, 
     validated = run.log.loc[step, f"val-core/{name}/acc/mean@{VALIDATION_SAMPLES}"]
     variance = accuracies.var(axis=1, ddof=1).mean() / questions * (1 / SAMPLES + 1 / VALIDATION_SAMPLES)
     assert abs(results["result"]["avg@8"]["mean"] - validated) <= 4 * math.sqrt(variance)
-
-    stored = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").unlink()
-    scores.unlink()
-    clipx("eval", "score", folder)
-    assert json.loads((folder / "results.json").read_text()) == stored
 
 
 def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:

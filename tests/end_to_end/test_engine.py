@@ -1,12 +1,12 @@
 """What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds. Covers: an
-observation's traces; steps that are not finite, in every method; a checkpoint without a state of the bounds, and one
-that goes on under verl's own loss; +clipx=observe under several of verl's losses; rejected tokens; verl's Tinker
-worker; when an extra pass is made; fused kernels. Not covered: memory of an accelerator, packing, sequence parallelism.
+observation's traces; a step that is not finite; a checkpoint that goes on under verl's own loss; +clipx=observe under
+several of verl's losses; verl's Tinker worker; fused kernels. Not covered: every method's steps that are not finite, a
+checkpoint without a state, rejected tokens, when an extra pass is made (tests/worker, tests/run/test_schedule.py);
+memory of an accelerator, packing, sequence parallelism.
 """
 
 import contextlib
 import gc
-import itertools
 import traceback
 from functools import partial
 
@@ -18,10 +18,8 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.cpu.policy import random_policy, save_checkpoint
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
-from .method_checks import FRACTIONS
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 
 pytestmark = pytest.mark.end_to_end
@@ -30,8 +28,6 @@ ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 ACPO = ("+clipx=acpo", "clipx.alpha=0.5")
 LAGGED = (*ACPO, "clipx.scope=lagged")
-# Of the whole run, so that each rollout batch gets one update. The receipt would stop a run that makes others.
-ONE_UPDATE = (*ACPO, f"{ACTOR}.ppo_mini_batch_size=8", "clipx.receipt=off")
 # verl's losses, and what makes gspo clip and clip_cov draw random numbers for these rows.
 OBSERVED = {
     "vanilla": (),
@@ -146,40 +142,6 @@ def check_a_skipped_step_is_not_remembered(policy, rows, _):
     assert differing(after[1], after[2]) == [] != differing(after[3], after[2])
 
 
-def check_whatever_is_not_finite_skips_the_step_of_every_method(policy, rows, _):
-    """With the kinds of input in turn; every method with every kind is in tests/worker/test_policy_loss.py."""
-    worker = build_worker(policy)
-    kinds = itertools.product(("advantages", "old_log_probs"), (torch.nan, torch.inf, -torch.inf))
-    for name, (field, value) in zip(BUILT_IN, itertools.cycle(kinds), strict=False):
-        data = prepared(worker, rows, (f"+clipx={name}", "actor_rollout_ref.rollout.calculate_log_probs=true"))
-        data[field].values()[0] = value
-        before, worker.batch = weights(worker), RolloutBatch()
-        worker.train_batch(data)
-        found = worker.batch.skipped, differing(weights(worker), before), worker.state.step
-        assert found == (1, [], 0), (name, field, value, found)
-
-
-def check_a_checkpoint_without_a_state_needs_a_word(policy, rows, folder):
-    worker, actor = build_worker(policy), str(folder / "global_step_1" / "actor")
-    worker.train_batch(prepared(worker, rows, LAGGED))
-    worker.save_checkpoint(actor, global_step=1)
-    (state,) = folder.glob("global_step_1/actor/clipx_state.json")
-    whole = state.read_text()
-    prepared(worker, rows, LAGGED)
-    worker.load_checkpoint(actor)
-    assert worker.state.step == 1
-    for content, said in ((whole[:100], "is cut short or not a state of this plugin"), (None, "")):
-        state.unlink()
-        if content is not None:
-            state.write_text(content)
-        prepared(worker, rows, LAGGED)
-        message = refusal(worker.load_checkpoint, actor)
-        assert said in message and "To start the bounds afresh, set clipx.missing_state=fresh" in message, message
-        prepared(worker, rows, (*LAGGED, "clipx.missing_state=fresh"))
-        worker.load_checkpoint(actor)
-        assert worker.state.step == 0
-
-
 def check_a_checkpoint_of_acpo_goes_on_under_verls_own_loss(policy, rows, folder):
     actor = str(folder / "global_step_7" / "actor")
     worker = build_worker(policy)
@@ -225,22 +187,6 @@ def check_observe_changes_no_bit_of_the_weights_after_an_update(policy, rows, _)
         assert not [key for key in added if key.startswith("clipx_sum/")]
 
 
-def check_rejected_tokens_are_not_counted(policy, rows, _):
-    """By +clipx=observe and by the same loss of the plugin's, two sequences of the mini-batch rejected."""
-    worker, found = build_worker(policy), []
-    correction = "algorithm.rollout_correction.rollout_rs"
-    for group in ("observe", "grpo"):
-        rejection = (f"{correction}=token_k1", f"{correction}_threshold=0.98_1.02")
-        data = prepared(worker, rows, (f"+clipx={group}", *rejection))
-        for sequence in data["response_mask"].unbind()[:2]:
-            sequence.zero_()
-        worker.engine.optimizer_step = lambda: 1.0
-        found.append(own_metrics(worker.train_batch(data)))
-    regions = [f"clipx/{name}" for name in FRACTIONS.values()]
-    for key in (*regions, "clipx/ratio_mean", "clipx/gradient_mass/M"):
-        assert found[0][key] == pytest.approx(found[1][key], rel=1e-6), key
-
-
 def check_verls_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest(policy, rows, _):
     from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
@@ -264,26 +210,6 @@ def check_verls_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for
     assert "clipx.scope=mini_batch" in message and "Tinker" in message, message
     message = refusal(worker.train_batch, prepared(worker, rows, ("+clipx=grpo", "+clipx/update=lopti")))
     assert "+clipx/update=lopti" in message, message
-
-
-def check_one_update_a_rollout_batch_is_at_ratio_1_by_the_configuration_and_others_are_observed(policy, rows, _):
-    worker = build_worker(policy)
-    engine, forwards = worker.engine, []
-    original = engine.forward_step
-    engine.forward_step = lambda *args, **kwargs: (forwards.append(1), original(*args, **kwargs))[1]
-
-    def largest(name, prompts, size):
-        data = prepared(worker, rows, (*ONE_UPDATE, f"data.train_batch_size={prompts}"))
-        tu.assign_non_tensor(data, mini_batch_size=size, epochs=1)
-        forwards.clear()
-        metrics = tu.get(worker.train_mini_batch(data), "metrics")
-        return max(metrics[f"clipx/{name}/bin_{k}"][0] for k in range(5))
-
-    assert largest("epsilon", 8, len(rows)) == pytest.approx(0.2, rel=1e-9) and len(forwards) == 3
-    assert largest("epsilon", 16, len(rows)) > 0.25 and len(forwards) == 6
-    # More updates than announced, as verl's v1 trainer makes where an agent loop returns more rows, or the critic's
-    # mini-batch is larger.
-    assert largest("epsilon_last", 8, len(rows) // 3) > 0.25
 
 
 def check_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_itself(policy, rows, folder):

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from verl_clipx.common.traces import read_shards, shards_in
 
-from .options_in_workers import options_of
-from .runs import SECONDS, Run, check_receipt, launch, loading, metrics_of, output_of, train
+from .runs import Run, check_receipt, loading, train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -125,21 +124,6 @@ def check_adapted(
     assert f"; {updates} {plural} per rollout batch: clipping can act" in run.output
 
 
-# Has a worker print what of them is in force.
-SHOWN = loading("options_in_workers")
-
-
-def check_together(run: Run) -> None:
-    """In the worker each of `TOGETHER` is in force."""
-    found = options_of(run.output)
-    assert found["offload"] == [True, True] and found["sent to"][-1] == "cpu" and len(found["sent to"]) >= 2
-    assert found["chunked entropy"] and found["gradient checkpointing"]
-    # Packed into one row.
-    assert set(found["rows of inputs"]) == {1}
-    # In bypass mode it is computed in the updates alone.
-    assert (run.log["actor/entropy" if "actor/entropy" in run.log else "actor/entropy_loss"] > 0).all()
-
-
 def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 1e-3, rounding: float = 1e-4) -> None:
     """What holds of two steps under every option; the rollout has the trained weights, but for the difference."""
     check_adapted(run, [1, 2], updates=2, tolerance=tolerance)
@@ -179,15 +163,6 @@ def test_bfloat16(task, tmp_path):
     # Both passes round, also where the first update's bounds are those at ratio 1.
     check_run(run, rollout_difference=0.05, tolerance=0.3, rounding=0.01)
     assert run.log["training/rollout_probs_diff_max"].max() > 1e-4
-
-
-def test_a_run_that_another_worker_trains_stops_before_its_first_step(task, tmp_path):
-    process = launch(task, tmp_path, "+clipx=grpo", steps=3, environment=loading("verl_s_worker_in_workers"))
-    assert process.wait(timeout=SECONDS) != 0
-    # The registered loss refuses; what never calls it the trainer stops (tests/worker/test_receipt.py).
-    message = "RuntimeError: clipx_grpo is called by verl's ppo_loss in a worker without the plugin's"
-    assert message in output_of(tmp_path)
-    assert not metrics_of(tmp_path).read_text()
 
 
 def test_the_older_trainer_with_reinforce_plus_plus(task, tmp_path):

@@ -17,7 +17,7 @@ from verl_clipx.common.traces import read_shards, shards_in
 from .evaluation_round import VALIDATION, check_both_ways
 from .method_checks import FRACTIONS, SETTINGS, check_method
 from .runs import Run, check_receipt, finding, train, write_documented_method
-from .test_options import SHOWN, TOGETHER, check_together
+from .test_options import TOGETHER
 
 pytestmark = pytest.mark.end_to_end
 
@@ -53,7 +53,7 @@ def lopti(task, tmp_path_factory) -> Run:
     folder = write_documented_method(tmp_path_factory.mktemp("lopti"))
     ranks = ("trainer.n_gpus_per_node=2", f"trainer.save_freq={STEPS}", f"trainer.test_freq={STEPS}", *VALIDATION)
     traces = ("+clipx/trace=prompts", "clipx.trace.fraction=0.5", "clipx.trace.every=3")
-    given = {"environment": SHOWN | finding(folder), "steps": STEPS + 1}
+    given = {"environment": finding(folder), "steps": STEPS + 1}
     return train(task, folder / "run", *LOPTI_ON_STALE_SAMPLES, *TOGETHER, *ranks, *traces, **given)
 
 
@@ -125,8 +125,9 @@ def test_responses_far_from_the_sampler_are_rejected_in_both_passes(lopti):
 
 def test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks(lopti):
     check_trained(lopti, "colocate_async", kl=True, steps=STEPS + 1)
-    check_together(lopti)
     log = lopti.log
+    # In bypass mode it is computed in the updates alone.
+    assert (log["actor/entropy" if "actor/entropy" in log else "actor/entropy_loss"] > 0).all()
     # What it clips has no gradient.
     assert (log["actor/clipx/spread"].iloc[1:] > 1e-4).all() and log["actor/pg_clipfrac"].mean() > 0.01
     assert log[["actor/clipx/gradient_mass/HP", "actor/clipx/gradient_mass/LN"]].to_numpy().sum() == 0

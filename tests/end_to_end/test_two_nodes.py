@@ -16,9 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from verl_clipx.loss.user_method import load_method
 from verl_clipx.runs.run_log import read_run_log
 
 from .ray_nodes import HEAD, NODES, Cluster, ray_cluster
@@ -114,7 +112,7 @@ class Running:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_lost_a_node_goes_on(case, task, tmp_path, monkeypatch):
+def test_a_run_that_lost_a_node_goes_on(case, task, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     with ray_cluster(**finding(write_documented_method(folder))) as cluster:
@@ -146,7 +144,6 @@ def test_a_run_that_lost_a_node_goes_on(case, task, tmp_path, monkeypatch):
     assert exit_code == LOST_NODE and f"lost: {lost}\n" in killed.output
     assert list(killed.log.index) == list(range(LOGGED + 1)) and saved == str(SAVED)
     check_resumed(killed, resumed)
-    check_lagged_bounds(killed, resumed, monkeypatch)
 
 
 def check_resumed(killed: Run, resumed: Run) -> None:
@@ -160,19 +157,3 @@ def check_resumed(killed: Run, resumed: Run) -> None:
     assert (difference < TOLERANCE).all(), difference
     check_that_every_step_learns(killed, LOGGED)
     check_that_it_answers_alike(killed, resumed, SAVED)
-
-
-def check_lagged_bounds(killed: Run, resumed: Run, monkeypatch) -> None:
-    """They move at the second update, and are those of the state in the checkpoint."""
-    spread = killed.log["actor/clipx/spread"]
-    # No history in the first rollout batch, then the second update's own statistics of the rollout batches before.
-    assert spread[1] == pytest.approx(0, abs=1e-9)
-    assert spread[2] > 1e-3 and spread[3] > 1e-3
-    statistics = resumed.state(SAVED)["statistics"]
-    assert sorted(statistics) == ["update_0", "update_1"]
-    # Sums of squared log-ratios: at the first update the ratio is 1.
-    assert statistics["update_0"][2] < 1e-6 < statistics["update_1"][2]
-    monkeypatch.syspath_prepend(resumed.folder)
-    method = load_method("spread_clip:SpreadClip")()
-    decided = [float(method.decide(torch.tensor(each, dtype=torch.float64))) for each in statistics.values()]
-    assert resumed.log.loc[SAVED + 1, "actor/clipx/spread"] == pytest.approx(sum(decided) / 2, rel=1e-9)
