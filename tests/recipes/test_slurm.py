@@ -6,15 +6,11 @@ has what was run).
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import time
 
 import pytest
-
-from verl_clipx.papers.tables.definition import load_table
-from verl_clipx.papers.tables.table_plan import TRAIN, Places, plan_table
 
 from .shell import RECIPES, ROOT, Machine, options_of, stand_in
 
@@ -172,17 +168,3 @@ def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue
     assert ("submit the same command again" in error) == (requeue_exit == "1")
     # It waited for the step, which ended as one that was told to.
     assert job.returncode == 143
-
-
-def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
-    places = Places(runs=ROOT / "runs", data=ROOT / "data", hardware="a100x8", nodes=3)
-    lines = [job.command for job in plan_table(load_table("acpo_table3"), places, (1,)) if job.kind == TRAIN]
-    # One that measures its bounds on another run, too.
-    for line in (lines[0], next(line for line in lines if "measured_bounds" in line)):
-        cluster.record.unlink(missing_ok=True)
-        words = shlex.split(line)
-        done = submit(cluster, *words)
-        assert done.returncode == 0, done.stderr
-        payload = payload_of(step_of(cluster))
-        assert payload[-5:] == [*GUARD, *words[-3:]]
-        assert set(words[:-3]) <= set(payload)

@@ -2,12 +2,9 @@
 that are refused. TransferQueue and verl's waiting are replaced. Not covered: a run (tests/end_to_end/test_resume.py).
 """
 
-import random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -36,31 +33,6 @@ def fields(index, seed):
 def test_rows_are_ordered_by_hand(rows, expected):
     order = row_order([*rows], [fields(*of_row) for of_row in rows.values()])
     assert [[*rows][row] for row in order] == expected.split()
-
-
-@settings(deadline=None)
-@given(
-    groups=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=6),
-    shuffle=st.randoms(use_true_random=False),
-)
-def test_neither_arrival_nor_random_identifiers_matter(groups, shuffle: random.Random):
-    def arrived():
-        names = shuffle.sample(range(1000), len(groups))
-        rows = [
-            (f"{name:x}_{session}_0", fields(index, 1000 * index + 100 * text + session))
-            for name, (index, text, samples) in zip(names, groups, strict=True)
-            for session in range(samples)
-        ]
-        shuffle.shuffle(rows)
-        return rows
-
-    def ordered(rows):
-        keys, places = zip(*rows, strict=True)
-        order = row_order(keys, places)
-        assert sorted(order) == list(range(len(rows)))
-        return [(places[row]["prompt_index"], places[row]["sampling_seed"]) for row in order]
-
-    assert ordered(arrived()) == ordered(arrived())
 
 
 def test_a_row_of_another_agent_loop_is_refused():
