@@ -1,4 +1,4 @@
-"""What the rules of `clipx diagnose` find in logs that they were not fixed on, and what is usual in healthy logs.
+"""What the rules of `clipx diagnose` find in logs that they were not fixed on.
 
 Run: python benchmarks/diagnosis.py
 
@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy
 import pandas
-from simulation import validations
 
 from verl_clipx.common.files import read_text, write_text
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.diagnosis import diagnose, keys_missing_for
 from verl_clipx.diagnose.parting import part
 from verl_clipx.diagnose.rule import Rule
-from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder
@@ -63,17 +62,6 @@ TRIGGERS = {
     "damaged_weights": keys.GRADIENT_NORM,
     "huge_advantages": keys.GRADIENT_NORM,
     "fast_learning": keys.KL,
-}
-
-# Share to the metrics that add up to it, and to those whose sum it is a part of; without the latter, the former are
-# shares themselves.
-_ALL = tuple(keys.MASS.values())
-_SHARES = (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, *keys.HEALTH_SHARES)
-MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "clipped on either side": ((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), ()),
-    "gradient mass that soft clipping keeps outside the bounds": ((keys.MASS["LN"], keys.MASS["HP"]), _ALL),
-    "gradient mass outside the bounds, pulled back or kept": (tuple({*_ALL} - {keys.MASS["M"]}), _ALL),
-    **{key: ((key,), ()) for key in _SHARES},
 }
 
 
@@ -264,27 +252,6 @@ def healthy_runs() -> list[Run]:
     return runs + [run for path, run in known_faults().items() if not RunFolder(path).record["expected"]]
 
 
-def share_of(run: Run, name: str) -> pandas.Series:
-    """A share of MEASURES by step; empty if a run does not log it, or has nothing outside its bounds."""
-    parts, whole = ([run.values(key) for key in names] for names in MEASURES[name])
-    share = pandas.concat(parts, axis=1, join="inner").sum(axis=1)
-    if whole:
-        total = pandas.concat(whole, axis=1, join="inner").sum(axis=1)
-        share = (share / total)[total > 0] if (share > 0).any() else share.iloc[:0]
-    return share[share.index > 0]
-
-
-def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
-    """By share, how many logs have it, and the middle 80 % of their means over steps."""
-    found = {}
-    for name in MEASURES:
-        means = [float(values.mean()) for run in runs if len(values := share_of(run, name))]
-        if means:
-            low, high = (float(f"{value:.3g}") for value in numpy.quantile(means, [0.1, 0.9]))
-            found[name] = {"logs": len(means), "low": low, "high": high}
-    return found
-
-
 def counted(rows: list[tuple[str, list[bool]]]) -> str:
     """A table of how often something is so, with exact intervals."""
     lines = ["| counted | result | exact 95 % interval |", "|---|---|---|"]
@@ -339,23 +306,6 @@ def _seen(record: dict[str, Any], run: Run, healthy: Run) -> tuple[bool, bool, b
     return abs(first - record["since"]) <= IN_TIME, in_time, in_time and sooner, parts
 
 
-def held_out_table(repeats: int = 300) -> str:
-    """How often the rule on held-out scores finds something in made-up validations, by their number and the fall."""
-    (rule,) = (one for one in RULES if one.name == HELD_OUT_FALLS)
-    generator = numpy.random.default_rng(0)
-    lines = ["| validations | problems | no fall | 10 points | 20 points |", "|---|---|---|---|---|"]
-    for count in (10, 20, 50):
-        for problems in (30, 256):
-            cells = []
-            for fall in (0.0, 0.1, 0.2):
-                drawn = (validations(count, problems, fall, generator) for _ in range(repeats))
-                logs = (pandas.DataFrame({keys.REWARD: one[0], "val-core/made_up/acc/mean@1": one[1]}) for one in drawn)
-                met = sum(bool(diagnose(Run("made-up", log), [rule])) for log in logs)
-                cells.append(f"{100 * met / repeats:.0f} %")
-            lines.append(f"| {count} | {problems} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
     trials = [try_rules(path, run) for path, run in known_faults().items() if path.name not in NOT_COUNTED]
@@ -364,7 +314,6 @@ def tables() -> dict[str, str]:
         "faults": faults_table(trials),
         "false alarms": alarms_table(false_alarms()),
         "timeline": timeline_table(),
-        "held out": held_out_table(),
     }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas
 import pytest
 from scipy import stats
-from simulation import LOGS
 
+from tests.common.statistics.made_up import LOGS
 from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.statistics.comparison import ALIKE, compare_means, compare_shares
 
