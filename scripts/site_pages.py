@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -32,6 +33,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".toml": "toml", "
 _SHOWN = re.compile(r"<!-- the site shows: clipx (?P<words>.*?) -->")
 # Where the navigation of mkdocs.yml has the methods' pages.
 METHOD_PAGES = "methods/"
+METHOD_PAGE = Path(__file__).with_name("method_page.md.jinja")
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?P<after>\))")
 
 
@@ -169,32 +171,22 @@ def method_page(method: dict[str, Any]) -> str:
     from verl_clipx.methods import METHODS
     from verl_clipx.run.description import limits_in_words
 
-    name, kind = method["name"], METHODS[method["name"]]
-    source = f"../../{method['module'].replace('.', '/')}.py"
-    parts = [
-        f"# {name}",
-        f"{method['summary']} Source: {method['source']}.",
-        f"```bash\nclipx methods {name}\n```",
-        "## Formula",
-        *docstrings(kind),
-        f"What limits the weight: {limits_in_words(kind())[0]}. Notes: [methods.md](../methods.md); code: "
-        f"[{method['module']}]({source}).",
-        f"![The gradient weight F of {name} over the ratio]({name}.svg)",
-        "## Parameters",
-        "`clipx.<parameter>=…` changes one. The source is the paper, its authors' script, or a choice of this project.",
-        table(
-            ("parameter", "default", "allowed", "meaning", "source"),
-            [
-                (f"`{one['name']}`", f"`{written(one['default'])}`", one["allowed"], one["meaning"], one["source"])
-                for one in method["parameters"]
-            ],
-        ),
-        "## Paper and release",
-        settings(method),
-        "## What to watch",
-        watched(kind),
+    kind, (first, *others) = METHODS[method["name"]], method["groups"]
+    differences = [
+        (group, one, comment_of(group, one["name"]))
+        for group in others
+        for one in method["parameters"]
+        if one["in_groups"][group] != one["in_groups"][first]
     ]
-    return "\n\n".join(parts) + "\n"
+    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template.filters |= {"written": written, "cell": lambda text: text.replace("|", r"\|")}
+    return template.from_string(METHOD_PAGE.read_text()).render(
+        method,
+        formula="\n\n".join(docstrings(kind)),
+        limits=limits_in_words(kind())[0],
+        differences=differences if others else None,
+        logs=kind.logs,
+    )
 
 
 def docstrings(kind: type) -> list[str]:
@@ -213,52 +205,11 @@ def as_markdown(paragraph: str) -> str:
     return "`".join(plain)
 
 
-def settings(method: dict[str, Any]) -> str:
-    """What the method's groups set differently from the first of them, with the reason that the file gives."""
-    first, *others = method["groups"]
-    if not others:
-        return (
-            f"`+clipx={first}` is the only group: the released code and the paper do not differ, or there is no code."
-        )
-    rows = [
-        (
-            f"`+clipx={group}`",
-            f"`{one['name']}`",
-            f"`{written(one['in_groups'][first])}`",
-            f"`{written(one['in_groups'][group])}`",
-            comment_of(group, one["name"]),
-        )
-        for group in others
-        for one in method["parameters"]
-        if one["in_groups"][group] != one["in_groups"][first]
-    ]
-    return table(("group", "parameter", f"`+clipx={first}`", "this group", "why"), rows)
-
-
 def comment_of(group: str, parameter: str) -> str:
     """The comment above a parameter in the group's file."""
     text = (ROOT / "configs" / "clipx" / f"{group}.yaml").read_text()
     found = re.search(rf"((?:^ *#.*\n)+)^  {parameter}:", text, re.MULTILINE)
     return " ".join(line.strip(" #") for line in found[1].splitlines()) if found else ""
-
-
-def watched(kind: type) -> str:
-    """The metrics that tell of a method: its own, and those of every method that its bounds act on."""
-    rows = [(f"`actor/{one.key}`", one.meaning, one.unit, one.chart or "–") for one in kind.logs]
-    shared = (
-        "`actor/clipx/clip_fraction_low` and `…_high` say how many tokens lie outside the bounds, and "
-        "`actor/clipx/gradient_mass/…` how much gradient they kept ([metrics.md](../metrics.md)). "
-        "[reading.md](../reading.md) says what each figure of `clipx report` shows."
-    )
-    if not rows:
-        return f"The method logs nothing of its own: its bounds do not move. {shared}"
-    return f"{table(('metric', 'meaning', 'unit', 'chart of the report'), rows)}\n\n{shared}"
-
-
-def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table in Markdown."""
-    lines = [headings, ("---",) * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
 def written(value: Any) -> str:
