@@ -31,6 +31,7 @@ from evidence import (
     tune,
     tuning_runs,
 )
+from jinja2 import Environment
 from scipy import stats
 
 from verl_clipx.common.files import read_text, write_json, write_text
@@ -49,15 +50,6 @@ AMENDMENTS = "\n## Amendments\n"
 LOWER_RATES, RULE = DOCS / "results" / "lower_rates.md", "## Rule\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
 
-# Above the page's tables.
-CAPTION = (
-    "Reward of fresh samples, mean over all batches, with its 95 % interval over the seeds; below it the difference"
-    " from the\nbest fixed width, in brackets the lower end of its one-sided 95 % interval, and its p:"
-)
-DESCRIPTION = (
-    "The protocol's secondary outcomes, with 95 % intervals: reward of the last three batches; entropy in them; KL a"
-    " batch;\nruns that collapsed, if any:"
-)
 # The outcomes that are described.
 DESCRIBED = ("mean", "end", "kl", "entropy")
 
@@ -183,26 +175,10 @@ def lower_rates(outcomes: Outcomes, cells: dict[str, Cells]) -> list[dict[str, A
 
 def numbers_of_lower_rates(results: dict[str, Any]) -> str:
     """The part of docs/results/lower_rates.md that this writes."""
-    rates = [
-        f"{rate:g}"
-        for rate in reversed(WIDER_RATES)
-        if any(f"{rate:g}" in of["tuning"] for of in results["lower_rates"])
-    ]
-    titles = [*rates, "counted at 3e-05", "counted at the best rate"]
-    lines = [f"| tuning seeds: | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
-    every = [of for of in results["lower_rates"] if of["tuning"]]
-    finished = [of for of in results["lower_rates"] if of["rate"] is not None]
-    for of in finished:
-        column, name = of["column"], of["row"]
-        cells = [f"{of['tuning'][rate]:.1f}" if rate in of["tuning"] else "" for rate in rates]
-        cells.append(with_half(results["described"], column, name, "mean", ".1f"))
-        if "mean" in of:
-            cells.append("<br>".join([half(of["mean"], ".1f"), half(of["end"], ".1f"), f"{of['worst']:.1f}"]))
-        else:
-            cells.append("the same" if of["rate"] == RATES[0] else "not made yet")
-        lines.append(f"| {COLUMNS[column]['title']}: {ROWS[name]['title']} | {' | '.join(cells)} |")
-    tuned = sum(of in finished for of in every)
-    return "\n".join([f"Tuned: {tuned} of {len(every)} rows; the others are left out.", "", *lines]) + "\n"
+    rows = results["lower_rates"]
+    rates = [f"{rate:g}" for rate in reversed(WIDER_RATES) if any(f"{rate:g}" in of["tuning"] for of in rows)]
+    every, finished = [of for of in rows if of["tuning"]], [of for of in rows if of["rate"] is not None]
+    return written("lower_rates", results, rates=rates, every=every, finished=finished, highest=RATES[0])
 
 
 def describe(counted: Cells) -> dict[str, Any]:
@@ -223,58 +199,9 @@ def interval(values: list[float]) -> list[float]:
     return [round(value, 4) for value in (found.mean, found.low, found.high) if value is not None]
 
 
-def table(titles: list[str], rows: dict[str, list[str]]) -> list[str]:
-    """The lines of a table with the rows' titles at the left; rows without a value are left out."""
-    lines = [f"| {' | '.join(cells)} |" for cells in ([ROWS[name]["title"], *cells] for name, cells in rows.items())]
-    return [f"| | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|", *lines]
-
-
-def primary(results: dict[str, Any]) -> list[str]:
-    """The table of the protocol's outcome: a cell for each column, the worst seed, and p-values."""
-    described, tests = results["described"], results["tests"]
-    rows = {}
-    for name in shown(described):
-        compared = tests["no_worse"].get(name, {})
-        cells = [with_half(described, column, name, "mean", ".1f") for column in COLUMNS]
-        cells = [
-            f"{cell}<br>{of['difference']:+.1f} ({of['low']:+.1f})<br>p={of['p_value']:.2g}" if of else cell
-            for cell, of in zip(cells, map(compared.get, COLUMNS), strict=True)
-        ]
-        lowest, where = min(
-            (run["mean"], COLUMNS[column]["short"])
-            for column in COLUMNS
-            for run in results[COUNTED].get(column, {}).get(name, [])
-        )
-        joint = ["", ""]
-        if compared:
-            joint = [f"{tests['in_every_column'][name]:.3g} of {len(compared)}", f"{tests['holm'][name]:.3g}"]
-        rows[name] = [*cells, f"{lowest:.1f}, {where}", *joint]
-    titles = [column["title"] for column in COLUMNS.values()]
-    return table([*titles, "worst seed", "largest p, of tests", "Holm's p"], rows)
-
-
-def secondary(results: dict[str, Any]) -> list[str]:
-    """The table of the protocol's other outcomes."""
-    described, rows = results["described"], {}
-    for name in shown(described):
-        rows[name] = []
-        for column in COLUMNS:
-            forms = (("end", ".1f"), ("entropy", ".2f"), ("kl", ".2f"))
-            parts = [with_half(described, column, name, outcome, form) for outcome, form in forms]
-            if collapsed := described[column].get(name, {}).get("collapsed"):
-                parts.append(f"{collapsed} collapsed")
-            rows[name].append("<br>".join(filter(None, parts)))
-    return table([column["short"] for column in COLUMNS.values()], rows)
-
-
 def shown(described: dict[str, Any]) -> list[str]:
     """The rows that have counted runs, in the table's order."""
     return [name for name in ROWS if any(name in described.get(column, {}) for column in COLUMNS)]
-
-
-def with_half(described: dict[str, Any], column: str, name: str, outcome: str, form: str) -> str:
-    """A mean and half of its interval, which is symmetric; nothing if the column lacks the row."""
-    return half(described[column][name][outcome], form) if name in described.get(column, {}) else ""
 
 
 def half(values: list[float], form: str) -> str:
@@ -283,27 +210,25 @@ def half(values: list[float], form: str) -> str:
     return f"{mean:{form}}±{(ends[1] - ends[0]) / 2:{form}}" if ends else f"{mean:{form}}"
 
 
+def written(name: str, results: dict[str, Any], **others: Any) -> str:
+    """The part of a page that this writes, by the template that stands beside this file."""
+    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template.filters |= {"half": half, "shown": shown, "title_of": lambda row: ROWS[row]["title"]}
+    text = read_text(Path(__file__).with_name(f"{name}.md.jinja"))
+    return template.from_string(text).render(results, columns=COLUMNS, rows=ROWS, **others)
+
+
 def numbers_of(results: dict[str, Any]) -> str:
-    """The part of the page that this writes."""
-    made, tests = results["made"], results["tests"]
-    claimed = ", ".join(ROWS[name]["title"] for name in tests["claimed"]) or "none"
-    lines = [
-        *(f"All {made[TUNING]} tuning runs and all {made[COUNTED]} runs that count are made.", "", CAPTION, ""),
-        *(*primary(results), "", DESCRIPTION, "", *secondary(results), "", f"Claimed: {claimed}. Controls:", ""),
-        *("| | best fixed width | p, width 0.02 lower than 0.8 to 1.2 | A/A p |", "|---|---|---|---|"),
-    ]
-    lines += [
-        f"| {COLUMNS[column]['title']} | {ROWS[best]['title']} | <= "
-        f"{max(tests['controls'][column]['narrow'], 1e-4):.2g} | {tests['controls'][column]['again']:.2g} |"
-        for column, best in tests["best_fixed"].items()
-    ]
-    look = TABLE[SECOND_LOOK]
-    seeds = " | ".join(f"seed {seed}" for seed in look["seeds"])
-    lines += ["", f"| {look['title']}: mean; last three batches | {seeds} |", "|---" * (1 + len(look["seeds"])) + "|"]
-    for name, runs in results[SECOND_LOOK]["sums"].items():
-        cells = [f"{run['mean']:.1f}; {run['end']:.1f}" for run in sorted(runs, key=lambda run: run["seed"])]
-        lines += [f"| {ROWS[name]['title']} | {' | '.join(cells)} |"]
-    return "\n".join(lines) + "\n"
+    """The part of docs/results/evidence.md that this writes."""
+    lowest = {
+        name: min(
+            (run["mean"], COLUMNS[column]["short"])
+            for column, runs in results[COUNTED].items()
+            for run in runs.get(name, [])
+        )
+        for name in shown(results["described"])
+    }
+    return written("evidence", results, lowest=lowest, look=TABLE[SECOND_LOOK])
 
 
 def draw(counted: Cells) -> None:
