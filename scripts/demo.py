@@ -11,14 +11,13 @@ import json
 import re
 import shutil
 import tempfile
-from html import escape
 from pathlib import Path
 from typing import Annotated
 
-import pandas
 import pyarrow.parquet
 import pyarrow.types
 import typer
+from jinja2 import Environment
 
 from verl_clipx.common.files import read_lines, write_text
 from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES, TUTORIAL = ROOT / "docs" / "figures", ROOT / "docs" / "tutorial.md"
 # Figures of the page, to the names that they have in docs/figures.
 COPIED = {"spread_0.svg": "quickstart_grpo.svg", "spread_1.svg": "quickstart_acpo.svg"}
-RESPONSE = "quickstart_response.svg"
+RESPONSE, PICTURE = "quickstart_response.svg", Path(__file__).with_name("response.svg.jinja")
 
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -120,9 +119,8 @@ def notebook_of(page: str) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-# Of a token's box, in pixels: its height, and the width of a letter. TOP is of the first row of boxes, ROW its distance
-# from the second.
-HEIGHT, LETTER, MARGIN, TOP, ROW = 28, 8, 14, 72, 88
+# In pixels: the width of a token's letter, of its box without letters, with the gap behind it, and of the margin.
+LETTER, BOX, GAP, MARGIN = 8, 18, 4, 14
 TINTS = {LOW: ("#fbdccf", palette.CLIPPED_LOW), HIGH: ("#f3d3ec", palette.CLIPPED_HIGH)}
 
 
@@ -134,65 +132,28 @@ def draw_response() -> str:
     prompt, sample = clipped.idxmax()
     response = tokens[(tokens.prompt == prompt) & (tokens["sample"] == sample)]
     first = response.iloc[0]
-    problem = re.sub(r"<\|.*?\|>", "", first.prompt_text).strip()
-    width = max(560, 2 * MARGIN + sum(map(width_of, response.text)))
-    lines = [
-        label(MARGIN, 24, f"Task: {problem}. Reward {first.score:g}, advantage {first.advantage:.2f}", weight=600),
-        label(MARGIN, TOP - 12, f"By GRPO’s bounds, 0.8 and 1.2: {count_silenced(response.under_grpo)}"),
-        *boxes(response, "under_grpo", TOP),
-        label(MARGIN, TOP + ROW - 12, f"By ACPO’s bounds, with which it was trained: {count_silenced(response.event)}"),
-        *boxes(response, "event", TOP + ROW),
-        label(
-            MARGIN,
-            TOP + ROW + 66,
-            "Below each token stands its ratio: the probability now over that when sampled.",
-            size=11,
-        ),
-    ]
-    size = f'width="{width}" height="{TOP + ROW + 80}"'
-    fonts = f'font-family="sans-serif" fill="{palette.INK}"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {fonts}>',
-            f'<rect {size} fill="#ffffff"/>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
-
-
-def count_silenced(events: pandas.Series) -> str:
-    """How many tokens of a response get no gradient."""
-    clipped = int(events.isin(TINTS).sum())
-    return f"no gradient from {clipped} of {len(events)} tokens"
-
-
-def width_of(text: str) -> int:
-    """The width of a token's box and of the gap behind it."""
-    return 22 + LETTER * len(text.strip())
-
-
-def boxes(response: pandas.DataFrame, rule: str, top: int) -> list[str]:
-    """A response's tokens in a row, coloured by what a rule does to them, with their ratios below."""
-    lines, left = [], MARGIN
+    boxes, left = [], MARGIN
     for _, token in response.iterrows():
-        fill, line = TINTS.get(token[rule], ("#f3f3f3", palette.HAIR))
         text = token.text.strip()
-        width = width_of(text) - 4
-        lines += [
-            f'<rect x="{left}" y="{top}" width="{width}" height="{HEIGHT}" fill="{fill}" stroke="{line}"/>',
-            label(left + width / 2, top + 19, text, anchor="middle", family="monospace"),
-            label(left + width / 2, top + HEIGHT + 16, f"{token.ratio:.2f}", anchor="middle", size=11),
-        ]
-        left += width_of(text)
-    return lines
-
-
-def label(x: float, y: float, text: str, *, anchor="start", family="sans-serif", size=13, weight=400) -> str:
-    """A line of text."""
-    return (
-        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-family="{family}" font-size="{size}" '
-        f'font-weight="{weight}">{escape(text)}</text>'
+        boxes.append({"left": left, "width": BOX + LETTER * len(text), "text": text, "ratio": token.ratio})
+        left += boxes[-1]["width"] + GAP
+    rules = {
+        "GRPO’s bounds, 0.8 and 1.2": response.under_grpo,
+        "ACPO’s bounds, with which it was trained": response.event,
+    }
+    rows = [
+        (title, [box | {"tint": TINTS.get(event)} for box, event in zip(boxes, events, strict=True)])
+        for title, events in rules.items()
+    ]
+    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return template.from_string(PICTURE.read_text()).render(
+        palette=palette,
+        width=max(560, left + MARGIN),
+        margin=MARGIN,
+        problem=re.sub(r"<\|.*?\|>", "", first.prompt_text).strip(),
+        reward=first.score,
+        advantage=first.advantage,
+        rows=rows,
     )
 
 
