@@ -4,33 +4,30 @@ that its thresholds were fixed on.
 Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `table_fill.py reversal` put the data)
 
 Small policies on reversal, trained by verl's trainer and worker in this process. RUNS is where the logs go, a file
-each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault should lead
-to was written down before the first of these runs; tests/diagnose/test_rules.py counts.
+each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault of
+known_faults.yaml should lead to was written down before the first of these runs; tests/diagnose/test_rules.py counts.
 """
 
 import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from one_process.kept import kept_path
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.runs import keys
 
 # A fault of the running training begins at one of these steps of 16, by name and seed.
 FIRST, CHOICES = 6, 5
 
-# The ratio is to the trainer's own log-probabilities, in one forward pass of all 64 responses.
-DECOUPLED = (
-    "algorithm.rollout_correction.bypass_mode=false",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
-)
+DECLARED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 # Of the record, what rules read.
 RECORDED = (
@@ -97,6 +94,34 @@ def repeated_batch(trainer: Any) -> None:
     buffer.sample = serve
 
 
+def skipped_syncs(trainer: Any) -> None:
+    """The rollout keeps its weights, but says that it has the new ones."""
+    buffer, keep = trainer.replay_buffer, trainer.replay_buffer.keep
+    buffer.keep = lambda version, _: keep(version, buffer.kept[-1][1].items())
+
+
+def lost_seed(trainer: Any) -> None:
+    """The seed reaches the configuration and the log, but neither the order of prompts nor the samples."""
+    trainer.replay_buffer.config.seed = 1
+    given, trainer.config.data.seed = trainer.config.data.seed, 1
+    trainer._init_dataloader()
+    trainer.config.data.seed = given
+
+
+def same_samples(trainer: Any) -> None:
+    """The rollout gets one seed for all responses of a prompt."""
+    seed = trainer.replay_buffer._seed
+    trainer.replay_buffer._seed = lambda prompt, session: seed(prompt, 0)
+
+
+def bfloat16_rollout(trainer: Any) -> None:
+    """The rollout computes in bfloat16; the trainer stays in float32."""
+    import torch
+
+    for weight in trainer.replay_buffer.model.parameters():
+        weight.data = weight.to(torch.bfloat16)
+
+
 def full_reward(trainer: Any) -> None:
     """Every answer is right."""
     trainer.replay_buffer.reward = lambda *_: {"score": 1.0, "acc": 1.0, "format": 1.0}
@@ -147,150 +172,98 @@ def fast_learning(trainer: Any) -> None:
         group["lr"] *= 30
 
 
+ACTS: dict[str, Callable[[Any], None]] = {
+    act.__name__: act
+    for act in (
+        *(
+            no_reward,
+            reward_for_a_letter,
+            nan_reward,
+            full_reward,
+            no_end,
+            frozen_rollout,
+            repeated_batch,
+            skipped_syncs,
+        ),
+        *(lost_seed, same_samples, bfloat16_rollout, rounded_rollout, damaged_weights, huge_advantages, fast_learning),
+    )
+}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """A run.
-
-    Args:
-        preset: name of one of the presets in configs/recipe/reversal.
-        overrides: on top of it.
-        expected: the rules that should find it; each by the name that diagnosis.py gives it.
-        also: further rules whose state the fault brings about too, so that their finding is no false alarm.
-        since: the step at which a fault of the configuration can first be seen; 0: `act` begins at a step by the seed,
-            or the run has no fault.
-        act: what happens between two steps.
-    """
+    """A run, as known_faults.yaml declares it."""
 
     preset: str
-    overrides: tuple[str, ...] = DECOUPLED
-    expected: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    since: int = 0
-    act: Callable[[Any], None] | None = None
+    overrides: list[str]
+    expected: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+    since: int | None = None
+    act: str | None = None
+
+    def begins(self, name: str, seed: int) -> int | None:
+        """The first step at which the fault shows by construction; None: there is none, or the log has to say."""
+        if self.act and self.since is None:
+            return FIRST + zlib.crc32(f"{name} {seed}".encode()) % CHOICES
+        return self.since
 
 
-ALIKE, COLLAPSE = "few prompts teach, because samples score alike", "reward collapse"
-MISMATCH, CUT = "mismatch of rollout and training", "responses cut at the limit"
-ENTROPY, EXPLOSION = "entropy collapse", "gradient explosion"
-OLD = ("clipx_rollout.versions_old=3", "algorithm.rollout_correction.bypass_mode=true")
-NO_BOUNDS = ("clipx.clip_low=0.0", "clipx.clip_high=null")
-
-FAULTS = {
-    "top_p": Setting(
-        "grpo_4", (*DECOUPLED, "actor_rollout_ref.rollout.top_p=0.9"), ("truncated sampling",), (MISMATCH,), since=1
-    ),
-    "one_update": Setting("grpo_1", expected=("bounds idle: one update a rollout batch",), since=1),
-    "old_samples": Setting("grpo_1", OLD, ("ratio anchored to another policy",), since=2),
-    "low_target": Setting(
-        "bapo_4", (*DECOUPLED, "clipx.target=0.05"), ("bounds idle: the search never started",), since=1
-    ),
-    "high_target": Setting("bapo_4", (*DECOUPLED, "clipx.target=0.95"), ("bounds saturated",), since=1),
-    "wide_alpha": Setting("acpo_4", (*DECOUPLED, "clipx.alpha=20"), ("bounds idle: too few tokens a bin",), since=1),
-    "short_limit": Setting("grpo_4", (*DECOUPLED, "data.max_response_length=47"), (CUT,), since=1),
-    "lower_bound_only": Setting(
-        "grpo_16", (*DECOUPLED, "clipx.clip_low=0.98", "clipx.clip_high=null"), ("one-sided clipping",), since=1
-    ),
-    "no_reward": Setting("grpo_4", expected=(COLLAPSE, ALIKE), act=no_reward),
-    "nan_reward": Setting("grpo_4", expected=("skipped updates",), act=nan_reward),
-    "no_end": Setting("grpo_4", expected=(CUT,), also=(COLLAPSE, EXPLOSION), act=no_end),
-    "frozen_rollout": Setting("grpo_4", expected=(MISMATCH,), also=(COLLAPSE,), act=frozen_rollout),
-    "rounded_rollout": Setting("grpo_4", expected=(MISMATCH,), also=(COLLAPSE,), act=rounded_rollout),
-    "damaged_weights": Setting("grpo_4", expected=(COLLAPSE,), also=(EXPLOSION, ALIKE, CUT), act=damaged_weights),
-    "huge_advantages": Setting("grpo_4", expected=(EXPLOSION,), act=huge_advantages),
-    "fast_learning": Setting(
-        "grpo_4", expected=(COLLAPSE,), also=(EXPLOSION, ALIKE, CUT, ENTROPY, MISMATCH), act=fast_learning
-    ),
-    "reward_for_a_letter": Setting(
-        "grpo_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=2e-3"), (ENTROPY,), (COLLAPSE, ALIKE, CUT),
-        act=reward_for_a_letter,
-    ),
-    # Whether and when reward or entropy collapse is the log's to say.
-    "entropy_penalty": Setting(
-        "grpo_16", (*DECOUPLED, "actor_rollout_ref.actor.entropy_coeff=-1.0", "actor_rollout_ref.actor.optim.lr=1e-3"),
-        (ENTROPY,), (COLLAPSE, EXPLOSION, ALIKE, CUT),
-    ),
-    "no_bounds": Setting(
-        "grpo_16", (*DECOUPLED, *NO_BOUNDS, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,),
-        (EXPLOSION, ALIKE, CUT, ENTROPY),
-    ),
-    "cispo_fast": Setting(
-        "cispo_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,), (EXPLOSION, ALIKE, CUT, ENTROPY)
-    ),
-    "ar_fast": Setting(
-        "ar_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,), (EXPLOSION, ALIKE, CUT, ENTROPY)
-    ),
-}  # fmt: skip
-HEALTHY = {
-    f"healthy_{preset}": Setting(preset)
-    for preset in ("grpo_4", "acpo_4", "bapo_4", "cispo_4", "grpo_16", "acpo_16", "bapo_16", "dgpo_16")
-}
-# Short texts, from the policy of docs/results/evidence.md, validated every other step: stock verl's metrics are kept.
-VALIDATED = (
-    *DECOUPLED,
-    "actor_rollout_ref.model.path=docs/results/evidence_policy",
-    "data.max_response_length=24",
-    "trainer.total_training_steps=20",
-    "trainer.val_before_train=true",
-    "trainer.test_freq=2",
-    "data.val_max_samples=48",
-)
-VALIDATED_SETTINGS = {
-    **{
-        f"validated_{preset}": Setting(preset, VALIDATED)
-        for preset in ("grpo_4", "acpo_4", "dapo_4", "cispo_4", "dgpo_4", "bapo_4", "grpo_16", "acpo_16")
-    },
-    "held_out_letter": Setting(
-        "grpo_16", (*VALIDATED, "actor_rollout_ref.actor.optim.lr=1e-3"), (HELD_OUT_FALLS,),
-        (ENTROPY, COLLAPSE, ALIKE, CUT, EXPLOSION), act=reward_for_a_letter,
-    ),
-    "served_again": Setting(
-        "grpo_4", VALIDATED, ("one batch trained again and again",), (HELD_OUT_FALLS, ENTROPY, EXPLOSION),
-        act=repeated_batch,
-    ),
-    "frozen_unseen": Setting(
-        "grpo_1", VALIDATED, ("bounds idle while the sampler drifts away",),
-        ("bounds idle: one update a rollout batch", MISMATCH, COLLAPSE), act=frozen_rollout,
-    ),
-    "starved": Setting("grpo_4", VALIDATED, ("no learning signal",), (ALIKE, COLLAPSE), act=no_reward),
-    "saturated": Setting("grpo_4", VALIDATED, ("no learning signal",), (ALIKE,), act=full_reward),
-}  # fmt: skip
-SETTINGS = FAULTS | HEALTHY | VALIDATED_SETTINGS
+def settings_of(*groups: str) -> dict[str, Setting]:
+    """The settings of some groups of known_faults.yaml, by name."""
+    settings = {}
+    for group in groups:
+        for name, declared in DECLARED[group]["settings"].items():
+            own = dict(declared)
+            common = [] if own.pop("alone", False) else DECLARED[group]["overrides"]
+            settings[name] = Setting(**own | {"overrides": [*common, *own.get("overrides", [])]})
+    return settings
 
 
-def step_of(name: str, seed: int) -> int | None:
-    """The first step at which a run's fault shows by construction; None: there is none, or the log has to say."""
-    setting = SETTINGS[name]
-    if setting.act is not None:
-        return FIRST + zlib.crc32(f"{name} {seed}".encode()) % CHOICES
-    return setting.since or None
+USUAL = settings_of("faults", "healthy")
+SETTINGS = USUAL | settings_of("validated")
+
+
+def trainer_with(setting: Setting, at: int | None, checkpoints: Path | None = None) -> type:
+    """verl's trainer in one process, to which something happens between two steps.
+
+    Args:
+        at: the step before which it happens.
+        checkpoints: where each step's weights are saved, in Hugging Face's form; None: nowhere.
+    """
+    from one_process.trainer import OneProcessTrainer
+
+    class Faulty(OneProcessTrainer):
+        def on_step_end(self) -> None:
+            """After the weights of the step before were kept."""
+            super().on_step_end()
+            if checkpoints is not None:
+                weights = {key: weight.clone() for key, weight in self.actor_rollout_wg.weights()}
+                folder = checkpoints / f"global_step_{self.global_steps}"
+                self.replay_buffer.model.save_pretrained(folder, state_dict=weights)
+            if setting.act is not None and self.global_steps == at - 1:
+                ACTS[setting.act](self)
+
+        on_init_end = on_step_end
+
+    return Faulty
 
 
 def make(path: Path, name: str, seed: int) -> None:
     """Trains a setting with a seed and keeps its log."""
     from omegaconf import OmegaConf
     from one_process.kept import compose_here, describe, train_and_keep
-    from one_process.trainer import OneProcessTrainer
 
-    setting, at = SETTINGS[name], step_of(name, seed)
-
-    class Faulty(OneProcessTrainer):
-        """verl's trainer, to which something happens between two steps."""
-
-        def on_step_end(self) -> None:
-            """Before the step that shows the fault, after the weights of the step before were kept."""
-            super().on_step_end()
-            if setting.act is not None and self.global_steps == at - 1:
-                setting.act(self)
-
+    setting = SETTINGS[name]
+    at = setting.begins(name, seed)
     config = compose_here(f"reversal/{setting.preset}", seed, setting.overrides)
     record = {
         "name": name,
         "seed": seed,
         "preset": setting.preset,
-        "overrides": list(setting.overrides),
+        "overrides": setting.overrides,
         "since": at,
-        "expected": list(setting.expected),
-        "also": list(setting.also),
+        "expected": setting.expected,
+        "also": setting.also,
         "configuration": {key: value for key in RECORDED if (value := OmegaConf.select(config, key)) is not None},
         **describe(config),
     }
@@ -298,14 +271,14 @@ def make(path: Path, name: str, seed: int) -> None:
 
     def select(data: Mapping[str, float]) -> dict[str, float]:
         # A value that is not finite is null in the log, and left out here.
-        groups = KEPT_GROUPS + OF_VERL * (setting.overrides[: len(VALIDATED)] == VALIDATED)
+        groups = KEPT_GROUPS + OF_VERL * (name not in USUAL)
         return {
             key: value
             for key, value in data.items()
             if math.isfinite(value) and (key in wanted or key.startswith(groups))
         }
 
-    train_and_keep(path, config, record, select, Faulty)
+    train_and_keep(path, config, record, select, trainer_with(setting, at))
 
 
 def main(
@@ -317,7 +290,7 @@ def main(
     os.environ.setdefault("CLIPX_DATA", "data")
     become_only_rank()
     for number in seed or [31]:
-        for one in name or FAULTS | HEALTHY:
+        for one in name or USUAL:
             path = kept_path(runs, one, number)
             if path.exists():
                 continue

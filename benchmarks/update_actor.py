@@ -19,8 +19,7 @@ from typing import Annotated
 import torch
 import typer
 from shared import actor_config, synchronize, table
-from worker_update import DEVICE as KIND
-from worker_update import Row, rank_environment, rollout_batch
+from worker_update import DEVICE, HARDWARE, Row, build_worker, compose_run, rank_environment, rollout_batch
 
 from verl_clipx.common.files import write_json
 
@@ -46,7 +45,15 @@ VOCABULARY = 512
 PROMPT = 8
 # A GPU's work is no part of the process's own time.
 now = time.perf_counter if torch.cuda.is_available() else time.process_time
-DEVICE = ("actor_rollout_ref.actor.strategy=fsdp2", *(() if torch.cuda.is_available() else ("+hardware=cpu",)))
+STRATEGY = "actor_rollout_ref.actor.strategy=fsdp2"
+ENGINE = (
+    STRATEGY,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.model.use_remove_padding=false",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+)
 
 
 def save_model(folder: Path, *, width: int, layers: int) -> int:
@@ -69,31 +76,6 @@ def save_model(folder: Path, *, width: int, layers: int) -> int:
     words = Tokenizer(WordLevel({f"t{index}": index for index in range(VOCABULARY)}, unk_token="t0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t0").save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def build_worker(folder: Path):
-    """The plugin's training worker with verl's engine."""
-    import verl  # noqa: F401  (loads the plugin)
-    from verl.workers.config import HFModelConfig, TrainingWorkerConfig
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    actor = actor_config(*DEVICE)
-    model = HFModelConfig(
-        path=str(folder),
-        use_remove_padding=False,
-        enable_gradient_checkpointing=False,
-        override_config={"attn_implementation": "sdpa"},
-    )
-    config = TrainingWorkerConfig(
-        model_type="language_model",
-        model_config=model,
-        engine_config=actor.engine,
-        optimizer_config=actor.optim,
-        checkpoint_config=actor.checkpoint,
-    )
-    worker = ActorRolloutRefWorker.actor_worker_cls(config=config)
-    worker.reset()
-    return worker
 
 
 def random_batch(sequences: int, prompt: int, response: int, mini_batch: int, micro_batch: int):
@@ -141,16 +123,16 @@ class Variant:
         # verl's own worker under the plugin's class: the loss function decides.
         worker.policy_loss = None
         announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
-        worker.set_loss_fn(partial(ppo_loss, config=actor_config(*DEVICE, *announced, *self.overrides)))
+        worker.set_loss_fn(partial(ppo_loss, config=actor_config(*HARDWARE, STRATEGY, *announced, *self.overrides)))
         if self.larger:
             worker.extra_pass = partial(pass_in_larger_micro_batches, worker.extra_pass)
         # As in a run, where old_log_probs are computed first.
         worker.infer_batch(tu.assign_non_tensor(batch.copy(), compute_loss=False))
         data = batch.copy()
-        synchronize(KIND)
+        synchronize(DEVICE)
         started = now()
         worker.train_mini_batch(data)
-        synchronize(KIND)
+        synchronize(DEVICE)
         self.seconds.append(now() - started)
 
 
@@ -171,7 +153,8 @@ def main(
         os.environ |= rank_environment(Path(name) / "meeting")
         os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
         parameters = save_model(Path(name), width=width, layers=layers)
-        worker = build_worker(Path(name))
+        worker = build_worker(compose_run(Path(name), 1, ENGINE)).actor
+        worker.reset()
     results = {}
     for count in updates or [2, 16]:
         mini_batch = sequences // count
@@ -186,7 +169,7 @@ def main(
             for variant in variants.values():
                 variant.update(worker, batch, count)
         print(
-            f"\n{KIND}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
+            f"\n{DEVICE}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
             f"tokens, torch {torch.__version__}\n"
         )
         rows = []
@@ -199,7 +182,7 @@ def main(
         heads = ["variant", "median s", "range s", "of vanilla (median of the repeats' ratios)"]
         print(table(heads, rows), flush=True)
         if output:
-            write_json(output, {"device": KIND, "parameters": parameters, "updates": results})
+            write_json(output, {"device": DEVICE, "parameters": parameters, "updates": results})
     torch.distributed.destroy_process_group()
 
 

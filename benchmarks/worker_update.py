@@ -18,6 +18,7 @@ from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.worker.step import Observer, OptimizerStep, RolloutBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HARDWARE = ("+hardware=cpu",) if DEVICE == "cpu" else ()
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,18 @@ def compose_run(model: Path, ranks: int, overrides: Sequence[str]) -> Any:
     """Compose verl's whole configuration for a model and a number of ranks, as its driver would."""
     from hydra import compose, initialize_config_module
 
-    hardware = ["+hardware=cpu"] if DEVICE == "cpu" else []
     given = [f"actor_rollout_ref.model.path={model}", f"trainer.n_gpus_per_node={ranks}", "trainer.nnodes=1"]
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", [*hardware, *given, *overrides])
+        return compose("ppo_trainer", [*HARDWARE, *given, *overrides])
+
+
+def build_worker(config: Any) -> Any:
+    """Build verl's worker of the actor; its `actor` is the plugin's training worker."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    return worker
 
 
 def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
@@ -89,11 +98,9 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         rows: the rows of all ranks, of which each data-parallel rank takes its share.
     """
     from verl.utils import tensordict_utils as tu
-    from verl.workers.engine_workers import ActorRolloutRefWorker
 
     with unpatched_model():
-        worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-        worker.init_model()
+        worker = build_worker(config)
         engine = worker.actor.engine
         before = weights(engine)
         ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()

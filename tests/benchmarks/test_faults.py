@@ -1,20 +1,28 @@
-"""The settings of benchmarks/known_faults.py and certify_faults.py are within the ranges of their methods. Not covered:
-the runs, whose kept logs tests/diagnose reads.
+"""The settings of benchmarks/known_faults.yaml are within the ranges of their methods, and what they name exists. Not
+covered: the runs, whose kept logs tests/diagnose reads.
 """
 
-import certify_faults
-import known_faults
 import pytest
+from known_faults import ACTS, DECLARED, settings_of
 
 from tests.claims.configuration import parsed
+from verl_clipx.diagnose.questions import QUESTIONS
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.papers.tables.presets import values_of
 from verl_clipx.run.config import build
 
 
-@pytest.mark.parametrize("benchmark", [known_faults, certify_faults], ids=lambda module: module.__name__)
-def test_no_setting_is_refused(benchmark):
-    given = {name: (setting.preset, parsed(*setting.overrides)) for name, setting in benchmark.SETTINGS.items()}
-    assert any(key.startswith("clipx.") for _, values in given.values() for key in values)
-    for preset, values in given.values():
-        method = values_of(f"reversal/{preset}").clipx.method
+@pytest.mark.parametrize("group", ["faults", "validated", "certified", "samplers"])
+def test_no_setting_is_refused(group):
+    for setting in settings_of(group).values():
+        values = parsed(*setting.overrides)
+        method = values_of(f"reversal/{setting.preset}").clipx.method
         build(method, **{key.removeprefix("clipx."): values[key] for key in values if key.startswith("clipx.")})
+        assert setting.act is None or setting.act in ACTS
+        assert {*setting.expected, *setting.also} <= {rule.name for rule in RULES}
+
+
+def test_the_questions_that_should_fail_are_asked():
+    of = DECLARED["certified"]
+    assert {*of["of_updates"], *(question for *_, question in of["pairs"].values())} <= {*QUESTIONS}
+    assert {*of["healthy"], *(arm for *arms, _ in of["pairs"].values() for arm in arms)} <= {*settings_of("certified")}

@@ -202,9 +202,9 @@ def test_the_logs_have_the_faults_that_were_declared():
     assert {record["name"] for record in records} == {*known_faults.SETTINGS}
     for record in records:
         setting = known_faults.SETTINGS[record["name"]]
-        assert record["expected"] == list(setting.expected) and record["also"] == list(setting.also)
-        assert record["since"] == known_faults.step_of(record["name"], record["seed"])
-        assert [REPLACED.get(word, word) for word in record["overrides"]] == list(setting.overrides)
+        assert record["expected"] == setting.expected and record["also"] == setting.also
+        assert record["since"] == setting.begins(record["name"], record["seed"])
+        assert [REPLACED.get(word, word) for word in record["overrides"]] == setting.overrides
 
 
 def test_the_documentation_has_the_rules_and_their_links_exist():
