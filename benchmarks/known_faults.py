@@ -28,18 +28,7 @@ from verl_clipx.runs import keys
 FIRST, CHOICES = 6, 5
 
 DECLARED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-
-# Of the record, what rules read.
-RECORDED = (
-    "data.train_batch_size",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.rollout.top_p",
-    "actor_rollout_ref.rollout.top_k",
-    *(f"clipx.{name}" for name in ("alpha", "target", "contribution", "upper_stop", "upper_step")),
-)
-OF_VERL = ("actor/", "critic/", "response_length/", "prompt_length/", "rollout_corr/", "training/rollout_", "val-core/")
-KEPT_GROUPS = ("actor/clipx/count/", "actor/clipx/gradient_mass/", "health/")
+KEPT = DECLARED["kept"]
 
 
 def no_reward(trainer: Any) -> None:
@@ -264,14 +253,16 @@ def make(path: Path, name: str, seed: int) -> None:
         "since": at,
         "expected": setting.expected,
         "also": setting.also,
-        "configuration": {key: value for key in RECORDED if (value := OmegaConf.select(config, key)) is not None},
+        "configuration": {
+            key: value for key in KEPT["configuration"] if (value := OmegaConf.select(config, key)) is not None
+        },
         **describe(config),
     }
     wanted = {*(key for rule in RULES for key in rule.reads), *keys.DRAWN, *keys.HEALTH_COUNTS}
 
     def select(data: Mapping[str, float]) -> dict[str, float]:
         # A value that is not finite is null in the log, and left out here.
-        groups = KEPT_GROUPS + OF_VERL * (name not in USUAL)
+        groups = (*KEPT["metrics"], *(KEPT["of_validated"] if name not in USUAL else ()))
         return {
             key: value
             for key, value in data.items()

@@ -18,8 +18,9 @@ from typing import Annotated
 
 import torch
 import typer
+from one_process.only_rank import become_only_rank
 from shared import actor_config, synchronize, table
-from worker_update import DEVICE, HARDWARE, Row, build_worker, compose_run, rank_environment, rollout_batch
+from worker_update import DEVICE, HARDWARE, Row, build_worker, compose_run, rollout_batch
 
 from verl_clipx.common.files import write_json
 
@@ -150,11 +151,10 @@ def main(
     """Print a table for each number of updates: median seconds, spread, and the ratio to vanilla."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        os.environ |= rank_environment(Path(name) / "meeting")
-        os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
+        become_only_rank(DEVICE)
+        os.environ |= {"HF_HUB_OFFLINE": "1", "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "127.0.0.1:6379")}
         parameters = save_model(Path(name), width=width, layers=layers)
         worker = build_worker(compose_run(Path(name), 1, ENGINE)).actor
-        worker.reset()
     results = {}
     for count in updates or [2, 16]:
         mini_batch = sequences // count

@@ -40,18 +40,6 @@ class Row:
     advantage: float
 
 
-def rank_environment(meeting: Path) -> dict[str, str]:
-    """The environment variables of a process that is the only rank.
-
-    Args:
-        meeting: a file that does not exist yet, through which the process group starts, so that nothing listens.
-    """
-    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "HF_HUB_OFFLINE": "1"}
-    # verl reads the first two.
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{meeting}"}
-    return environment | ({"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if DEVICE == "cpu" else {})
-
-
 @dataclass(frozen=True)
 class Update:
     """What an update did.

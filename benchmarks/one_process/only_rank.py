@@ -4,10 +4,9 @@ import os
 import tempfile
 
 
-def become_only_rank() -> None:
-    """Makes this process the only rank of a CPU run. Call this before verl is imported."""
+def become_only_rank(platform: str = "cpu") -> None:
+    """Makes this process the only rank of a run on a CPU, or on one GPU (cuda). Call this before verl is imported."""
     os.environ |= {
-        "VERL_PLATFORM": "cpu",
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
@@ -16,5 +15,5 @@ def become_only_rank() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
         "DIST_INIT_METHOD": f"file://{tempfile.mkdtemp()}/ranks",
-        "OMP_NUM_THREADS": "1",
+        **({"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if platform == "cpu" else {}),
     }

@@ -26,11 +26,13 @@ from pathlib import Path
 # Last: a script's neighbours there must not hide the standard library's.
 sys.path += sys.argv[1:]
 import torch
+from one_process.only_rank import become_only_rank
 from update_actor import save_model
-from worker_update import Row, compose_run, rank_environment, update
+from worker_update import Row, compose_run, update
 
 # verl reads it when it is imported.
-os.environ |= rank_environment(Path("meeting").absolute()) | {"RAY_ADDRESS": "127.0.0.1:6379"}
+become_only_rank()
+os.environ |= {"HF_HUB_OFFLINE": "1", "RAY_ADDRESS": "127.0.0.1:6379"}
 from pre_update_example import loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine

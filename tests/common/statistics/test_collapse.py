@@ -8,7 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
-from tests.common.statistics.made_up import LOGS
+from tests.common.statistics.test_no_difference import LOGS
 from verl_clipx.common.statistics.collapse import COVERAGE, caution, collapse
 from verl_clipx.common.statistics.comparison import compare_means
 
@@ -60,16 +60,12 @@ def test_in_made_up_logs_it_is_found_where_it_was_put(name):
     assert 0.14 < np.mean(found) < 0.22 if name == "collapses of a fifth" else np.mean(found) < 0.01
 
 
-def one_sided_collapse(seeds, draw):
-    """Scores of two methods' trainings that differ by 2 points, of the second a fifth 30 points lower."""
-    first, second = 0.5 + 0.02 * draw.standard_normal((2, seeds))
-    return first, second - 0.3 * (draw.random(seeds) < 0.2)
-
-
 @pytest.mark.parametrize("seeds", COVERAGE)
 def test_what_a_one_sided_collapse_leaves_of_an_interval(seeds):
+    """Trainings differ by 2 points; a fifth of the second method's lie 30 points lower."""
     draw = np.random.default_rng(seeds)
-    found = [compare_means(*one_sided_collapse(seeds, draw)) for _ in range(600)]
+    pairs = (0.5 + 0.02 * draw.standard_normal((2, seeds)) for _ in range(600))
+    found = [compare_means(first, second - 0.3 * (draw.random(seeds) < 0.2)) for first, second in pairs]
     held = 100 * np.mean([one.low <= -0.06 <= one.high for one in found])
     # Two standard errors, and one for rounding.
     assert abs(held - COVERAGE[seeds]) < 2 * (COVERAGE[seeds] * (100 - COVERAGE[seeds]) / 600) ** 0.5 + 1

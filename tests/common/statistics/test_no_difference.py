@@ -10,13 +10,38 @@ import pandas
 import pytest
 from scipy import stats
 
-from tests.common.statistics.made_up import LOGS
 from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.statistics.comparison import ALIKE, compare_means, compare_shares
 
 REPEATS = 400
 MOST = stats.binom.ppf(0.999, REPEATS, 0.05) / REPEATS
 """With claims in 5 % of the cases a count of 400 exceeds this once in a thousand."""
+
+
+def lasting_offsets(seeds, steps, generator):
+    """Returns rewards of a setting's trainings (seeds, steps) that differ by 2 points throughout, and by 5 a step."""
+    return 0.5 + 0.02 * generator.standard_normal((seeds, 1)) + 0.05 * generator.standard_normal((seeds, steps))
+
+
+def walks(seeds, steps, generator):
+    """Returns the same of trainings that wander, 1 point a step: what a step gains or loses stays."""
+    return lasting_offsets(seeds, steps, generator) + 0.01 * generator.standard_normal((seeds, steps)).cumsum(axis=1)
+
+
+def drifts(seeds, steps, generator):
+    """Returns the same of trainings that learn at different speeds: by 30 points over the run, more or less by 10."""
+    speed = 0.3 + 0.1 * generator.standard_normal((seeds, 1))
+    return lasting_offsets(seeds, steps, generator) + speed * np.linspace(0, 1, steps)
+
+
+def collapses(seeds, steps, generator):
+    """Returns the same of trainings of which a fifth lose nearly everything at some step."""
+    after = np.arange(steps) >= generator.integers(steps, size=(seeds, 1))
+    fell = after & (generator.random((seeds, 1)) < 0.2)
+    return np.where(fell, 0.02, 1.0) * lasting_offsets(seeds, steps, generator)
+
+
+LOGS = {"lasting offsets": lasting_offsets, "walks": walks, "drifts": drifts, "collapses of a fifth": collapses}
 
 STORED = pandas.read_csv(Path(__file__).parents[3] / "docs" / "results" / "cpu_small_steps.csv")
 # The rewards of the stored runs, (seeds, steps) of each setting.
