@@ -12,9 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-from io import BytesIO
 from pathlib import Path
 
 MODULE = "verl.trainer.main_ppo"
@@ -22,21 +20,20 @@ REAL = ("basename", "cat", "cut", "dirname", "env", "grep", "head", "realpath", 
 RECORDED = ("python", "python3", "ray", "torchrun", "uv")
 WITHOUT_EFFECT = ("chmod", "cp", "curl", "date", "git", "hf", "hostname", "huggingface-cli", "lsof", "mkdir", "mv")
 WITHOUT_EFFECT += ("nproc", "npu-smi", "nvidia-smi", "pip", "pip3", "pkill", "rm", "sleep", "sysctl", "touch", "wget")
-SECONDS = 20
+SECONDS, RECORD = 20, "record"
 
 
-def put_programs(folder: Path, record: Path) -> None:
-    """Creates a folder of programs to be used as PATH; those for Python append their arguments to `record`.
+def put_programs(folder: Path) -> None:
+    """Creates the programs of a PATH in a folder; those for Python append their arguments to its file RECORD.
 
     A record is the number of words and then the words, separated by null bytes, which no argument can contain.
     """
-    folder.mkdir()
     for name in REAL:
         if (program := shutil.which(name)) is not None:
             (folder / name).symlink_to(program)
     # A script that tries something out with python -c is told that it failed.
     writes = f"""[[ ${{1:-}} != -c ]] || exit 1
-printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
+printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{folder / RECORD}'"""
     bodies = (
         dict.fromkeys(WITHOUT_EFFECT, ":") | dict.fromkeys(RECORDED, writes) | {"tee": f"exec {shutil.which('cat')}"}
     )
@@ -45,58 +42,34 @@ printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
         (folder / name).chmod(0o755)
 
 
-def recorded(text: str) -> list[list[str]]:
-    """The commands in a record, each as a list of words."""
-    words, commands = iter(text.split("\0")[:-1]), []
-    for number in words:
-        commands.append([next(words) for _ in range(int(number))])
-    return commands
-
-
-def unpacked(repository: Path, revision: str, folder: Path) -> str:
-    """Unpacks a revision's examples into a folder and returns its commit."""
-    git = ["git", f"--git-dir={repository}"]
-    archive = subprocess.run([*git, "archive", revision, "examples"], check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
-    commit = subprocess.run([*git, "rev-parse", f"{revision}^{{commit}}"], check=True, capture_output=True, text=True)
-    return commit.stdout.strip()
-
-
-def commands_of(script: Path, root: Path) -> list[list[str]]:
+def commands_of(script: Path, root: Path, programs: Path) -> list[list[str]]:
     """The overrides of every start of verl's main that a script makes, in its order."""
-    with tempfile.TemporaryDirectory() as elsewhere:
-        path, record = (Path(elsewhere) / name for name in ("programs", "record"))
-        record.touch()
-        put_programs(path, record)
-        try:
-            subprocess.run(
-                [shutil.which("bash"), str(script)],
-                cwd=root,
-                env={"PATH": str(path), "HOME": "/home/user"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            print(f"{script}: not done within {SECONDS} s", file=sys.stderr)
-        found = recorded(record.read_text())
-    return [words[words.index(MODULE) + 1 :] for words in found if MODULE in words]
+    record = programs / RECORD
+    record.write_text("")
+    command, environment = [shutil.which("bash"), str(script)], {"PATH": str(programs), "HOME": "/home/user"}
+    given = {"cwd": root, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True}
+    try:
+        subprocess.run(command, timeout=SECONDS, **given)
+    except subprocess.TimeoutExpired:
+        print(f"{script}: not done within {SECONDS} s", file=sys.stderr)
+    # Where the folder stands in a script's own paths is no part of what it says.
+    words = iter(record.read_text().replace(str(root), "/verl").split("\0")[:-1])
+    commands = [[next(words) for _ in range(int(number))] for number in words]
+    return [command[command.index(MODULE) + 1 :] for command in commands if MODULE in command]
 
 
 def examples(repository: Path, revision: str) -> tuple[str, dict[str, list[list[str]]]]:
     """A revision's commit, and its scripts that start verl's main, by path."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        commit = unpacked(repository, revision, root)
+    git = ["git", f"--git-dir={repository}"]
+    commit = subprocess.run([*git, "rev-parse", f"{revision}^{{commit}}"], check=True, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as programs:
+        root, archive = Path(folder), f"{programs}/examples.tar"
+        subprocess.run([*git, "archive", f"--output={archive}", revision, "examples"], check=True)
+        shutil.unpack_archive(archive, root, filter="data")
+        put_programs(Path(programs))
         scripts = sorted(root.glob("examples/**/*.sh"))
-        found = {str(script.relative_to(root)): commands_of(script, root) for script in scripts}
-        # Where the folder stands in a script's own paths is no part of what it says.
-        found = {
-            path: [[word.replace(str(root), "/verl") for word in words] for words in commands]
-            for path, commands in found.items()
-        }
-    return commit, {path: commands for path, commands in found.items() if commands}
+        found = {str(script.relative_to(root)): commands_of(script, root, Path(programs)) for script in scripts}
+    return commit.stdout.strip(), {path: commands for path, commands in found.items() if commands}
 
 
 def main(repository: str, *revisions: str) -> None:
