@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import known_faults
 import typer
-from known_faults import settings_of, trainer_with
+from known_faults import make_trainer, settings_of
 from one_process.only_rank import become_only_rank
 
 from verl_clipx.diagnose.questions import Arms, Verdict, answers_of
@@ -43,7 +43,7 @@ def make(folder: Path, name: str, seed: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Path(reward.__file__).read_text() + "\n# changed\n" * (name == "another_reward"))
     own = [*setting.overrides, f"reward.custom_reward_function.path={file}"]
-    trainer = trainer_with(setting, setting.since, folder / "checkpoints" if name in SAMPLERS else None)
+    trainer = make_trainer(setting, setting.since, folder / "checkpoints" if name in SAMPLERS else None)
     train(compose_here(f"reversal/{setting.preset}", seed, own), folder / "metrics.jsonl", trainer)
 
 

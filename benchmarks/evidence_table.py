@@ -178,7 +178,7 @@ def numbers_of_lower_rates(results: dict[str, Any]) -> str:
     rows = results["lower_rates"]
     rates = [f"{rate:g}" for rate in reversed(WIDER_RATES) if any(f"{rate:g}" in of["tuning"] for of in rows)]
     every, finished = [of for of in rows if of["tuning"]], [of for of in rows if of["rate"] is not None]
-    return written("lower_rates", results, rates=rates, every=every, finished=finished, highest=RATES[0])
+    return fill("lower_rates", results, rates=rates, every=every, finished=finished, highest=RATES[0])
 
 
 def describe(counted: Cells) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def half(values: list[float], form: str) -> str:
     return f"{mean:{form}}±{(ends[1] - ends[0]) / 2:{form}}" if ends else f"{mean:{form}}"
 
 
-def written(name: str, results: dict[str, Any], **others: Any) -> str:
-    """The part of a page that this writes, by the template that stands beside this file."""
+def fill(name: str, results: dict[str, Any], **others: Any) -> str:
+    """Returns the part of a page that this writes, by the template that stands beside this file."""
     template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     template.filters |= {"half": half, "shown": shown, "title_of": lambda row: ROWS[row]["title"]}
     text = read_text(Path(__file__).with_name(f"{name}.md.jinja"))
@@ -228,7 +228,7 @@ def numbers_of(results: dict[str, Any]) -> str:
         )
         for name in shown(results["described"])
     }
-    return written("evidence", results, lowest=lowest, look=TABLE[SECOND_LOOK])
+    return fill("evidence", results, lowest=lowest, look=TABLE[SECOND_LOOK])
 
 
 def draw(counted: Cells) -> None:

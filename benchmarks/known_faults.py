@@ -164,17 +164,9 @@ def fast_learning(trainer: Any) -> None:
 ACTS: dict[str, Callable[[Any], None]] = {
     act.__name__: act
     for act in (
-        *(
-            no_reward,
-            reward_for_a_letter,
-            nan_reward,
-            full_reward,
-            no_end,
-            frozen_rollout,
-            repeated_batch,
-            skipped_syncs,
-        ),
-        *(lost_seed, same_samples, bfloat16_rollout, rounded_rollout, damaged_weights, huge_advantages, fast_learning),
+        *(no_reward, reward_for_a_letter, nan_reward, full_reward, no_end),
+        *(frozen_rollout, rounded_rollout, bfloat16_rollout, repeated_batch, skipped_syncs, lost_seed, same_samples),
+        *(damaged_weights, huge_advantages, fast_learning),
     )
 }
 
@@ -191,14 +183,14 @@ class Setting:
     act: str | None = None
 
     def begins(self, name: str, seed: int) -> int | None:
-        """The first step at which the fault shows by construction; None: there is none, or the log has to say."""
+        """Returns the first step that shows the fault by construction; None: there is none, or the log has to say."""
         if self.act and self.since is None:
             return FIRST + zlib.crc32(f"{name} {seed}".encode()) % CHOICES
         return self.since
 
 
 def settings_of(*groups: str) -> dict[str, Setting]:
-    """The settings of some groups of known_faults.yaml, by name."""
+    """Returns the settings of some groups of known_faults.yaml, by name."""
     settings = {}
     for group in groups:
         for name, declared in DECLARED[group]["settings"].items():
@@ -212,8 +204,8 @@ USUAL = settings_of("faults", "healthy")
 SETTINGS = USUAL | settings_of("validated")
 
 
-def trainer_with(setting: Setting, at: int | None, checkpoints: Path | None = None) -> type:
-    """verl's trainer in one process, to which something happens between two steps.
+def make_trainer(setting: Setting, at: int | None, checkpoints: Path | None = None) -> type:
+    """Makes a class: verl's trainer in one process, to which something happens between two steps.
 
     Args:
         at: the step before which it happens.
@@ -269,7 +261,7 @@ def make(path: Path, name: str, seed: int) -> None:
             if math.isfinite(value) and (key in wanted or key.startswith(groups))
         }
 
-    train_and_keep(path, config, record, select, trainer_with(setting, at))
+    train_and_keep(path, config, record, select, make_trainer(setting, at))
 
 
 def main(

@@ -8,9 +8,10 @@ Countdown changed nothing.
 """
 
 import json
-import sys
 from pathlib import Path
 
+import diagnosis as counting
+import known_faults
 import pandas
 import pytest
 
@@ -26,10 +27,6 @@ from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-# Last: a script's neighbours there must not hide the standard library's.
-sys.path.append(str(DOCS.parent / "benchmarks"))
-import diagnosis as counting  # noqa: E402
-import known_faults  # noqa: E402
 
 STEPS, ONSET = 20, 9
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

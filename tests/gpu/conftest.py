@@ -11,14 +11,11 @@ chosen test as `not run` and then what became of it, with the option of the mark
 import importlib.util
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 collect_ignore_glob = [] if UNDER_TORCHRUN else ["test_*.py"]

@@ -1,6 +1,0 @@
-"""Lets these tests import from benchmarks/."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
