@@ -12,9 +12,11 @@ from pathlib import Path
 
 import grimp
 from importlinter import api
+from jinja2 import Environment
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "figures" / "architecture.svg"
+PICTURE_TEMPLATE = Path(__file__).with_name("architecture.svg.jinja")
 PACKAGE = "verl_clipx"
 
 WIDTH, MARGIN, GAP = 1336, 20, 12
@@ -24,7 +26,6 @@ BESIDE, LANE = 356, 344
 # Floors that every other one reaches, or is reached from: as wide as the picture.
 WIDE = ("cli", "common")
 CAPTION_CHARACTERS, CAPTION_LINES = 23, 6
-SPEAKS_TO_VERL, KNOWS_NO_VERL, LINE, TEXT = "#fde7d3", "#e4eef9", "#8a8f98", "#1b1f24"
 
 
 def floors() -> list[list[str]]:
@@ -107,44 +108,28 @@ def ends(arrows: list[tuple[str, str]], place: dict[str, tuple[int, int, int]]) 
     return found
 
 
+def way_of(room: str, imported: str, at: list[float], place: dict[str, tuple[int, int, int]]) -> str:
+    """The path of an arrow; one of the core's to the bottom leads past the rooms beside the core."""
+    (left, top, width), bottom = place[room], place[imported][1]
+    if imported == "common" and left < BESIDE:
+        middle = top + ROOM_HEIGHT // 2
+        return f"M{left + width} {middle}H{LANE - 10}Q{LANE} {middle} {LANE} {middle + 10}V{bottom}"
+    (start, end), top = at, top + ROOM_HEIGHT
+    bend = (top + bottom) // 2
+    return f"M{start:.0f} {top}C{start:.0f} {bend} {end:.0f} {bend} {end:.0f} {bottom}"
+
+
 def picture() -> str:
     """The drawing as SVG: the same text for the same imports."""
-    levels = floors()
-    rooms, with_verl = imports()
-    place, arrows = places(levels), needed(rooms)
+    levels, (rooms, with_verl) = floors(), imports()
+    place = places(levels)
+    ways = [way_of(*arrow, at, place) for arrow, at in ends(needed(rooms), place).items()]
     height = MARGIN + (len(levels) - 1) * FLOOR_HEIGHT + ROOM_HEIGHT + 46
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        f'role="img" aria-label="The folders of verl_clipx and the imports between them">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        f'<path d="M0 0L8 4L0 8z" fill="{LINE}"/></marker>',
-    ]
-    for (room, imported), (start, end) in ends(arrows, place).items():
-        (left, top, width), bottom = place[room], place[imported][1]
-        if imported == "common" and left < BESIDE:
-            middle = top + ROOM_HEIGHT // 2
-            way = f"M{left + width} {middle}H{LANE - 10}Q{LANE} {middle} {LANE} {middle + 10}V{bottom}"
-        else:
-            top += ROOM_HEIGHT
-            bend = (top + bottom) // 2
-            way = f"M{start:.0f} {top}C{start:.0f} {bend} {end:.0f} {bend} {end:.0f} {bottom}"
-        parts.append(f'<path d="{way}" fill="none" stroke="{LINE}" stroke-width="1.3" marker-end="url(#tip)"/>')
-    for room, (left, top, width) in place.items():
-        colour = SPEAKS_TO_VERL if room in with_verl else KNOWS_NO_VERL
-        parts += [
-            f'<rect x="{left}" y="{top}" width="{width}" height="{ROOM_HEIGHT}" rx="6" fill="{colour}" '
-            f'stroke="{LINE}"/>',
-            f'<text x="{left + 10}" y="{top + 20}" font-size="15" font-weight="bold" fill="{TEXT}">{room}</text>',
-        ]
-        for index, line in enumerate(caption(room)):
-            y = top + 37 + 14 * index
-            parts.append(f'<text x="{left + 10}" y="{y}" font-size="11" fill="{TEXT}">{escape(line)}</text>')
-    for index, (colour, meaning) in enumerate([(SPEAKS_TO_VERL, "imports verl"), (KNOWS_NO_VERL, "does not")]):
-        left, top = MARGIN + 130 * index, height - 28
-        parts.append(f'<rect x="{left}" y="{top}" width="14" height="14" fill="{colour}" stroke="{LINE}"/>')
-        parts.append(f'<text x="{left + 20}" y="{top + 12}" font-size="12" fill="{TEXT}">{meaning}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template.filters["caption"] = lambda room: map(escape, caption(room))
+    sizes = {"width": WIDTH, "height": height, "margin": MARGIN, "room_height": ROOM_HEIGHT}
+    text = PICTURE_TEMPLATE.read_text()
+    return template.from_string(text).render(place=place, with_verl=with_verl, ways=ways, **sizes)
 
 
 if __name__ == "__main__":
