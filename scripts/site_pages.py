@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import runpy
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,10 +159,7 @@ def figure(name: str) -> str:
 
     # MkDocs puts no folder of scripts into the path.
     draw_weights = runpy.run_path(str(Path(__file__).with_name("weight_figure.py")))["draw_weights"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "figure.svg"
-        draw_weights(METHODS[name](), path)
-        return path.read_text()
+    return draw_weights(METHODS[name]())
 
 
 def method_page(method: dict[str, Any]) -> str:

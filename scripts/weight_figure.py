@@ -1,6 +1,6 @@
 """Figures of the site: the gradient weight F of a method over the ratio, for either sign of the advantage."""
 
-from pathlib import Path
+from io import StringIO
 
 import matplotlib
 import numpy
@@ -44,12 +44,8 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
     return ratio[:, 0], apply(method, None, inputs, decision).weight[:, 0]
 
 
-def draw_weights(method: Method, path: Path) -> None:
-    """Draws F over the ratio, one panel for each sign of the advantage.
-
-    Args:
-        path: file of the figure; its ending chooses the format, such as .svg or .png.
-    """
+def draw_weights(method: Method) -> str:
+    """Draws F over the ratio, one panel for each sign of the advantage, as SVG."""
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(10, 4.4))
         for axes, advantage in zip(drawing.subplots(1, 2, sharey=True), (1.0, -1.0), strict=True):
@@ -73,4 +69,5 @@ def draw_weights(method: Method, path: Path) -> None:
         note = " Bounds that adapt are those before any statistics." if method.statistics_size else ""
         drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True)
         drawing.subplots_adjust(left=0.07, right=0.95, top=0.84, bottom=0.22, wspace=0.12)
-        drawing.savefig(path)
+        drawing.savefig(svg := StringIO(), format="svg")
+        return svg.getvalue()
