@@ -2,7 +2,8 @@
 
 Both are our own. Scanners' rules, such as gitleaks' and kingfisher's, know providers' tokens and neither the keys of a
 configuration nor a command line; on PyPI they are binaries of 20 MB, and detect-secrets reads source code.
-A token of lower-case letters alone, under no key that names a credential, may look like words, and then stays.
+A token of lower-case letters alone, under no key that names a credential, may look like words, and then stays, as a
+value that looks like a variable or a call does.
 """
 
 import re
@@ -27,12 +28,19 @@ _NAMES = re.compile(
 # what does so where its value is a text, but for a token of a text and a pass of an update,
 _NAMES_TEXT = re.compile(
     r"^(?!.*\b(?:pad|[ebs]os|unk|cls|sep|mask|stop|start|end|begin|special|image|video|audio|tool|think|text|new|max|min"
-    r"|num|per|first|second|last|next|extra|forward|backward|single|one|two|all|lopti|token|update|train|eval|of) )"
+    r"|num|per|first|second|last|next|extra|forward|backward|single|one|two|all|lopti|token|update|train|eval|of|by) )"
     r".*(?: (?:token|pass)|(?:db|smtp|user)pass)$"
 )
 # and what names a hash or an id, which stays if it is hexadecimal.
 _NAMES_HASH = re.compile(
-    r"\b(?:commit|rev(?:ision)?|sha|hashe?|digest|md|checksum|snapshot|head|blob|tree|resolve|u?u?id)\b"
+    r"\b(?:commit|rev(?:ision)?|sha|hashe?|digest|md|checksum|snapshot|head|blob|tree|resolve|u?u?id|policy|protocol"
+    r"|definition|rule)\b"
+)
+# What is no value but stands for one: a shell's variable or command (a default in it is looked at by itself), an array,
+# a call or a type in a program, a permission of GitHub's.
+_STANDS_FOR = re.compile(
+    r"\W*(?:\$(?:[A-Z][A-Z0-9_]*(?:[/$].*)?|[a-z_]*(?:token|secret|password|key)|\(.*)?|write|read|[|>][-+]?|(?:int|str)\b.*)"
+    r"|\s?=\s?\([a-z_.]+| = [a-z_.]+\(.*"
 )
 # In an object that names a credential, the keys of its name and of its value.
 _NAMING, _NAMED = re.compile("name|key|var|header", re.I), re.compile("val|content|literal|data", re.I)
@@ -41,20 +49,24 @@ _VALUE = (
     rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n]))*|\[(?!redacted\])[^\]]*\]?"
     r"|[^\s,&{}\"'\[](?:[^\s,&{}\"']|,(?![\s{}\"']|[\w.+\" ]*[=:]|$))*)"
 )
+# On the next line only what fills it, or a text in YAML's form: more is a node of its own.
+_TO_VALUE = r"(?!= )(?:\s*[|>][-+]?\s*\n\s*|[^\S\n]*(?!\s)|\s*(?=\S*[^\s:][^\S\n]*$))"
 # In a text: an override, a part of a query or a member of an object; a default; a pair of name and value, in
 # either order; an option or what a program sets.
 _ASSIGNED = (
-    re.compile(rf"(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE})?\s*[=:]\s*(?:-(?=[^\s-]))?){_VALUE}"),
-    re.compile(rf"(?<=oc\.env:){_NAME}(?P<between>\s*,\s*){_VALUE}"),
+    re.compile(
+        rf"(?m)(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE})?\s*[=:]{_TO_VALUE}(?:-(?=[^\s-]))?){_VALUE}"
+    ),
+    re.compile(rf"(?:(?<=oc\.env:)|(?<=\$\{{)){_NAME}(?P<between>\s*,\s*|:?[-=]){_VALUE}"),
     re.compile(
         rf"\w(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME}"
-        rf"(?P<between>(?:{_QUOTE})?\s*,?\s*(?:{_QUOTE})?\w+(?:{_QUOTE})?\s*[=:]\s*){_VALUE}"
+        rf"(?P<between>(?:{_QUOTE})?\s*,?\s*(?:{_QUOTE})?(?i:val|content|literal|data)\w*(?:{_QUOTE})?\s*[=:]\s*){_VALUE}"
     ),
     re.compile(
         rf"\b[Vv]al\w*(?:{_QUOTE})?(?P<between>\s*[=:]\s*){_VALUE}"
         rf"(?=(?P=quote)?\s*,?\s*(?:{_QUOTE})?\w*(?i:name|key)(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME})"
     ),
-    re.compile(rf"(?:(?<![\w.-])--|\bset\s+(?:-\w+\s+)*){_NAME}(?P<between>\s+)(?!-){_VALUE}"),
+    re.compile(rf"(?:(?<![\w.-])--|\b(?:set(?:env)?|ENV)\s+(?:-\w+\s+)*){_NAME}(?P<between>\s+)(?!-){_VALUE}"),
 )
 # Credentials behind a group, which stays.
 _BEHIND = re.compile(
@@ -69,7 +81,7 @@ _BEHIND = re.compile(
     r"|(\s(?:-[uUa]|--(?:proxy-)?user|--auth)[\s=]*)(?!\d+:\d+\b)(?:[^\s:\"']*:|[\w\\]+%)[^\s\"']+"
     r"|(\b(?:sshpass|mysql\w*|mariadb\w*|mongo\w*|sqlcmd|login)\s(?:[^\n|;&]*?\s)??-[pP]\s*)(?!-)\S+"
     r"|(\b(?:redis-cli\s(?:[^\n|;&]*?\s)??-a|ldap\w+\s(?:[^\n|;&]*?\s)??-w|openssl\s(?:[^\n|;&]*?\s)??-k)\s*)(?!-)\S+"
-    r"|(\s-pass(?:in|out)?\s+pass:)\S+"
+    r"|(\s-pass(?:in|out)?\s+pass:)\S+|(<(?:\w*pass(?:word|wd)|\w*secret|\w*token|api_?key)>)[^<]+"
     r"|(\b(?:machine\s+\S+|default)\s+(?:login\s+\S+\s+)?password\s+)\S+"
     # a user with a password before a host, and whatever stands before one in an address of the web
     r"|(://)(?:[^/\s:@]*:(?!\d{1,5}(?:[/\s]|$))[^\s@]*(?:@[^/\s@]+)*|(?<=http://|ttps://)[^/\s]+)(?=@)"
@@ -148,9 +160,10 @@ def _in_text(text: str, key: str) -> str:
         while part := pattern.search(text, place):
             bare = part["value"].lstrip("\\\"'-")
             # Prose has "the token = …" and "a token: …".
-            is_prose = part["name"] == "token" and len(part["between"].strip()) == 1 < len(part["between"])
-            is_prose = is_prose and text[: part.start()].rpartition("\n")[2].strip(" -")
-            if bare and not bare.startswith(REDACTED) and not is_prose and _names(part["name"], bare):
+            is_apart = part["name"] == "token" and " " in part["between"]
+            is_prose = is_apart and re.search("[a-z] $", text[: part.start("name")])
+            is_value = not is_prose and not _STANDS_FOR.fullmatch(part["between"] + part["value"])
+            if bare and is_value and not bare.startswith(REDACTED) and _names(part["name"], bare):
                 shown += text[place : part.start("value")] + (part["quote"] or "") + REDACTED
                 place = part.end("value")
             else:
@@ -183,7 +196,7 @@ def _of_token(part: re.Match, key: str) -> str:
 def _is_random(token: str) -> bool:
     """Returns whether a token's letters and digits look drawn at random, rather than those of words and numbers."""
     runs = re.findall(r"(?![0-9a-f]{1,19}\b)[A-Za-z0-9]{5,}", token.replace("_", " "))
-    text = " ".join(runs)
+    text = " ".join(dict.fromkeys(runs))
     changes = sum(bits * len(re.findall(pattern, text)) for pattern, bits in _CHANGES)
     bits = changes + sum(_RARITY.get(letter, 0) for letter in text.lower())
     return _HEX.search(text) is not None or (len(text) > 16 and bits > 0.25 * len(text) + 9)
