@@ -312,6 +312,40 @@ def test_a_missing_program_is_named_without_a_trace(write):
     assert len(clipx("--", "bash", "run.sh", code=1)["stops"][0]) < 1000
 
 
+@pytest.mark.parametrize(
+    "starts",
+    [
+        f"env -i {PYTHON} trains.py",
+        f"{PYTHON} -c 'import subprocess as s; s.run(\"{PYTHON} trains.py\".split(), env={{}})'",
+    ],
+)
+def test_a_python_that_gets_no_variable_is_ended_before_it_trains(write, tmp_path, starts):
+    write("trains.py", "import time\ntime.sleep(20)\nopen('trained', 'w')\n")
+    write("run.sh", f"{starts}\n")
+    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    assert "trains.py: it got no CLIPX_EXPLAIN" in why and not (tmp_path / "trained").exists()
+
+
+def test_what_a_script_prints_may_be_large_or_no_text(write, tmp_path):
+    write("run.sh", f"{PYTHON} -c 'print(\"x y \" * 10_000_000)'\necho its end; exit 3\n")
+    began = time.monotonic()
+    assert "its end" in clipx("--", "bash", "run.sh", code=1)["stops"][0] and time.monotonic() - began < 30
+    (tmp_path / "run.sh").write_bytes(b"ray \xff\necho \xff\xfe: said; exit \xff\n")
+    results = clipx("--", "bash", "run.sh", code=1)
+    assert "said" in results["stops"][0] and results["stood_in"]
+    # Line ends of Windows.
+    write("run.sh", f'{PYTHON} fake.py a.b=1 "$@"\r\n')
+    assert "sed -i" in clipx("--", "bash", "run.sh", "x.y=1", code=1)["stops"][0]
+
+
+def test_a_preparation_that_fails_in_silence_is_named(write):
+    write("run.sh", "set -e\nN=$(nvidia-smi -L | grep -c GPU)\ntest -f model/config.json\n")
+    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    assert re.search(r"The last command was run\.sh: line 2: \S+ -", why), why
+    write("run.sh", "set -e\ntrap 'exit 4' ERR\ntest -f model/config.json\n")
+    assert "last command was run.sh: line 3: " in clipx("--", "bash", "run.sh", code=1)["stops"][0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_what_was_started(write, tmp_path, number):
     write("run.sh", "sleep 601 & echo $! >children\nsetsid sleep 602 & echo $! >>children\necho >ready\nwait\n")

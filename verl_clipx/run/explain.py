@@ -41,6 +41,8 @@ STAND_INS += ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "hf"
 OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
 SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
+# As often as this, all processes are looked at; verl takes longer to its start of Ray.
+SECONDS_BETWEEN_LONG_LOOKS = 0.7
 # How long what a command leaves in the background may take to its configuration.
 SECONDS_IN_THE_BACKGROUND = 120
 # How long bash may take after the first answer.
@@ -51,19 +53,25 @@ OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
 # A line of bash's `set -x`, and what shells say of a program that is missing.
 TRACED = re.compile(r"\++ ")
 NOT_FOUND = re.compile(r": (?:command )?not found$")
+OF_PYTHON = re.compile(r"python[\d.]*")
 OF_UV = re.compile(r"\buv: (?:command )?not found$|^error: .*\buv\.lock\b")
 UV = (
     "The script starts Python by uv. VERL_USE_UV=0 before the command makes verl's examples use this Python; "
     "otherwise explain it where uv.lock is, with verl-clipx in uv's environment: `uv pip install` puts it there and "
     "`uv run` keeps it, while `uv sync` and `uv run --exact` remove it."
 )
+WITHOUT_THE_VARIABLE = (
+    f"it got no {EXPLAIN}, by which it would answer, and was ended before it trained. env -i, sudo and a program that "
+    "starts another with an environment of its own leave the variable out: explain the command that they start"
+)
 PASS_ON = (
     'A script passes its arguments on by "$@" at the end of the command that starts verl; what it reads by a number, '
     "such as $1, comes before them."
 )
 CUT = "The command that starts verl ended before: a comment, an empty line or a blank after a backslash ends it."
+OF_WINDOWS = "The script's lines end as on Windows, so verl gets words that end with \\r: sed -i 's/\\r$//' SCRIPT."
 ONLY_THE_FIRST = "Only the first run is explained. If the command starts several, `clipx explain --all -- …` goes on."
-LINES_OF_A_CRASH = 15
+LINES_OF_A_CRASH, BYTES_OF_OUTPUT = 15, 100_000
 LONGEST, LONGEST_OF_A_CRASH = 100, 300
 
 
@@ -128,24 +136,34 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         raise ValueError(f"{first}: write the whole command: clipx explain -- python -m verl.trainer.main_ppo …")
     with ending_on_signals(), tempfile.TemporaryDirectory(prefix="clipx-explain-") as name:
         folder = Path(name)
-        answers, record, output, notes = (folder / part for part in ("answers", "stand_ins", "output", "notes"))
-        for file in (answers, record, notes, *([folder / "all"] if every else ())):
+        answers, record, output, notes, last_command = (
+            folder / part for part in ("answers", "stand_ins", "output", "notes", "last")
+        )
+        for file in (answers, record, notes, last_command, *([folder / "all"] if every else ())):
             file.touch()
         environment = {**os.environ, **put_stand_ins(folder / "programs", record), EXPLAIN: str(answers)}
-        code = run_session(words, environment, output, lambda: not every and is_answered(answers))
+        code = run_session(words, environment, output, lambda: not every and is_answered(answers), notes)
         given = [json.loads(line) for line in answers.read_text().splitlines()]
-        stood_in = list(dict.fromkeys(record.read_text().splitlines()))
-        noted = list(dict.fromkeys(notes.read_text().splitlines()))
-        printed = output.read_text(errors="replace")
+        stood_in, noted = (list(dict.fromkeys(end_of(file).splitlines())) for file in (record, notes))
+        printed, last = end_of(output), end_of(last_command).strip()
     given = given if every else given[:1]
     cut, stops = [line for line in noted if NOT_FOUND.search(line)], []
     if not given:
-        stops.append(without_an_answer(code, printed, noted))
+        stops.append(without_an_answer(code, printed, noted, last))
     elif cut:
         stops.append(f"{'; '.join(cut)}. {CUT}")
     stops += misled_words(words, given, bool(cut))
     by_shell = any(Path(word).name in SHELLS or word.endswith(".sh") for word in words)
     return Explanation(given, stood_in, stops, may_go_on=bool(given) and by_shell and not every)
+
+
+def end_of(file: Path) -> str:
+    """The whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
+    with file.open("rb") as content:
+        cut = content.seek(0, os.SEEK_END) > BYTES_OF_OUTPUT
+        content.seek(-BYTES_OF_OUTPUT if cut else 0, os.SEEK_END if cut else os.SEEK_SET)
+        text = content.read().decode(errors="replace")
+    return text.partition("\n")[2] if cut else text
 
 
 def is_answered(answers: Path) -> bool:
@@ -163,6 +181,8 @@ def misled_words(words: Sequence[str], answers: list[dict[str, Any]], is_cut: bo
     """Messages on overrides that became a part of others, or that reached no run, if nothing else says why."""
     reached = [answer.get("arguments") for answer in answers]
     passed = [argument for of in reached for argument in of or ()]
+    if any(argument.endswith("\r") for argument in passed):
+        return [OF_WINDOWS]
     lost, messages = [], []
     for word in filter(OVERRIDE.match, words):
         within = [argument for argument in passed if word in argument.partition("=")[2]]
@@ -220,11 +240,13 @@ def ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_session(words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool]) -> int:
+def run_session(
+    words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool], notes: Path
+) -> int:
     """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
     What the command leaves in the background has `SECONDS_IN_THE_BACKGROUND`. What takes a session of its own is killed
-    too.
+    too, and so is a Python without `EXPLAIN`, which would train: `notes` says so.
 
     Raises:
         ValueError: there is no such program.
@@ -242,12 +264,27 @@ def run_session(words: Sequence[str], environment: dict[str, str], output: Path,
         def is_member(other: psutil.Process) -> bool:
             return in_session(other) or is_of(Path(environment[EXPLAIN]), other)
 
+        def would_train(other: psutil.Process) -> bool:
+            return in_session(other) and bool(OF_PYTHON.match(other.name())) and EXPLAIN not in other.environ()
+
+        def wait() -> None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            if time.monotonic() - looks[-1] > SECONDS_BETWEEN_LONG_LOOKS:
+                looks.append(time.monotonic())
+                # One that becomes another program has no environment for a moment.
+                before, seen[:] = seen[:], living(would_train)
+                for other in {*before} & {*seen}:
+                    with contextlib.suppress(psutil.Error), notes.open("a", errors="replace") as noted:
+                        noted.write(f"{shlex.join(other.cmdline())}: {WITHOUT_THE_VARIABLE}\n")
+                        other.kill()
+
+        looks, seen = [time.monotonic()], []
         try:
             while process.poll() is None and not until():
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                wait()
             last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
             while not until() and time.monotonic() < last and living(in_session):
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                wait()
         finally:
             # Each may start another before its end.
             while members := living(is_member):
@@ -273,13 +310,20 @@ def is_of(answers: Path, process: psutil.Process) -> bool:
     return process.environ().get(EXPLAIN) == str(answers)
 
 
-def without_an_answer(code: int, output: str, noted: Sequence[str]) -> str:
-    """Why a command gave no answer, with what Python and the shell lack, or the end of what it printed."""
+def without_an_answer(code: int, output: str, noted: Sequence[str], last: str) -> str:
+    """Why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
+
+    Args:
+        last: the place and the text of the last command that bash began; empty if there was none.
+    """
     lines = [line for line in redact(output).strip().splitlines() if not TRACED.match(line)][-LINES_OF_A_CRASH:]
     missing = [*noted, *filter(NOT_FOUND.search, lines)]
     why = f"ended with exit code {code} before" if code else "ended before"
     said = "; ".join(dict.fromkeys(missing)) or f"it {why} verl's trainer had its configuration"
     if by_uv := next(filter(OF_UV.search, missing or lines), ""):
         return f"no configuration seen: {shortened(by_uv, LONGEST_OF_A_CRASH)}. {UV}"
+    if missing:
+        return f"no configuration seen: {said}."
     end = "\n".join(shortened(line, LONGEST_OF_A_CRASH) for line in lines)
-    return f"no configuration seen: {said}." + ("" if missing else f" The end of its output:\n{end or '(none)'}")
+    where = f" The last command was {shortened(last)}." if last else ""
+    return f"no configuration seen: {said}.{where} The end of its output:\n{end or '(none)'}"

@@ -2,13 +2,17 @@
 #
 # Once there is an answer, a shell ends before its next command, of which it only looks up the name. It notes for
 # `explain.py`, in bash's words, that an override stands where a command should. With a file `all` in the folder it goes
-# on.
+# on. Before the answer, `last` has the command that bash began last.
 
 clipx_explain_folder=${BASH_ENV%/*}
 
 # Arguments: the number of the next command's line, then the parameters of the script or function.
 clipx_explain() {
-    if [[ ! -s $clipx_explain_folder/answers ]]; then return 0; fi
+    if [[ ! -s $clipx_explain_folder/answers ]]; then
+        [[ ${BASH_SOURCE[1]-} == "$BASH_ENV" ]] ||
+            printf '%s\n' "${BASH_SOURCE[1]:-$0}: line $1: $BASH_COMMAND" >"$clipx_explain_folder/last"
+        return 0
+    fi
     local left=$BASH_COMMAND line=$1
     local part='"[^"]*"|'"'[^']*'"'|\$\(+[^()]*\)+|[^][:space:]()"<>&|;'"'"']|]'
     local assigned="^[A-Za-z_][A-Za-z0-9_]*=($part)*([[:space:]]+(.*))?$" word="^($part)+"

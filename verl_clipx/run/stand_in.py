@@ -24,7 +24,7 @@ def payload_of(program: str, words: Sequence[str]) -> list[str]:
 
 def main(record: str, program: str, *words: str) -> None:
     """Records a command line, and becomes its payload if it has one."""
-    with open(record, "a") as file:
+    with open(record, "a", errors="surrogateescape") as file:
         file.write(shlex.join([program, *words]) + "\n")
     if payload := payload_of(program, list(words)):
         os.execvp(payload[0], payload)
