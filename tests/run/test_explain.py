@@ -99,6 +99,19 @@ def test_it_says_what_a_cluster_would_ask(explain):
     assert "%" not in explain("+clipx=grpo", *SIZED)["cost"]
 
 
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_learning_rate_of_its_checkpoint(explain, tmp_path):
+    saved, of_run = tmp_path / "saved/global_step_12", f"trainer.default_local_dir={tmp_path / 'saved'}"
+    saved.mkdir(parents=True)
+    (saved.parent / "latest_checkpointed_iteration.txt").write_text("12")
+    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={saved}")
+    without = f"{ACTOR}.checkpoint.load_contents=[model]"
+    for words, says in (((of_run,), True), (named, True), ((), False), ((of_run, without), False)):
+        answer = explain("+clipx=acpo", f"{ACTOR}.optim.lr=1e-5", *words)
+        assert (answer["resumes"] or "").startswith("the checkpoint of step 12, whose learning rate") == says
+        assert any(f"whatever {ACTOR}.optim.lr says" in line for line in answer["text"]) == says
+
+
 LENGTH = ("data.max_response_length=1000",)
 
 

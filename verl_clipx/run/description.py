@@ -61,6 +61,13 @@ WAY_BACK = (
 )
 
 
+# The rows are the fields, in their order and by their names, but for these, and without these.
+HEADS = {"taken": "takes over", "unused": "does not read", "of_verl": "verl adds", "uncorrected": "samples"}
+HEADS |= {"cut": "responses", "cost": "costs", "files": "writes", "way_back": "way back"}
+HEADS |= {"untested": "no test has run", "has_run_on": "has run on"}
+WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", "arguments")
+
+
 @dataclass(frozen=True)
 class Description:
     """What a run would train, what it would cost and write, and what stops it.
@@ -79,25 +86,26 @@ class Description:
     of_the_plugin: bool = False
     line: str | None = None
     settings: str | None = None
+    taken: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, Any] = field(default_factory=dict)
     bounds: str | None = None
+    risk: str | None = None
     updates: str | None = None
     ratio: str | None = None
     averages: str | None = None
     of_verl: list[str] = field(default_factory=list)
-    taken: dict[str, str] = field(default_factory=dict)
-    unused: dict[str, Any] = field(default_factory=dict)
     uncorrected: str | None = None
-    cut: str | None = None
-    untested: list[str] = field(default_factory=list)
-    tested: dict[str, list[str]] = field(default_factory=dict)
-    has_run_on: str | None = None
-    risk: str | None = None
     mask: str | None = None
+    cut: str | None = None
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     traces: str | None = None
+    resumes: str | None = None
     way_back: str | None = None
     receipt: str | None = None
+    untested: list[str] = field(default_factory=list)
+    has_run_on: str | None = None
+    tested: dict[str, list[str]] = field(default_factory=dict)
     stops: list[str] = field(default_factory=list)
     arguments: list[str] | None = None
 
@@ -109,31 +117,21 @@ class Description:
             for source in self.taken.values()
         }
         taken = ", ".join(f"verl's {source} as {names}" for source, names in parameters.items())
-        rows = {
-            "settings": self.settings,
-            "takes over": f"{taken}; remove the key to keep the group's value" if taken else "",
-            "does not read": of_verls(self.unused),
-            "bounds": self.bounds,
-            "risk": self.risk,
-            "updates": self.updates,
-            "ratio": self.ratio,
-            "averages": self.averages,
-            "verl adds": ", ".join(self.of_verl),
-            "samples": self.uncorrected,
-            "mask": self.mask,
-            "responses": self.cut,
-            "costs": self.cost,
-            "writes": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
-            "traces": self.traces,
-            "way back": self.way_back,
-            "receipt": self.receipt,
-            "no test has run": ", ".join(
+        words = {
+            **vars(self),
+            "taken": f"{taken}; remove the key to keep the group's value" if taken else "",
+            "unused": of_verls(self.unused),
+            "of_verl": ", ".join(self.of_verl),
+            "files": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
+            "untested": ", ".join(
                 f"{option} (tests have run {' and '.join(tested)})" if (tested := self.tested.get(option)) else option
                 for option in self.untested
             ),
-            "has run on": self.has_run_on,
         }
-        lines = [self.loss, *(f"  {head}: {text}" for head, text in rows.items() if text)]
+        rows = (
+            f"  {HEADS.get(name, name)}: {text}" for name, text in words.items() if text and name not in WITHOUT_ROW
+        )
+        lines = [self.loss, *rows]
         return lines + ([f"stops: {why}" for why in self.stops] or [NOTHING_STOPS])
 
 

@@ -24,14 +24,14 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.common.files import EMPTY
-from verl_clipx.common.run_files import log_path, own_log_path, record_path
+from verl_clipx.common.run_files import log_path, own_log_path, record_path, resumed_step
 from verl_clipx.common.secrets import redact
 from verl_clipx.run.config import clip_range
 from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, updates
 from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
+from verl_clipx.run.keys import ACTOR, EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
 from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import NAMES, Resolved
 from verl_clipx.run.schedule import schedule_of
@@ -49,12 +49,13 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
     loss_mode, actor = OmegaConf.select(config, LOSS_MODE), config.actor_rollout_ref.actor
     try:
+        resumes = restored_by_resuming(config)
         resolved = decide(config, named=named, group=group)
     except ValueError as error:
         stops = [str(part) for part in error.all] if isinstance(error, Refusal) else [str(error)]
         return Description(f"{loss_mode}, refused", loss_mode, NODE in config, stops=stops)
     stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
-    common = {"cut": cut_by_context(config), "stops": stops}
+    common = {"resumes": resumes, "cut": cut_by_context(config), "stops": stops}
     if resolved is None:
         values = read(config)
         run = RunFacts(options=values, schedule=schedule_of(values))
@@ -104,6 +105,14 @@ def terms(config: DictConfig) -> list[str]:
         *([f"KL penalty in the rewards {algorithm.kl_ctrl.kl_coef:g}"] if algorithm.use_kl_in_reward else []),
         *(["the critic's own loss"] if has_critic else []),
     ]
+
+
+def restored_by_resuming(config: DictConfig) -> str | None:
+    """That a checkpoint brings its learning rate; None if the run resumes none, or without its optimizer."""
+    step, contents = resumed_step(config.trainer), OmegaConf.select(config, f"{ACTOR}.checkpoint.load_contents")
+    if not step or (contents is not None and "optimizer" not in contents):
+        return None
+    return f"the checkpoint of step {step}, whose learning rate verl restores, whatever {ACTOR}.optim.lr says"
 
 
 def cut_by_context(config: DictConfig) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from verl_clipx.base.method import NODE, Method
 from verl_clipx.base.parameters import VerlKey
 from verl_clipx.base.refusal import Refusal, written
+from verl_clipx.run.description import shown
 from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 
 
@@ -86,7 +87,7 @@ def becomes(
     value = None if given is None else verl.conversion.convert(given)
     if is_same_bound(value, current):
         return value
-    would_be, kept = f"would be {own}={_short(value)}", f"{own}={_short(current)}"
+    would_be, kept = f"would be {own}={shown(value)}", f"{own}={shown(current)}"
     allowed = field.metadata["allowed"]
     try:
         allowed.convert(value)
@@ -99,7 +100,7 @@ def becomes(
         reason = f"{would_be}, but its group or the command line says {kept}"
         return Refusal(full, given, reason, "Remove one of the two.")
     if verl.usual_because and value is not None and not allowed.usual[0] <= value <= allowed.usual[1]:
-        advice = f"Remove it to keep {kept}, or also set {own}={_short(value)} if you mean it."
+        advice = f"Remove it to keep {kept}, or also set {own}={shown(value)} if you mean it."
         return Refusal(full, given, f"{would_be}: {verl.usual_because}", advice)
     return value
 
@@ -109,7 +110,3 @@ def is_same_bound(value: float | None, current: float | None) -> bool:
     if value is None:
         return current is None
     return value <= 0 if current is None else math.isclose(value, current, rel_tol=1e-9)
-
-
-def _short(value: float | None) -> str:
-    return "null" if value is None else f"{value:g}"
