@@ -12,8 +12,8 @@ from verl_clipx.loss.user_method import method_of
 from verl_clipx.methods import Method
 
 UNSEEN = (
-    "Not seen: what changes after more calls, with the time or the environment; narrow bands of the ratio; statistics "
-    "that leave out late tokens."
+    "Not seen: what changes after more calls, with the time, the environment or the tensors' layout in memory; narrow "
+    "bands of the ratio; statistics that leave out late tokens."
 )
 
 
