@@ -61,8 +61,8 @@ UV = (
     "`uv run` keeps it, while `uv sync` and `uv run --exact` remove it."
 )
 WITHOUT_THE_VARIABLE = (
-    f"it got no {EXPLAIN}, by which it would answer, and was ended before it trained. env -i, sudo and a program that "
-    "starts another with an environment of its own leave the variable out: explain the command that they start"
+    f"it got no {EXPLAIN}, by which it would answer, and was ended before it could train. env -i, or a program that "
+    "gives another an environment of its own, leaves the variable out: explain what they start"
 )
 PASS_ON = (
     'A script passes its arguments on by "$@" at the end of the command that starts verl; what it reads by a number, '
