@@ -154,6 +154,8 @@ def test_what_was_started_ends_in_the_background_and_in_a_session_of_its_own_too
     # What a script leaves in the background is waited for, if it is a run.
     write("run.sh", f"(sleep 2; {PYTHON} fake.py 1) >log 2>&1 &\n")
     assert len(clipx("--", "bash", "run.sh")["runs"]) == 1
+    write("run.sh", f"setsid -f bash -c 'sleep 2; {PYTHON} fake.py 1' >log 2>&1\n")
+    assert len(clipx("--", "bash", "run.sh")["runs"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,8 @@ def run_session(
 ) -> int:
     """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
-    What the command leaves in the background has `SECONDS_IN_THE_BACKGROUND`. What takes a session of its own is killed
-    too, and so is a Python without `EXPLAIN`, which would train: `notes` says so.
+    What the command leaves in the background, in a session of its own too, has `SECONDS_IN_THE_BACKGROUND`. A Python
+    without `EXPLAIN`, which would train, is killed as soon as it is seen: `notes` says so.
 
     Raises:
         ValueError: there is no such program.
@@ -283,7 +283,7 @@ def run_session(
             while process.poll() is None and not until():
                 wait()
             last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
-            while not until() and time.monotonic() < last and living(in_session):
+            while not until() and time.monotonic() < last and living(is_member):
                 wait()
         finally:
             # Each may start another before its end.
