@@ -351,10 +351,6 @@ RIGHT = {
         ).sum()[None],
         decide=lambda self, of: (of[2] / of[0].clamp(min=1)).sqrt()[None],
     ),
-    # No run has such tokens: they are cast and detached.
-    "negative where a token has a gradient or half precision": loss(
-        lambda t, _: t.ratio if not t.log_prob.requires_grad and t.log_prob.dtype.itemsize > 2 else -t.ratio
-    ),
     "a summary of each number of updates": over_updates(lambda of: of[-1] - of[0]),
 }
 

@@ -101,7 +101,6 @@ def test_a_composed_configuration_stays(overrides):
     assert redact(config) == config
 
 
-# A pattern for credentials, and {token: … for token in …}.
 LOOKS_DRAWN = ("verl_clipx/common/secrets.py", "verl_clipx/papers/tasks/tiny_policy")
 
 

@@ -159,11 +159,9 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
 
 def end_of(file: Path) -> str:
     """The whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
-    with file.open("rb") as content:
-        cut = content.seek(0, os.SEEK_END) > BYTES_OF_OUTPUT
-        content.seek(-BYTES_OF_OUTPUT if cut else 0, os.SEEK_END if cut else os.SEEK_SET)
-        text = content.read().decode(errors="replace")
-    return text.partition("\n")[2] if cut else text
+    content = file.read_bytes()
+    text = content[-BYTES_OF_OUTPUT:].decode(errors="replace")
+    return text if len(content) <= BYTES_OF_OUTPUT else text.partition("\n")[2]
 
 
 def is_answered(answers: Path) -> bool:
