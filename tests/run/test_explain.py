@@ -315,9 +315,39 @@ def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, grou
             "ratio 0.8 to 1.2; penalty: pull k3 to old, times 0.01; dual_clip 3",
         ),
         ("m2po", {}, "log-ratio -tau to tau, the largest tau with a second moment of at most 0.04"),
+        (
+            "bapo",
+            dict(target=0.45),
+            "ratio c_low to c_high, c_low from 0.6 to 0.9 by 0.02, c_high from 1.2 to 3 by 0.05, upper first, until "
+            "contribution=share is at least 0.45",
+        ),
+        (
+            "cppo",
+            dict(threshold=0.2),
+            "change of the token's probability -c / w to c / w, c at most 0.2, less what the tokens before have used, "
+            "w from 1 at the first token to 0.8 at the last",
+        ),
+        ("ctpo", {}, "prefix's ratio exp(-0.025 t^0.5) to exp(0.05 t^0.5), t the token's position; width_dual 0.05"),
+        (
+            "dcpo",
+            dict(largest_ratio=None),
+            "ratio (1 + √(1 - 4 · 0.16 / q)) / 2 to (1 + √(1 + 4 · 0.2 / q)) / 2, q the token's old probability, the "
+            "root of a negative number taken to be 0; dual_clip 10",
+        ),
+        (
+            "p3o",
+            {},
+            "ratio up to E, E the effective sample size of the mini-batch's ratios, at most 1, with a pull back",
+        ),
     ],
 )
 def test_the_bounds_in_words(method, values, expected):
     pull = values.pop("pull", None)
     method = METHODS[method](**values)
     assert bounds_of(method if pull is None else pulled(method, Pull(**pull))) == expected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_its_bounds_without_english(name):
+    formula = " ".join(METHODS[name].formula)
+    assert {*re.findall(r"(?<!{)\b[A-Za-z]{2,}\b", formula)} <= {"epsilon", "exp", "tau"}

@@ -90,10 +90,10 @@ class Method:
     # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
     # The contract then compares it neither over micro-batches nor over sizes of the advantages.
     by_batch: ClassVar[bool] = False
-    # What `bounded` returns, and the bounds on it where parameters with the roles LOW and HIGH do not say them. A
-    # {parameter} stands for its value.
+    # What `bounded` returns. Where parameters with the roles LOW and HIGH do not say the bounds on it: the lower one,
+    # empty for none, the upper one, and equations for what is in them. A {parameter} stands for its value.
     bounds_on: ClassVar[str] = "ratio"
-    formula: ClassVar[str] = ""
+    formula: ClassVar[tuple[str, ...]] = ()
     # The parameters whose place a held target takes (`modifiers.hold`).
     solved_parameters: ClassVar[tuple[str, ...]] = ()
     # The bound on the ratio of tokens with A < 0. A method that has one makes it a parameter; no annotation here, which

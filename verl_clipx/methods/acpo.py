@@ -34,10 +34,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         of_decision("count", "tokens per bin, over the mini-batch", "tokens", numbered="bin", adds_up=True),
     )
 
-    formula = (
-        "1 - epsilon to 1 + epsilon, epsilon = {alpha} σ + {epsilon_base}, σ of the ratio in each of {bins} bins of "
-        "the {bin_on} probability"
-    )
+    formula = ("1 - epsilon", "1 + epsilon", "epsilon = {alpha} σ + {epsilon_base}")
 
     alpha: float = parameter(
         3.0, number(at_least=0, at_most=20), "epsilon of a bin = alpha * sigma + epsilon_base", "paper"

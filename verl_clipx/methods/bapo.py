@@ -62,10 +62,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         of_decision("positive_share_after", "P/(P+N) at the bounds found", "fraction", chart="positive share"),
     )
 
-    formula = (
-        "c_low to c_high, c_low from {lower_start} to {lower_stop} by {lower_step}, c_high from {upper_start} to "
-        "{upper_stop} by {upper_step}, {first} first, until contribution={contribution} is at least {target}"
-    )
+    formula = ("c_low", "c_high")
 
     target: float = parameter(
         0.4,

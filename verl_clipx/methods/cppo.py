@@ -30,7 +30,7 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
 
     by_sequence = True
     bounds_on = "change of the token's probability"
-    formula = "up to {threshold} times a weight from 1 to {weight_last}, less what its prefix has used"
+    formula = ("-c / w", "c / w")
 
     threshold: float = parameter(
         0.15,

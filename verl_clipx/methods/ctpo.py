@@ -21,7 +21,7 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
 
     by_sequence = True
     bounds_on = "prefix's ratio"
-    formula = "exp(-{width_low} t^{power}) to exp({width_high} t^{power}), t the token's position"
+    formula = ("exp(-{width_low} t^{power})", "exp({width_high} t^{power})")
 
     width_low: float = parameter(
         0.025, number(above=0, at_most=5), "log-width of the first token's lower bound", "release"

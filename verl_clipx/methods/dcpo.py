@@ -26,7 +26,7 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     Source: the paper's dynamic-adaptive clipping, without its advantages and its average over tokens.
     """
 
-    formula = "r from 0.5 with (r - 1) r q from -{epsilon_low} to {epsilon_high}, q the token's old probability"
+    formula = ("(1 + √(1 - 4 · {epsilon_low} / q)) / 2", "(1 + √(1 + 4 · {epsilon_high} / q)) / 2")
 
     dual_clip: float | None = dual_clip_parameter(10.0, "paper")
 

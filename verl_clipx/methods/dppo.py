@@ -27,7 +27,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     """
 
     bounds_on = "divergence ({divergence}) of the token's probability"
-    formula = "-{threshold_low} to {threshold_high}"
+    formula = ("-{threshold_low}", "{threshold_high}")
 
     divergence: str = parameter(
         "tv",

@@ -61,7 +61,7 @@ class Ipo(MovedTooFar, name="ipo", source="prime-rl's default loss since Septemb
     """
 
     bounds_on = "change of the token's probability"
-    formula = "-{threshold} to {threshold}"
+    formula = ("-{threshold}", "{threshold}")
 
     threshold: float | None = parameter(
         0.3,

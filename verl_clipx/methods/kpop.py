@@ -25,7 +25,7 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
     """
 
     bounds_on = "larger divergence of the token's probability"
-    formula = "up to {threshold}"
+    formula = ("", "{threshold}")
 
     threshold: float = parameter(
         0.1,

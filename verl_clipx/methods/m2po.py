@@ -51,7 +51,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     )
 
     bounds_on = "log-ratio"
-    formula = "-tau to tau, the largest tau with a second moment of at most {threshold}"
+    formula = ("-tau", "tau")
 
     threshold: float = parameter(
         0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)", "paper"

@@ -26,7 +26,7 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
     The authors measure from the policy that sampled.
     """
 
-    formula = "up to the effective sample size of the mini-batch's ratios, at most 1, with a pull back"
+    formula = ("", "E")
 
     logs = (
         of_decision(

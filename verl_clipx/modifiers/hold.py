@@ -118,9 +118,8 @@ class HeldBounds(Method):
         return {name: role for name, role in super().limits.items() if name not in self.solved_parameters}
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
-        ends = "1 / (1 + width) to 1 + width" if self.bounds_width.of == "ratio" else "-width to width"
-        return f"{ends}, the width that holds {self.held_target}"
+    def formula(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("1 / (1 + width)", "1 + width") if self.bounds_width.of == "ratio" else ("-width", "width")
 
     @property
     def statistics_size(self) -> int:

@@ -48,6 +48,18 @@ NOT_TRAINED = ("compile", "receipt", "log", "health", "missing_state")
 # Of verl's own losses, the plugin knows only of vanilla what limits it.
 IF_IT_CLIPS = "clipping, if this loss clips,"
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
+# By a method's name, what the symbols in its `formula` stand for. A {parameter} stands for its value.
+SYMBOLS = {
+    "acpo": "σ of the ratio in each of {bins} bins of the {bin_on} probability",
+    "bapo": "c_low from {lower_start} to {lower_stop} by {lower_step}, c_high from {upper_start} to {upper_stop} by "
+    "{upper_step}, {first} first, until contribution={contribution} is at least {target}",
+    "cppo": "c at most {threshold}, less what the tokens before have used, w from 1 at the first token to "
+    "{weight_last} at the last",
+    "ctpo": "t the token's position",
+    "dcpo": "q the token's old probability, the root of a negative number taken to be 0",
+    "m2po": "the largest tau with a second moment of at most {threshold}",
+    "p3o": "E the effective sample size of the mini-batch's ratios, at most 1, with a pull back",
+}
 # How a paper averages, by the mode that its method's group names.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 # What corrects stale samples, each in one line.
@@ -312,7 +324,10 @@ def bounds_of(method: Method) -> str:
         by_role.setdefault(role, []).append(name)
     low, high = ([values[name] for name in by_role.pop(side, ())] for side in (LOW, HIGH))
     if method.formula:
-        bounds = f"{method.bounds_on} {method.formula}".format(**values)
+        low, high, *equations = method.formula
+        names = [name for kind in type(method).__mro__ if (name := vars(kind).get("name")) in SYMBOLS]
+        symbols = ["the width that holds {hold}"] if method.solved_parameters else [SYMBOLS[name] for name in names[:1]]
+        bounds = ", ".join([f"{method.bounds_on} {interval(low or None, high)}", *equations, *symbols]).format(**values)
     elif not {LOW, HIGH} & roles_of(method):
         bounds = "bounds of its own" if method.declares_limits and not roles_of(method) else "no bounds"
     else:
