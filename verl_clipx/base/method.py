@@ -290,6 +290,21 @@ def dual_clip_parameter(default: float | None, source: str) -> Any:
     )
 
 
+def limit_parameter(
+    default: float | None,
+    meaning: str,
+    source: str,
+    verl: VerlKey | None = None,
+    *,
+    at_least: float = 1.0,
+    at_most: float = LARGEST_CAP,
+) -> Any:
+    """A limit beside the bounds, mostly a cap on the weight; null: no limit. The arguments are as for `parameter`."""
+    return parameter(
+        default, optional(number(at_least=at_least, at_most=at_most)), meaning, source, verl, role="beside"
+    )
+
+
 def not_above(method: Any, low: str, high: str) -> None:
     """Raises a Refusal if a method's parameter `low` is above its parameter `high`; null is above or below nothing."""
     first, second = getattr(method, low), getattr(method, high)

@@ -6,9 +6,9 @@ from itertools import chain
 
 from torch import Tensor, cat, float32, float64, stack, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, not_above
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, limit_parameter, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.parameters import choice, integer, number, optional, parameter
+from verl_clipx.base.parameters import choice, integer, number, parameter
 from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -42,15 +42,11 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     epsilon_base: float = parameter(
         0.2, number(at_least=0, at_most=1), "epsilon of a bin whose ratios do not vary", "paper"
     )
-    epsilon_min: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit", "paper", role="beside"
+    epsilon_min: float | None = limit_parameter(
+        None, "smallest epsilon; null: no limit", "paper", at_least=0, at_most=1
     )
-    epsilon_max: float | None = parameter(
-        None,
-        optional(number(at_least=0.01, at_most=LARGEST_BOUND)),
-        "largest epsilon; null: no limit",
-        "paper",
-        role="beside",
+    epsilon_max: float | None = limit_parameter(
+        None, "largest epsilon; null: no limit", "paper", at_least=0.01, at_most=LARGEST_BOUND
     )
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins", "paper")
     bin_on: str = parameter(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, FixedBounds
-from verl_clipx.base.parameters import choice, number, optional, parameter
+from verl_clipx.base.method import Bounds, FixedBounds, limit_parameter
+from verl_clipx.base.parameters import choice, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -24,26 +24,12 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
         "tokens whose weight is the reciprocal ratio: those with A > 0, or all",
         "script",
     )
-    weight_low: float | None = parameter(
-        None,
-        optional(number(at_least=0, at_most=1)),
-        "lower bound of a reciprocal weight; null: no bound",
-        "script",
-        role="beside",
+    weight_low: float | None = limit_parameter(
+        None, "lower bound of a reciprocal weight; null: no bound", "script", at_least=0, at_most=1
     )
-    weight_high: float | None = parameter(
-        3.0,
-        optional(number(at_least=1, at_most=LARGEST_CAP)),
-        "upper bound of a reciprocal weight; null: no bound",
-        "script",
-        role="beside",
-    )
-    negative_weight_high: float | None = parameter(
-        3.0,
-        optional(number(at_least=1, at_most=LARGEST_CAP)),
-        "upper bound of the weight of tokens that are not flipped; null: no bound",
-        "script",
-        role="beside",
+    weight_high: float | None = limit_parameter(3.0, "upper bound of a reciprocal weight; null: no bound", "script")
+    negative_weight_high: float | None = limit_parameter(
+        3.0, "upper bound of the weight of tokens that are not flipped; null: no bound", "script"
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

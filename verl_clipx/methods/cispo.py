@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds, limit_parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -17,19 +16,11 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     r > mask_high.
     """
 
-    mask_low: float | None = parameter(
-        None,
-        optional(number(at_least=0, at_most=1)),
-        "drop tokens with A < 0 and a ratio below this; null: drop none",
-        "paper",
-        role="beside",
+    mask_low: float | None = limit_parameter(
+        None, "drop tokens with A < 0 and a ratio below this; null: drop none", "paper", at_least=0, at_most=1
     )
-    mask_high: float | None = parameter(
-        None,
-        optional(number(at_least=1, at_most=LARGEST_BOUND)),
-        "drop tokens with A > 0 and a ratio above this; null: drop none",
-        "paper",
-        role="beside",
+    mask_high: float | None = limit_parameter(
+        None, "drop tokens with A > 0 and a ratio above this; null: drop none", "paper", at_most=LARGEST_BOUND
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

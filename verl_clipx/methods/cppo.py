@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, where
 
-from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight
+from verl_clipx.base.method import DUAL_CLIP, Bounds, ConstantWeight, limit_parameter
 from verl_clipx.base.parameters import integer, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -50,13 +50,8 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
         "T in the weights, in tokens; null: each response's own length",
         "paper",
     )
-    weight_high: float | None = parameter(
-        None,
-        optional(number(at_least=1, at_most=LARGEST_CAP)),
-        "upper bound of the ratio as a weight; null: no bound",
-        "paper",
-        DUAL_CLIP,
-        role="beside",
+    weight_high: float | None = limit_parameter(
+        None, "upper bound of the ratio as a weight; null: no bound", "paper", DUAL_CLIP
     )
 
     def bounded(self, t: Tokens) -> Tensor:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds, dual_clip_parameter
-from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.method import Bounds, dual_clip_parameter, limit_parameter
+from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
 
@@ -32,13 +32,7 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
 
     epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1), "how wide the lower bound is", "paper")
     epsilon_high: float = parameter(0.2, number(at_least=0, at_most=1), "how wide the upper bound is", "paper")
-    largest_ratio: float | None = parameter(
-        10.0,
-        optional(number(at_least=1, at_most=LARGEST_CAP)),
-        "the upper bound is at most this; null: no limit",
-        "paper",
-        role="beside",
-    )
+    largest_ratio: float | None = limit_parameter(10.0, "the upper bound is at most this; null: no limit", "paper")
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         # A probability of 0 in this precision: 0 / 0 for epsilon 0.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import DUAL_CLIP, LARGEST_CAP, Bounds, ConstantWeight
+from verl_clipx.base.method import DUAL_CLIP, Bounds, ConstantWeight, limit_parameter
 from verl_clipx.base.parameters import VerlKey, choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -51,13 +51,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         VerlKey(("clip_ratio_high",), instead="clip_ratio"),
         role="high",
     )
-    weight_high: float | None = parameter(
-        5.0,
-        optional(number(at_least=1, at_most=LARGEST_CAP)),
-        "upper bound of the ratio as a weight; null: no bound",
-        "paper",
-        DUAL_CLIP,
-        role="beside",
+    weight_high: float | None = limit_parameter(
+        5.0, "upper bound of the ratio as a weight; null: no bound", "paper", DUAL_CLIP
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:

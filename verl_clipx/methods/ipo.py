@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_CAP, Bounds
+from verl_clipx.base.method import Bounds, limit_parameter
 from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens
@@ -14,12 +14,8 @@ from verl_clipx.base.tokens import Tokens
 class MovedTooFar(WithPull):
     """Drops tokens that moved beyond the bounds, whichever sign the advantage has, and may pull every token back."""
 
-    ratio_cap: float | None = parameter(
-        None,
-        optional(number(at_least=1, at_most=LARGEST_CAP)),
-        "upper bound of the ratio as the weight of tokens that are kept; null: no bound",
-        "choice",
-        role="beside",
+    ratio_cap: float | None = limit_parameter(
+        None, "upper bound of the ratio as the weight of tokens that are kept; null: no bound", "choice"
     )
     kl_tau: float = parameter(
         0.0,

@@ -10,7 +10,7 @@ from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, not_abov
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
-limit_parameter = functools.partial(parameter, source="paper", role="truncation")
+weight_parameter = functools.partial(parameter, source="paper", role="truncation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +32,18 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         "the importance ratio of the whole sequence (paper), or of each token separately",
         "paper",
     )
-    positive_low: float = limit_parameter(
+    positive_low: float = weight_parameter(
         1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)"
     )
-    positive_high: float = limit_parameter(
+    positive_high: float = weight_parameter(
         1.0,
         number(at_least=1, at_most=LARGEST_CAP),
         "largest weight where A >= 0 (the paper's b+)",
     )
-    negative_low: float = limit_parameter(
+    negative_low: float = weight_parameter(
         0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)"
     )
-    negative_high: float = limit_parameter(
+    negative_high: float = weight_parameter(
         1.0,
         number(at_least=0, at_most=LARGEST_CAP),
         "largest weight where A < 0 (the paper's b-)",
