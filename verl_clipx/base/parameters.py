@@ -4,7 +4,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.suggestions import did_you_mean
@@ -212,6 +212,16 @@ def validate(config: Any, node: str) -> None:
             hint = slip(field.name, value)
             raise Refusal(f"{node}.{field.name}", value, f"must be {allowed.description}", hint) from None
         object.__setattr__(config, field.name, converted)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Parameters under a `node` of the configuration, which are converted and checked when they are built."""
+
+    node: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
 
 
 def slip(name: str, value: Any) -> str:

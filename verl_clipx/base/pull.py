@@ -5,6 +5,13 @@ from torch import Tensor, where
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.tokens import Tokens
 
+# From a log-ratio x to the divergence of a token and to its gradient, which under k1 is 0 on average on fresh samples.
+ESTIMATORS = {
+    "k1": (lambda x: x, lambda x: x * 0 + 1),
+    "k2": (lambda x: x.square() / 2, lambda x: x),
+    "k3": (lambda x: (-x).exp() - 1 + x, lambda x: 1 - (-x).exp()),
+}
+
 
 class WithPull(Method):
     """A method whose objective also loses the divergence from another policy.

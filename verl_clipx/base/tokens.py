@@ -10,6 +10,9 @@ from torch import Tensor, where
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
 
+# verl clamps log-ratios to plus or minus this, and the plugin's losses do by default.
+LARGEST_LOG_RATIO = 20.0
+
 # Tokens of a sequence that an accelerator adds up by one block of threads.
 PART = 1024
 
@@ -70,12 +73,16 @@ class Tokens(NamedTuple):
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """The mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
-        count = self.mask.sum(-1, keepdim=True).clamp(min=1)
-        return where(self.mask, values, 0.0).sum(-1, keepdim=True) / count
+        return mean_over_sequence(values, self.mask)
 
 
 # The fields that a method may ask for besides log-probabilities and advantages.
 OPTIONAL = ("rollout_log_prob", "entropy", "group")
+
+
+def mean_over_sequence(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over each sequence's tokens in a mask, (sequences, 1); 0 for a sequence without tokens."""
+    return where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -15,11 +15,8 @@ from verl_clipx.base.shared_metrics import (
     OF_TOKENS,
     PPO_KL,
 )
-from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
+from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
 from verl_clipx.loss.metrics import TOKENS, carry, means_of_tokens, named_sums, token_sums
-
-# The default of the plugin's own losses.
-LOG_RATIO_CLAMP = 20.0
 
 # The sums that follow those of `token_sums`: numbers of tokens, and the mass of the gradient where A is 0, which F * A
 # never has.
@@ -89,7 +86,7 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> 
         although A is not 0 (all, those with a ratio below 1, those above 1); then the gradient's mass where A is 0.
         float64; additive over any split of the tokens.
     """
-    t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
+    t = tokens_of(Inputs(*tokens[:4]), LARGEST_LOG_RATIO)
     gradient = where(t.mask, tokens.gradient.to(t.ratio.dtype), 0.0)
     moved = t.log_prob - t.old_log_prob
     if by_sequence:

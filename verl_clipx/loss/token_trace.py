@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds, Method
-from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
+from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
 from verl_clipx.loss.loss import Applied
-from verl_clipx.loss.observed import LOG_RATIO_CLAMP, ObservedTokens, bounded_of
+from verl_clipx.loss.observed import ObservedTokens, bounded_of
 
 
 class TokenTrace(NamedTuple):
@@ -51,7 +51,7 @@ def observed_token_trace(
         tokens, bounds, by_sequence: as for `observed.observed_sums`.
         share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
     """
-    t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
+    t = tokens_of(Inputs(*tokens[:4]), LARGEST_LOG_RATIO)
     weighted = -tokens.gradient.to(t.ratio.dtype) / share
     return _trace(t, bounded_of(t, by_sequence), bounds, where(t.advantages != 0, weighted / t.advantages, 0.0))
 

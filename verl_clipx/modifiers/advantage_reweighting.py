@@ -5,12 +5,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from verl_clipx.base.parameters import choice, number, parameter, validate
+from verl_clipx.base.parameters import Parameters, choice, number, parameter
 from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdvantageReweighting:
+class AdvantageReweighting(Parameters):
     """Multiplies each advantage by alpha * probability + 1 - alpha.
 
     Source: AR-Lopti, Eq. 4 and Algorithm 1.
@@ -28,9 +28,6 @@ class AdvantageReweighting:
         choice("old", "current"),
         "the policy whose token probability is used: old (Algorithm 1, release) or current (Eq. 4 as printed)",
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
     def advantages(self, t: Tokens) -> Tensor:
         """(alpha * pi + 1 - alpha) * A, (sequences, length); no gradient flows through pi."""

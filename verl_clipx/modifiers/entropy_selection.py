@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.histogram import bucket_of, first_reaching, whole_sums
-from verl_clipx.base.parameters import choice, number, parameter, validate
+from verl_clipx.base.parameters import Parameters, choice, number, parameter
 
 # 2046 buckets of equal logarithmic width between the two limits, an open one below and an open one above: neighbouring
 # edges differ by 0.83 %, about the resolution of bfloat16. Entropies above 20 nats don't occur (log of a vocabulary of
@@ -19,7 +19,7 @@ HIGHEST_EDGE = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropySelection:
+class EntropySelection(Parameters):
     """Only the tokens of highest or lowest entropy of the current policy have a gradient.
 
     Source: Wang et al. 2025, "Beyond the 80/20 Rule". They select over the batch, which is done here to the width of a
@@ -42,9 +42,6 @@ class EntropySelection:
         choice("selected", "all"),
         "the tokens that the loss is averaged over: the selected ones (release) or all",
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
     def selected(self, entropy: Tensor, mask: Tensor, bucket: Tensor | None = None) -> Tensor:
         """The tokens that are kept: bool, (sequences, length), within the mask.

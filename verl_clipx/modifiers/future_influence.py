@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, where
 
-from verl_clipx.base.parameters import number, optional, parameter, validate
+from verl_clipx.base.parameters import Parameters, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
 # The weights of tokens with A < 0 and a ratio above `safe_ratio` stay between these, in the authors' release.
@@ -18,7 +18,7 @@ SMALLEST_HALVINGS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class FutureInfluence:
+class FutureInfluence(Parameters):
     """Multiplies each advantage by f = exp(sum over k >= t of gamma^(k - t) log r_k), clamped.
 
     Source: FIPO (arXiv 2603.19835), as ms-swift computes it (loss_type=fipo); gamma = 2^(-1 / half_life).
@@ -50,9 +50,6 @@ class FutureInfluence:
         "run has 10, its dual clip",
         "choice",
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
     def advantages(self, t: Tokens) -> Tensor:
         """f * A, (sequences, length); no gradient flows through f."""

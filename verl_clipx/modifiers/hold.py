@@ -10,7 +10,7 @@ from torch import Tensor, cat, float64, int64, where
 from verl_clipx.base.histogram import ratio_or_zero
 from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Method
 from verl_clipx.base.octaves import Octaves
-from verl_clipx.base.parameters import choice, number, optional, parameter, validate
+from verl_clipx.base.parameters import Parameters, choice, number, optional, parameter
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.base.shared_metrics import HELD_MISSED, HELD_REACHED, HELD_WIDTH
 from verl_clipx.base.tokens import Tokens
@@ -56,7 +56,7 @@ ENDS = optional(number(at_least=1e-6, at_most=LARGEST_BOUND - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hold:
+class Hold(Parameters):
     """The target that the width of a method's bounds holds, and the narrowest and the widest width.
 
     A width w stands for the bounds 1 / (1 + w) and 1 + w on a ratio, and -w and w on a difference of probabilities.
@@ -75,9 +75,6 @@ class Hold:
     )
     floor: float | None = parameter(None, ENDS, "the narrowest width; null: 0.05, under gspo 1e-5", "choice")
     ceiling: float | None = parameter(None, ENDS, "the widest width; null: 1, under gspo 0.05", "choice")
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
 
 class HeldBounds(Method):

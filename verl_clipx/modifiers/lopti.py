@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verl_clipx.base.parameters import boolean, choice, number, parameter, validate
+from verl_clipx.base.parameters import Parameters, boolean, choice, number, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lopti:
+class Lopti(Parameters):
     """Two passes over the rollout batch, each updating on its own group of tokens, or only the first of them."""
 
     node: ClassVar[str] = "clipx.update"
@@ -26,9 +26,6 @@ class Lopti:
         choice("low_first", "high_first", "low_only"),
         "the group that is updated first (paper: low_first); low_only: the other group is not updated",
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
 
 def low_probability(old_log_prob: Tensor, *, eta: float, equal: bool) -> Tensor:

@@ -11,17 +11,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, where
 
-from verl_clipx.base.parameters import number, optional, parameter, validate
+from verl_clipx.base.parameters import Parameters, number, optional, parameter
 from verl_clipx.base.refusal import Refusal
-from verl_clipx.base.tokens import Inputs, compute_dtype
+from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Inputs, compute_dtype, mean_over_sequence
 
-# As in verl, log-ratios are clamped to plus or minus this.
-LARGEST_LOG_RATIO = 20.0
 LARGEST_DIVERGENCE = math.exp(LARGEST_LOG_RATIO)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicySequenceMask:
+class OffPolicySequenceMask(Parameters):
     """Takes out sequences with negative advantages that the current policy finds much less likely than the sampler did.
 
     Source: DeepSeek-V3.2 (arXiv 2512.02556), "off-policy sequence masking"; TRL's off_policy_mask_threshold.
@@ -41,7 +39,7 @@ class OffPolicySequenceMask:
     )
 
     def __post_init__(self) -> None:
-        validate(self, self.node)
+        super().__post_init__()
         if self.delta is None:
             known = "TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old policy."
             key = f"{self.node}.delta"
@@ -54,7 +52,7 @@ class OffPolicySequenceMask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IcePop:
+class IcePop(Parameters):
     """Takes out tokens whose ratio of the old policy to the sampler is outside two bounds.
 
     Source: IcePop (arXiv 2510.18855). verl's `rollout_is=token` with two thresholds also multiplies by the ratio.
@@ -73,9 +71,6 @@ class IcePop:
         "the largest ratio that stays; null: none is too large",
         "choice",
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
     def drops(self, inputs: Inputs) -> Tensor:
         """The tokens that are taken out: bool, (sequences, length)."""
@@ -108,8 +103,3 @@ def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
     }
     finite = torch.stack(list(tensors.values())).isfinite().all(0)
     return inputs.mask & ~(mask.drops(inputs._replace(**tensors)) & finite)
-
-
-def mean_over_sequence(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
-    return where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)

@@ -7,23 +7,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from verl_clipx.base.method import NODE, Bounds, Method
-from verl_clipx.base.parameters import choice, number, parameter, validate
-from verl_clipx.base.pull import WithPull
+from verl_clipx.base.parameters import Parameters, choice, number, parameter
+from verl_clipx.base.pull import ESTIMATORS, WithPull
 from verl_clipx.base.refusal import ABSENT, Refusal
-from verl_clipx.base.tokens import Tokens
-
-# Log-ratios enter the pull up to this size, as in verl.
-LARGEST_LOG_RATIO = 20.0
-# From a log-ratio x to the divergence of a token and to its gradient, which under k1 is 0 on average on fresh samples.
-ESTIMATORS = {
-    "k1": (lambda x: x, lambda x: x * 0 + 1),
-    "k2": (lambda x: x.square() / 2, lambda x: x),
-    "k3": (lambda x: (-x).exp() - 1 + x, lambda x: 1 - (-x).exp()),
-}
+from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pull:
+class Pull(Parameters):
     """Takes coefficient times an estimate of the divergence from another policy off the objective of every token."""
 
     node: ClassVar[str] = "clipx.pull"
@@ -35,9 +26,6 @@ class Pull:
     anchor: str = parameter(
         "old", choice("old", "rollout"), "the policy of x = log(current / anchor): old or the sampler's"
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
     def log_ratio(self, t: Tokens) -> Tensor:
         """x, (sequences, length)."""

@@ -10,15 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# verl clamps log-ratios to plus or minus this.
-LARGEST_LOG_RATIO = 20.0
+from verl_clipx.base.pull import ESTIMATORS
+from verl_clipx.base.tokens import LARGEST_LOG_RATIO
 
-# The estimators of a token's divergence, as functions of its log-ratio.
-ESTIMATORS = {
-    "k1": lambda log_ratio: -log_ratio,
-    "k2": lambda log_ratio: 0.5 * log_ratio**2,
-    "k3": lambda log_ratio: log_ratio.exp() - 1.0 - log_ratio,
-}
 # How a sequence's divergence follows from those of its tokens, by the first part of a criterion's name: (sequences, 1).
 OVER_SEQUENCE = {
     "seq_sum": lambda values, mask: values.where(mask, 0.0).sum(-1, keepdim=True),
@@ -47,7 +41,8 @@ class Criterion:
 
     def rejects(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
         """Which tokens are rejected, by their clamped log-ratios: bool, broadcastable to (sequences, length)."""
-        divergence = ESTIMATORS[self.estimator](log_ratio)
+        # Of the policy that sampled from the current one.
+        divergence = ESTIMATORS[self.estimator][0](-log_ratio)
         if self.level != "token":
             divergence = OVER_SEQUENCE[self.level](divergence, mask)
         return (divergence < self.low) | (divergence > self.high)
