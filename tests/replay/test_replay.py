@@ -216,7 +216,7 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
 
 
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
-    monkeypatch.setattr(measures, "REPLICATES", 40)
+    monkeypatch.setattr(of_run, "REPLICATES", 40)
     words = ("+clipx=acpo", "clipx.alpha=0.5")
     whole = answer("replay", prompts_run(tmp_path / "whole", range(60)), *words)
     found = answer("replay", prompts_run(tmp_path / "part", range(0, 60, 3), fraction=1 / 3), *words)

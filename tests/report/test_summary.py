@@ -94,7 +94,7 @@ def test_traces_give_what_clipping_took_and_on_how_many_tokens_a_method_differs_
     found = {row.name: row.cells for row in summary(describe(settings, traced_updates(settings)))}
     tokens = [read_shards(path / "traces", shards_in(path / "traces")).to_pandas() for path in paths]
     of_grpo, mass = tokens[0].region.isin(["LN", "HP"]), (tokens[0].ratio * tokens[0].advantage).abs()
-    assert found["Gradient taken by clipping"][0] == (f"{100 * mass[of_grpo].sum() / mass.sum():.2f} %", "in step 2")
+    assert found["Gradient taken by clipping"][0] == (f"{100 * mass[of_grpo].sum() / mass.sum():.2f}\u202f%", "in step 2")
     last = tokens[1][tokens[1]["update"] == 3]
     by_grpo = last.ratio.gt(1.2) & last.advantage.gt(0) | last.ratio.lt(0.8) & last.advantage.lt(0)
     differ = (by_grpo != last.region.isin(["LN", "HP"])) & last.advantage.ne(0)
@@ -116,4 +116,4 @@ def test_masked_tokens_are_seen_on_the_page(tmp_path):
     # What clipping took is counted over the tokens that are left.
     left = tokens[~tokens.rejected]
     lost, mass = left.region.isin(["LN", "HP"]), (left.ratio * left.advantage).abs()
-    assert f"<td>{100 * mass[lost].sum() / mass.sum():.2f} %&ensp;<small>in step 2" in page
+    assert f"<td>{100 * mass[lost].sum() / mass.sum():.2f}\u202f%&ensp;<small>in step 2" in page

@@ -1,5 +1,6 @@
 """What the page's sentences are made of: a claim with its numbers, and how numbers are written."""
 
+import math
 from typing import NamedTuple
 
 # Below this share a percentage has two digits after the point.
@@ -18,11 +19,15 @@ class Finding(NamedTuple):
     text: str
 
 
-def number(value: float, digits: int = 3) -> str:
-    """A number with a real minus sign."""
-    return f"{value:.{digits}f}".replace("-", "−")
+def number(value: float, low: float | None = None, high: float | None = None, *, digits: int = 3) -> str:
+    """A number with a real minus sign, a dash for NaN, and its interval where it has one."""
+    if math.isnan(value):
+        return "–"
+    interval = "" if low is None else f" [{number(low, digits=digits)}, {number(high, digits=digits)}]"
+    return f"{value:.{digits}f}".replace("-", "−") + interval
 
 
-def percent(value: float) -> str:
-    """A share in per cent, with two digits below one per cent."""
-    return f"{number(100 * value, 2 if abs(value) < HARDLY else 1)}\u202f%"
+def percent(value: float, low: float | None = None, high: float | None = None, *, digits: int | None = None) -> str:
+    """A share in per cent, as `number`; by default with two digits below one per cent, and one from there on."""
+    ends = (end if end is None else 100 * end for end in (low, high))
+    return f"{number(100 * value, *ends, digits=digits or (2 if abs(value) < HARDLY else 1))}\u202f%"

@@ -9,9 +9,8 @@ import pandas
 import torch
 
 from verl_clipx.base.shared_metrics import CONTRIBUTION
-from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.replay.loss import LossOnTokens, apply_to, is_own, why_refused
-from verl_clipx.replay.of_run import HIGH, LOW, REPLICATES, Number, is_counted, numbers_of_run
+from verl_clipx.replay.of_run import HIGH, LOW, Number, is_counted, numbers_of_run, with_intervals
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.config import Settings
 from verl_clipx.runs.traced import regions_of
@@ -81,14 +80,23 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
         if reason := why_refused(settings, own, update):
             raise ValueError(f"{label}: {reason}")
     losses = [apply_to(settings, own, update, update.batch) for update in updates]
-    measured = [measures(loss, update.batch) for loss, update in zip(losses, updates, strict=True)]
     tokens = [_tokens(loss, update) for loss, update in zip(losses, updates, strict=True)]
-    whole = all(update.whole for update in updates)
-    intervals = {} if whole else _intervals(settings, own, updates)
+    whole, batches = all(update.whole for update in updates), [update.batch for update in updates]
+    numbers = over_updates(list(map(measures, losses, batches)))
+    rows = [[(one.prompt == prompt).nonzero()[:, 0] for prompt in range(int(one.prompt.max()) + 1)] for one in batches]
+
+    def measure(drawn: Sequence[numpy.ndarray]) -> dict[str, float]:
+        chosen = [
+            batch.rows(torch.cat([of_prompt[prompt] for prompt in prompts]))
+            for batch, of_prompt, prompts in zip(batches, rows, drawn, strict=True)
+        ]
+        losses = [apply_to(settings, own, update, batch) for update, batch in zip(updates, chosen, strict=True)]
+        return over_updates(list(map(measures, losses, chosen)))
+
     return Replay(
         label,
         whole,
-        {name: Number(value, *intervals.get(name, (None, None))) for name, value in over_updates(measured).items()},
+        with_intervals(numbers, [] if whole else list(map(len, rows)), measure),
         pandas.concat(tokens, ignore_index=True),
         _against(tokens, updates) if is_own(settings, own) else None,
     )
@@ -120,27 +128,6 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     means["norm_ratio"] = math.sqrt(mine / run) if run > 0 else math.nan
     positive, mass = means[POSITIVE], means[POSITIVE] + means[NEGATIVE]
     return means | {"clip_fraction": means[LOW] + means[HIGH], "positive_share": positive / mass if mass else math.nan}
-
-
-def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
-    """Returns the interval of each number, with prompts drawn anew for each update by itself; empty with too few."""
-    batches = [update.batch for update in updates]
-    units = [int(batch.prompt.max()) + 1 for batch in batches]
-    if min(units) < FEWEST_UNITS:
-        return {}
-    rows = [
-        [(batch.prompt == unit).nonzero()[:, 0] for unit in range(n)] for batch, n in zip(batches, units, strict=True)
-    ]
-    drawn = [resamples(n, REPLICATES, seed) for seed, n in enumerate(units)]
-    replicates: dict[str, list[float]] = {}
-    for replicate in range(REPLICATES):
-        measured = []
-        for update, of_prompt, units_drawn in zip(updates, rows, drawn, strict=True):
-            batch = update.batch.rows(torch.cat([of_prompt[unit] for unit in units_drawn[replicate]]))
-            measured.append(measures(apply_to(settings, own, update, batch), batch))
-        for name, value in over_updates(measured).items():
-            replicates.setdefault(name, []).append(value)
-    return {name: interval for name, values in replicates.items() if (interval := percentile_interval(values))}
 
 
 def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:

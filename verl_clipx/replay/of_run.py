@@ -1,7 +1,7 @@
 """What a step's traced tokens say about the run itself, exactly or with an interval over prompts; needs no torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy
@@ -28,19 +28,6 @@ class Number(NamedTuple):
     high: float | None = None
 
 
-def percent(number: Number) -> str:
-    """A share in percent, with its interval."""
-    return f"{plain(Number(*(None if value is None else 100 * value for value in number)), 2)} %"
-
-
-def plain(number: Number, places: int = 3) -> str:
-    """A number with its interval."""
-    if number.value is None or math.isnan(number.value):
-        return "–"
-    interval = "" if number.low is None else f" [{number.low:.{places}f}, {number.high:.{places}f}]"
-    return f"{number.value:.{places}f}{interval}"
-
-
 def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, Number]:
     """Shares of clipped tokens, means over a step's updates, and of gradient mass, over all its tokens.
 
@@ -49,15 +36,30 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
         whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
     """
     sums = [_by_prompt(table[is_counted(table)]) for table in tables]
-    numbers = _numbers([of_update.sum(0) for of_update in sums])
-    if whole or min(map(len, sums)) < FEWEST_UNITS:
+
+    def measure(drawn: Sequence[numpy.ndarray]) -> dict[str, float]:
+        return _numbers([of_update[prompts].sum(0) for of_update, prompts in zip(sums, drawn, strict=True)])
+
+    numbers = measure([numpy.arange(len(of_update)) for of_update in sums])
+    return with_intervals(numbers, [] if whole else list(map(len, sums)), measure)
+
+
+def with_intervals(
+    numbers: Mapping[str, float],
+    prompts: Sequence[int],
+    measure: Callable[[Sequence[numpy.ndarray]], Mapping[str, float]],
+) -> dict[str, Number]:
+    """Adds the intervals of numbers over prompts, which are drawn anew for each update by itself.
+
+    Args:
+        prompts: how many each update has; without any, or with too few, there are no intervals.
+        measure: returns the numbers of the prompts that were drawn for each update.
+    """
+    if min(prompts, default=0) < FEWEST_UNITS:
         return {name: Number(value) for name, value in numbers.items()}
-    drawn = [resamples(len(of_update), REPLICATES, seed) for seed, of_update in enumerate(sums)]
-    replicates = [
-        _numbers([of_update[rows[index]].sum(0) for of_update, rows in zip(sums, drawn, strict=True)])
-        for index in range(REPLICATES)
-    ]
-    intervals = {name: percentile_interval([one[name] for one in replicates]) or (None, None) for name in numbers}
+    drawn = [resamples(n, REPLICATES, seed) for seed, n in enumerate(prompts)]
+    replicates = [measure([rows[index] for rows in drawn]) for index in range(REPLICATES)]
+    intervals = {name: percentile_interval([one[name] for one in replicates]) or () for name in numbers}
     return {name: Number(value, *intervals[name]) for name, value in numbers.items()}
 
 

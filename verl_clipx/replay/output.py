@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas
 
+from verl_clipx.common.sentences import number, percent
 from verl_clipx.replay.measures import HIGH, LOST, LOW, QUARTILES, REGAINED, Replay
-from verl_clipx.replay.of_run import percent, plain
 from verl_clipx.runs.traced import has_bounds_on_ratio
 
 # How many words of changed tokens are shown for each setting.
@@ -33,12 +33,12 @@ def row_of(replay: Replay) -> tuple[str, ...]:
     kept = [" outside" * keeps_outside(replay, region) for region in ("LN", "HP")]
     return (
         replay.label,
-        f"{percent(numbers[LOW])}{kept[0]}",
-        f"{percent(numbers[HIGH])}{kept[1]}",
+        f"{percent(*numbers[LOW], digits=2)}{kept[0]}",
+        f"{percent(*numbers[HIGH], digits=2)}{kept[1]}",
         " / ".join(_ends(replay, side) for side in ("low", "high")),
-        percent(numbers["positive_share"]),
-        plain(numbers["cosine"]),
-        plain(numbers["norm_ratio"]),
+        percent(*numbers["positive_share"], digits=2),
+        number(*numbers["cosine"]),
+        number(*numbers["norm_ratio"]),
     )
 
 

@@ -10,7 +10,6 @@ from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds
 from verl_clipx.diagnose.findings import clipped_share, mass_shares
 from verl_clipx.replay.of_run import TAKEN, Number, numbers_of_step
-from verl_clipx.replay.of_run import percent as percent_of
 from verl_clipx.report.trace_figures import FEW, is_clipped, probabilities
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import GRPO_METHOD, Setting
@@ -142,7 +141,7 @@ def _masked(setting: Setting) -> Cell:
 def _taken(one: Described) -> Cell:
     if one.numbers is None or numpy.isnan(one.numbers[TAKEN].value):
         return UNKNOWN
-    return percent_of(one.numbers[TAKEN]), f"in step {one.update.step}"
+    return percent(*one.numbers[TAKEN], digits=2), f"in step {one.update.step}"
 
 
 def _unlike(one: Described) -> Cell:
