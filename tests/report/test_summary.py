@@ -2,6 +2,8 @@
 covered: how it looks (screenshots are for people); intervals over seeds (tests/common).
 """
 
+import re
+
 import pytest
 
 from tests.diagnose.test_findings import held_out, of, run
@@ -30,7 +32,7 @@ KEPT = dict(zip(keys.MASS.values(), ([0.1] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2,
     [
         (of(CLIPPED), {"Tokens clipped low": ("3.0\u202f%", ""), "Tokens clipped high": ("0.50\u202f%", "")}),
         # What lies outside the bounds and has a gradient isn't clipped.
-        (of(CLIPPED | KEPT), {"Tokens clipped low": ("3.0\u202f%", "outside, kept")}),
+        (of(CLIPPED | KEPT), {"Tokens clipped low": ("3.0\u202f%", "outside, with a gradient")}),
         # verl's count of both sides stands in a row of its own.
         (of({keys.PG_CLIPPED: [0.02]}), {"Tokens clipped": ("2.0\u202f%", "")}),
         (of({keys.KL: [0.01, 0.04, 0.01]}), {"Highest KL": ("0.04", "step 2; the median is 0.01")}),
@@ -57,10 +59,10 @@ NOTHING = {keys.CLIPPED_LOW: [0.0, 0.0], keys.CLIPPED_HIGH: [0.0, 0.0]}
         ([of(CLIPPED, "A")], "A clipped 3.5\u202f% of the tokens"),
         ([of(CLIPPED, "A"), of(NOTHING, "B")], "A clipped 3.5\u202f% of the tokens; B none"),
         ([of(NOTHING, "A"), of(CLIPPED, "B")], "A clipped none of the tokens; B 3.5\u202f%"),
-        # What is outside and keeps its gradient isn't clipped.
+        # What is outside and has a gradient, its own or a pull's, isn't clipped.
         (
             [of(CLIPPED, "A"), of(CLIPPED | KEPT, "B"), of(CLIPPED, "C")],
-            "A clipped 3.5\u202f% of the tokens; C 3.5\u202f%; B kept the gradient of 3.5\u202f% outside its bounds",
+            "A clipped 3.5\u202f% of the tokens; C 3.5\u202f%; B has 3.5\u202f% outside its bounds, with a gradient",
         ),
         ([of(CLIPPED, "A"), of({keys.ENTROPY: [0.02]}, "B")], ""),
         (
@@ -94,12 +96,29 @@ def test_traces_give_what_clipping_took_and_on_how_many_tokens_a_method_differs_
     found = {row.name: row.cells for row in summary(describe(settings, traced_updates(settings)))}
     tokens = [read_shards(path / "traces", shards_in(path / "traces")).to_pandas() for path in paths]
     of_grpo, mass = tokens[0].region.isin(["LN", "HP"]), (tokens[0].ratio * tokens[0].advantage).abs()
-    assert found["Gradient taken by clipping"][0] == (f"{100 * mass[of_grpo].sum() / mass.sum():.2f}\u202f%", "in step 2")
+    assert found["Gradient taken by clipping"][0] == (
+        f"{100 * mass[of_grpo].sum() / mass.sum():.2f}\u202f%",
+        "in step 2",
+    )
     last = tokens[1][tokens[1]["update"] == 3]
     by_grpo = last.ratio.gt(1.2) & last.advantage.gt(0) | last.ratio.lt(0.8) & last.advantage.lt(0)
     differ = (by_grpo != last.region.isin(["LN", "HP"])) & last.advantage.ne(0)
     assert found["Tokens unlike GRPO’s"][0] == ("", "") and differ.sum() > 0
     assert found["Tokens unlike GRPO’s"][1][0] == f"{differ.sum()} of {len(last)}"
+
+
+@pytest.mark.slow
+def test_tokens_outside_the_bounds_that_are_only_pulled_back_are_not_called_kept(tmp_path):
+    # IPO drops them, and its pull alone gives them a gradient, against their advantage.
+    clipx("report", write_run(tmp_path / "ipo", "ipo", steps=2, threshold=0.05, kl_tau=0.5), "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    assert re.search("<h1>IPO has .* outside its bounds, with a gradient", page)
+    assert "outside, with a gradient</small>" in page and re.search(
+        "○ [1-9].* outside its bounds, with a gradient", page
+    )
+    assert not re.findall(
+        "(?:outside|bounds|above|below)[^.:]{0,40}(?:kept|keeps?)", re.sub("(?s)<style.*?</style>", "", page)
+    )
 
 
 @pytest.mark.slow

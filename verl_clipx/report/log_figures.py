@@ -247,8 +247,8 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         )
         note = (
             f"{describe_steps(settings)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; "
-            "methods with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not "
-            "in it. "
+            "under a soft clip or a pull they have a gradient all the same. Every panel has the same axes. Dual clip "
+            "is not in it. "
         )
     of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
@@ -282,8 +282,8 @@ def masses(settings: list[DrawnSetting]) -> Plate:
         drawn.append((setting, text, title, layers))
     return Plate(
         "Gradient mass outside the bounds",
-        "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
-        "mass outside the bounds that no clip removes (HN up, LP down).",
+        "colour: mass where PPO’s clip leaves none (HP up, LN down), of soft clipping or of a pull. Hatched: mass "
+        "outside the bounds that no clip removes (HN up, LP down).",
         f"{describe_steps(settings)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
         _bar_panels("mass", drawn),
         "Tokens that are clipped keep no gradient." if all((one.LN + one.HP).max() == 0 for _, one in known) else "",

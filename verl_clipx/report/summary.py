@@ -61,8 +61,8 @@ def headline(described: Sequence[Described]) -> str:
             said, more = f"verl counted {share} of the tokens of {label} as clipped", f"{share} of {label}"
             kind = "counted by verl"
         elif len(masses) and masses[["LN", "HP"]].to_numpy().max() > 0:
-            said = more = f"{label} kept the gradient of {percent(clipped.mean())} outside its bounds"
-            kind = "kept"
+            said = more = f"{label} has {percent(clipped.mean())} outside its bounds, with a gradient"
+            kind = "outside"
         else:
             share = percent(clipped.mean()) if clipped.max() > 0 else "none"
             said, more = f"{label} clipped {share} of the tokens{_mostly(one)}", f"{label} {share}"
@@ -109,11 +109,9 @@ def summary(described: Sequence[Described]) -> list[Row]:
 def _clipped(setting: Setting, region: str) -> Cell:
     if clipped_share(setting).empty:
         return UNKNOWN
-    share, kept = (
-        setting.mean(keys.CLIPPED_LOW if region == "LN" else keys.CLIPPED_HIGH),
-        setting.mean(keys.MASS[region]),
-    )
-    return percent(share.mean()), "outside, kept" if len(kept) and kept.max() > 0 else ""
+    share = setting.mean(keys.CLIPPED_LOW if region == "LN" else keys.CLIPPED_HIGH)
+    mass = setting.mean(keys.MASS[region])
+    return percent(share.mean()), "outside, with a gradient" if len(mass) and mass.max() > 0 else ""
 
 
 def _clipped_by_verl(setting: Setting) -> Cell:

@@ -84,10 +84,10 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
         "triangles, which are tokens without a gradient, ▲ clipped high, ▼ clipped low; and whether the setting’s own "
         "bounds, the coloured box, follow the spread or cut it like the grey lines, 0.8 and 1.2, GRPO’s bounds.",
         "Each mark is a token of the last traced update, at the top if the policy was unsure when it was sampled, at "
-        "the bottom if it was sure. Open circles are outside the panel’s own bounds and kept; grey rings have no "
-        "advantage, as all responses to their prompt scored alike; crosses were taken out by a mask, a rejection or a "
-        "selection. Boxes: median bounds of the bin’s tokens. Ratios beyond the right edge are drawn on it. As in "
-        "ACPO’s Figure 2a and BAPO’s Figure 5.",
+        "the bottom if it was sure. Open circles are outside the panel’s own bounds and have a gradient; grey rings "
+        "have no advantage, as all responses to their prompt scored alike; crosses were taken out by a mask, a "
+        "rejection or a selection. Boxes: median bounds of the bin’s tokens. Ratios beyond the right edge are drawn "
+        "on it. As in ACPO’s Figure 2a and BAPO’s Figure 5.",
         [
             Panel(f"spread_{index}", how_many(update), *_draw_spread(update, min(right, 3.0)))
             for index, update in enumerate(updates)
@@ -121,10 +121,10 @@ def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
     for text, colour, x, weight, side in (
         (f"▲ {high}", CLIPPED_HIGH, 0.0, "bold", "left"),
         (f"▼ {low}", CLIPPED_LOW, 0.27, "bold", "left"),
-        (f"○ {outside} outside its bounds, kept", SOFT, 1, "normal", "right"),
+        (f"○ {outside} outside its bounds, with a gradient", SOFT, 1, "normal", "right"),
     ):
         axes.annotate(text, (x, 1.03), xycoords="axes fraction", color=colour, weight=weight, ha=side)
     text = (
         f"Ratios of {update.setting.label} by probability, and median bounds: {high} tokens clipped high, {low} low, "
     )
-    return f"{text}{outside} outside the bounds and kept.", drawing
+    return f"{text}{outside} outside the bounds with a gradient.", drawing
