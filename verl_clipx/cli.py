@@ -255,18 +255,11 @@ def report(
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
-    replay: Annotated[
-        list[str] | None,
-        typer.Option(help="Other settings on the traced tokens, as of clipx replay: '+clipx=acpo clipx.alpha=1,2'."),
-    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
     ] = False,
 ) -> None:
     """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
-    if replay:
-        # The user's own loss may be in the working directory.
-        sys.path.insert(0, "")
     from verl_clipx.report import follow as following
     from verl_clipx.report.page import PAGE, write_report
 
@@ -274,8 +267,7 @@ def report(
 
     def write(trains: bool) -> None:
         seconds = round(following.SECONDS) if trains else None
-        words = [word for text in replay or [] for word in text.split()]
-        findings[:] = write_report(runs, out, title, baseline, replayed=words, reload_every=seconds)
+        findings[:] = write_report(runs, out, title, baseline, reload_every=seconds)
         if trains:
             now = time.strftime("%H:%M:%S")
             console.print_line(f"{out / PAGE}: written at {now}")

@@ -67,11 +67,6 @@ LOOK = """
   var other = page.querySelector(".tokens .kept.g-high"), before = tone(other);
   page.querySelector('input[value="grpo"]').click();
   found.switched = [before === tone(other), view.getAttribute("data-rule")];
-  page.querySelector('input[value="r0"]').click();
-  found.replayed = [view.getAttribute("data-rule"), /bapo: /.test(detail.textContent)];
-  found.dashed = Array.prototype.filter.call(tokens, function (node) {
-    return page.defaultView.getComputedStyle(node).outlineStyle === "dashed";
-  }).length === view.querySelectorAll(".r0-other:not(.on)").length;
   var unsafe = Array.prototype.filter.call(tokens, function (node) { return /onerror/.test(node.textContent); });
   page.querySelectorAll("details").forEach(function (fold) { fold.open = true; });
   found.steps = steps; found.tokens = tokens.length; 
@@ -122,7 +117,7 @@ def opened(tmp_path_factory):
     """By width what the script found, and the lines of the console."""
     folder = tmp_path_factory.mktemp("page")
     runs = [write_run(folder / f"{method}-seed1", method) for method in ("grpo", "acpo")]
-    clipx("report", *runs, "--out", folder / "out", "--replay", "+clipx=bapo")
+    clipx("report", *runs, "--out", folder / "out")
     return open_page(folder / "out" / "report.html", folder, [1200, 400], LOOK)
 
 
@@ -146,7 +141,6 @@ def test_the_page_at(opened, width):
     assert (found["pointed"], found["tapped"]) == (5, 7)
     assert "GRPO0.8 to 1.2" in found["detail"] and "ratio" in found["detail"]
     assert found["switched"] == [False, "grpo"]
-    assert found["replayed"] == ["r0", True] and found["dashed"]
     # A completion that looks like markup stays text.
     assert set(found["unsafe"]) == {UNSAFE}
     assert found["images"] == 0 and found["title"].startswith("GRPO clipped ")

@@ -25,7 +25,7 @@ from verl_clipx.replay.sampler import HEADINGS as OF_SAMPLER
 from verl_clipx.replay.sampler import MEANINGS as OF_RATIOS
 from verl_clipx.replay.sampler import cells_of, sampler_by
 from verl_clipx.replay.tokens import TracedTokens, traced_step
-from verl_clipx.run.candidates import Candidate, candidates_of
+from verl_clipx.run.candidates import candidates_of
 from verl_clipx.run.config import Settings, build
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
@@ -61,7 +61,13 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
         raise ValueError(
             f"{run.traces}: no update of this step has tokens with finite numbers; name another by --step."
         )
-    return ReplayedRun(run, updates, of_run(updates), replay_settings(candidates, own_settings(run), updates))
+    own = own_settings(run)
+    if not candidates and own is None:
+        raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
+    settings = [one for candidate in candidates for one in candidate.each()]
+    settings = settings or [(f"{own.method.name}, as trained", own)]
+    replays = [replay(label, of_label, own, updates) for label, of_label in settings]
+    return ReplayedRun(run, updates, of_run(updates), replays)
 
 
 def content_of(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
@@ -121,16 +127,3 @@ def own_settings(run: Run) -> Settings | None:
     except (ValueError, ImportError, AttributeError):
         return None
     return built if isinstance(built, Settings) else None
-
-
-def replay_settings(candidates: list[Candidate], own: Settings | None, updates: list[TracedTokens]) -> list[Replay]:
-    """Replays each setting on the updates, without any the run's own.
-
-    Raises:
-        ValueError: there is nothing to replay.
-    """
-    if not candidates and own is None:
-        raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
-    settings = [one for candidate in candidates for one in candidate.each()]
-    settings = settings or [(f"{own.method.name}, as trained", own)]
-    return [replay(label, of_label, own, updates) for label, of_label in settings]

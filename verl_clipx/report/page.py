@@ -55,7 +55,6 @@ def write_report(
     title: str | None = None,
     baseline: str | None = None,
     *,
-    replayed: list[str] | None = None,
     reload_every: int | None = None,
 ) -> list[Finding]:
     """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
@@ -65,7 +64,6 @@ def write_report(
         out: the folder to write to. What an earlier report wrote there is replaced; all else stays.
         title: the headline; by default it says what was clipped or, where no log says that, names what is compared.
         baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
-        replayed: other settings to apply to the traced tokens, as `run.candidates.candidates_of` takes them.
         reload_every: seconds after which a browser loads the page again; None: never.
 
     Returns:
@@ -80,11 +78,6 @@ def write_report(
     described = describe(settings, updates)
     alarms, remarks = diagnoses(settings, compared_with), describe_runs(settings, compared_with)
     said = headline(described)
-    if replayed:
-        # Imports torch and the losses.
-        from verl_clipx.replay.on_page import with_replays
-
-        updates = with_replays(updates, replayed)
     runs = [run for setting in settings for run in setting.runs]
     with style():
         plates = [*trace_plates(updates), *log_plates(settings), declared_plate(settings)]
@@ -113,7 +106,6 @@ def write_report(
         figure=lambda panel: inline(read_text(out / FIGURES / f"{panel.name}.svg"), panel.name, panel.description),
         sections=sections,
         opens="grpo" if any(dict(section.clipped)["GRPO"] for section in sections) else "own",
-        replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],
         palette=palette,
         number=number,

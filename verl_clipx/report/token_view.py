@@ -19,8 +19,7 @@ class Line(NamedTuple):
     """A completion.
 
     Args:
-        tokens: text and HTML classes of each token; the classes name its events under the run's own rule, GRPO's and
-            the replayed ones.
+        tokens: text and HTML classes of each token; the classes name its events under the run's own rule and GRPO's.
         left_out: how many tokens at its end are not shown.
     """
 
@@ -43,7 +42,7 @@ class Section:
 
     Args:
         groups: its prompts, in the order of the page.
-        clipped: each rule and how many of the update's tokens it clips: the run's own, GRPO's, then the replayed ones.
+        clipped: how many of the update's tokens the run's own rule and GRPO's clip.
         numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
     """
 
@@ -96,8 +95,7 @@ def _ordered_prompts(of_updates: list[pandas.DataFrame]) -> list[str]:
 
 
 def _is_clipped_by_any(tokens: pandas.DataFrame) -> pandas.Series:
-    judged = ["event", "under_grpo", *(name for name in tokens if name.endswith(": event"))]
-    return tokens[judged].isin([LOW, HIGH]).any(axis=1)
+    return tokens[[*JUDGED.values()]].isin([LOW, HIGH]).any(axis=1)
 
 
 def _clipped_by_grpo_and_any(tokens: pandas.DataFrame) -> tuple[int, int]:
@@ -113,53 +111,36 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
         samples = sorted(samples, key=_clipped_by_grpo_and_any, reverse=True)[:left]
         left -= len(samples)
         if samples:
-            lines = [_line(rows, update.replayed) for rows in samples]
+            lines = [_line(rows) for rows in samples]
             groups.append(Group(str(samples[0].prompt_text.iloc[0] or prompt), lines))
             kept += [rows.iloc[:MOST_TOKENS] for rows in samples]
     together = pandas.concat(kept)
     if update.has_bounds_on_ratio:
         together["low"] = together.low.clip(lower=0)
-    columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
     return Section(
         update,
         groups,
-        [(rule, int(tokens[column].isin([LOW, HIGH]).sum())) for rule, column in columns],
-        _numbers(together, update.replayed),
+        [(rule, int(tokens[column].isin([LOW, HIGH]).sum())) for rule, column in JUDGED.items()],
+        _numbers(together),
     )
 
 
-def _line(completion: pandas.DataFrame, replayed: tuple[str, ...]) -> Line:
+def _line(completion: pandas.DataFrame) -> Line:
     rows, first = completion.iloc[:MOST_TOKENS], completion.iloc[0]
     score = None if pandas.isna(first.score) else float(first.score)
-    judged = [rows.event, rows.under_grpo, *(rows[f"{label}: event"] for label in replayed)]
-    tokens = list(zip(map(visible, rows.text), map(_classes, zip(*judged, strict=True)), strict=True))
+    tokens = list(zip(map(visible, rows.text), map(_classes, rows.event, rows.under_grpo), strict=True))
     return Line(score, float(first.advantage), tokens, len(completion) - len(rows))
 
 
-def _classes(judged: tuple[str, ...]) -> str:
-    """The HTML classes of a token: its event under each rule, and the replayed rules that differ in clipping it."""
-    own, grpo, *replayed = judged
-    if set(judged) == {KEPT}:
-        return ""
-    found = [own, f"g-{grpo}"]
-    for number, event in enumerate(replayed):
-        other = (event in (LOW, HIGH)) != (own in (LOW, HIGH))
-        found.append(f"r{number}-{event}{f' r{number}-other' if other else ''}")
-    return " ".join(found)
+def _classes(own: str, grpo: str) -> str:
+    """The HTML classes of a token: its event under each rule; none for one that both keep within the bounds."""
+    return "" if {own, grpo} == {KEPT} else f"{own} g-{grpo}"
 
 
-def _numbers(rows: pandas.DataFrame, replayed: tuple[str, ...]) -> dict[str, list[Any]]:
+def _numbers(rows: pandas.DataFrame) -> dict[str, list[Any]]:
     def rounded(values: pandas.Series) -> list[float | None]:
         return [float(f"{value:.4g}") if isfinite(value) else None for value in map(float, values)]
 
-    def judged(prefix: str) -> dict[str, list[Any]]:
-        numbers = {name: rounded(rows[f"{prefix}{name}"]) for name in ("low", "high", "weight")}
-        found = [EVENTS.index(event) for event in rows[f"{prefix}event"]]
-        return {**numbers, "region": list(rows[f"{prefix}region"]), "event": found}
-
-    return {
-        **{name: rounded(rows[name]) for name in ("ratio", "advantage", "old_log_prob", "log_prob")},
-        **judged(""),
-        "under_grpo": [EVENTS.index(event) for event in rows.under_grpo],
-        "replayed": [{"label": label, **judged(f"{label}: ")} for label in replayed],
-    }
+    shown = ("ratio", "advantage", "old_log_prob", "log_prob", "low", "high", "weight")
+    events = {name: [EVENTS.index(event) for event in rows[name]] for name in JUDGED.values()}
+    return {**{name: rounded(rows[name]) for name in shown}, "region": list(rows.region), **events}

@@ -1,7 +1,6 @@
 """The traced tokens that a report shows: one update of one run of each setting, and what happened to each token."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy
 import pandas
@@ -21,14 +20,6 @@ FINITE = ("log_prob", "old_log_prob", "ratio", "bounded", "advantage", "weight")
 GRPO_LOW, GRPO_HIGH = 0.8, 1.2
 
 
-class ReplayTable(NamedTuple):
-    """What `replay` says of several settings on a step's tokens: which tokens, then the run's row and one a setting."""
-
-    heading: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
 @dataclass(frozen=True)
 class TracedUpdate:
     """The tokens of one optimizer update that a run traced.
@@ -39,8 +30,6 @@ class TracedUpdate:
         tokens: a row for each token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
             `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
         not_finite: how many further tokens have a ratio, probability, advantage or weight that is not finite.
-        replayed: labels of other settings on these tokens, whose columns in `tokens` begin with `LABEL: `.
-        replays: those over all updates of the step; None without any.
     """
 
     setting: Setting
@@ -49,8 +38,6 @@ class TracedUpdate:
     update: int
     tokens: pandas.DataFrame
     not_finite: int = 0
-    replayed: tuple[str, ...] = ()
-    replays: ReplayTable | None = None
 
     @property
     def name(self) -> str:
