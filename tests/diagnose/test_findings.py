@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from tests.runs.example_runs import write_log, write_validation
-from verl_clipx.diagnose.findings import collapses, describe_runs, diagnoses, rewards
+from verl_clipx.diagnose.findings import collapses, diagnoses, rewards
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.held_out import held_out_rewards
@@ -18,7 +18,7 @@ from verl_clipx.runs.settings import Setting, settings_of
 
 def findings(settings):
     """All sentences of a page."""
-    return [*diagnoses(settings), *describe_runs(settings)]
+    return [*diagnoses(settings), *rewards(settings)]
 
 
 def run(columns, configuration=None, held_out=(), name="run"):

@@ -194,21 +194,3 @@ def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
     each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
     advice = first._replace(remedy=" ".join(dict.fromkeys(one.remedy for one in alike))).advice
     return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {advice}")
-
-
-def name_unread_values(setting: Setting) -> Finding | None:
-    """That runs of a setting differ in values of verl's that its method does not read, which a sweep may overlook."""
-    unread = sorted({key for run in setting.runs for key in run.unread})
-    given = {key: dict.fromkeys(str(run.configuration.get(key)) for run in setting.runs) for key in unread}
-    each = "; ".join(f"{key} {', '.join(values)}" for key, values in given.items() if len(values) > 1)
-    if not each:
-        return None
-    return Finding(
-        f"Runs of {setting.label} differ in values that it does not read.",
-        f"{each}. They trained the same, so the page takes them for runs of one setting.",
-    )
-
-
-def describe_runs(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """The rewards of at least one setting, and what a comparison may overlook; `baseline` as in `rewards`."""
-    return [*rewards(settings, baseline), *filter(None, map(name_unread_values, settings))]

@@ -10,7 +10,7 @@ from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.sentences import Finding, number
-from verl_clipx.diagnose.findings import describe_runs, diagnoses
+from verl_clipx.diagnose.findings import diagnoses, rewards
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
 from verl_clipx.report.drawing import FORMATS, inline, save, style
@@ -76,7 +76,7 @@ def write_report(
     """
     settings, updates, compared_with = _read(paths, baseline)
     described = describe(settings, updates)
-    alarms, remarks = diagnoses(settings, compared_with), describe_runs(settings, compared_with)
+    alarms, remarks = diagnoses(settings, compared_with), rewards(settings, compared_with)
     said = headline(described)
     runs = [run for setting in settings for run in setting.runs]
     with style():
