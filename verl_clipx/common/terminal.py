@@ -6,20 +6,15 @@ import os
 import re
 import sys
 import textwrap
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 # Sequences that set colours and move the cursor; control characters other than tabs and line ends; marks that reverse
 # the direction of a line; lone surrogates, which no terminal can encode.
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def harmless(text: str) -> str:
@@ -46,20 +41,6 @@ class TerminalConsole(Console):
         self.print_line(
             textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
         )
-
-
-def track(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items, with a progress bar on standard error that says what is done; in a log, lines."""
-    console = TerminalConsole(stderr=True)
-    if console.is_terminal:
-        yield from progress.track(items, what, console=console)
-        return
-    started = said = time.monotonic()
-    for number, item in enumerate(items):
-        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            print(f"{what}: {number} of {len(items)}, {said - started:.0f} s", file=sys.stderr, flush=True)
-        yield item
 
 
 @contextlib.contextmanager

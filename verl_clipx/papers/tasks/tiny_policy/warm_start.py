@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
+from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_clipx.common.files import making_folder, write_json
-from verl_clipx.common.terminal import track
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
@@ -138,7 +139,7 @@ def fit(
     )
     order = torch.empty(0, dtype=torch.long)
     model.train()
-    for _ in track(range(config.steps), "Warm start"):
+    for _ in track(range(config.steps), "Warm start", console=TerminalConsole(stderr=True)):
         while len(order) < config.batch_size:
             order = torch.cat([order, torch.randperm(len(examples), generator=generator)])
         rows, order = order[: config.batch_size], order[config.batch_size :]
