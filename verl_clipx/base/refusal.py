@@ -1,17 +1,10 @@
 """The one error of a setting that cannot be meant as it stands: key, value, reason and advice are fields."""
 
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any
 
-
-class Absence(Enum):
-    """The value of a refusal that is about a key alone."""
-
-    ABSENT = "absent"
-
-
-ABSENT = Absence.ABSENT
+# The value of a refusal that is about a key alone; it is the same object after pickling.
+ABSENT = ...
 
 
 class Refusal(ValueError):
