@@ -41,12 +41,7 @@ VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
 SHARES = frozenset({ALIKE, CUT, PG_CLIPPED})
 SKIPPED_UPDATES, NOT_FINITE_RANK = logged(declared.SKIPPED_UPDATES), logged(declared.NOT_FINITE_RANK)
-# A run's health, and what a page calls each number: shares of a step, then counts.
-HEALTH_SHARES = {
-    ALIKE: "prompts whose samples all scored alike",
-    UNDECIDED: "answers on which the verifier had no verdict",
-    CUT: "responses cut at their greatest length",
-}
+# What of a run is not finite, and what a page calls each number.
 HEALTH_COUNTS = {
     logged(declared.NOT_FINITE["rewards"]): "rewards",
     logged(declared.NOT_FINITE["advantages"]): "advantages",
