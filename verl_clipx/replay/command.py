@@ -10,7 +10,6 @@ from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.replay.measures import Replay, of_run, replay
 from verl_clipx.replay.output import (
-    BY_PROBABILITY,
     HEADINGS,
     MEANINGS,
     OUTSIDE,
@@ -92,11 +91,6 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
     rows = [list(map(escape, row_of(one))) for one in replays]
     caption = "; ".join([*notes, *[estimates] * (not replayed.of_run.exact)])
     print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
-    rows = [
-        [escape(one.label), *(f"{100 * low:.2f} / {100 * high:.2f}" for low, high in one.clipped_by_probability)]
-        for one in replays
-    ]
-    print_list(console, "% of the tokens beyond the bounds, low / high, by old probability", BY_PROBABILITY, rows)
     for group, title in (("age", "age of the weights that sampled"), ("turn", "turn of the response")):
         if len(found := _sampler_by(replayed, group)) > (group == "turn"):
             rows = [(name, *cells_of(numbers)) for name, numbers in found.items()]

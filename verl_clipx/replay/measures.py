@@ -17,9 +17,6 @@ from verl_clipx.runs.traced import regions_of
 
 POSITIVE, NEGATIVE = CONTRIBUTION["positive"].key, CONTRIBUTION["negative"].key
 
-# The quarters of the old probability's range by which clipped tokens are counted.
-QUARTILES = 4
-
 # What becomes of a token's gradient, from the run to the replay.
 REGAINED, LOST = "regained", "lost"
 
@@ -55,15 +52,6 @@ class Replay:
         """`low` and `high` to the least, the median and the greatest bound of a token."""
         ends = self.tokens[["low", "high"]].agg(["min", "median", "max"])
         return {side: tuple(map(float, ends[side])) for side in ends}
-
-    @property
-    def clipped_by_probability(self) -> list[tuple[float, float]]:
-        """For each quarter of the old probability's range, the shares of tokens in LN and HP."""
-        probability = numpy.exp(self.tokens.old_log_prob.clip(upper=0))
-        quarter = (probability * QUARTILES).astype(int).clip(0, QUARTILES - 1)
-        counted = self.tokens.region[self.tokens.counts]
-        of_quarters = [counted[quarter == one] for one in range(QUARTILES)]
-        return [tuple(float((of == side).sum()) / max(len(of), 1) for side in ("LN", "HP")) for of in of_quarters]
 
 
 def replay(label: str, settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> Replay:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.common.sentences import number, percent
-from verl_clipx.replay.measures import HIGH, LOST, LOW, QUARTILES, REGAINED, Replay
+from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
 from verl_clipx.runs.traced import has_bounds_on_ratio
 
 # How many words of changed tokens are shown for each setting.
@@ -18,7 +18,6 @@ MEANINGS = (
     "length over the run’s"
 )
 OUTSIDE = "outside: beyond the bounds, and kept or pulled back"
-BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g}–{(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
 
 # What no replay can say.
 UNKNOWN = (
@@ -82,7 +81,6 @@ def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
         "exact": replay.exact,
         "numbers": {name: number._asdict() for name, number in replay.numbers.items()},
         "bounds": {side: dict(zip(ends, bounds, strict=True)) for side, bounds in replay.bounds.items()},
-        "clipped_by_probability": [{"low": low, "high": high} for low, high in replay.clipped_by_probability],
         "bounds_against_run": replay.against_run,
         "regained": int((replay.changed.change == REGAINED).sum()),
         "lost": int((replay.changed.change == LOST).sum()),
