@@ -429,7 +429,8 @@ def replay(
 ) -> None:
     """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
-    from verl_clipx.replay.command import content_of, print_replayed, replay_run
+    from verl_clipx.replay.command import replay_run
+    from verl_clipx.replay.output import content_of, print_replayed
 
     with failing():
         result = replay_run(run, settings or [], step=step)

@@ -5,9 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas
+from rich.markup import escape
 
+from verl_clipx.common.listed import print_list
 from verl_clipx.common.sentences import number, percent
+from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.replay.command import ReplayedRun
 from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
+from verl_clipx.replay.sampler import HEADINGS as OF_SAMPLER
+from verl_clipx.replay.sampler import MEANINGS as OF_RATIOS
+from verl_clipx.replay.sampler import cells_of, sampler_by
 from verl_clipx.runs.traced import has_bounds_on_ratio
 
 # How many words of changed tokens are shown for each setting.
@@ -24,6 +31,46 @@ UNKNOWN = (
     "What the policy would have become is not known: after its first own update another method has other weights, "
     "samples other tokens and meets other ratios. Each row is that method's step on this run's tokens."
 )
+
+
+def content_of(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
+    """All numbers of a replay, for JSON, with so many changed tokens of each setting."""
+    return {
+        "run": replayed.run.name,
+        "step": replayed.updates[0].step,
+        "exact": replayed.of_run.exact,
+        "of_run": as_json(replayed.of_run, 0),
+        "settings": [as_json(one, tokens) for one in replayed.settings],
+        **{f"sampler_by_{group}": _sampler_by(replayed, group) for group in ("age", "turn")},
+        "unknown": UNKNOWN,
+    }
+
+
+def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
+    """Prints a replay: lists, then how near the run's own setting comes, and what is unknown."""
+    replays = [replayed.of_run, *replayed.settings]
+    estimates = "estimates, [95 % interval over prompts] where each update has five prompts"
+    notes = [MEANINGS, *[OUTSIDE] * any(keeps_outside(one, side) for one in replays for side in ("LN", "HP"))]
+    console.print_line(heading_of(replayed.run.name, replayed.updates))
+    rows = [list(map(escape, row_of(one))) for one in replays]
+    caption = "; ".join([*notes, *[estimates] * (not replayed.of_run.exact)])
+    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
+    for group, title in (("age", "age of the weights that sampled"), ("turn", "turn of the response")):
+        if len(found := _sampler_by(replayed, group)) > (group == "turn"):
+            rows = [(name, *cells_of(numbers)) for name, numbers in found.items()]
+            print_list(console, f"the sampler against the trainer, by {title}", (group, *OF_SAMPLER), rows, OF_RATIOS)
+    for one in replayed.settings:
+        regained, lost = changes_of(one)
+        console.print_line(f"{one.label}: regained {regained}; lost {lost}.")
+    for one in replayed.settings:
+        if one.against_run is not None:
+            within = f"its bounds are within {one.against_run:.1g} of those it trained with"
+            console.print_line(f"{one.label}: the run's own setting; {within}.")
+    console.print_line(UNKNOWN)
+
+
+def _sampler_by(replayed: ReplayedRun, group: str) -> dict[str, dict[str, float]]:
+    return sampler_by(group, [update.table for update in replayed.updates])
 
 
 def row_of(replay: Replay) -> tuple[str, ...]:
