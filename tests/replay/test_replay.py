@@ -1,7 +1,6 @@
-"""`clipx replay` on runs whose every token is traced: methods, words, what is refused; the
-same on the page of `clipx report --replay`. Where the trace has a part of the tokens: estimates with intervals, which
-are never called exact. Not covered: traces of the worker (test_workers_traces.py), the page's switch in a browser
-(tests/report/test_report_page.py).
+"""`clipx replay` on runs whose every token is traced: methods, words, what is refused. Where the trace has a part of
+the tokens: estimates with intervals, which are never called exact. Not covered: traces of the worker
+(test_workers_traces.py).
 """
 
 import json
