@@ -8,20 +8,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.host_syncs import counted_host_syncs
 from tests.methods.at import tokens_at
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.cli import app
 from verl_clipx.loss.metric_listing import LISTS, rows_of
-from verl_clipx.loss.metrics import to_host, token_metrics, token_sums, with_ratios_of_sums
+from verl_clipx.loss.metrics import token_metrics, token_sums, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.grpo import Grpo
 from verl_clipx.methods.m2po import M2po
-
-NO_BOUNDS = Bounds(0.0, math.inf)
 
 
 def metrics_of(ratio, advantages, bounds, *, bounded=None, weighted=None, dual_clip=None, counted=None, **given):
@@ -33,48 +30,6 @@ def metrics_of(ratio, advantages, bounds, *, bounded=None, weighted=None, dual_c
     assert sums.dtype == torch.float64
     found = token_metrics(sums, dual_clipped=dual_clip is not None)
     return {name: value.item() for name, value in found.items()}
-
-
-NUMBER_OF = {"LN": "clip_fraction_low", "HP": "clip_fraction_high"}
-
-
-def regions(ratio, advantages, bounds, **given):
-    """Each token's region, from its own metrics, by number and by mass."""
-    names = []
-    for token in range(len(ratio)):
-        counted = torch.tensor([[token == other for other in range(len(ratio))]])
-        # Also where A is 0, which is in M and has no mass of its own.
-        weighted = [-2.0 * (advantage != 0) for advantage in advantages]
-        found = metrics_of(ratio, advantages, bounds, weighted=weighted, counted=counted, **given)
-        masses = {name for name in REGIONS if found[f"clipx/gradient_mass/{name}"] == 2}
-        region = next(iter(masses), "M")
-        assert len(masses) == (advantages[token] != 0)
-        for name, number in NUMBER_OF.items():
-            assert found[f"clipx/{number}"] == (name == region)
-        names.append(region)
-    return names
-
-
-OF_TOKENS = Bounds(torch.tensor([[0.9, 0.5]]), torch.tensor([[1.1, 1.5]]))
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantages", "bounds", "given", "expected"),
-    [
-        ([0.5, 2.0, 0.5, 2.0, 1.0], [-1.0, 1.0, 1.0, -1.0, 1.0], Bounds(0.8, 1.2), {}, ["LN", "HP", "LP", "HN", "M"]),
-        # Equality and an advantage of 0 are in the middle.
-        ([0.75, 0.75, 1.25, 1.25], [-1.0, 1.0, 1.0, -1.0], Bounds(0.75, 1.25), {}, ["M"] * 4),
-        ([0.1, 9.0], [0.0, 0.0], Bounds(0.75, 1.25), {}, ["M", "M"]),
-        ([1e-30, 1e30], [-1.0, 1.0], NO_BOUNDS, {"clamp": None}, ["M", "M"]),
-        # Bounds may differ between tokens.
-        ([0.7, 0.7], [-1.0, -1.0], OF_TOKENS, {}, ["LN", "M"]),
-        ([1.3, 1.3], [1.0, 1.0], OF_TOKENS, {}, ["HP", "M"]),
-        # Regions are those of what is bounded.
-        ([0.5, 2.0, 1.0], [-1.0, 1.0, -1.0], Bounds(0.8, 1.2), {"bounded": [1.0, 0.1, 0.1]}, ["M", "LP", "LN"]),
-    ],
-)
-def test_regions_by_hand(ratio, advantages, bounds, given, expected):
-    assert regions(ratio, advantages, bounds, **given) == expected
 
 
 RATIO = [0.5, 2.0, 0.5, 4.0, 1.0, 8.0]
@@ -109,7 +64,7 @@ def test_the_effective_sample_size_by_hand():
 def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
-    assert [found[f"clipx/{number}"] for number in NUMBER_OF.values()] == [0, 1]
+    assert [found[f"clipx/clip_fraction_{side}"] for side in ("low", "high")] == [0, 1]
     assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
     assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)
 
@@ -119,16 +74,6 @@ def test_a_long_sequence_is_counted_exactly():
     t = tokens_at(torch.full((2, length), 2.0), torch.ones(2, length))
     sums = token_sums(t, t.ratio, BOUNDS, t.advantages, None, None)
     assert token_metrics(sums)["clipx/clip_fraction_high"] == 2 * length
-
-
-def test_groups_reach_the_host_together():
-    groups = {"a": torch.tensor(1), "b": torch.tensor(0.5)}, {}, {"a": torch.tensor(1 / 3, dtype=torch.float64)}
-    with counted_host_syncs() as counter:
-        assert to_host(*groups) == [{"a": 1.0, "b": 0.5}, {}, {"a": 1 / 3}]
-    assert counter.count == 1
-    with counted_host_syncs() as counter:
-        assert to_host({}, {}) == [{}, {}]
-    assert counter.count == 0
 
 
 ACPO = {

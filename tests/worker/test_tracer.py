@@ -128,13 +128,16 @@ def observing(actor, monkeypatch):
 @pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
 def test_of_verls_loss_the_weight_is_told_by_its_gradient(observing, tmp_path, loss_agg_mode):
     tracer, batch = tracer_to(tmp_path), example()
+    batch["advantages"][2] = 0.0
     overrides = (f"{ACTOR}.loss_agg_mode={loss_agg_mode}", f"{ACTOR}.clip_ratio_high=0.28")
-    traced_call(observing("vanilla", *overrides), tracer, weights=-0.5)
+    traced_call(observing("vanilla", *overrides), tracer, weights=-0.5, batch=batch)
     tokens = tokens_in(tracer)
     ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
     ppo = torch.where(batch["advantages"] > 0, ratio <= 1.28, (ratio >= 0.8) & (ratio <= 3))
     expected = (ratio * ppo * -0.5 * batch["old_log_prob"])[ROWS][batch["mask"][ROWS]]
     learns = tokens.advantage != 0
+    # Without an advantage there is no weight.
+    assert 0 < learns.mean() < 1 and not tokens.weight[~learns].any()
     numpy.testing.assert_allclose(tokens.weight[learns], expected.numpy()[learns], rtol=1e-4, atol=1e-6)
     assert set(tokens.low) == {numpy.float32(0.8)} and set(tokens.high) == {numpy.float32(1.28)}
     assert tokens.entropy.notna().all() and tokens.rollout_log_prob.notna().all()
