@@ -1,52 +1,27 @@
 """What a micro-batch knows beyond verl's arguments to a loss, and Lopti's pass through verl's own ppo_loss. Not
-covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden.py), real rollouts
-(tests/end_to_end).
+covered: the split itself (tests/modifiers/test_lopti.py), golden vectors (test_golden.py), what needs an extra pass
+(tests/run/test_schedule.py), real rollouts (tests/end_to_end).
 """
 
 import dataclasses
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
-from tests.worker.updates import extra_passes, loss_function, planned, train
+from tests.worker.updates import loss_function, planned, train
 from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.check.contract import example
-from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
-from verl_clipx.run.schedule import schedule_of
-from verl_clipx.worker.layout import TokenPass, ages, in_model_output, pad_rows, prompt_groups, response_part, restrict
+from verl_clipx.worker.layout import TokenPass, ages, prompt_groups
 from verl_clipx.worker.loss_function import with_micro_batch
-from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import OptimizerStep, RolloutBatch, current_micro_batch, micro_batch_of
+from verl_clipx.worker.step import OptimizerStep, current_micro_batch, micro_batch_of
 
 ROWS = [0, 1, 2, 3, 4]
 ETA = 0.25
 ACTOR = "actor_rollout_ref.actor"
-
-
-def test_chosen_tokens_and_the_response_part_are_where_verl_cuts_them_out():
-    data, output = micro_batch(example(), ROWS)
-    chosen = torch.rand(5, 9, generator=torch.Generator().manual_seed(1)) < 0.5
-    values = output["log_probs"].values()
-    places = in_model_output(chosen.to(torch.uint8), data, values.shape[0]).bool()
-    marked = torch.nested.nested_tensor_from_jagged(places.double(), offsets=output["log_probs"].offsets())
-    inside = example()["mask"][ROWS]
-    assert torch.equal(no_padding_2_padding(marked, data).bool(), chosen & inside)
-    assert int(places.sum()) == int((chosen & inside).sum())
-    expected = no_padding_2_padding(output["log_probs"], data)
-    for log_probs in (output["log_probs"], values):
-        assert torch.equal(response_part(log_probs, data, expected.shape[1]), expected)
-    # And what verl gave is not changed.
-    before = pad_rows(data["advantages"]).clone()
-    restrict(output, data, torch.zeros(5, 9, dtype=torch.bool))
-    assert torch.equal(pad_rows(data["advantages"]), before) and output["log_probs"].is_nested
 
 
 def passes(actor, name=None, *overrides, entropy=None):
@@ -151,11 +126,3 @@ def test_a_method_gets_what_it_asks_for():
     assert torch.equal(padded, torch.where(mask, batch["old_log_prob"][ROWS], 0.0))
     without = data.exclude("rollout_log_probs")
     assert micro_batch_of(SETTINGS, OptimizerStep(), without).rollout_log_prob is None
-    # The current policy's entropy is not known without a forward pass, whatever the ratio is.
-    for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
-        policy_loss = SimpleNamespace(clipx=settings, run=SimpleNamespace(schedule=schedule_of({}, settings)))
-        over_all = partial(extra_passes, policy_loss, batch, [[ROWS]])
-        alone = dict(extra_pass=over_all, all_reduce=lambda vector: vector)
-        step = plan_step(policy_loss, ControllerState(), RolloutBatch(), data, **alone)
-        torch.testing.assert_close(step.statistics, expected)
-        assert step.decided_from is DecidedFrom.MINI_BATCH and step.counted_tokens == 25

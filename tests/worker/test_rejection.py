@@ -10,23 +10,22 @@ from functools import partial
 import pytest
 import torch
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
+from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
-from tests.worker.updates import ROWS, SPLITS, WHOLE, loss_function, planned, train
+from tests.worker.updates import SPLITS, WHOLE, loss_function, planned, train
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
-from verl_clipx.loss.loss import apply, token_statistics
+from verl_clipx.loss.loss import apply
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import build
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
-from verl_clipx.worker.tracer import tokens_of_method
+from verl_clipx.worker.rejection import rejection_of
+from verl_clipx.worker.step import OptimizerStep
 
 CORRECTION = "algorithm.rollout_correction"
 LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=true"
@@ -192,26 +191,6 @@ def test_a_token_that_is_not_finite_is_not_rejected_and_rejection_waits_for_no_a
     assert counter.count == 0, counter.calls
 
 
-def test_bypass_mode_without_criteria_rejects_nothing(bypass):
-    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
-
-
-@pytest.mark.parametrize("method", ["grpo", "gspo"])
-def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
-    config, batch, rows = bypass(method, "tokens by ratio"), example(torch.float32), ROWS[:4]
-    tensors = {name: batch[name] for name in ("old_log_prob", "log_prob", "advantages")}
-    with in_micro_batch(MicroBatch()) as known:
-        loss = get_policy_loss_fn(f"clipx_{method}")
-        loss(response_mask=batch["mask"], loss_agg_mode="token-mean", config=config, **tensors)
-    traced = tokens_of_method(known.applied, rows)
-    found = traced.trace._asdict() | traced.others
-    whole, mask = batch["mask"][rows], left(batch, "tokens by ratio")[rows]
-    for name in ("log_prob", "old_log_prob"):
-        assert torch.equal(found[name][whole], batch[name][rows][whole])
-    assert torch.equal(found["selected"][whole] > 0, mask[whole])
-    assert (found["weight"][whole & ~mask] == 0).all() and (found["weight"][mask] != 0).any()
-
-
 @pytest.mark.parametrize(
     ("method", "aggregation"), [*((method, "token-mean") for method in BUILT_IN), ("acpo", "seq-mean-token-mean")]
 )
@@ -258,18 +237,3 @@ def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stay
         assert {name: metrics[f"clipx/{name}"] for name in expected} == pytest.approx(expected, rel=1e-6)
         counted = [metrics[f"clipx/masked_sequences/{sign}"] for sign in signs]
         assert sum(counted) == pytest.approx(float((batch["mask"].any(-1) & ~mask.any(-1)).sum()))
-
-
-STAGES = {"clip_cov": ("clipx.share=0.2", "clipx.covariance_low=0.1"), "kl_cov": ("clipx.share=0.2",)}
-
-
-@pytest.mark.parametrize("method", STAGES)
-def test_the_second_stage_of_statistics_is_about_the_whole_mini_batch_by_two_all_reduces(actor, method):
-    config, batch, sums = actor(f"+clipx={method}", *STAGES[method]), example(), []
-    inputs = Inputs(**{name: batch[name] for name in ("log_prob", "old_log_prob", "advantages", "mask")})
-    whole = token_statistics(config.policy_loss.clipx.method, None, inputs)
-    for split in (WHOLE, *SPLITS.values()):
-        sums.clear()
-        step = planned(config, batch, split, all_reduce=lambda vector: sums.append(vector) or vector)
-        torch.testing.assert_close(step.statistics, whole, rtol=1e-12, atol=1e-12)
-        assert torch.equal(step.decision, config.policy_loss.clipx.method.decide(step.statistics)) and len(sums) == 2
