@@ -16,6 +16,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils import tensordict_utils as tu
 
 from tests.jagged import jagged, micro_batch
+from tests.worker.test_receipt import CRITERIA, rejecting
 from tests.worker.updates import ROWS, VerlsWorker
 from verl_clipx.check.contract import example
 from verl_clipx.worker import training_worker
@@ -135,7 +136,7 @@ def train(actor, monkeypatch, *overrides, of_trainer=None, rollout=None, **hands
     trains = Worker(actor(CALCULATED, "clipx.receipt=stop", *FOUR_UPDATES, *overrides), batch)
     for name, hand in hands.items():
         setattr(trains, name, hand)
-    data, _ = micro_batch(batch, ROWS, sequences=3)
+    data, _ = micro_batch(batch, ROWS, sequences=3, reference=batch["old_log_prob"] - 0.1)
     data["loss_mask"], data["row"] = data["response_mask"].clone(), torch.tensor(ROWS)
     data["present"] = jagged([torch.ones_like(row) for row in data["responses"].unbind()])
     if of_trainer is not None:
@@ -149,7 +150,9 @@ def keys(**options):
     return [f"{CORRECTION}.{name}='{value}'" for name, value in options.items()]
 
 
-REJECTED_BY_THE_LOSS = (f"{CORRECTION}.bypass_mode=True", *keys(rollout_rs="token_k1", rollout_rs_threshold="0.5_2"))
+BYPASS = (f"{CORRECTION}.bypass_mode=True",)
+KL = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5")
+REJECTED_BY_THE_LOSS = (*BYPASS, *keys(rollout_rs="token_k1", rollout_rs_threshold="0.5_2"))
 IS = dict(rollout_is="token", rollout_is_threshold="2.0")
 CORRECTIONS = {
     "token": IS,
@@ -208,7 +211,7 @@ def test_weights_in_bfloat16_pass(actor, monkeypatch, few_probes, name):
         ("+clipx=acpo", "clipx.scope=lagged"),
         ("+clipx=m2po",),
         ("+clipx=kl_cov", SEQ_MEAN),
-        ("+clipx=gspo", f"{CORRECTION}.bypass_mode=True"),
+        ("+clipx=gspo", *BYPASS),
         ("+clipx=acpo", *REJECTED_BY_THE_LOSS),
         ("+clipx=acpo", "clipx.scope=lagged", *REJECTED_BY_THE_LOSS),
         ("+clipx=grpo", "+clipx/update=lopti"),
@@ -216,10 +219,22 @@ def test_weights_in_bfloat16_pass(actor, monkeypatch, few_probes, name):
         ("+clipx=grpo", "+clipx/select=high_entropy"),
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         ("+clipx=acpo", "clipx.scope=lagged", "+clipx/mask=opsm", "clipx.mask.delta=0.01"),
+        ("+clipx=acpo", SEQ_MEAN),
+        ("+clipx=acpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum"),
+        ("+clipx=acpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"+{ACTOR}.loss_scale_factor=100"),
+        *((f"+clipx={method}", *KL) for method in ("acpo", "grpo", "cispo")),
+        ("+clipx=acpo", "+clipx/shaping=advantage_reweighting"),
+        ("+clipx=acpo", "+clipx/pull=k2", "clipx.pull.coefficient=0.3"),
+        ("+clipx=acpo", "+clipx/select=low_entropy", "clipx.select.normaliser=selected"),
+        pytest.param(("+clipx=acpo", "clipx.compile=true"), marks=pytest.mark.slow),
+        *(("+clipx=grpo", *rejecting(criterion)) for criterion in CRITERIA),
+        *((f"+clipx={method}", *rejecting("seq_mean_k3")) for method in ("acpo", "gspo")),
     ],
     ids=" ".join,
 )
-def test_what_a_run_announces_passes(actor, monkeypatch, few_probes, overrides):
+def test_what_a_run_announces_passes(actor, monkeypatch, few_probes, compile_by, overrides):
+    # What Inductor makes of the graphs is compared in tests/loss/test_compiled.py.
+    compile_by("eager")
     train(actor, monkeypatch, *overrides)
 
 
@@ -297,121 +312,73 @@ def adds_statistics(step):
     step.decision = step.decision + 0.1
 
 
-IS_KEYS = ("+clipx=grpo", *keys(**IS))
-SEQUENCES = dict(rollout_rs="seq_mean_k3", rollout_rs_threshold="0.02")
-TWO_CRITERIA = ("+clipx=grpo", *keys(**CORRECTIONS["two criteria"]))
-REJECTS = "rejects came as if it did not, or the reverse"
-BYPASSED = ("+clipx=grpo", f"{CORRECTION}.bypass_mode=True")
+IS_KEYS = keys(**IS)
+NORMALISED, OF_SEQUENCES, TWO = (CORRECTIONS[name] for name in ("normalised", "sequence", "two criteria"))
+SEQUENCES = OF_SEQUENCES | dict(rollout_rs="seq_mean_k3", rollout_rs_threshold="0.02")
+DIFFERS, REJECTS = "a weight differs by", "rejects came as if it did not, or the reverse"
 LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
 OTHER_ROWS = "receipt: {} of some rows are not those that the worker got"
-# What a hand changes, and the receipt's message.
-FAULTS = {
-    "each micro-batch's own number of sequences": (
-        ("+clipx=grpo", SEQ_MEAN),
-        dict(of_micro_batch=lambda data, _: tu.assign_non_tensor(data, global_batch_size=len(data))),
-        "mini-batch's 1, 2 sequences, which has 3",
-    ),
-    "the rollout batch's number of sequences": (
-        ("+clipx=grpo", SEQ_MEAN),
-        dict(of_micro_batch=sizes(global_batch_size=6)),
-        "mini-batch's 6 sequences, which has 3",
-    ),
-    "a part of a sequence more": (
-        ("+clipx=grpo", SEQ_MEAN),
-        dict(of_micro_batch=sizes(global_batch_size=3.45)),
-        "mini-batch's 3.45 sequences, which has 3",
-    ),
-    "a part of a rank more": (("+clipx=grpo",), dict(of_micro_batch=sizes(dp_size=1.4)), "1.4 ranks, which has 1"),
-    "another number of ranks": (("+clipx=grpo",), dict(of_micro_batch=sizes(dp_size=2)), "2 ranks, which has 1"),
-    "weights that nothing asks for": (
-        ("+clipx=grpo",),
-        dict(of_trainer=partial(corrected, **IS)),
-        "the samples came with the weights of .*rollout_is=None",
-    ),
-    "inverse weights": (IS_KEYS, dict(of_trainer=weighted(lambda row: 1 / row, **IS)), "a weight differs by"),
-    "weights of 1": (IS_KEYS, dict(of_trainer=weighted(torch.ones_like, **IS)), "a weight differs by"),
-    "weights of a sequence": (
-        IS_KEYS,
-        dict(of_trainer=partial(corrected, **CORRECTIONS["sequence"])),
-        "a weight diffe",
-    ),
-    "another threshold of the weights": (
-        IS_KEYS,
-        dict(of_trainer=partial(corrected, **IS | {"rollout_is_threshold": "1.05"})),
-        "a weight differs by",
-    ),
-    "inverse normalised weights": (
-        ("+clipx=grpo", *keys(**CORRECTIONS["normalised"])),
-        dict(of_trainer=weighted(lambda row: 1 / row, **IS)),
-        "a weight differs by",
-    ),
+OTHER_OLD = OTHER_ROWS.format("old_log_probs")
+# Whose hand changes what, beside which overrides, and the receipt's message.
+OF_TRAINER = {
+    "weights that nothing asks for": ([], partial(corrected, **IS), "came with the weights of .*rollout_is=None"),
+    "inverse weights": (IS_KEYS, weighted(lambda row: 1 / row, **IS), DIFFERS),
+    "weights of 1": (IS_KEYS, weighted(torch.ones_like, **IS), DIFFERS),
+    "weights of a sequence": (IS_KEYS, partial(corrected, **OF_SEQUENCES), DIFFERS),
+    "another threshold of the weights": (IS_KEYS, partial(corrected, **IS | {"rollout_is_threshold": "1.05"}), DIFFERS),
+    "inverse normalised weights": (keys(**NORMALISED), weighted(lambda row: 1 / row, **IS), DIFFERS),
     "a factor on normalised weights": (
-        ("+clipx=grpo", *keys(**CORRECTIONS["normalised"])),
-        dict(of_trainer=weighted(lambda row: 1.3 * row, **CORRECTIONS["normalised"])),
+        *(keys(**NORMALISED), weighted(lambda row: 1.3 * row, **NORMALISED)),
         "weights are divided by .*, but their mean is",
     ),
     "weights that were not normalised": (
-        ("+clipx=grpo", *keys(**CORRECTIONS["sequence, normalised"])),
-        dict(of_trainer=partial(corrected, **CORRECTIONS["sequence"])),
+        *(keys(**CORRECTIONS["sequence, normalised"]), partial(corrected, **OF_SEQUENCES)),
         "weights are divided by 1, but their mean is",
     ),
     "other weights beside a rejection in both masks": (
-        ("+clipx=grpo", *keys(**CORRECTIONS["sequence"], **SEQUENCES)),
-        dict(of_trainer=weighted(lambda row: 0.7 * row, True, **CORRECTIONS["sequence"], **SEQUENCES)),
-        "a weight differs by",
-    ),
-    "weights changed in the worker": (
-        IS_KEYS,
-        dict(of_trainer=partial(corrected, **IS), of_mini_batch=times("rollout_is_weights", 2.0, 1)),
-        OTHER_ROWS.format("rollout_is_weights"),
-    ),
-    "current for old log-probabilities in the worker": (
-        ("+clipx=grpo",),
-        dict(of_mini_batch=current_for_old),
-        OTHER_ROWS.format("old_log_probs"),
-    ),
-    "current for old log-probabilities in the engine": (
-        ("+clipx=grpo",),
-        dict(of_micro_batch=current_for_old),
-        OTHER_ROWS.format("old_log_probs"),
-    ),
-    "other advantages in the second epoch": (
-        ("+clipx=grpo",),
-        dict(of_mini_batch=times("advantages", 2.0, 2)),
-        OTHER_ROWS.format("advantages"),
-    ),
-    "another mask in the engine": (
-        ("+clipx=grpo",),
-        dict(of_micro_batch=lambda data, _: half_rejected(data)),
-        OTHER_ROWS.format("response_mask"),
-    ),
-    "the first mini-batch twice": (
-        ("+clipx=grpo",),
-        dict(mini_batches=([4, 0, 2], [4, 0, 2])),
-        "some rows of the rollout batch were trained more often",
+        *(keys(**SEQUENCES), weighted(lambda row: 0.7 * row, True, **SEQUENCES)),
+        DIFFERS,
     ),
     "other old log-probabilities in bypass mode": (
-        BYPASSED,
-        dict(of_trainer=lambda data: times("old_log_probs", 0.9)(data, 0)),
+        *(BYPASS, lambda data: times("old_log_probs", 0.9)(data, 0)),
         "old_log_probs: .*bypass_mode=True announces the rollout's own, but one is",
     ),
-    "a rejection that nothing asks for": (
-        ("+clipx=grpo",),
-        dict(of_trainer=half_rejected),
-        "tokens that .*rollout_rs=None rejects came as if it did not, or the reverse",
+    "a rejection that nothing asks for": ([], half_rejected, f"tokens that .*rollout_rs=None {REJECTS}"),
+    "no rejection by two criteria": (keys(**TWO), None, REJECTS),
+    "no rejection by two criteria, padded": (keys(**TWO), padded, REJECTS),
+    "a rejection by two criteria on some rows": (keys(**TWO), partial(half_corrected, **TWO), REJECTS),
+    "a mask beyond the responses": ([], beyond_the_rows, REJECTS),
+    "more rejected than announced": (keys(**CORRECTIONS["rejection"]), half_rejected, f"rollout_rs=token_k1 {REJECTS}"),
+}
+OF_MINI_BATCH = {
+    "current for old log-probabilities in the worker": ([], current_for_old, OTHER_OLD),
+    "other advantages in the second epoch": ([], times("advantages", 2.0, 2), OTHER_ROWS.format("advantages")),
+}
+OF_MICRO_BATCH = {
+    "each micro-batch's own number of sequences": (
+        *([SEQ_MEAN], lambda data, _: tu.assign_non_tensor(data, global_batch_size=len(data))),
+        "mini-batch's 1, 2 sequences, which has 3",
     ),
-    "no rejection by two criteria": (TWO_CRITERIA, {}, REJECTS),
-    "no rejection by two criteria, padded": (TWO_CRITERIA, dict(of_trainer=padded), REJECTS),
-    "a rejection by two criteria on some rows": (
-        TWO_CRITERIA,
-        dict(of_trainer=partial(half_corrected, **CORRECTIONS["two criteria"])),
-        REJECTS,
+    "the rollout batch's number of sequences": ([SEQ_MEAN], sizes(global_batch_size=6), "6 sequences, which has 3"),
+    "a part of a sequence more": ([SEQ_MEAN], sizes(global_batch_size=3.45), "batch's 3.45 sequences, which has 3"),
+    "a part of a rank more": ([], sizes(dp_size=1.4), "1.4 ranks, which has 1"),
+    "another number of ranks": ([], sizes(dp_size=2), "2 ranks, which has 1"),
+    "current for old log-probabilities in the engine": ([], current_for_old, OTHER_OLD),
+    "another mask in the engine": ([], lambda data, _: half_rejected(data), OTHER_ROWS.format("response_mask")),
+}
+HANDS = {"of_trainer": OF_TRAINER, "of_mini_batch": OF_MINI_BATCH, "of_micro_batch": OF_MICRO_BATCH}
+FAULTS = {
+    name: (overrides, {by: hand}, said)
+    for by, faults in HANDS.items()
+    for name, (overrides, hand, said) in faults.items()
+} | {
+    "weights changed in the worker": (
+        *(IS_KEYS, dict(of_trainer=partial(corrected, **IS), of_mini_batch=times("rollout_is_weights", 2.0, 1))),
+        OTHER_ROWS.format("rollout_is_weights"),
     ),
-    "a mask beyond the responses": (("+clipx=grpo",), dict(of_trainer=beyond_the_rows), REJECTS),
-    "more rejected than announced": (
-        ("+clipx=grpo", *keys(**CORRECTIONS["rejection"])),
-        dict(of_trainer=half_rejected),
-        "rollout_rs=token_k1 rejects came as if it did not, or the reverse",
+    "the first mini-batch twice": (
+        *([], dict(mini_batches=([4, 0, 2], [4, 0, 2]))),
+        "some rows of the rollout batch were trained more often",
     ),
 }
 PLANS = {
@@ -425,7 +392,7 @@ PLANS = {
 def test_what_is_changed_on_the_way_to_the_loss_is_found(actor, monkeypatch, few_probes, name):
     overrides, hands, said = FAULTS[name]
     with pytest.raises(RuntimeError, match=said):
-        train(actor, monkeypatch, *overrides, **hands)
+        train(actor, monkeypatch, "+clipx=grpo", *overrides, **hands)
 
 
 @pytest.mark.parametrize("row", range(5))
@@ -436,7 +403,7 @@ def test_a_row_rounded_to_bfloat16_in_bypass_mode_is_found(actor, monkeypatch, f
 
     assert example()["mask"].any(1).tolist() == [True] * 5 + [False]
     with pytest.raises(RuntimeError, match="bypass_mode=True announces the rollout's own, but one is"):
-        train(actor, monkeypatch, *BYPASSED, of_trainer=of_trainer)
+        train(actor, monkeypatch, "+clipx=grpo", *BYPASS, of_trainer=of_trainer)
 
 
 def test_tokens_that_a_trainer_of_one_s_own_leaves_out_are_only_warned_of(actor, monkeypatch, few_probes, caplog):
