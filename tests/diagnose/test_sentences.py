@@ -20,7 +20,8 @@ from verl_clipx.demo.files import SHIPPED
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ACTOR = "actor_rollout_ref.actor"
-SCORE, LENGTH = "critic/score/mean", "response_length/mean"
+SCORE, LENGTH, ENTROPY = "critic/score/mean", "response_length/mean", "actor/entropy"
+RATIO, KL, SHARE_AFTER = "actor/clipx/ratio_mean", "actor/ppo_kl", "positive_share_after"
 MISMATCH = "training/rollout_probs_diff_mean"
 COLUMNS = {
     "reward": SCORE,
@@ -97,124 +98,104 @@ def logs(tmp_path_factory) -> dict[Path, Log]:
     return found | {path: kept(path) for path in [*files, *SHIPPED.glob("*-seed1/metrics.jsonl")]}
 
 
-def near(said: str, value: float, digits: int = 3) -> bool:
-    """Whether a number is what was said of it, in so many digits."""
+def near(said: str, value: float) -> bool:
+    """Whether a number is what was said of it, in as many digits as it has, which are three at least."""
+    digits = max(3, len(re.sub(r"e.*|\D", "", said).lstrip("0")))
     return math.isclose(float(said), value, rel_tol=0.6 * 10.0 ** (1 - digits), abs_tol=1e-12)
 
 
-def check_limit(log: Log, name: str, step: int, evidence: str) -> None:
-    key, value, most = re.fullmatch(rf"{KEY} {NUMBER}, at most {NUMBER}", evidence).groups()
-    values = log.of[key]
-    assert near(value, values[step]) and near(most, max(values.values()))
-    assert step == log.first(lambda at: values[at] >= LIMITS[name], key)
+# By rule, from a log and an onset: how the evidence must read, # being a number; these numbers; the onset itself, where
+# it is no part of the numbers. What else holds is asserted.
 
 
-def fell_to_half(log: Log, key: str, best: float, step: int, words: str) -> None:
-    """That a value had fallen to half of its best by a step, which is said where it was before the onset."""
+# By rule, from a log, an onset and the evidence: how it must read, # being a number; these numbers; the onset itself.
+# None where it has been read to its end. What else holds is asserted.
+
+
+def halved(log: Log, key: str, best: float, step: int) -> str:
+    """By which step a value had fallen to half of its best, where that was before the onset."""
     values = log.of[key]
     peak = max(at for at in values if at <= step and values[at] >= best)
     half = log.first(lambda at: at >= peak and values[at] < best / 2, key)
-    said = re.fullmatch(r"(?:, halved by step (\d+))?", words)[1]
-    assert said == (str(half) if half is not None and half < step else None)
+    return f", halved by step {half}" if half is not None and half < step else ""
 
 
-def check_entropy_collapse(log: Log, step: int, evidence: str) -> None:
-    value, first, rest = re.fullmatch(
-        rf"actor/entropy {NUMBER}, at most {NUMBER} in its first steps(.*)", evidence
-    ).groups()
-    values = log.of["actor/entropy"]
+def entropy_collapse(log: Log, step: int, _: str):
+    values = log.of[ENTROPY]
     most = max([*values.values()][:3])
-    assert near(value, values[step]) and near(first, most)
-    assert step == log.first(lambda at: values[at] < most / 20, "actor/entropy")
-    fell_to_half(log, "actor/entropy", most, step, rest)
+    begin = log.first(lambda at: values[at] < most / 20, ENTROPY)
+    return f"{ENTROPY} #, at most # in its first steps{halved(log, ENTROPY, most, step)}", [values[step], most], begin
 
 
-def check_reward_collapse(log: Log, step: int, evidence: str) -> None:
-    after, before, rest = re.fullmatch(
-        rf"{SCORE} {NUMBER} on average over 3 steps, at most {NUMBER} before(.*)", evidence
-    ).groups()
+def entropy_explosion(log: Log, step: int, _: str):
+    values = log.of[ENTROPY]
+    begin = values[min(values)]
+    high = min(max(5 * begin, 1.0), max(2 * begin, 5.0))
+    return f"{ENTROPY} #, # in its first step", [values[step], begin], log.first(lambda at: values[at] > high, ENTROPY)
+
+
+def reward_collapse(log: Log, step: int, _: str):
     values = log.of[SCORE]
-    earlier = [value for at, value in values.items() if at < step]
-    assert near(before, max(earlier))
-    assert near(after, statistics.mean([value for at, value in values.items() if at >= step][:3]))
-    assert float(after) < max(earlier) / 4
-    fell_to_half(log, SCORE, max(earlier), step, rest)
+    best = max(value for at, value in values.items() if at < step)
+    after = statistics.mean([value for at, value in values.items() if at >= step][:3])
+    assert after < best / 4
+    text = f"{SCORE} # on average over 3 steps, at most # before{halved(log, SCORE, best, step)}"
+    return text, [after, best], step
 
 
-def check_single_updates(log: Log, step: int, evidence: str) -> None:
-    count = re.fullmatch(r"actor/clipx/ratio_mean 1 and actor/ppo_kl 0 in all (\d+) steps", evidence)[1]
-    ratio, kl = log.of["actor/clipx/ratio_mean"], log.of["actor/ppo_kl"]
-    assert step == min(ratio) and int(count) == len(ratio)
+def single_updates(log: Log, step: int, _: str):
+    ratio, kl = log.of[RATIO], log.of[KL]
     assert all(abs(value - 1) < 1e-6 for value in ratio.values()) and all(abs(value) < 1e-6 for value in kl.values())
+    return f"{RATIO} 1 and {KL} 0 in all # steps", [len(ratio)], min(ratio)
 
 
-def check_idle_search(log: Log, step: int, evidence: str) -> None:
-    share, target = re.fullmatch(
-        rf"actor/clipx/positive_share_before {NUMBER} or more, target {NUMBER}", evidence
-    ).groups()
-    values = log.of["actor/clipx/positive_share_before"]
-    assert step == min(values) and near(share, min(values.values()))
-    assert float(target) == log.configuration["clipx.target"] <= min(values.values())
+def idle_search(log: Log, step: int, _: str):
+    values, target = log.of["actor/clipx/positive_share_before"], log.configuration["clipx.target"]
+    assert target <= min(values.values())
     for side in ("low", "high"):
         assert len({round(value, 6) for value in log.of[f"actor/clipx/c_{side}"].values()}) == 1
+    text = "actor/clipx/positive_share_before # or more, target #"
+    return text, [min(values.values()), target], min(values)
 
 
-def check_few_tokens(log: Log, step: int, evidence: str) -> None:
-    most, few, bins = re.fullmatch(
-        rf"actor/clipx/count/bin_\* at most {NUMBER} in (\d+) of (\d+) bins", evidence
-    ).groups()
+def few_tokens(log: Log, step: int, _: str):
     counts = [values for key, values in log.of.items() if key.startswith("actor/clipx/count/bin_")]
-    assert int(bins) == len(counts) and float(most) == log.configuration["clipx.alpha"] ** 2 + 1
-    for at in range(step, step + 3):
-        having = sum(0 < values[at] <= float(most) for values in counts)
-        assert having > len(counts) / 2 and (at > step or having == int(few))
+    most = log.configuration["clipx.alpha"] ** 2 + 1
+    having = [sum(0 < values[at] <= most for values in counts) for at in range(step, step + 3)]
+    assert min(having) > len(counts) / 2
+    return "actor/clipx/count/bin_* at most # in # of # bins", [most, having[0], len(counts)], step
 
 
-def check_saturated(log: Log, step: int, evidence: str) -> None:
-    high, share, target = re.fullmatch(
-        rf"actor/clipx/c_high_last {NUMBER}, actor/clipx/positive_share_after {NUMBER}, target {NUMBER}", evidence
-    ).groups()
-    of = log.configuration
-    bounds, shares = log.of["actor/clipx/c_high_last"], log.of["actor/clipx/positive_share_after"]
-    assert near(high, bounds[step]) and near(share, shares[step]) and float(target) == of["clipx.target"]
+def saturated(log: Log, step: int, _: str):
+    of, bounds, shares = log.configuration, *(log.of[f"actor/clipx/{key}"] for key in ("c_high_last", SHARE_AFTER))
     for at in range(step, step + 3):
         assert shares[at] < of["clipx.target"] and bounds[at] > of["clipx.upper_stop"] - of["clipx.upper_step"]
+    text = f"actor/clipx/c_high_last #, actor/clipx/{SHARE_AFTER} #, target #"
+    return text, [bounds[step], shares[step], of["clipx.target"]], step
 
 
-def check_anchored(log: Log, step: int, evidence: str) -> None:
-    ratio, kl = re.fullmatch(
-        rf"actor/clipx/ratio_mean {NUMBER}, actor/ppo_kl {NUMBER} at one update a rollout batch", evidence
-    ).groups()
-    ratios, kls = log.of["actor/clipx/ratio_mean"], log.of["actor/ppo_kl"]
-    assert near(ratio, ratios[step], 4) and near(kl, kls[step])
+def anchored(log: Log, step: int, _: str):
+    ratios, kls = log.of[RATIO], log.of[KL]
     assert all(abs(ratios[at] - 1) >= 1e-2 or abs(kls[at]) >= 1e-3 for at in range(step, step + 3))
     assert log.configuration["data.train_batch_size"] == log.configuration[f"{ACTOR}.ppo_mini_batch_size"]
+    return f"{RATIO} #, {KL} # at one update a rollout batch", [ratios[step], kls[step]], step
 
 
-def check_truncated(log: Log, step: int, evidence: str) -> None:
+def explosion(log: Log, step: int, _: str):
+    values = log.of["actor/grad_norm"]
+    before = statistics.median([one for at, one in values.items() if at < step])
+    assert values[step] > 100 * before
+    return "actor/grad_norm #, median before #", [values[step], before], step
+
+
+def truncated(log: Log, step: int, evidence: str):
     assert step == log.steps[0]
     for part in evidence.split(" and "):
         key, value = part.split()
         assert log.configuration[key] == float(value) and (float(value) < 1) == key.endswith("top_p")
 
 
-def check_explosion(log: Log, step: int, evidence: str) -> None:
-    value, median = re.fullmatch(rf"actor/grad_norm {NUMBER}, median before {NUMBER}", evidence).groups()
-    values = log.of["actor/grad_norm"]
-    before = statistics.median([one for at, one in values.items() if at < step])
-    assert near(value, values[step]) and near(median, before) and values[step] > 100 * before
-
-
-def check_entropy_explosion(log: Log, step: int, evidence: str) -> None:
-    value, first = re.fullmatch(rf"actor/entropy {NUMBER}, {NUMBER} in its first step", evidence).groups()
-    values = log.of["actor/entropy"]
-    begin = values[min(values)]
-    assert near(value, values[step]) and near(first, begin)
-    high = min(max(5 * begin, 1.0), max(2 * begin, 5.0))
-    assert step == log.first(lambda at: values[at] > high, "actor/entropy")
-
-
-def check_skipped(log: Log, step: int, evidence: str) -> None:
+def skipped(log: Log, step: int, evidence: str):
     count = re.match(r"(\d+)(?: of (\d+))? updates? skipped(?: or taken, depending on the engine,)? since", evidence)
     counts = log.of["actor/clipx/skipped_updates"]
     assert sum(value for at, value in counts.items() if at >= step) == int(count[1])
@@ -222,7 +203,7 @@ def check_skipped(log: Log, step: int, evidence: str) -> None:
     assert count[2] is None or int(count[2]) % sum(at >= step for at in log.steps) == 0
 
 
-def check_not_finite(log: Log, step: int, evidence: str) -> None:
+def not_finite(log: Log, step: int, evidence: str):
     begins = []
     for part in evidence.removeprefix("not finite: ").split("; "):
         what, responses, steps = re.fullmatch(r"([\w -]+) of (\d+) responses in (\d+) steps?", part).groups()
@@ -238,60 +219,46 @@ def check_not_finite(log: Log, step: int, evidence: str) -> None:
     assert step == min(begins)
 
 
-def check_sides(log: Log, step: int, evidence: str) -> None:
-    parts = [part.split() for part in evidence.split(", ")]
-    assert all(near(value, log.of[key][step]) for key, value in parts)
+def sides(log: Log, step: int, evidence: str):
+    keys = [part.split()[0] for part in evidence.split(", ")]
     for at in range(step, step + 5):
-        shares = [log.of[key][at] for key, _ in parts]
+        shares = [log.of[key][at] for key in keys]
         assert sum(shares) >= 0.01 and max(shares) >= 0.98 * sum(shares)
+    return ", ".join(f"{key} #" for key in keys), [log.of[key][step] for key in keys], step
 
 
-def check_no_signal(log: Log, step: int, evidence: str) -> None:
-    if alike := re.fullmatch(rf"health/alike_prompts 1, at most {NUMBER}", evidence):
+def no_signal(log: Log, step: int, evidence: str):
+    if evidence.startswith("health/"):
         values = log.of["health/alike_prompts"]
-        assert float(alike[1]) == max(values.values())
-        assert step == log.first(lambda at: values[at] == 1, "health/alike_prompts")
-        return
-    low, high, none, count = re.fullmatch(
-        rf"critic/advantages/min {NUMBER}, critic/advantages/max {NUMBER}, as good as 0 in (\d+) of (\d+) steps",
-        evidence,
-    ).groups()
-    lows, highs = log.of["critic/advantages/min"], log.of["critic/advantages/max"]
-    scores = log.of["critic/score/min"], log.of["critic/score/max"]
-
-    def is_none(at: int) -> bool:
-        return max(-lows[at], highs[at]) <= (0.1 if scores[0][at] == scores[1][at] else 1e-6)
-
-    assert (int(none), int(count)) == (sum(map(is_none, lows)), len(lows))
-    assert near(low, lows[step]) and near(high, highs[step])
-    assert step == log.first(is_none, "critic/advantages/min")
+        begin = log.first(lambda at: values[at] == 1, "health/alike_prompts")
+        return "health/alike_prompts #, at most #", [1, max(values.values())], begin
+    lows, highs = (log.of[f"critic/advantages/{end}"] for end in ("min", "max"))
+    least, most = (log.of[f"critic/score/{end}"] for end in ("min", "max"))
+    none = {at: max(-lows[at], highs[at]) <= (0.1 if least[at] == most[at] else 1e-6) for at in lows}
+    text = "critic/advantages/min #, critic/advantages/max #, as good as 0 in # of # steps"
+    begin = log.first(lambda at: none[at], "critic/advantages/min")
+    return text, [lows[step], highs[step], sum(none.values()), len(lows)], begin
 
 
-def check_repeated(log: Log, step: int, evidence: str) -> None:
-    score, length, count = re.fullmatch(
-        rf"{SCORE} {NUMBER} and {LENGTH} {NUMBER} as in an earlier step, in (\d+) steps", evidence
-    ).groups()
+def repeated(log: Log, step: int, _: str):
     scores, lengths = log.of[SCORE], log.of[LENGTH]
     seen, again = set(), []
     for at in scores:
         if (scores[at], lengths[at]) in seen:
             again.append(at)
         seen.add((scores[at], lengths[at]))
-    assert near(score, scores[step], 6) and near(length, lengths[step], 6)
-    assert int(count) == len(again) and step == log.first(lambda at: at in again, SCORE)
+    text = f"{SCORE} # and {LENGTH} # as in an earlier step, in # steps"
+    return text, [scores[step], lengths[step], len(again)], log.first(lambda at: at in again, SCORE)
 
 
-def check_drift(log: Log, step: int, evidence: str) -> None:
-    kl, first = re.fullmatch(
-        rf"actor/pg_clipfrac 0, rollout_corr/k3_kl {NUMBER}, at most {NUMBER} in its first steps", evidence
-    ).groups()
+def drift(log: Log, step: int, _: str):
     kls, clipped = log.of["rollout_corr/k3_kl"], log.of["actor/pg_clipfrac"]
     most = max([*kls.values()][:3])
-    assert near(kl, kls[step]) and near(first, most)
-    assert step == log.first(lambda at: clipped[at] == 0 and kls[at] >= max(0.01, 4 * most), "rollout_corr/k3_kl")
+    begin = log.first(lambda at: clipped[at] == 0 and kls[at] >= max(0.01, 4 * most), "rollout_corr/k3_kl")
+    return "actor/pg_clipfrac 0, rollout_corr/k3_kl #, at most # in its first steps", [kls[step], most], begin
 
 
-def check_jump(log: Log, step: int, evidence: str) -> None:
+def jump(log: Log, step: int, evidence: str):
     value, most, says = re.fullmatch(rf"{KEY} {NUMBER}, at most {NUMBER} before; (.+)", evidence).groups()[1:]
     values, ages = log.of[MISMATCH], log.of.get("training/off_policy/trajectory_staleness/mean", {})
     values = {at: of for at, of in values.items() if at > 0 and not ages.get(at)}
@@ -307,7 +274,7 @@ def check_jump(log: Log, step: int, evidence: str) -> None:
     assert ("another precision" in says) == (early or not behind) and "leaves tokens out" not in says
 
 
-def check_held_out(log: Log, step: int, evidence: str) -> None:
+def held_out(log: Log, step: int, evidence: str):
     key, low, best_at, best, around, begin, end, since = re.fullmatch(
         rf"{KEY} {NUMBER}, in step (\d+) {NUMBER}; {SCORE} on average {NUMBER} in steps (\d+) to (\d+), {NUMBER} since",
         evidence,
@@ -323,25 +290,39 @@ def check_held_out(log: Log, step: int, evidence: str) -> None:
     assert float(since) > float(around)
 
 
+def check_evidence(log: Log, name: str, step: int, evidence: str) -> None:
+    if name in LIMITS:
+        key = evidence.split()[0]
+        values = log.of[key]
+        begin = log.first(lambda at: values[at] >= LIMITS[name], key)
+        text, numbers = f"{key} #, at most #", [values[step], max(values.values())]
+    elif (found := EVIDENCE[name](log, step, evidence)) is None:
+        return
+    else:
+        text, numbers, begin = found
+    said = re.fullmatch(re.escape(text).replace(r"\#", NUMBER), evidence)
+    assert said and all(map(near, said.groups(), numbers)) and step == begin, (evidence, text, numbers, begin)
+
+
 EVIDENCE = {
-    "entropy collapse": check_entropy_collapse,
-    "entropy explosion": check_entropy_explosion,
-    "reward collapse": check_reward_collapse,
-    "bounds idle: one update a rollout batch": check_single_updates,
-    "bounds idle: the search never started": check_idle_search,
-    "bounds idle: too few tokens a bin": check_few_tokens,
-    "bounds idle while the sampler drifts away": check_drift,
-    "bounds saturated": check_saturated,
-    "sampler jumps away from the trainer": check_jump,
-    "ratio anchored to another policy": check_anchored,
-    "truncated sampling": check_truncated,
-    "gradient explosion": check_explosion,
-    "skipped updates": check_skipped,
-    "values that are not finite": check_not_finite,
-    "one-sided clipping": check_sides,
-    "no learning signal": check_no_signal,
-    "one batch trained again and again": check_repeated,
-    "held-out score falls while the training reward rises": check_held_out,
+    "entropy collapse": entropy_collapse,
+    "entropy explosion": entropy_explosion,
+    "reward collapse": reward_collapse,
+    "bounds idle: one update a rollout batch": single_updates,
+    "bounds idle: the search never started": idle_search,
+    "bounds idle: too few tokens a bin": few_tokens,
+    "bounds idle while the sampler drifts away": drift,
+    "bounds saturated": saturated,
+    "sampler jumps away from the trainer": jump,
+    "ratio anchored to another policy": anchored,
+    "truncated sampling": truncated,
+    "gradient explosion": explosion,
+    "skipped updates": skipped,
+    "values that are not finite": not_finite,
+    "one-sided clipping": sides,
+    "no learning signal": no_signal,
+    "one batch trained again and again": repeated,
+    "held-out score falls while the training reward rises": held_out,
 }
 HEAD = re.compile(r"(\S+): (.+?) from step (\d+) on\. (.+?)\. (The threshold is heuristic\. )?(.+) See docs/\S+\.")
 
@@ -442,8 +423,7 @@ def check(log: Log, lines: list[str]) -> list[str]:
     for place, line in enumerate(lines):
         if head := HEAD.fullmatch(line):
             _, name, step, evidence, _, advice = head.groups()
-            said = (log, name) if name in LIMITS else (log,)
-            EVIDENCE.get(name, check_limit)(*said, int(step), evidence)
+            check_evidence(log, name, int(step), evidence)
             check_advice(log, advice)
             met.append(name)
         elif line.startswith("  step "):
