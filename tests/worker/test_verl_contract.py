@@ -80,6 +80,8 @@ SOURCES = {
     "which is a partial with the configuration": (WORKER, "partial(ppo_loss, config=actor_config)"),
     "log-probabilities come through infer_batch": (WORKER.compute_log_prob, "self.actor.infer_batch("),
     "and the engine's": (OF_VERL.infer_batch, "self.engine.infer_batch("),
+    "they are of the tempered policy": (transformer_impl, "logits = _scale_logits_by_temperature("),
+    "at the rollout's temperature": (ray_trainer, "self.config.actor_rollout_ref.rollout.temperature"),
     "an adapter can be left out": (OF_VERL.infer_batch, 'key="no_lora_adapter"'),
 }
 
