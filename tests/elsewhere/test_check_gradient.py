@@ -74,53 +74,46 @@ OPSM = {"loss": clip_loss("dapo", dual_clip=None, mask={"rule": "opsm", "delta":
 HUNDREDTH = {**DAPO, "correction": lambda old, rollout, mask: torch.full_like(old, 0.01)}
 BY_TOKEN = {"loss": "dapo", "correction": lambda old, rollout, mask: (old - rollout).exp()}
 
-# What the trainer computes; what was announced; words of the pattern, where it is easily told.
-FAULTS = {
-    "unsloth-zoo#870": (sum_of_ratios, {**DAPO, "correction": product}, "another gradient at"),
-    "unsloth-zoo#870, VESPO": (
-        lambda p, old, A, mask, rollout: mean(-A * p, mask),
-        {"loss": "vespo"},
-        "another gradie",
-    ),
-    "Liger-Kernel#1082": (ppo(), HUNDREDTH, "it is 100 times as large"),
-    "trl#6369": (ppo(number=244), DAPO, "wherever one is announced it is 0.5 times as large"),
-    "slime#2247": (
-        ppo(),
-        {"loss": "dapo", "dual_clip": 1.5},
-        "an unannounced gradient at 21 tokens with A < 0 and rat",
-    ),
-    "slime#1917": (opsm_by_token, OPSM, "with A < 0 and ratios from"),
-    "verl#4912, #4272": (ppo(dual_clip=3.0), BY_TOKEN, "another gradient at"),
-    "prime-rl#2973, Soup#342": (
-        overflowing,
-        {**DAPO, "clip_low": None, "clip_high": None},
-        "one that is not finite at",
-    ),
+# What the trainer computes where dapo without a dual clip was announced; words of the pattern, where it is easily told.
+OF_DAPO = {
+    "trl#6369": (ppo(number=244), "wherever one is announced it is 0.5 times as large"),
     "SkyRL#1315, miles#1829": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, rollout, A), mask),
-        DAPO,
         "another gradient at",
     ),
     # No thread reports these.
-    "a symmetric clip": (ppo(high=1.2), DAPO, "no gradient at 4 tokens with A > 0 and ratios from 1.2"),
-    "no clip": (ppo(low=0, high=1e9), DAPO, "an unannounced gradient at"),
+    "a symmetric clip": (ppo(high=1.2), "no gradient at 4 tokens with A > 0 and ratios from 1.2"),
+    "no clip": (ppo(low=0, high=1e9), "an unannounced gradient at"),
     "a mean of means": (
         lambda p, old, A, mask, rollout: (where(mask, surrogate(p, old, A), 0).sum(-1) / mask.sum(-1)).mean(),
-        DAPO,
         "another gradient at",
     ),
-    "the objective": (ppo(factor=-1), DAPO, "it is -1 times as large"),
-    "no gradient": (ppo(factor=0), DAPO, "no gradient at"),
-    "a wider bound": (ppo(high=1.5), DAPO, "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2"),
-    "a narrower bound": (ppo(low=0.9), DAPO, "no gradient at 3 tokens with A < 0 and ratios from 0.8"),
+    "the objective": (ppo(factor=-1), "it is -1 times as large"),
+    "no gradient": (ppo(factor=0), "no gradient at"),
+    "a wider bound": (ppo(high=1.5), "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2"),
+    "a narrower bound": (ppo(low=0.9), "no gradient at 3 tokens with A < 0 and ratios from 0.8"),
     "padding": (
         lambda p, old, A, mask, rollout: surrogate(p, old, A).sum() / mask.sum(),
-        DAPO,
         "tokens outside the mask and ratios from",
     ),
+}
+# The same where something else was announced.
+FAULTS = {name: (trainer, DAPO, pattern) for name, (trainer, pattern) in OF_DAPO.items()} | {
+    "unsloth-zoo#870": (sum_of_ratios, {**DAPO, "correction": product}, "another gradient at"),
+    "unsloth-zoo#870, VESPO": (
+        *(lambda p, old, A, mask, rollout: mean(-A * p, mask), {"loss": "vespo"}),
+        "another gradient at",
+    ),
+    "Liger-Kernel#1082": (ppo(), HUNDREDTH, "it is 100 times as large"),
+    "slime#2247": (ppo(), {"loss": "dapo", "dual_clip": 1.5}, "unannounced gradient at 21 tokens with A < 0 and rat"),
+    "slime#1917": (opsm_by_token, OPSM, "with A < 0 and ratios from"),
+    "verl#4912, #4272": (ppo(dual_clip=3.0), BY_TOKEN, "another gradient at"),
+    "prime-rl#2973, Soup#342": (overflowing, {**DAPO, "clip_low": None, "clip_high": None}, "that is not finite at"),
     "a token without advantage": (
-        lambda p, old, A, mask, rollout: mean(surrogate(p, old, A) - (A == 0) * p, mask),
-        {**DAPO, "advantages": 0.0},
+        *(
+            lambda p, old, A, mask, rollout: mean(surrogate(p, old, A) - (A == 0) * p, mask),
+            {**DAPO, "advantages": 0.0},
+        ),
         "an unannounced gradient at 1 tokens with A = 0",
     ),
 }

@@ -198,6 +198,7 @@ def test_a_module_imported_again_takes_the_place_of_the_first(users_module):
     [
         (f"{MODULE}.soft", "write it as package.module:name"),
         ("my losses.py:soft", "For a file my_losses.py write my_losses:name"),
+        *((one, "write it as package.module:name") for one in ("/tmp/file.py:f", "..:f", "a-b:f", ".m:f", "a..b:f")),
         (3, "clipx.function=3: write it as package.module:name"),
         (f"{MODULE}:missing", "has no attribute 'missing'.*must be importable in the driver and in every Ray"),
         ("no_such_module:soft", "No module named 'no_such_module'.*must be importable"),

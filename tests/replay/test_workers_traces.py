@@ -27,6 +27,9 @@ from verl_clipx.worker.tracer import ROW, Tracer
 
 __all__ = ["actor", "composed"]
 
+LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=True"
+ICEPOP = ("+clipx/mask=icepop", "clipx.mask.low=0.8", "clipx.mask.high=1.2")
+
 
 def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None, weights=None):
     """A run whose one update the worker's own calls traced, in these micro-batches."""
@@ -63,44 +66,30 @@ def recorded(settings) -> dict:
     return node
 
 
+OWN = "clipx.scope=micro_batch"
 WRITTEN = {
-    "each micro-batch's own": (("+clipx=acpo", "clipx.scope=micro_batch"), ((0, 1), (2, 3, 4))),
+    "each micro-batch's own": ("+clipx=acpo", OWN),
     "shaped, corrected and selected": (
-        (
-            "+clipx=acpo",
-            "clipx.scope=micro_batch",
-            "+clipx/shaping=advantage_reweighting",
-            "+clipx/select=high_entropy",
-            "clipx.select.ratio=0.5",
-        ),
-        ((0, 1, 2, 3, 4),),
+        *("+clipx=acpo", OWN, "+clipx/shaping=advantage_reweighting"),
+        *("+clipx/select=high_entropy", "clipx.select.ratio=0.5"),
     ),
-    "the sampler's weights": (("+clipx=bapo", "clipx.scope=micro_batch", "clipx.weight=rollout"), ((0, 1), (2, 3, 4))),
-    "groups": (("+clipx=m2po", "clipx.scope=micro_batch"), ((0, 2), (1, 3, 4))),
-    "masked, with weights of later tokens": (
-        (
-            *("+clipx=acpo", "clipx.scope=micro_batch", "+clipx/shaping=fipo"),
-            *("+clipx/mask=icepop", "clipx.mask.low=0.8", "clipx.mask.high=1.2"),
-        ),
-        ((0, 1), (2, 3, 4)),
-    ),
-    "pulled to the old policy": (("+clipx=dapo", "+clipx/pull=k2", "clipx.pull.coefficient=0.3"), ((0, 1), (2, 3, 4))),
-    "pulled to the sampler": (
-        ("+clipx=acpo", "clipx.scope=micro_batch", "+clipx/pull=k3", "clipx.pull.anchor=rollout"),
-        ((0, 1), (2, 3, 4)),
-    ),
-    "by two divergences, with a pull": (("+clipx=kpop", "clipx.kl_tau=0.5"), ((0, 1), (2, 3, 4))),
-    "by a cap of the update's, with a pull": (("+clipx=p3o", "clipx.scope=micro_batch"), ((0, 1), (2, 3, 4))),
-    "by position and prefix": (("+clipx=cppo", "clipx.threshold=0.05"), ((0, 1), (2, 3, 4))),
-    "a sequence's ratio": (("+clipx=gspo",), ((0, 1), (2, 3, 4))),
+    "the sampler's weights": ("+clipx=bapo", OWN, "clipx.weight=rollout"),
+    "groups": ("+clipx=m2po", OWN),
+    "masked, with weights of later tokens": ("+clipx=acpo", OWN, "+clipx/shaping=fipo", *ICEPOP),
+    "pulled to the old policy": ("+clipx=dapo", "+clipx/pull=k2", "clipx.pull.coefficient=0.3"),
+    "pulled to the sampler": ("+clipx=acpo", OWN, "+clipx/pull=k3", "clipx.pull.anchor=rollout"),
+    "by two divergences, with a pull": ("+clipx=kpop", "clipx.kl_tau=0.5"),
+    "by a cap of the update's, with a pull": ("+clipx=p3o", OWN),
+    "by position and prefix": ("+clipx=cppo", "clipx.threshold=0.05"),
+    "a sequence's ratio": ("+clipx=gspo",),
 }
+# In these micro-batches; the others in two.
+PARTS = {"shaped, corrected and selected": ((0, 1, 2, 3, 4),), "groups": ((0, 2), (1, 3, 4))}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name):
-    overrides, parts = WRITTEN[name]
-    if "rollout" in " ".join(overrides) or "mask" in " ".join(overrides):
-        overrides = (*overrides, "actor_rollout_ref.rollout.calculate_log_probs=True")
+    overrides, parts = (*WRITTEN[name], LOG_PROBS), PARTS.get(name, ((0, 1), (2, 3, 4)))
     run = traced_run(tmp_path, actor, *overrides, parts=parts, weights=-0.5)
     (own,) = answer("replay", run)["settings"]
     assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
@@ -123,16 +112,14 @@ def test_page_and_replay_of_a_pulled_run_say_what_is_outside_its_bounds(tmp_path
 
 
 def test_another_mask_is_applied_to_the_tokens_before_the_runs_own(tmp_path, actor):
-    log_probs = "actor_rollout_ref.rollout.calculate_log_probs=True"
-    icepop = ("+clipx/mask=icepop", "clipx.mask.low=0.8", "clipx.mask.high=1.2")
-    run = traced_run(tmp_path, actor, "+clipx=grpo", *icepop, log_probs)
+    run = traced_run(tmp_path, actor, "+clipx=grpo", *ICEPOP, LOG_PROBS)
     tokens = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
     (without,) = answer("replay", run, "+clipx=grpo")["settings"]
     has_gradient = (tokens.ratio * tokens.advantage != 0) & (
         ((tokens.advantage > 0) & (tokens.ratio <= 1.2)) | ((tokens.advantage < 0) & tokens.ratio.between(0.8, 3))
     )
     assert without["regained"] == (has_gradient & tokens.rejected).sum() > 0 and without["lost"] == 0
-    (same,) = answer("replay", run, "+clipx=grpo", *icepop)["settings"]
+    (same,) = answer("replay", run, "+clipx=grpo", *ICEPOP)["settings"]
     assert same["regained"] == same["lost"] == 0
     # With A < 0 a sequence of opsm is gone as a whole.
     (other,) = answer("replay", run, "+clipx=grpo", "+clipx/mask=opsm", "clipx.mask.delta=0")["settings"]

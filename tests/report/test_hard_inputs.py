@@ -221,8 +221,3 @@ def test_extreme_log_probabilities(tmp_path, now, old):
     run = write_run(tmp_path / "acpo-seed1", "acpo", steps=2)
     change(run, filled)
     clipx("replay", run, "+clipx=dapo")
-
-
-@pytest.mark.parametrize("function", ["./file.py:f", "/tmp/file.py:f", "..:f", "a-b:f", "file.py/:f", ".m:f", "a..b:f"])
-def test_a_file_in_place_of_a_module_is_refused(function):
-    assert "write it as package.module:name" in clipx("check-loss", function, code=1)

@@ -13,7 +13,6 @@ import pytest
 from tests.runs.commands import answer, clipx
 from verl_clipx.demo.files import SHIPPED
 from verl_clipx.runs.folder import RunFolder, read_run
-from verl_clipx.runs.settings import settings_of
 
 RAY, RAY_ELSEWHERE = "(TaskRunner pid=17)", "(TaskRunner pid=123456, ip=10.0.0.12)"
 BAR = "Training Progress:  50%|█████     | 4/8 [00:05<00:05,  5.00s/it]"
@@ -226,11 +225,3 @@ def test_which_configuration_is_the_run_s(tmp_path):
     # Nothing else that is printed is taken for one.
     path.write_text("{'score': 1.0}\n" + trained([0.7] * 3) + "{'actor_rollout_ref': {}}\n")
     assert read_run(path).configuration == {}
-
-
-def test_runs_that_differ_in_their_seeds_alone_are_of_one_setting_in_consoles_too(tmp_path):
-    for seed in (7, 8):
-        printed = configuration().replace("'seed': 7", f"'seed': {seed}")
-        (tmp_path / f"{seed}.log").write_text(printed + "\n" + trained([0.5] * 3))
-    one, two = (read_run(tmp_path / f"{seed}.log") for seed in (7, 8))
-    assert [(setting.label, setting.seeds) for setting in settings_of([one, two])] == [("VANILLA", 2)]

@@ -180,35 +180,6 @@ def test_a_cell_of_any_length_is_read_over(tmp_path):
     assert read_run(tmp_path / "mine.csv").values("actor/entropy").to_dict() == {1: 0.5}
 
 
-@pytest.mark.parametrize(
-    ("names", "texts", "said"),
-    [
-        # Panels of two runs, histories of two, and two runs in one file.
-        (
-            ("a.csv", "b.csv"),
-            ("Step,a - actor/entropy\n1,0.5\n", "Step,b - critic/score/mean\n1,0.5\n"),
-            "b.csv: 2 runs (a, b)",
-        ),
-        (
-            ("a.csv", "b.csv"),
-            ("_step,actor/entropy\n1,0.5\n", "_step,actor/entropy\n1,0.7\n"),
-            "of several runs. Name one as wandb://entity/project/run",
-        ),
-        (
-            ("a.csv",),
-            ("Step,a - actor/entropy\n1,0.5\n2,0.5\n1,0.7\n",),
-            "a.csv, step 1: a second value of actor/entropy",
-        ),
-        (("a.csv",), ("Step,a - actor/entropy\n1.5,0.5\n",), "a.csv: '1.5' is no step"),
-        (("a.csv",), ('Step,a - actor/entropy\n"1,000",0.5\n',), "a.csv: '1,000' is no step"),
-    ],
-)
-def test_exports_of_two_runs_are_not_mixed_and_no_row_is_lost_without_a_word(tmp_path, names, texts, said):
-    for name, text in zip(names, texts, strict=True):
-        (tmp_path / name).write_text(text)
-    assert said in clipx("diagnose", tmp_path, code=1)
-
-
 def test_a_number_that_cannot_be_read_is_said(tmp_path):
     text = 'Step,a - actor/entropy,a - response_length/mean,a - note\n1,0.5,"1,234.5",x\n'
     (tmp_path / "mine.csv").write_text(text)
@@ -282,31 +253,51 @@ def test_a_run_at_wandb_is_read_by_its_api(tmp_path, monkeypatch):
     assert "clipx diagnose needs wandb, which comes with verl: pip install wandb" in clipx("diagnose", name, code=1)
 
 
+TWO_RUNS = "2 runs (a, b). Name one as wandb://entity/project/run, with the run's ID, or export each by itself."
+NOT_OF_VERL = "a.csv: no metric begins with actor/, critic/, response_length/"
+NOISE = gzip.compress(b"\x00\x80" * 99, mtime=0)
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("contents", "said"),
     [
-        ("a.log", b"no steps\n", "no line `step:1 - …`"),
-        ("a.csv", b"Name,actor/entropy\nmine,1\n", "no column Step or _step"),
-        (
-            "a.csv",
-            b"Step,a - actor/entropy,b - actor/entropy\n1,1,1\n",
-            "2 runs (a, b). Name one as wandb://entity/project/run, with the run's ID, or export each by itself.",
-        ),
-        ("a.csv", b"Step,a - train/reward\n1,1\n", "no metric begins with actor/, critic/, response_length/"),
-        ("a.csv", b"Step,a - actor/entropy\n1e300,1\n", "'1e300' is no step of a training"),
-        ("a.csv", b"Step,train/loss\n1,1\n", "no metric begins with actor/, critic/, response_length/"),
+        ({"a.log": b"no steps\n"}, "a.log: no line `step:1 - …`"),
+        ({"a.csv": b"Name,actor/entropy\nmine,1\n"}, "a.csv: no column Step or _step"),
+        ({"a.csv": b"Step,a - train/reward\n1,1\n"}, NOT_OF_VERL),
+        ({"a.csv": b"Step,train/loss\n1,1\n"}, NOT_OF_VERL),
         *(
-            (name, gzip.compress(b"\x00\x80" * 99, mtime=0), "a gzip file, but no kept run")
-            for name in ("a.log", "a.csv")
+            ({"a.csv": b'Step,a - actor/entropy\n"%s",1\n' % step.encode()}, f"a.csv: '{step}' is no step")
+            for step in ("1e300", "1.5", "1,000")
         ),
-        ("metrics.jsonl", gzip.compress(b'{"step": 1}', mtime=0)[:-9], "a gzip file that cannot be unpacked"),
-        ("a.tar.gz", b"\x1f\x8b\x00", "a gzip file that cannot be unpacked"),
+        *(({name: NOISE}, f"{name}: a gzip file, but no kept run") for name in ("a.log", "a.csv")),
+        *(
+            ({name: content}, f"{name}: a gzip file that cannot be unpacked")
+            for name, content in {
+                "metrics.jsonl": gzip.compress(b'{"step": 1}', mtime=0)[:-9],
+                "a.tar.gz": b"\x1f\x8b\x00",
+            }.items()
+        ),
+        # Panels of two runs, histories of two, and two runs in one file.
+        ({"a.csv": b"Step,a - actor/entropy,b - actor/entropy\n1,1,1\n"}, f"a.csv: {TWO_RUNS}"),
+        (
+            {"a.csv": b"Step,a - actor/entropy\n1,0.5\n", "b.csv": b"Step,b - critic/score/mean\n1,0.5\n"},
+            "b.csv: 2 runs (a, b)",
+        ),
+        (
+            {"a.csv": b"_step,actor/entropy\n1,0.5\n", "b.csv": b"_step,actor/entropy\n1,0.7\n"},
+            "of several runs. Name one as wandb://entity/project/run",
+        ),
+        (
+            {"a.csv": b"Step,a - actor/entropy\n1,0.5\n2,0.5\n1,0.7\n"},
+            "a.csv, step 1: a second value of actor/entropy",
+        ),
     ],
 )
-def test_what_holds_no_run_is_an_error(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    text = clipx("diagnose", tmp_path / name, code=1)
-    assert f"{name}: {message}" in text and "\\x" not in text and "\ufffd" not in text and "\x00" not in text
+def test_what_holds_no_run_or_two_is_an_error(tmp_path, contents, said):
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    text = clipx("diagnose", tmp_path / name if len(contents) == 1 else tmp_path, code=1)
+    assert said in text and "\\x" not in text and "\ufffd" not in text and "\x00" not in text
 
 
 @pytest.mark.parametrize("packed", [True, False])
