@@ -17,8 +17,7 @@ from tests.golden.settings import TOKEN_SETUPS, overrides_of, setups
 from tests.jagged import micro_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.base.tokens import saturation_limit
-from verl_clipx.run.schedule import PASSES
-from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.plan import token_passes
 from verl_clipx.worker.step import OptimizerStep
 
 RELEASED_CLAMP = 20.0
@@ -239,11 +238,9 @@ def test_selected_tokens(case):
     assert_clip_metrics(case, found.metrics)
 
 
-def token_passes(case):
+def passes_of(case):
     """The passes of the composed update by the release's names."""
-    update = built_once(overrides_of(case)).policy_loss.clipx.update
-    passes = [TokenPass(name, update.eta, update.equal) for name in PASSES[update.order]]
-    return dict(zip(("pass1", "pass2"), passes, strict=True))
+    return dict(zip(("pass1", "pass2"), token_passes(built_once(overrides_of(case)).policy_loss), strict=True))
 
 
 def batch_of(case, name):
@@ -261,7 +258,7 @@ def jagged_batch(batch):
 def tokens_of_pass(case, name):
     data, _ = jagged_batch(batch_of(case, name))
     mask = case.inputs["response_mask"]
-    tokens = token_passes(case)[name].tokens(data)
+    tokens = passes_of(case)[name].tokens(data)
     # Jagged sequences are padded to the longest response only.
     return torch.nn.functional.pad(tokens, (0, mask.shape[1] - tokens.shape[1]))
 
@@ -276,7 +273,7 @@ def pass_of(case, name, *changes):
     """verl's whole loss of a pass."""
     # verl's ppo_loss writes the mini-batch's size into the configuration.
     config = copy.deepcopy(built_once((*overrides_of(case), *changes)))
-    token_pass, batch = token_passes(case)[name], batch_of(case, name)
+    token_pass, batch = passes_of(case)[name], batch_of(case, name)
     step = OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(jagged_batch(batch)[0]).sum()))
     rows = list(range(len(batch["mask"])))
     extra = dict(reference=case.expected["ref_log_prob"], sequences=len(rows))
@@ -308,7 +305,7 @@ def released_kl(case, name):
 @parametrize(LOPTI)
 def test_lopti_loss_of_each_pass(case, name):
     # ACPO's own port of the method splits the same way.
-    of_port = case.expected[f"acpo_repo_{token_passes(case)[name].name}_mask"]
+    of_port = case.expected[f"acpo_repo_{passes_of(case)[name].name}_mask"]
     assert torch.equal(tokens_of_pass(case, name), of_port.bool())
     coefficient, terms = case.hyperparameters["kl_loss_coef"], policy_gradient_terms(case, name)
     if beyond_released_clamp(case):
@@ -323,14 +320,3 @@ def test_lopti_loss_of_each_pass(case, name):
     assert_near(policy_gradient, case.expected[f"{name}_pg"], terms=terms)
     assert_near(loss, case.expected[f"{name}_loss"], terms=terms)
     assert_close(gradient, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
-
-
-def test_an_edge_is_low_in_the_paper_and_not_in_the_release():
-    (case,) = [case for case in LOPTI if case.name.startswith("lopti/edges")]
-    old_log_prob, mask = case.inputs["old_log_prob"], case.inputs["response_mask"]
-    equality = (old_log_prob.exp() == case.hyperparameters["eta"]) & mask
-    assert equality.any()
-    paper = built_once(("+clipx=grpo", "+clipx/update=lopti")).policy_loss.clipx.update
-    low = TokenPass("low", paper.eta, paper.equal)
-    data, _ = jagged_batch(batch_of(case, "pass1"))
-    assert (low.tokens(data) == (case.expected["acpo_repo_low_mask"].bool() | equality)).all()

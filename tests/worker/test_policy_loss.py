@@ -52,29 +52,11 @@ def test_one_host_sync_per_micro_batch(actor, tensors, method):
     assert counter.count == (1 if method else 3), counter.calls
 
 
-def test_the_counter_sees_every_kind_of_sync():
-    for sync in (
-        *(lambda t: t.sum().item(), lambda t: t.tolist(), lambda t: t.cpu(), lambda t: t.detach().numpy()),
-        *(lambda t: t[t > 0], lambda t: bool(t.sum() > 0), lambda t: float(t.sum()), lambda t: t.nonzero()),
-    ):
-        with counted_host_syncs() as counter:
-            sync(torch.tensor([1.0, -1.0]))
-        assert counter.count == 1, counter.calls
-
-
-def test_without_a_group_verls_own_bounds_apply(actor, tensors):
+def test_without_a_group_verls_own_bounds_apply_and_unknown_keywords_are_ignored(actor, tensors):
     keys = ("clip_ratio_low=0.1", "clip_ratio_high=0.3", "clip_ratio_c=4", "policy_loss.loss_mode=clipx_grpo")
     config = actor(*(f"{ACTOR}.{key}" for key in keys))
-    torch.testing.assert_close(call("clipx_grpo", config, tensors)[:2], call("vanilla", config, tensors)[:2])
-
-
-def test_inside_a_worker_the_metrics_go_to_the_micro_batch_and_unknown_keywords_are_ignored(actor, tensors):
-    config = actor("+clipx=acpo")
-    with in_micro_batch(MicroBatch()) as micro_batch:
-        _, _, metrics = call("clipx_acpo", config, tensors, an_argument_of_a_later_verl=1)
-    assert metrics == {}
-    assert micro_batch.sums["tokens"] == tensors["response_mask"].sum()
-    assert "clipx/epsilon/bin_0" in micro_batch.values
+    found = call("clipx_grpo", config, tensors, an_argument_of_a_later_verl=1)
+    torch.testing.assert_close(found[:2], call("vanilla", config, tensors)[:2])
 
 
 @pytest.mark.parametrize("group", ["grpo", "acpo"])
