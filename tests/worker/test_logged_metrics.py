@@ -225,3 +225,5 @@ def test_constants_are_not_logged(actor):
     assert "actor/pg_clipfrac_lower" in grpo and "actor/pg_clipfrac_lower" not in acpo
     # The same number under another name.
     assert not {"clipx/region_fraction/LN", "clipx/region_fraction/HP"} & grpo.keys()
+    # Nothing was masked.
+    assert not [key for key in grpo if "masked" in key]
