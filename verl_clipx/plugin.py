@@ -104,6 +104,13 @@ def _answer_if_explained(config: Any) -> None:
         answer_and_end(config)
 
 
+def _hear_worker(reduce: Callable, _: None, positional: tuple, named: dict[str, Any]) -> Any:
+    from verl_clipx.trainer.hooks import hear_worker
+
+    hear_worker(positional[0] if positional else named["metrics"])
+    return reduce(*positional, **named)
+
+
 def _write_nothing(run: Callable, _: None, __: tuple, named: dict[str, Any]) -> None:
     # hydra.main calls it with everything by name.
     from verl_clipx.run.explaining import run_hydra
@@ -132,6 +139,7 @@ HOOKS = (
     # A worker of agent loops: +clipx/rollout=seeded names one of ours. With any other the call is verl's.
     ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
+    ("verl.utils.metric", _wrap("reduce_metrics", _hear_worker)),
     ("verl.utils.tracking", _trainer_hook("install_logs")),
     ("verl.trainer.ppo.metric_utils", _trainer_hook("install_metrics")),
     ("verl.trainer.ppo.v1.trainer_base", _trainer_hook("install_verdicts")),

@@ -13,7 +13,8 @@ from verl.utils.tracking import Tracking
 
 from tests.runs.commands import clipx
 from verl_clipx.runs.run_log import batches_in, read_run_log
-from verl_clipx.trainer import fingerprints, health, log, watch
+from verl_clipx.trainer import health, log, watch
+from verl_clipx.worker import fingerprints
 
 PROMPTS = [[5, 6], [5, 6], [7], [7]]
 RESPONSES = [[1, 2, 3], [1, 2], [2, 1], [2, 1]]
@@ -107,7 +108,7 @@ def test_whatever_the_update_trains_on_changes_them(run, changed, same):
 
 
 BROKEN = {
-    "fingerprints": (fingerprints, "hashes_of"),
+    "fingerprints": (fingerprints, "row_hashes"),
     "health": (health, "share_alike"),
     "rules": (watch, "table_of"),
     "log": (log.orjson, "dumps"),

@@ -195,7 +195,11 @@ class VerlsWorker:
     def forward_backward(self, data):
         """As verl's Tinker worker."""
         _, metrics = self.loss_fn(model_output=self.output, data=data)
-        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx")}
+        found = {
+            key: [value.aggregate() if isinstance(value, Metric) else value]
+            for key, value in metrics.items()
+            if key.startswith("clipx")
+        }
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
 
     def train_batch(self, data):

@@ -32,6 +32,10 @@ class Part:
         except Exception:
             if not self.armed:
                 raise
-            self.off = True
-            logger.exception("clipx: %s failed; training goes on without it. This is said once.", self.name)
+            self.fail()
             return otherwise
+
+    def fail(self) -> None:
+        """Turns the part off, and says the exception that is being handled."""
+        self.off = True
+        logger.exception("clipx: %s failed; training goes on without it. This is said once.", self.name)

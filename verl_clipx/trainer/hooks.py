@@ -12,6 +12,7 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
 from verl_clipx.runs import keys
+from verl_clipx.worker.reports import OFF, UPDATES
 
 
 class TrainedRun:
@@ -32,6 +33,9 @@ class TrainedRun:
         # A reward returns a verdict always or never.
         self.has_verdicts = True
         self.file = file
+        # Of the updates whose rollout batch is not in the log yet, and the versions of the weights that sampled it.
+        self.updates: list[int] = []
+        self.versions: tuple[int, int] | None = None
         self.fingerprints, self.health = Part("the fingerprints of rollout batches"), Part("the metrics health/*")
         self._receipt, self._rules = ReceiptCheck(config), Part("the rules of clipx.health")
         self._watch = Watch(config, before, stops=config[NODE].get("health") == "stop")
@@ -68,7 +72,7 @@ def install_metrics(metric_utils: ModuleType) -> None:
 
 
 def install_verdicts(trainers: ModuleType) -> None:
-    """Wraps how the v1 trainers make a step's metrics, to add what a reward returns besides its score."""
+    """Wraps how the v1 trainers make a step's metrics, which know what a reward returns and which weights sampled."""
     if hasattr(trainers, "tq") and hasattr(getattr(trainers, "PPOTrainer", None), "_compute_metrics"):
         wrap_function_wrapper(trainers, "PPOTrainer._compute_metrics", functools.partial(_add_verdicts, trainers))
 
@@ -100,22 +104,45 @@ def _add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) 
     metrics = wrapped(*positional, **named)
     if _run is None:
         return metrics
-    from verl_clipx.trainer.fingerprints import fingerprints_of
     from verl_clipx.trainer.health import step_metrics
+    from verl_clipx.worker.fingerprints import fingerprints_of, hexadecimal, join
 
     batch, run = positional[0] if positional else named["batch"], _run
+
+    def fingerprint() -> dict[str, Any]:
+        updates = {"updates": [hexadecimal([of]) for of in run.updates]} if run.updates else {}
+        return join(run.file.batch, fingerprints_of(batch, run.versions) | updates)
+
     if run.file is not None:
-        run.file.batch = run.fingerprints.run(lambda: fingerprints_of(batch))
+        run.file.batch = run.fingerprints.run(fingerprint)
+        run.updates = []
     return metrics | run.health.run(lambda: step_metrics(batch, run.longest), {})
 
 
-def _add_verdicts(trainers: ModuleType, wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> None:
-    wrapped(*positional, **named)
-    if _run is None or not _run.has_verdicts:
-        return
+def hear_worker(metrics: dict[str, Any]) -> None:
+    """Takes out of the metrics of a rollout batch, before verl averages them, what the worker says to this process."""
+    updates = metrics.pop(f"actor/{UPDATES}", [])
+    off = [key for key in metrics if key.startswith(f"actor/{OFF}")]
+    for key in off:
+        del metrics[key]
+    if _run is not None and _run.file is not None:
+        _run.updates += updates
+        _run.file.off |= {key.removeprefix(f"actor/{OFF}") for key in off}
+
+
+def _add_verdicts(trainers: ModuleType, wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> Any:
+    if _run is None:
+        return wrapped(*positional, **named)
     from verl_clipx.trainer.health import verdicts
+    from verl_clipx.worker.fingerprints import NEWEST, OLDEST, span
 
     call = inspect.signature(wrapped).bind(*positional, **named).arguments
+    tags = [tag for tag in call["batch"].tags if not tag.get("is_padding", False)]
+    _run.versions = _run.fingerprints.run(lambda: span(*([tag.get(key) for tag in tags] for key in (OLDEST, NEWEST))))
+    wrapped(*positional, **named)
+    if not _run.has_verdicts:
+        return None
     logged = _run.health.run(lambda: verdicts(trainers.tq.kv_batch_get, call["batch"]), {})
     _run.has_verdicts = bool(logged)
     call["metrics"].update(logged)
+    return None

@@ -60,7 +60,8 @@ class FileLog:
     """A log as verl's file logger writes it, which begins with the lines of the run that goes on.
 
     The old file is replaced only by one that holds these lines. A step's line also has `batch`, the fingerprints of
-    its rollout batch, if they were set, and `off`, which parts of the run failed and observe it no more.
+    its rollout batch, if they were set, and `off`, which parts of the run failed and observe it no more: `parts` are
+    those of this process, `self.off` the worker's.
     """
 
     batch: dict[str, Any] | None = None
@@ -68,13 +69,14 @@ class FileLog:
 
     def __init__(self, path: Path, kept: list[bytes]):
         self._part = Part(f"the log {path}")
+        self.off: set[str] = set()
         with replacing(path.resolve()) as partial:
             partial.write_bytes(b"".join(kept))
         # Without a buffer, as verl opens it: a line is there once it is logged.
         self._file = path.open("ab", buffering=0)
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        more = {"batch": self.batch, "off": [part.name for part in self.parts if part.off]}
+        more = {"batch": self.batch, "off": sorted(self.off | {part.name for part in self.parts if part.off})}
         line = {"step": step, "data": data} | {key: value for key, value in more.items() if value}
         self.batch = None
         self._part.run(lambda: self._file.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"))

@@ -9,14 +9,10 @@ from verl_clipx.worker.step import Observer
 
 
 class Guarded:
-    """Calls an observer that takes part in no collective, so that it may be off on one rank alone.
+    """Calls an observer that takes part in no collective, as a part of the run, which may be off on one rank alone."""
 
-    Args:
-        name: what the message calls it.
-    """
-
-    def __init__(self, observer: Observer, name: str):
-        self.observer, self._part = observer, Part(name)
+    def __init__(self, observer: Observer, part: Part):
+        self.observer, self._part = observer, part
 
     @property
     def finished(self) -> bool:
@@ -24,9 +20,4 @@ class Guarded:
         return self._part.off or self.observer.finished
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*of: Any) -> Any:
-            returned = self._part.run(lambda: getattr(self.observer, method)(*of), EMPTY)
-            self._part.armed |= method == "end_rollout_batch"
-            return returned
-
-        return call
+        return lambda *of: self._part.run(lambda: getattr(self.observer, method)(*of), EMPTY)

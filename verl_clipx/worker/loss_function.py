@@ -13,35 +13,32 @@ from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.not_finite import merge_counts, not_finite_in
-from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
+from verl_clipx.worker.reports import Reports
+from verl_clipx.worker.step import Call, Observer, OptimizerStep, call_of, in_micro_batch
 
 
-def with_exact_metrics(
-    loss_fn: Callable[..., Any], micro_batch: MicroBatch, model_output: Any, data: Any, dp_group: Any
-) -> tuple[Any, dict[str, Any]]:
-    """verl's loss, with metrics whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
+def exact_metrics(call: Call) -> dict[str, Metric]:
+    """Metrics of a micro-batch whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
 
     verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum, which the
-    policy loss leaves in `micro_batch`, is multiplied by the number of ranks and divided by the number of tokens that
-    count in the whole mini-batch.
+    policy loss has left, is multiplied by the number of ranks and divided by the number of tokens that count in the
+    whole mini-batch.
     """
-    with in_micro_batch(micro_batch):
-        loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+    micro_batch, data = call.micro_batch, call.data
     step, dp_size = micro_batch.step, data["dp_size"]
     # Checked only if the loss is not finite, because the check waits for the accelerator.
     if not math.isfinite(micro_batch.loss):
-        found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
+        found = not_finite_in(data, call.model_output["log_probs"], micro_batch.entropy)
         step.not_finite = merge_counts(step.not_finite, found)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
-    for name, total in micro_batch.sums.items():
-        if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS):
-            metrics[name] = Metric(AggregationType.SUM, total * scale)
-    for name, count in micro_batch.counts.items():
-        metrics[name] = Metric(AggregationType.SUM, count * dp_size)
-    for name, value in micro_batch.values.items():
-        metrics[name] = Metric(AggregationType.MEAN, value)
-    return loss, metrics
+    metrics = {
+        name: Metric(AggregationType.SUM, total * scale)
+        for name, total in micro_batch.sums.items()
+        if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS)
+    }
+    metrics |= {name: Metric(AggregationType.SUM, count * dp_size) for name, count in micro_batch.counts.items()}
+    return metrics | {name: Metric(AggregationType.MEAN, value) for name, value in micro_batch.values.items()}
 
 
 # The keys of the metrics that are divided by the number of tokens that count.
@@ -90,19 +87,25 @@ def with_micro_batch(
     settings: Settings | Observe,
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
     observers: Sequence[Observer] = (),
+    reports: Reports | None = None,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
     Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
-    through. `current_step` returns None outside an optimizer step.
+    through. `current_step` returns None outside an optimizer step. `reports` are the worker's.
     """
+    reports = reports or Reports()
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
         call = call_of(settings, step, model_output, data)
-        loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
+        call.micro_batch.observing = reports.metrics
+        with in_micro_batch(call.micro_batch):
+            loss, metrics = loss_fn(model_output=call.model_output, data=call.data, dp_group=dp_group)
+        own = reports.metrics.run(lambda: exact_metrics(call), {})
+        metrics |= own | (reports.of_rank(own) if step.of_rollout_batch else {})
         for observer in observers if step.of_rollout_batch else ():
             observer.end_micro_batch(call.micro_batch, loss, model_output, data, dp_group)
         return loss, metrics

@@ -14,7 +14,7 @@ from torch import Tensor
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
 from verl_clipx.loss.observed import ObservedTokens, observed_metrics, observed_sums
 from verl_clipx.run.config import Observe, clip_range
-from verl_clipx.worker.step import AppliedLoss, current_micro_batch
+from verl_clipx.worker.step import AppliedLoss, MicroBatch, current_micro_batch
 
 # Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
 # verl clamps each token's own log-ratio. tests/worker/test_observe.py tells the two kinds apart by experiment.
@@ -42,25 +42,31 @@ def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..
         micro_batch, config = current_micro_batch(), named.get("config")
         node = getattr(getattr(config, "policy_loss", None), "clipx", None)
         if micro_batch is not None and isinstance(node, Observe) and loss.requires_grad:
-            # The gradient of log_prob itself: that of an alias would add up its terms in another order and round
-            # differently. The graph behind log_prob is not traversed.
-            with torch.autocast(loss.device.type, enabled=False):
-                (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
-            tokens = ObservedTokens(
-                *(named[name].detach() for name in ("log_prob", "old_log_prob", "advantages")),
-                named["response_mask"].bool(),
-                gradient,
-            )
-            with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
-                found = observed_sums(tokens, clip_range(config), by_sequence)
-            micro_batch.applied = AppliedLoss(tokens, clip_range(config), by_sequence, named["loss_agg_mode"], config)
-            sums, own = to_host(observed_metrics(found), {"loss": loss.detach()})
-            micro_batch.loss = own["loss"]
-            # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
-            shared = config.global_batch_info
-            unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
-            micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}
+            micro_batch.observing.run(lambda: measure(micro_batch, loss, named, by_sequence))
         return loss, metrics
 
     with_metrics.observed_by_clipx = True
     return with_metrics
+
+
+def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_sequence: bool) -> None:
+    """Leaves in a micro-batch what one of verl's losses, called with some arguments, did to its tokens."""
+    config = named["config"]
+    # The gradient of log_prob itself: that of an alias would add up its terms in another order and round
+    # differently. The graph behind log_prob is not traversed.
+    with torch.autocast(loss.device.type, enabled=False):
+        (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
+    tokens = ObservedTokens(
+        *(named[name].detach() for name in ("log_prob", "old_log_prob", "advantages")),
+        named["response_mask"].bool(),
+        gradient,
+    )
+    with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
+        found = observed_sums(tokens, clip_range(config), by_sequence)
+    micro_batch.applied = AppliedLoss(tokens, clip_range(config), by_sequence, named["loss_agg_mode"], config)
+    sums, own = to_host(observed_metrics(found), {"loss": loss.detach()})
+    micro_batch.loss = own["loss"]
+    # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
+    shared = config.global_batch_info
+    unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
+    micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}

@@ -10,7 +10,7 @@ from verl_clipx.base.method import NODE, declared
 from verl_clipx.base.refusal import refuse
 from verl_clipx.base.shared_metrics import MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.loss.loss import TokenLoss
+from verl_clipx.loss.loss import TokenLoss, apply
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
@@ -100,7 +100,7 @@ def policy_loss(
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
     inputs = inputs._replace(mask=remaining(settings.mask, inputs))
     statistics, decision = decide(settings, known.step, inputs)
-    tokens = settings.functions(mask.device).loss(inputs, decision)
+    tokens = loss_of_tokens(settings, known, inputs, decision)
     correction, tokens = correct(tokens, mask, rollout_is_weights)
     kept, tokens = select(settings, known, mask, tokens)
     averaged, normalisers = normaliser(settings, known.step, config, mask, kept)
@@ -109,7 +109,7 @@ def policy_loss(
         settings, inputs, decision, correction, kept if mask is inputs.mask else kept & inputs.mask, mask, whole
     )
 
-    leave_metrics(settings, known, tokens.sums, statistics, loss)
+    known.observing.run(lambda: leave_metrics(settings, known, tokens.sums, statistics, loss))
     return loss, {} if current is not None else metrics_of_call(known)
 
 
@@ -141,6 +141,16 @@ def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Ten
         if step.collected is not None:
             step.collected.append(own)
     return statistics, settings.method.decide(statistics) if decision is None else decision
+
+
+def loss_of_tokens(settings: Settings, known: MicroBatch, inputs: Inputs, decision: Tensor) -> TokenLoss:
+    """A micro-batch's loss per token; without the sums of the metrics once these have failed."""
+    tokens = known.observing.run(lambda: settings.functions(inputs.mask.device).loss(inputs, decision))
+    if tokens is None:
+        with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
+            applied = apply(settings.method, settings.shaping, inputs, decision)
+        tokens = TokenLoss(applied.value, applied.weighted, decision.new_zeros(0))
+    return tokens
 
 
 def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Tensor | None, TokenLoss]:

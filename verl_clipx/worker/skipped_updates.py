@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verl_clipx.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
 from verl_clipx.common.observing import Part
-from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFinite, describe, merge_counts, not_finite_in
+from verl_clipx.worker.not_finite import OF_LOG_PROBS, describe, merge_counts, not_finite_in
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 logger = logging.getLogger(__name__)
@@ -47,23 +47,24 @@ class SkippedUpdates:
     def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
         self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
         self._named: set[str] = set()
-        self._naming = Part("naming what was not finite")
+        self.naming = Part("naming what was not finite")
         # verl's Megatron engine steps whatever the gradient is.
         strategy = getattr(getattr(engine, "engine_config", None), "strategy", None)
         self._verb = "takes" if strategy == "megatron" else "skips"
 
     def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> None:
         """Counts the update that ends if verl skipped it, and warns of what no earlier warning named."""
+        if batch is not None and not step.taken:
+            batch.skipped += 1
+        self.naming.run(lambda: self._name(step, batch, data))
+
+    def _name(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> None:
         wrong = step.not_finite
         if not step.taken and not wrong and self._engine.is_mp_src_rank_with_outputs():
             # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
-            wrong = self._naming.run(lambda: not_finite_in(data), {})
-        self._warn(step, wrong)
+            wrong = not_finite_in(data)
         if batch is not None and not step.taken:
-            batch.skipped += 1
             batch.not_finite = merge_counts(batch.not_finite, wrong)
-
-    def _warn(self, step: OptimizerStep, wrong: dict[str, NotFinite]) -> None:
         if new := wrong.keys() - self._named:
             self._named |= new
             verb = "takes" if step.taken else self._verb
@@ -74,7 +75,6 @@ class SkippedUpdates:
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
-        self._naming.armed = True
         logged = {SKIPPED_UPDATES.key: [float(batch.skipped)]}
         if batch.skipped:
             # All ranks reach this line, because the gradient's norm is the same on all of them.

@@ -14,6 +14,7 @@ from torch import Tensor
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.common.observing import Part
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.schedule import position
@@ -180,6 +181,7 @@ class MicroBatch:
         sums, values, counts: filled by the loss, from metric key to a sum over this micro-batch's tokens; to a value
             that is not one; to a number that adds up over the mini-batch's micro-batches.
         loss: filled by the loss: its value.
+        observing: what fills in the sums, values and counts.
     """
 
     step: OptimizerStep = field(default_factory=OptimizerStep)
@@ -193,6 +195,7 @@ class MicroBatch:
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     loss: float = 0.0
+    observing: Part = field(default_factory=lambda: Part("the metrics of a loss"))
 
 
 class Call(NamedTuple):

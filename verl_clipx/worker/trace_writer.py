@@ -6,6 +6,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from verl_clipx.common.observing import Part
+
 logger = logging.getLogger(__name__)
 
 # The bytes that unfinished jobs may hold in the host's memory. A job beyond this is dropped.
@@ -18,12 +20,11 @@ class TraceWriter:
     """Does jobs in order in its own thread.
 
     A job for which there is no room is dropped; one larger than all room (`capacity`, in bytes) waits for nothing else.
-    After a job has failed, no other is accepted. A warning says so once.
+    After a job has failed, `part`, by default one of its own, is off, and no other is accepted.
     """
 
-    def __init__(self, capacity: int = CAPACITY):
-        self.dropped = 0
-        self.failed = False
+    def __init__(self, capacity: int = CAPACITY, part: Part | None = None):
+        self.dropped, self.part = 0, part or Part("the traces")
         self._capacity, self._held, self._lock = capacity, 0, threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], object], int]] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="clipx-trace", daemon=True).start()
@@ -31,7 +32,7 @@ class TraceWriter:
 
     def put(self, job: Callable[[], object], size: int = 0) -> None:
         """Adds a job that holds some bytes until it is done, without waiting."""
-        if self.failed:
+        if self.part.off:
             return
         with self._lock:
             fits = size == 0 or self._held == 0 or self._held + size <= self._capacity
@@ -61,10 +62,9 @@ class TraceWriter:
             job, size = self._jobs.get()
             try:
                 job()
-            except Exception as error:
-                if not self.failed:
-                    logger.warning(FAILED, type(error).__name__, error)
-                self.failed = True
+            except Exception:
+                if not self.part.off:
+                    self.part.fail()
             # Without this name, the job's memory is freed.
             del job
             with self._lock:
@@ -76,4 +76,3 @@ FULL = (
     "until there is room again."
 )
 DROPPED = "clipx.trace: %d updates were not traced, because the disk was slower than the training."
-FAILED = "clipx.trace: this process stops tracing, and the training goes on: %s: %s"

@@ -60,7 +60,7 @@ class HostCopy:
 
 
 @dataclass(frozen=True)
-class Part:
+class TracedRows:
     """The traced rows of one micro-batch, by its number within the update, from 0.
 
     Args:
@@ -104,12 +104,12 @@ class TokenTexts:
 FLAGS = frozenset({"selected", "counted", "rejected"})
 
 
-def decisions_of(parts: list[Part]) -> dict[int, list[float]]:
+def decisions_of(parts: list[TracedRows]) -> dict[int, list[float]]:
     """What the method decided for each micro-batch, by the micro-batch's number. Parts without a method are skipped."""
     return {part.micro_batch: part.decision.numpy().tolist() for part in parts if part.decision is not None}
 
 
-def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
+def columns_of(parts: list[TracedRows], texts: TokenTexts) -> dict[str, Any]:
     """The columns of `traces.SCHEMA`, except for those that follow from the shard; all parts have the same ones."""
     responses = [response for part in parts for response in part.responses]
     masks = [response.mask.numpy() for response in responses]

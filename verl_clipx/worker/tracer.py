@@ -14,6 +14,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.observing import Part
 from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
 from verl_clipx.loss.loss import apply
 from verl_clipx.loss.observed import ObservedTokens
@@ -23,7 +24,7 @@ from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import ages, prompt_groups
 from verl_clipx.worker.step import AppliedLoss, AppliedMethod, MicroBatch, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.trace_writer import TraceWriter
-from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of, decisions_of
+from verl_clipx.worker.traced_columns import HostCopy, Response, TokenTexts, TracedRows, columns_of, decisions_of
 
 # The field of verl's mini-batch in which the worker keeps the number of each row's response. NONE: it is not traced.
 ROW, NONE = "clipx_traced_row", -1
@@ -97,10 +98,19 @@ class Tracer(Observer):
     Args:
         batches_a_step: how many rollout batches verl logs as one step.
         last: the number of the run's last rollout batch, or None if unknown.
+        part: as for `TraceWriter`.
     """
 
     def __init__(
-        self, trace: Trace, *, rank: int, ranks: int, tokenizer: Any, batches_a_step: int = 1, last: int | None = None
+        self,
+        trace: Trace,
+        *,
+        rank: int,
+        ranks: int,
+        tokenizer: Any,
+        batches_a_step: int = 1,
+        last: int | None = None,
+        part: Part | None = None,
     ):
         if trace.folder is None:
             raise ValueError(f"{trace.node}.folder=None: the run's driver fills it in; outside verl's trainers set it.")
@@ -108,10 +118,10 @@ class Tracer(Observer):
         self.rank, self.ranks = rank, ranks
         self.texts = TokenTexts(tokenizer)
         self.batches_a_step, self.last = batches_a_step, last
-        self.writer = TraceWriter()
+        self.writer = TraceWriter(part=part)
         self._step, self._update, self._micro_batch = 1, 0, 0
         self._responses: list[Response] = []
-        self._parts: list[Part] = []
+        self._parts: list[TracedRows] = []
         self._goes_on = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
@@ -152,7 +162,7 @@ class Tracer(Observer):
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
         # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
         decision = None if traced.decision is None else HostCopy(traced.decision.detach().clone())
-        self._parts.append(Part(responses, tuple(columns), HostCopy(values), micro_batch, decision))
+        self._parts.append(TracedRows(responses, tuple(columns), HostCopy(values), micro_batch, decision))
 
     def end_update(self, step: OptimizerStep) -> None:
         """Passes what the update's micro-batches added to the writer."""

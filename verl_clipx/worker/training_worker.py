@@ -14,6 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from verl_clipx.base.method import NODE
+from verl_clipx.common.observing import Part
 from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
@@ -25,6 +26,7 @@ from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.plan import finish_step, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.reports import Reports
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
@@ -51,6 +53,8 @@ class ClipxTraining:
     extra_pass: partial | None = None
     # Nothing observes a run without a clipx node. The loss function has the same list.
     observers: list[Observer] | tuple[()] = ()
+    # What may fail without ending the run, and what the ranks say of it.
+    reports: Reports
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
@@ -68,8 +72,9 @@ class ClipxTraining:
             return
         refuse_attention_on_a_slice(self.engine)
         config = loss_fn.keywords["config"]
-        self.policy_loss, self.state = config.policy_loss, ControllerState()
+        self.policy_loss, self.state, self.reports = config.policy_loss, ControllerState(), Reports()
         self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
+        self.reports.parts.append(self.skipped.naming)
         # verl counts the steps before critic_warmup too, in which it trains only the critic.
         run = config.policy_loss.run
         self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.schedule.batches_a_step)
@@ -78,7 +83,7 @@ class ClipxTraining:
             print(run.line, flush=True)
         self.observers = self._observers(settings, loss_fn)
         self._prepare(settings, config)
-        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers))
+        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers, self.reports))
 
     def _prepare(self, settings: Settings | Observe, config: Any) -> None:
         """Compiles what the loss needs, before the first step."""
@@ -105,8 +110,10 @@ class ClipxTraining:
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
             of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
             of_run = dict(batches_a_step=run.schedule.batches_a_step, last=config.optim.total_training_steps)
-            tracer = Tracer(settings.trace, tokenizer=self.model_config.tokenizer, **of_rank, **of_run)
-            observers.append(Guarded(tracer, f"the traces of rank {self.rank}"))
+            part = Part(f"the traces of rank {self.rank}")
+            tracer = Tracer(settings.trace, part=part, tokenizer=self.model_config.tokenizer, **of_rank, **of_run)
+            self.reports.parts.append(part)
+            observers.append(Guarded(tracer, part))
         return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -123,9 +130,11 @@ class ClipxTraining:
         return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
 
     def _train_rollout_batch(self, data):
-        age = ages(data, self.rollouts // self.policy_loss.run.schedule.batches_a_step)
+        reports, version = self.reports, self.rollouts // self.policy_loss.run.schedule.batches_a_step
+        age = reports.metrics.run(lambda: ages(data, version))
         if age is not None and isinstance(self.policy_loss.clipx, Settings):
             data[AGE] = age
+        reports.begin_rollout_batch(data)
         for observer in self.observers:
             observer.begin_rollout_batch(data, self.batch)
         groups, metrics = token_passes(self.policy_loss), {}
@@ -135,12 +144,16 @@ class ClipxTraining:
             # verl removes keys from the data that it is given.
             output = super().train_mini_batch(data if last else data.copy())
             if output is not None:
-                metrics[None if token_pass is None else token_pass.name] = self._finished(tu.get(output, "metrics"))
+                metrics[None if token_pass is None else token_pass.name] = tu.get(output, "metrics")
         others = self.skipped.end_rollout_batch(self.batch)
         for observer in self.observers:
             others |= observer.end_rollout_batch(self.batch)
         self.observers[:] = [observer for observer in self.observers if not observer.finished]
-        return merged_passes(metrics) | others if metrics else None
+        others |= reports.end_rollout_batch()
+        if not metrics:
+            return None
+        merged = reports.metrics.run(lambda: merged_passes({name: self._finished(of) for name, of in metrics.items()}))
+        return (reports.remove([*metrics.values()][-1]) if merged is None else merged) | others
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
@@ -148,6 +161,7 @@ class ClipxTraining:
         if self.policy_loss is None:
             return super().train_batch(data)
         batch, observers = (FIRST, ()) if self.batch is None else (self.batch, self.observers)
+        self.reports.begin_update(data)
         self.step = step = self._planned_step(data, batch)
         try:
             for observer in observers:
@@ -161,8 +175,12 @@ class ClipxTraining:
             self.step = None
         if isinstance(self.policy_loss.clipx, Settings):
             finish_step(self.policy_loss.clipx, self.state, step, batch.position)
-            if output is not None:
-                over_remaining(tu.get(output, "metrics"))
+        if output is not None:
+            metrics = tu.get(output, "metrics")
+            if self.batch is not None:
+                self.reports.end_update(metrics)
+            self.reports.metrics.run(lambda: over_remaining(metrics))
+            self.reports.remove(metrics)
         if self.batch is not None:
             self.batch.update += 1
         return output
