@@ -68,7 +68,11 @@ def write_run(folder, seed=1, change=None, loss=None, keep=lambda line: line, re
             "responses": name_of(folder.name, step),
             "rows": name_of(folder.name, step, "rows"),
             **{"groups": 16, "sequences": 128, "tokens": 5000, "distinct": 120},
+            "versions": [step - 1, step - 1],
         }
+        # Two updates have the batch's rows between them.
+        half = int(name_of(folder.name, step, "half"), 16)
+        batch["updates"] = [f"{of % 2**64:016x}" for of in (half, int(batch["rows"], 16) - half)]
         line = keep({"step": step, "data": data, "batch": batch})
         lines.append(json.dumps({key: value for key, value in line.items() if value is not None}))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -143,8 +147,23 @@ BELOW = "the arms differ in nothing but what should differ"
         ),
         (
             "no batch was trained twice",
-            dict(second=({}, changed(rows=lambda step: name_of(min(step, 3))))),
+            dict(second=({}, changed(rows=lambda step: name_of(min(step, 3)), updates=[]))),
             "acpo-seed2: step 4 has the data of step 3; 2 of 5 repeat one",
+        ),
+        (
+            "no batch was trained twice",
+            dict(second=({}, changed(updates=lambda step: [name_of(min(step, 3)), name_of(step)]))),
+            "acpo-seed2: the updates of step 1 trained other rows than its batch has",
+        ),
+        (
+            "no batch was trained twice",
+            dict(second=({}, changed(rows="0" * 15 + "2", updates=["0" * 15 + "1"] * 2))),
+            "acpo-seed2: an update of step 2 has the rows of one of step 1",
+        ),
+        (
+            "no sample was older than allowed",
+            dict(second=({}, changed(versions=lambda step: [max(step - 3, 0), step - 1]))),
+            "acpo-seed2: 2 versions, 0 allowed",
         ),
         ("no sample was older than allowed", dict(second=({}, changed(**{AGE: 2.0}))), "2 versions, 0 allowed"),
         # verl-omni's issue 561: 192 seeds for 768 requests.
@@ -186,7 +205,7 @@ def without(*names):
     [
         ("runs of one seed are paired", dict(first=(without("batch"),) * 2)),
         ("the receipt agrees", dict(first=({}, without("actor/clipx/receipt")))),
-        ("no sample was older than allowed", dict(first=({}, without("training/off")))),
+        ("no sample was older than allowed", dict(first=({}, without("training/off", "batch")))),
         ("the clip acted", dict(first=({}, without("actor/clipx/clip")))),
         ("one reward", dict(first=({}, {"record": {"reward_hash": None}}))),
     ],

@@ -5,10 +5,12 @@ verl's trainers call, Tracking and compute_data_metrics. Not covered: runs of ve
 
 import json
 
+import numpy
 import pytest
 import torch
 from verl import DataProto
 from verl.trainer.ppo import metric_utils
+from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
 from tests.runs.commands import clipx
@@ -158,6 +160,37 @@ def test_in_the_first_step_a_failure_ends_the_run(run, monkeypatch):
     monkeypatch.setattr(health, "share_alike", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(1)
+
+
+def test_what_the_worker_says_stands_beside_the_log_and_in_no_metric(run):
+    """As verl's trainers reduce an actor's metrics, in one call a rollout batch."""
+    for updates in ([7, 2**64 - 1], [5]):
+        words = {"actor/clipx_updates": updates, "actor/clipx_off/the traces of rank 1": [1.0], "actor/pg_loss": [1.0]}
+        assert reduce_metrics(words) == {"actor/pg_loss": 1.0}
+        metric_utils.compute_data_metrics(with_versions(batch(), oldest=3 - len(updates), newest=4), use_critic=False)
+    run(1)
+    run(2)
+    first, second = (json.loads(line) for line in run.log.read_text().splitlines())
+    assert first["off"] == second["off"] == ["the traces of rank 1"]
+    # Several rollout batches are one step in verl's fully async trainer.
+    assert first["batch"]["updates"] == ["0000000000000007", "f" * 16, "0000000000000005"]
+    assert first["batch"]["sequences"] == 3 * second["batch"]["sequences"] and "updates" not in second["batch"]
+    assert int(first["batch"]["rows"], 16) == 3 * int(second["batch"]["rows"], 16) % 2**64
+    assert "versions" not in {**first["batch"], **second["batch"]}
+
+
+def with_versions(of_step, oldest, newest):
+    size = len(of_step)
+    of_step.non_tensor_batch["min_global_steps"] = numpy.array([oldest, *[newest] * (size - 1)], dtype=object)
+    of_step.non_tensor_batch["max_global_steps"] = numpy.array([newest] * size, dtype=object)
+    return of_step
+
+
+def test_the_line_has_the_oldest_and_the_newest_version_that_sampled(run):
+    run(6, with_versions(batch(), oldest=2, newest=5))
+    run(7, with_versions(batch(), oldest=None, newest=None))
+    first, second = batches_in(run.log).values()
+    assert first["versions"] == [2, 5] and "versions" not in second
 
 
 def test_certify_reads_them(run, tmp_path):

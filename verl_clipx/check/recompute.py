@@ -1,7 +1,7 @@
 """`clipx recompute`: scores a run's traced tokens with checkpoints, and says which of them the sampler used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 
 PRECISIONS = ("float32", "bfloat16")
-ROUNDED = PRECISIONS[1]
 UNROUNDED = ("float32", "fp32", "float64")
 ROLLOUT = "actor_rollout_ref.rollout"
 # Two passes in float32 differ by less, in nats: on average, and for 99 % of the tokens.
@@ -28,16 +27,11 @@ REPLICATES = 200
 
 
 class Response(NamedTuple):
-    """A traced response with all that was before it, and which weights sampled it by the trace.
-
-    Args:
-        places: in `tokens`, of those that the loss counts, which have the sampler's `log_probs`.
-    """
+    """A traced response with all that was before it; the sampler's `log_probs` are of the tokens at `places`."""
 
     tokens: tuple[int, ...]
     places: numpy.ndarray
     log_probs: numpy.ndarray
-    version: int | None
 
 
 @dataclass(frozen=True)
@@ -46,16 +40,19 @@ class Distance:
 
     Args:
         mean, most: of the sizes: their mean, and what 99 % of the tokens don't exceed.
-        within: whether that is as near as the sampler's precision allows.
-        farther: whether its responses are farther than the nearest checkpoint's by more than chance explains.
+        remains: whether the sampler may have answered from it: it is as near as the precision allows, and its responses
+            are not farther than the nearest checkpoint's by more than chance explains.
     """
 
     checkpoint: str
     version: int | None
     mean: float
     most: float
-    within: bool
-    farther: bool
+    remains: bool
+
+    def __str__(self) -> str:
+        far = f"{self.mean:.2g} nats away on average, 99 % of the tokens within {self.most:.2g}"
+        return f"{self.checkpoint} ({far})"
 
 
 @dataclass(frozen=True)
@@ -75,30 +72,26 @@ class Answer:
     precision: str
     announced: str | None
     distances: tuple[Distance, ...]
-    same: bool = False
+    same: bool
 
     @property
     def remaining(self) -> list[Distance]:
-        """The checkpoints that the sampler may have answered from; none if not even the nearest is near enough."""
-        near = [one for one in self.distances if one.within and not one.farther]
-        return near if self.distances[0].within else []
+        """The checkpoints that the sampler may have answered from."""
+        return [one for one in self.distances if one.remains]
 
     @property
     def is_rounded(self) -> bool:
         """Whether the sampler rounds although its configuration says that it does not."""
-        return self.announced in UNROUNDED and self.precision == ROUNDED and bool(self.remaining)
+        return self.announced in UNROUNDED and self.precision != PRECISIONS[0] and bool(self.remaining)
 
     @property
     def verdict(self) -> str:
         """Whether the sampler answered as the trace and the configuration say: passed, failed or undecided."""
-        names = {one.checkpoint for one in self.remaining}
-        said = {one.checkpoint for one in self.distances if one.version == self.version}
+        said = [one for one in self.distances if one.version == self.version is not None]
         # Without the checkpoint of that version nothing rules it out.
-        if self.version is None or not said:
-            return "undecided"
-        if not names & said or self.is_rounded:
+        if said and (self.is_rounded or not any(one.remains for one in said)):
             return "failed"
-        return "passed" if names == said else "undecided"
+        return "passed" if said and said == self.remaining else "undecided"
 
 
 def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()) -> list[Answer]:
@@ -115,12 +108,13 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
     traced = sorted({shard.step for shard in run.shards})
     if not traced or not {*steps} <= {*traced}:
         raise ValueError(f"{run.traces}: has traces of these steps: {traced}. +clipx/trace=prompts makes a run trace.")
-    groups: dict[tuple[int, int | None], list[Response]] = {}
-    for step in steps or traced:
-        for response in responses_in(run, step):
-            groups.setdefault((step, response.version), []).append(response)
-    scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
+    groups = {
+        (step, version): responses
+        for step in steps or traced
+        for version, responses in responses_by_version(run, step).items()
+    }
     temperature = float(run.configuration.get(f"{ROLLOUT}.temperature") or 1)
+    scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
     for checkpoint in checkpoints:
         model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
         for precision in PRECISIONS:
@@ -128,13 +122,13 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
             for weight in model.parameters():
                 weight.data = weight.to(getattr(torch, precision))
             for group, responses in groups.items():
-                scores[group].append(score(model, responses, temperature))
+                scores[group].append(numpy.concatenate([score(model, one, temperature) for one in responses]))
     announced = run.configuration.get(f"{ROLLOUT}.dtype")
-    return [_answer(*group, groups[group], announced, checkpoints, scores[group]) for group in groups]
+    return [_answer(group, groups[group], announced, [*map(str, checkpoints)], scores[group]) for group in groups]
 
 
-def responses_in(run: Run, step: int) -> list[Response]:
-    """The traced responses of a step, each once, although several updates may have it.
+def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]]:
+    """The traced responses of a step by the version of the weights that the trace says sampled them.
 
     Raises:
         ValueError: the trace lacks the prompts or the sampler's log-probabilities.
@@ -147,76 +141,61 @@ def responses_in(run: Run, step: int) -> list[Response]:
         raise ValueError(f"{run.traces}: step {step} has no log-probabilities of the sampler. Train with {key}.")
     of_row = table[["rank", "update", "micro_batch", "prompt", "sample"]]
     first = of_row.ne(of_row.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))
-    found = (_response(rows, step) for _, rows in table.groupby(first.cumsum()))
-    return [*{(one.version, one.tokens): one for one in found}.values()]
-
-
-def _response(rows: pandas.DataFrame, step: int) -> Response:
-    tokens: list[int] = []
-    places = []
-    for context, token in zip(rows.context, rows.token_id, strict=True):
-        tokens += [] if context is None else context.tolist()
-        places.append(len(tokens))
-        tokens.append(token)
-    version = None if pandas.isna(rows.age.iloc[0]) else step - 1 - int(rows.age.iloc[0])
-    return Response(tuple(tokens), numpy.array(places), rows.rollout_log_prob.to_numpy(dtype=float), version)
+    # Several updates may have a response, which is scored once.
+    found: dict[int | None, dict[tuple[int, ...], Response]] = {}
+    for _, rows in table.groupby(first.cumsum()):
+        contexts = [[] if context is None else [*context] for context in rows.context]
+        tokens = [token for before, of in zip(contexts, rows.token_id, strict=True) for token in (*before, of)]
+        places = numpy.cumsum([len(before) + 1 for before in contexts]) - 1
+        age = rows.age.iloc[0]
+        version = None if pandas.isna(age) else step - 1 - int(age)
+        response = Response((*tokens,), places, rows.rollout_log_prob.to_numpy(dtype=float))
+        found.setdefault(version, {})[response.tokens] = response
+    return {version: [*responses.values()] for version, responses in found.items()}
 
 
 @torch.inference_mode()
-def score(model: Any, responses: Sequence[Response], temperature: float) -> numpy.ndarray:
-    """The log-probabilities of the responses' counted tokens, one response after another, under a model, in nats."""
-    scores = []
-    for one in responses:
-        tokens = torch.tensor([one.tokens], device=model.device)
-        places = torch.tensor(one.places, device=model.device)
-        logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / temperature
-        scores.append(logits.log_softmax(-1).gather(-1, tokens[0, places, None])[:, 0].double().cpu().numpy())
-    return numpy.concatenate(scores)
+def score(model: Any, response: Response, temperature: float) -> numpy.ndarray:
+    """The log-probabilities of a response's counted tokens under a model, in nats."""
+    tokens = torch.tensor([response.tokens], device=model.device)
+    places = torch.tensor(response.places, device=model.device)
+    logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / temperature
+    return logits.log_softmax(-1).gather(-1, tokens[0, places, None])[:, 0].double().cpu().numpy()
 
 
 def _answer(
-    step: int,
-    version: int | None,
+    group: tuple[int, int | None],
     responses: Sequence[Response],
     announced: str | None,
-    checkpoints: Sequence[Path],
+    checkpoints: Sequence[str],
     scores: Sequence[numpy.ndarray],
 ) -> Answer:
     """The answer for these responses; `scores` has each checkpoint's in the order of PRECISIONS."""
     sampled = numpy.concatenate([one.log_probs for one in responses])
     starts = numpy.cumsum([0, *(len(one.log_probs) for one in responses[:-1])])
     exact, rounded = numpy.array(scores).reshape(len(checkpoints), len(PRECISIONS), -1).swapaxes(0, 1)
-    apart, limits = numpy.abs(exact - sampled), numpy.broadcast_to(LIMITS, (len(checkpoints), 2))
-    of_exact = _distances(checkpoints, apart, starts, limits)
+    apart, nearer = numpy.abs(exact - sampled), numpy.abs(rounded - sampled)
     # A sampler whose kernels round in another order is nearer to what is not rounded.
-    nearer = numpy.abs(rounded - sampled)
     nearer = numpy.where(apart.mean(1, keepdims=True) <= nearer.mean(1, keepdims=True), apart, nearer)
-    of_rounded = _distances(checkpoints, nearer, starts, ENGINES_APART * _size(numpy.abs(rounded - exact)))
-    answers = [
-        Answer(step, version, len(sampled), precision, announced, distances)
-        for precision, distances in zip(PRECISIONS, (of_exact, of_rounded), strict=True)
-    ]
-    answer = next((one for one in answers if one.remaining), answers[-1])
-    names = {one.checkpoint for one in answer.remaining}
-    left = rounded[[str(path) in names for path in checkpoints]]
-    return replace(answer, same=len(left) > 1 and bool((left == left[0]).all()))
+    limits = (numpy.array(LIMITS), ENGINES_APART * _sizes(numpy.abs(rounded - exact)))
+    for precision, distances, limit in zip(PRECISIONS, (apart, nearer), limits, strict=True):  # noqa: B007
+        sizes = _sizes(distances)
+        # By response, since its tokens are not independent of each other.
+        of_responses, nearest = numpy.add.reduceat(distances, starts, axis=1), sizes[:, 0].argmin()
+        farther = numpy.array([_exceeds(of - of_responses[nearest]) for of in of_responses])
+        within = (sizes <= limit).all(1)
+        remains = within & ~farther & within[nearest]
+        if remains.any():
+            break
+    versions = [STEP_FOLDER.findall(path) for path in checkpoints]
+    known = [int(found[-1]) if found else None for found in versions]
+    rows = zip(checkpoints, known, *sizes.T.tolist(), remains.tolist(), strict=True)
+    distances = tuple(sorted((Distance(*row) for row in rows), key=lambda one: one.mean))
+    same = remains.sum() > 1 and bool((rounded[remains] == rounded[remains][0]).all())
+    return Answer(*group, len(sampled), precision, announced, distances, bool(same))
 
 
-def _distances(
-    checkpoints: Sequence[Path], apart: numpy.ndarray, starts: numpy.ndarray, limits: numpy.ndarray
-) -> tuple[Distance, ...]:
-    """The distance of each checkpoint, the nearest first, from how far its tokens are apart, (checkpoints, tokens)."""
-    # By response, since its tokens are not independent of each other.
-    of_responses, distances = numpy.add.reduceat(apart, starts, axis=1), []
-    nearest = of_responses[of_responses.sum(1).argmin()]
-    for path, size, limit, sums in zip(checkpoints, _size(apart), limits, of_responses, strict=True):
-        steps, (mean, most) = STEP_FOLDER.findall(str(path)), size.tolist()
-        within, farther = bool((size <= limit).all()), _exceeds(sums - nearest)
-        distances.append(Distance(str(path), int(steps[-1]) if steps else None, mean, most, within, farther))
-    return tuple(sorted(distances, key=lambda one: one.mean))
-
-
-def _size(apart: numpy.ndarray) -> numpy.ndarray:
+def _sizes(apart: numpy.ndarray) -> numpy.ndarray:
     """The mean of each checkpoint's sizes, and what 99 % of them don't exceed, (checkpoints, 2)."""
     return numpy.stack([apart.mean(1), numpy.quantile(apart, 0.99, axis=1)], axis=1)
 
@@ -233,18 +212,14 @@ def say(answer: Answer) -> str:
     said = "a version that the trace doesn't say" if answer.version is None else f"version {answer.version}"
     head = f"{answer.verdict + ':':11}step {answer.step}, {answer.tokens} tokens, by the trace of {said}"
     if not answer.remaining:
-        nearest = _far(answer.distances[0])
+        nearest = answer.distances[0]
         return f"{head}: none of these weights sampled them, in float32 or bfloat16. The nearest are {nearest}."
-    others = [one for one in answer.distances if one not in answer.remaining]
+    others = [one for one in answer.distances if not one.remains]
     return (
-        f"{head}: sampled in {answer.precision} from {' or '.join(map(_far, answer.remaining))}"
-        + (f"; the next are {_far(others[0])}" if others else "")
+        f"{head}: sampled in {answer.precision} from {' or '.join(map(str, answer.remaining))}"
+        + (f"; the next are {others[0]}" if others else "")
         + (", which these tokens can't tell apart" * (len(answer.remaining) > 1))
         + (": in bfloat16 they are one, so that no step between them reached the sampler" * answer.same)
         + (f". {ROLLOUT}.dtype says {answer.announced}" * answer.is_rounded)
         + "."
     )
-
-
-def _far(one: Distance) -> str:
-    return f"{one.checkpoint} ({one.mean:.2g} nats away on average, 99 % of the tokens within {one.most:.2g})"

@@ -193,9 +193,10 @@ def are_paired(arms: Arms) -> Found:
 
 @question("no batch was trained twice")
 def trained_once(arms: Arms) -> Found:
-    """Was no batch trained on twice?"""
+    """Was no batch trained on twice, and did the updates of each step train what its batch has?"""
     wrong, unknown = [], []
     for run in arms.runs:
+        wrong += [f"{run.name}: {what}" for what in wrong_updates(run)]
         of_step = {step: batch["rows"] for step, batch in run.batches.items()} or data_by_step(run)
         if not of_step:
             unknown.append(run.name)
@@ -207,7 +208,23 @@ def trained_once(arms: Arms) -> Found:
                 f"{run.name}: step {step} has the data of step {before}; {len(again)} of {len(of_step)} repeat one"
             )
     by = "fingerprints" if all(run.batches for run in arms.runs) else "logged rewards and lengths"
+    by += " and updates" * all("updates" in batch for run in arms.runs for batch in run.batches.values())
     return decided(wrong, f"by {by} of each step", [f"the batches' data in {name}" for name in unknown])
+
+
+def wrong_updates(run: Run) -> list[str]:
+    """Returns what is wrong with the rows of a run's updates: those of an earlier step, or not those of their batch."""
+    first: dict[str, int] = {}
+    for step, batch in sorted(run.batches.items()):
+        updates, rows = batch.get("updates", []), int(batch["rows"], 16)
+        before = [f"an update of step {step} has the rows of one of step {first[of]}" for of in updates if of in first]
+        # Epochs and Lopti's passes train every row as often.
+        trained = sum(int(of, 16) for of in updates) % 2**64
+        others = updates and all(trained != rows * times % 2**64 for times in range(1, len(updates) + 1))
+        if before or others:
+            return [*before[:1], *[f"the updates of step {step} trained other rows than its batch has"] * bool(others)]
+        first |= dict.fromkeys(updates, step)
+    return []
 
 
 @question("no sample was older than allowed", "the configuration", lambda run: run.configuration)
@@ -215,20 +232,38 @@ def not_older(arms: Arms) -> Found:
     """Was no sample older than the configuration allows?"""
     wrong, unknown, ages = [], [], []
     for run in arms.runs:
-        if run.configuration.get("trainer.use_v1", True) is False:
+        allowed, age = oldest_allowed(run), oldest_in(run)
+        if age is None and run.configuration.get("trainer.use_v1", True) is False:
             continue
-        key = next((key for key in AGES if key in run.log), None)
-        in_sync = run.configuration.get(TRAINER, "sync") == "sync"
-        allowed = 0 if in_sync else run.configuration.get(OLDEST)
-        if key is None or allowed is None:
-            unknown.append(f"{'the age of samples' if key is None else f'a limit ({OLDEST})'} in {run.name}")
+        if age is None or allowed is None:
+            unknown.append(f"{'the age of samples' if age is None else f'a limit ({OLDEST})'} in {run.name}")
             continue
-        age = float(run.values(key).max())
         ages.append(age)
         if age > allowed:
             wrong.append(f"{run.name}: {age:g} versions, {allowed} allowed")
     right = f"at most {max(ages):g} versions" if ages else "the trainer samples what it trains on"
     return decided(wrong, right, unknown)
+
+
+def oldest_allowed(run: Run) -> int | None:
+    """Returns how many versions old a run's configuration lets its samples be; None if it does not say."""
+    trainers = {key.partition(".")[0] for key in run.configuration}
+    if "async_training" in trainers:
+        return None
+    # The trainer that samples one step ahead has the only other configuration with this node.
+    if "rollout" in trainers:
+        return 1
+    in_sync = run.configuration.get(TRAINER, "sync") == "sync"
+    in_sync |= run.configuration.get("trainer.use_v1", True) is False
+    return 0 if in_sync else run.configuration.get(OLDEST)
+
+
+def oldest_in(run: Run) -> float | None:
+    """Returns how many versions old a run's oldest sample was; None if neither its batches nor verl's metrics say."""
+    ages = [step - 1 - batch["versions"][0] for step, batch in run.batches.items() if "versions" in batch]
+    if key := next((key for key in AGES if key in run.log), None):
+        ages += run.values(key)
+    return float(max(ages)) if len(ages) else None
 
 
 @question("as many steps, updates and prompts", "updates", lambda run: run.schedule.updates_a_step)

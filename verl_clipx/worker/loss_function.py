@@ -94,18 +94,18 @@ def with_micro_batch(
     Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
     through. `current_step` returns None outside an optimizer step. `reports` are the worker's.
     """
-    reports = reports or Reports()
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
         call = call_of(settings, step, model_output, data)
-        call.micro_batch.observing = reports.metrics
+        if reports is not None:
+            call.micro_batch.observing = reports.metrics
         with in_micro_batch(call.micro_batch):
             loss, metrics = loss_fn(model_output=call.model_output, data=call.data, dp_group=dp_group)
-        own = reports.metrics.run(lambda: exact_metrics(call), {})
-        metrics |= own | (reports.of_rank(own) if step.of_rollout_batch else {})
+        own = call.micro_batch.observing.run(lambda: exact_metrics(call), {})
+        metrics |= own | (reports.of_rank(own) if reports is not None and step.of_rollout_batch else {})
         for observer in observers if step.of_rollout_batch else ():
             observer.end_micro_batch(call.micro_batch, loss, model_output, data, dp_group)
         return loss, metrics
