@@ -1,8 +1,9 @@
 """Parts of a rank that only observe: none ends the run, and one whose numbers are joined over ranks is off on all."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from verl_clipx.common.files import EMPTY
 from verl_clipx.common.observing import Part
 from verl_clipx.worker.fingerprints import hash_field
 
@@ -86,3 +87,18 @@ class Reports:
             part.armed = True
         updates = {} if self.rows.off or None in self._updates or not self._updates else {UPDATES: self._updates}
         return updates | {f"{OFF}{name}": [1.0] for name in sorted(self._off)}
+
+
+class Guarded:
+    """Calls a `step.Observer` without collectives as a part of the run, which may be off on one rank alone."""
+
+    def __init__(self, observer: Any, part: Part):
+        self.observer, self._part = observer, part
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is not called any more."""
+        return self._part.off or self.observer.finished
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *of: self._part.run(lambda: getattr(self.observer, method)(*of), EMPTY)

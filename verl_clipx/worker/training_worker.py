@@ -20,13 +20,12 @@ from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
-from verl_clipx.worker.guarded import Guarded
 from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.plan import finish_step, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
-from verl_clipx.worker.reports import Reports
+from verl_clipx.worker.reports import Guarded, Reports
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
