@@ -3,6 +3,7 @@ verl's trainers call, Tracking and compute_data_metrics. Not covered: runs of ve
 (tests/end_to_end/test_quickstart.py), traces on a rank (tests/worker/test_training_worker.py).
 """
 
+import importlib
 import json
 
 import numpy
@@ -14,6 +15,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
 from tests.runs.commands import clipx
+from tests.trainer.test_health import TRAINERS
 from verl_clipx.runs.run_log import batches_in, read_run_log
 from verl_clipx.trainer import health, log, watch
 from verl_clipx.worker import fingerprints
@@ -163,7 +165,8 @@ def test_in_the_first_step_a_failure_ends_the_run(run, monkeypatch):
 
 
 def test_what_the_worker_says_stands_beside_the_log_and_in_no_metric(run):
-    """As verl's trainers reduce an actor's metrics, in one call a rollout batch."""
+    # All of verl's trainers reduce an actor's metrics by this function, in one call a rollout batch.
+    assert all(importlib.import_module(trainer).reduce_metrics == reduce_metrics for trainer in TRAINERS)
     for updates in ([7, 2**64 - 1], [5]):
         words = {"actor/clipx_updates": updates, "actor/clipx_off/the traces of rank 1": [1.0], "actor/pg_loss": [1.0]}
         assert reduce_metrics(words) == {"actor/pg_loss": 1.0}

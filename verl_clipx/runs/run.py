@@ -50,7 +50,7 @@ class Run:
         record: what else the run wrote down: its `versions`, when it `started`, on which kinds of `accelerators`.
         held_out: the rewards of its validations that have a finite score.
         traces: the folder where its traces are, if it wrote any.
-        batches: step to the fingerprints of its rollout batch, as `trainer.fingerprints` makes them; empty for a log
+        batches: step to the fingerprints of its rollout batch, as `worker.fingerprints` makes them; empty for a log
             that has none.
         not_finite: metric to the steps at which it was logged as NaN, infinity or null; `keys.HELD_OUT` to the steps
             whose validation has a sample with such a score.
