@@ -262,7 +262,7 @@ def oldest_in(run: Run) -> float | None:
     """Returns how many versions old a run's oldest sample was; None if neither its batches nor verl's metrics say."""
     ages = [step - 1 - batch["versions"][0] for step, batch in run.batches.items() if "versions" in batch]
     if key := next((key for key in AGES if key in run.log), None):
-        ages += run.values(key)
+        ages.extend(run.values(key))
     return float(max(ages)) if len(ages) else None
 
 
