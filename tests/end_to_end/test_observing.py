@@ -4,16 +4,102 @@ raises on one rank goes off, on all of them if it is joined over ranks. Not cove
 with it (tests/trainer/test_observing.py), skipped updates (tests/worker/test_training_worker.py).
 """
 
+import importlib
+import sys
+from contextlib import ExitStack
+from functools import partial
+from unittest.mock import patch
+
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from verl import DataProto
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.worker.fingerprints import fingerprints_of, hexadecimal
+from verl_clipx.worker.reports import HASHES, OFF, UPDATES
 
-from .observing_ranks import METRICS, PLANTED, ROWS, TRACES, UPDATES, observe_on_rank
-from .training_ranks import make_policy, make_rows, on_ranks
+from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 
 pytestmark = pytest.mark.end_to_end
+
+# Of a rollout batch of two updates.
+ROWS, SIZE = 16, 8
+GRPO = ("+clipx=grpo", "clipx.receipt=off", "clipx.compile=false")
+METRICS, TRACES = "the metrics of the loss", "the traces of rank {}"
+# What raises, and what the log calls the part that goes off.
+PLANTED = {
+    **dict.fromkeys(["policy_loss.more_sums", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
+    **dict.fromkeys([f"training_worker.{name}" for name in ("over_remaining", "merged_passes", "ages")], METRICS),
+    "compiled.token_loss": METRICS,
+    "reports.hash_field": "the fingerprints of updates",
+    "tracer.tokens_of_method": TRACES,
+}
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
+WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.matrix)]
+
+
+def train(worker, rows, rank, world, order=range(SIZE), micro_batch=1):
+    """The metrics of a rollout batch, whose updates have the same rows on any number of ranks, in some order."""
+    part = SIZE // world
+    updates = [[rows[first + at] for at in order] for first in range(0, ROWS, SIZE)]
+    data = mini_batch([row for of in updates for row in of[rank * part : (rank + 1) * part]], sequences=SIZE)
+    tu.assign_non_tensor(data, mini_batch_size=SIZE, epochs=1, use_dynamic_bsz=False)
+    tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro_batch)
+    return tu.get(worker.train_mini_batch(data), "metrics")
+
+
+def fail_in(name, whole, calls, here, *given, **named):
+    """Stands for a function that raises on one rank, and within an update if each micro-batch calls it."""
+    calls.append(name)
+    if here and (len(calls) > 1 or name in ("merged_passes", "ages", "hash_field")):
+        raise ZeroDivisionError("planted")
+    return whole(*given, **named)
+
+
+def observe_on_rank(rank, world, policy, rows, folder):
+    """Returns updates' fingerprints in two orders, our collectives, and all ranks' metrics after each failure."""
+    worker, rows = build_worker(policy), torch.load(rows, weights_only=False)
+    collectives, forward_step = [], worker.engine.forward_step
+    worker.engine.optimizer_step = lambda: 1.0
+
+    def begin(*overrides):
+        worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
+
+    def counted(function, *given, **named):
+        if "verl_clipx" in sys._getframe(1).f_code.co_filename:
+            collectives.append(function.__name__)
+        return function(*given, **named)
+
+    def without_hashes(micro_batch, *given, **named):
+        assert HASHES not in micro_batch
+        return forward_step(micro_batch, *given, **named)
+
+    begin(*GRPO)
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(worker.engine, "forward_step", without_hashes))
+        for name in COLLECTIVES:
+            whole = getattr(torch.distributed, name)
+            patched.enter_context(patch.object(torch.distributed, name, partial(counted, whole)))
+        orders = [train(worker, rows, rank, world), train(worker, rows, rank, world, (3, 0, 7, 1, 6, 2, 5, 4), 2)]
+    trace, failed = ("trace=prompts", "trace.fraction=1", "trace.every=1", f"trace.folder={folder}"), {}
+    for planted in PLANTED:
+        module, name = planted.split(".")
+        owner, calls = (
+            importlib.import_module(f"verl_clipx.{'loss' if module == 'compiled' else 'worker'}.{module}"),
+            [],
+        )
+        group = ("+clipx=observe",) if module == "observe" else GRPO
+        begin(*group, *(("+clipx/trace=prompts", *(f"clipx.{key}" for key in trace[1:])) if module == "tracer" else ()))
+        before = train(worker, rows, rank, world)
+        assert "clipx/ratio_mean" in before and not [key for key in before if key.startswith(OFF)]
+        with patch.object(owner, name, partial(fail_in, name, getattr(owner, name), calls, rank == world - 1)):
+            after = [train(worker, rows, rank, world) for _ in range(2)][-1]
+        assert calls, planted
+        failed[planted] = [None] * world
+        torch.distributed.all_gather_object(failed[planted], {key: of for key, of in after.items() if "clipx" in key})
+    return [metrics[UPDATES] for metrics in orders], collectives, failed
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +109,7 @@ def results(tmp_path_factory):
 
     def on(world):
         if world not in found:
-            found[world] = on_ranks(world, observe_on_rank, str(policy), str(rows), folder / f"traces{world}")
+            found[world] = on_ranks(world, observe_on_rank, policy, rows, folder / f"traces{world}")
         return found[world]
 
     on.rows = torch.load(rows, weights_only=False)
@@ -34,40 +120,30 @@ def of_trainer(rows):
     """The fingerprint of rows as verl's v0 trainer pads them."""
 
     def padded(of, left=False):
-        return torch.nn.utils.rnn.pad_sequence(of, batch_first=True, padding_side="left" if left else "right")
+        return pad_sequence([row.flip(0) for row in of], batch_first=True).flip(1) if left else pad_sequence(of, True)
 
-    ids, lengths = [row["ids"] for row in rows], [row["prompt"] for row in rows]
-    prompts, responses = zip(*((one[:cut], one[cut:]) for one, cut in zip(ids, lengths, strict=True)), strict=True)
-    present = [padded([torch.ones_like(one) for one in of], left) for of, left in ((prompts, True), (responses, False))]
-    tensors = {
-        "prompts": padded(prompts, True),
-        "responses": padded(responses),
-        "attention_mask": torch.cat(present, 1),
-    }
-    tensors |= {"response_mask": padded([row["mask"] for row in rows])}
-    tensors |= {"advantages": padded([row["advantage"] for row in rows]).float()}
+    prompts, responses = zip(*(row["ids"].tensor_split([row["prompt"]]) for row in rows), strict=True)
+    tensors = {"prompts": padded(prompts, left=True), "responses": padded(responses)}
+    present = [padded([torch.ones_like(row) for row in of], of is prompts) for of in (prompts, responses)]
+    tensors |= {"response_mask": padded([row["mask"] for row in rows]), "attention_mask": torch.cat(present, 1)}
+    tensors |= {"advantages": padded([row["advantage"] for row in rows])}
     return fingerprints_of(DataProto.from_dict(tensors=tensors))["rows"]
-
-
-WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.matrix)]
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_updates_fingerprint_depends_on_its_rows_alone_and_costs_no_collective(results, world):
-    halves = [results.rows[at : at + ROWS // UPDATES] for at in range(0, ROWS, ROWS // UPDATES)]
-    (first, second) = results(world)["orders"]
-    assert [hexadecimal([one]) for one in first] == [of_trainer(half) for half in halves]
-    assert first == second and first[0] != first[1]
+    (first, second), collectives, _ = results(world)
+    assert [hexadecimal([one]) for one in first] == [of_trainer(results.rows[at : at + SIZE]) for at in (0, SIZE)]
+    assert first == second and first[0] != first[1] and not collectives
     assert hexadecimal(first) == of_trainer(results.rows)
-    assert results(world)["collectives"] == 0
 
 
 @pytest.mark.parametrize("world", WORLDS[:2])
 @pytest.mark.parametrize("planted", PLANTED)
 def test_what_fails_goes_off_on_all_ranks_or_on_the_one_where_nothing_is_joined(results, world, planted):
-    name, of_ranks = PLANTED[planted].format(world - 1), results(world)["failed"][planted]
-    for metrics in of_ranks:
-        assert metrics[f"clipx_off/{name}"] == [1.0]
+    name = PLANTED[planted].format(world - 1)
+    for metrics in results(world)[2][planted]:
+        assert metrics[f"{OFF}{name}"] == [1.0]
         assert ("clipx/ratio_mean" in metrics) == (name != METRICS)
-        assert ("clipx_updates" in metrics) == (name in (METRICS, TRACES.format(world - 1)))
+        assert (UPDATES in metrics) == ("fingerprints" not in name)
         assert not [key for key in metrics if key.startswith(("clipx_sum/", "clipx_report"))]
