@@ -167,19 +167,19 @@ def test_in_the_first_step_a_failure_ends_the_run(run, monkeypatch):
 def test_what_the_worker_says_stands_beside_the_log_and_in_no_metric(run):
     # All of verl's trainers reduce an actor's metrics by this function, in one call a rollout batch.
     assert all(importlib.import_module(trainer).reduce_metrics == reduce_metrics for trainer in TRAINERS)
-    for updates in ([7, 2**64 - 1], [5]):
+    for updates, oldest in (([7, 2**64 - 1], 2), ([5], 3)):
         words = {"actor/clipx_updates": updates, "actor/clipx_off/the traces of rank 1": [1.0], "actor/pg_loss": [1.0]}
         assert reduce_metrics(words) == {"actor/pg_loss": 1.0}
-        metric_utils.compute_data_metrics(with_versions(batch(), oldest=3 - len(updates), newest=4), use_critic=False)
-    run(1)
+        of_step = with_versions(batch(), oldest=oldest, newest=4)
+        # Several rollout batches are one step in verl's fully async trainer.
+        metric_utils.compute_data_metrics(of_step, use_critic=False) if oldest == 2 else run(1, of_step)
     run(2)
     first, second = (json.loads(line) for line in run.log.read_text().splitlines())
     assert first["off"] == second["off"] == ["the traces of rank 1"]
-    # Several rollout batches are one step in verl's fully async trainer.
-    assert first["batch"]["updates"] == ["0000000000000007", "f" * 16, "0000000000000005"]
-    assert first["batch"]["sequences"] == 3 * second["batch"]["sequences"] and "updates" not in second["batch"]
-    assert int(first["batch"]["rows"], 16) == 3 * int(second["batch"]["rows"], 16) % 2**64
-    assert "versions" not in {**first["batch"], **second["batch"]}
+    first, second = first["batch"], second["batch"]
+    assert first["updates"] == ["0000000000000007", "f" * 16, "0000000000000005"] and "updates" not in second
+    assert first["versions"] == [2, 4] and first["sequences"] == 2 * second["sequences"]
+    assert int(first["rows"], 16) == 2 * int(second["rows"], 16) % 2**64
 
 
 def with_versions(of_step, oldest, newest):
