@@ -1,14 +1,18 @@
 """Failing runs with a planted cause, and such as fail by chance: what `clipx blame` says of each.
 
 Run: CLIPX_DATA=DATA python benchmarks/blame_faults.py proof RUNS    (DATA: as docs/results/evidence.md builds it)
+     CLIPX_DATA=DATA python benchmarks/blame_faults.py ray RUNS
 
-Small policies on reversal, trained by verl's trainer and worker in this process's children. RUNS is where the plans go;
-what is there is not made again. docs/results/blame_protocol.md says what is planted and what counts.
+Small policies on reversal, trained by verl's trainer and worker in this process's children, or by verl's main with Ray.
+RUNS is where the plans go; what is there is not made again. docs/results/blame_protocol.md says what is planted and
+what counts. Start it in this repository's folder, so that no record has a path of a machine.
 """
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -27,11 +31,11 @@ from verl_clipx.runs.folder import KEPT, read_run
 
 ROOT = Path(__file__).parents[1]
 KEPT_RUNS = ROOT / "docs" / "results" / "runs" / "blame"
-ANSWERS = KEPT_RUNS / "answers.json"
+ANSWERS, BY_RAY = KEPT_RUNS / "answers.json", KEPT_RUNS / "answers_ray.json"
 RATE, SINCE = 1e-3, 7
 COMMON = (
     *("+hardware=cpu", "+recipe=reversal/base", "+clipx=grpo", f"actor_rollout_ref.actor.optim.lr={RATE}"),
-    f"actor_rollout_ref.model.path={ROOT / 'docs' / 'results' / 'evidence_policy'}",
+    "actor_rollout_ref.model.path=docs/results/evidence_policy",
     *("data.max_response_length=24", "algorithm.rollout_correction.bypass_mode=false"),
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
     *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32"),
@@ -131,6 +135,23 @@ CAUSES = {
 }  # fmt: skip
 ROUNDS, BY_CHANCE = 4, 6
 
+OLD_WEIGHTS = ("actor_rollout_ref.model.external_lib=planted", "+actor_rollout_ref.rollout.engine_kwargs.planted.")
+NO_MODULE, REWARD = "cause: actor_rollout_ref.model.external_lib=null", "reward.custom_reward_function"
+# By cause what brings it to verl's workers, and the arm.
+THROUGH_RAY = {
+    "rate": (
+        ("actor_rollout_ref.actor.optim.optimizer_impl=planted", "actor_rollout_ref.actor.optim.optimizer=FastAdamW"),
+        CAUSES["rate"].arms[0],
+    ),
+    "sampler": ((OLD_WEIGHTS[0], f"{OLD_WEIGHTS[1]}last_version={SINCE - 1}"), NO_MODULE),
+    "reward": (
+        (f"{REWARD}.path=pkg://planted", f"{REWARD}.name=lying_score", "data.shuffle=false"),
+        f"cause: {REWARD}.path=pkg://verl_clipx.papers.tasks.reversal.reward {REWARD}.name=compute_score",
+    ),
+    "old": ((OLD_WEIGHTS[0], f"{OLD_WEIGHTS[1]}versions_old=8"), NO_MODULE),
+}
+SEED_THROUGH_RAY = 50
+
 
 def in_child(act: Callable[[], None], output: Path) -> int:
     """Acts in a child of this process, which has imported verl already; returns its exit code."""
@@ -201,6 +222,44 @@ def blame(runs: Path, name: str, seed: int) -> dict[str, Any]:
     return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": arms}
 
 
+def blame_through_ray(runs: Path, name: str) -> dict[str, Any]:
+    """Makes a failing run by verl's main, blames it by the command line, and returns the answer."""
+    (words, arm), cause, out = THROUGH_RAY[name], CAUSES[name], runs / f"{name}-seed{SEED_THROUGH_RAY}"
+    failing = out / "failing"
+    os.environ |= {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}", "VERL_PLATFORM": "cpu"}
+    os.environ.setdefault("CLIPX_DATA", "data/evidence")
+    if not (failing / "done").exists():
+        shutil.rmtree(failing, ignore_errors=True)
+        failing.mkdir(parents=True)
+        seeds = [f"{key}={SEED_THROUGH_RAY}" for key in SEED_KEYS]
+        words = [*COMMON, *seeds, *words, f"trainer.save_freq={cause.step}", f"hydra.run.dir={failing}"]
+        words.append(f"trainer.default_local_dir={failing / 'checkpoints'}")
+        with (failing / "console.log").open("wb") as output:
+            command = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
+            log = {"VERL_FILE_LOGGER_PATH": str(failing / "metrics.jsonl")}
+            subprocess.run(command, stdout=output, stderr=output, env=os.environ | log, check=True)
+        (failing / "done").touch()
+    options = ["--rule", cause.rule, "--arm", arm, "--with", "+hardware=cpu", "--out", out]
+    subprocess.run([sys.executable, "-m", "verl_clipx.cli", "blame", failing, "--from", f"{cause.step}", *options])
+    row = {"cause": name, "seed": SEED_THROUGH_RAY}
+    if not (out / "plan.json").exists():
+        return row | {"refused": "see the output"}
+    plan = planning.Plan(**json.loads((out / "plan.json").read_text()))
+    for folder in [failing, *(rerun.folder for rerun in plan.reruns(out))]:
+        if (folder / "metrics.jsonl").exists():
+            keep(folder)
+    return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": making.answer(plan, out)}
+
+
+def proof_through_ray(runs: Path) -> None:
+    """Makes the runs through Ray that are missing, and keeps each answer as soon as it stands."""
+    rows = read_answers(BY_RAY)
+    for name in THROUGH_RAY:
+        if not any(row["cause"] == name for row in rows):
+            rows.append(blame_through_ray(runs, name))
+            BY_RAY.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def proof(runs: Path) -> None:
     """Makes the runs that are missing in the protocol's order, and keeps each answer as soon as it stands."""
     rows, chance = read_answers(), 200
@@ -224,9 +283,9 @@ def become_ready() -> None:
     import one_process.trainer  # noqa: F401
 
 
-def read_answers() -> list[dict[str, Any]]:
+def read_answers(path: Path = ANSWERS) -> list[dict[str, Any]]:
     """The answers that were kept."""
-    return json.loads(ANSWERS.read_text()) if ANSWERS.exists() else []
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def print_table() -> None:
@@ -244,13 +303,16 @@ def print_table() -> None:
 
 
 def main(
-    what: Annotated[str, typer.Argument(help="proof RUNS, failing CAUSE FOLDER, train OVERRIDE …, or table.")],
+    what: Annotated[str, typer.Argument(help="proof RUNS, ray RUNS, failing CAUSE FOLDER, train WORD …, or table.")],
     words: Annotated[list[str] | None, typer.Argument(help="What belongs to it.")] = None,
 ) -> None:
     """Makes the protocol's plans, trains a run that fails, trains as verl's main would, or prints the table."""
     words = words or []
     if what == "table":
         print_table()
+        return
+    if what == "ray":
+        proof_through_ray(Path(words[0]))
         return
     become_ready()
     if what == "proof":
