@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -88,9 +88,9 @@ PLANTED: dict[str, Callable[[Any], None]] = {
 }
 
 
-def train_here(overrides: list[str], log: Path) -> None:
-    """Trains as `python -m verl.trainer.main_ppo OVERRIDES` would, in this process, with what is planted."""
-    from hydra import compose, initialize_config_module
+def train_here(words: list[str], log: Path) -> None:
+    """Trains as `python -m verl.trainer.main_ppo WORDS` would, in this process, with what is planted."""
+    import hydra
     from one_process.trainer import OneProcessTrainer, train
 
     class Planted(OneProcessTrainer):
@@ -102,9 +102,10 @@ def train_here(overrides: list[str], log: Path) -> None:
 
         on_init_end = on_step_end
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides)
-    train(config, log, Planted)
+    sys.argv[1:] = words
+    hydra.main("pkg://verl.trainer.config", "ppo_trainer", version_base=None)(
+        lambda config: train(config, log, Planted)
+    )()
 
 
 class Cause(NamedTuple):
@@ -169,24 +170,32 @@ def in_child(act: Callable[[], None], output: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def make_failing(cause: Cause, folder: Path, seed: int) -> None:
+def by_fork(folder: Path, words: list[str]) -> int:
+    """Trains in a child of this process; returns its exit code."""
+    return in_child(lambda: train_here(words, folder / "metrics.jsonl"), folder / "console.log")
+
+
+def by_main(folder: Path, words: list[str]) -> int:
+    """Trains by verl's main, with Ray; returns its exit code."""
+    with (folder / "console.log").open("wb") as output:
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
+        log = {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")}
+        return subprocess.run(command, stdout=output, stderr=output, env=os.environ | log).returncode
+
+
+def make_failing(
+    train: Callable[[Path, list[str]], int], faulty: Sequence[str], step: int, folder: Path, seed: int
+) -> None:
     """Trains the run that is to fail, if it is not there."""
     if (folder / "done").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    words = [*COMMON, *(f"{key}={seed}" for key in SEED_KEYS), *cause.words, f"trainer.save_freq={cause.step}"]
-    words += [f"trainer.default_local_dir={folder / 'checkpoints'}", f"trainer.experiment_name={folder.parent.name}"]
-    code = in_child(lambda: train_here(words, folder / "metrics.jsonl"), folder / "console.log")
-    if code:
+    words = [*COMMON, *(f"{key}={seed}" for key in SEED_KEYS), *faulty, f"trainer.save_freq={step}"]
+    words += [f"trainer.experiment_name={folder.parent.name}", f"hydra.run.dir={folder}"]
+    if code := train(folder, [*words, f"trainer.default_local_dir={folder / 'checkpoints'}"]):
         raise RuntimeError(f"{folder}/console.log: the run ended with exit code {code}")
     (folder / "done").touch()
-
-
-def train_rerun(plan: planning.Plan, rerun: planning.Rerun) -> int:
-    """Makes a rerun in a child of this process."""
-    words = [word for word in rerun.words if not word.startswith("hydra.")]
-    return in_child(lambda: train_here(words, rerun.folder / "metrics.jsonl"), rerun.folder / "console.log")
 
 
 def keep(folder: Path) -> None:
@@ -203,7 +212,7 @@ def keep(folder: Path) -> None:
 def blame(runs: Path, name: str, seed: int) -> dict[str, Any]:
     """Makes a failing run, plans its reruns as the command does, makes them, and returns the answer."""
     cause, failing = CAUSES[name], runs / f"{name}-seed{seed}" / "failing"
-    make_failing(cause, failing, seed)
+    make_failing(by_fork, cause.words, cause.step, failing, seed)
     row = {"cause": name, "seed": seed}
     try:
         plan = planning.make_plan(failing, cause.step, cause.arms, rule=cause.rule)
@@ -213,13 +222,19 @@ def blame(runs: Path, name: str, seed: int) -> dict[str, Any]:
     plan.keep(out)
     making.copy_checkpoints(plan, out)
     making.make_reruns(
-        plan, out, lambda said: print(f"{time.strftime('%T')} {out.name}: {said}", flush=True), train_rerun
+        *(plan, out, lambda said: print(f"{time.strftime('%T')} {out.name}: {said}", flush=True)),
+        lambda plan, rerun: by_fork(rerun.folder, rerun.words),
     )
-    arms = making.answer(plan, out)
+    return row | keep_answer(plan, failing)
+
+
+def keep_answer(plan: planning.Plan, failing: Path) -> dict[str, Any]:
+    """Keeps the logs of a plan, and returns its answer."""
+    out = failing.parent
     for folder in [failing, *(rerun.folder for rerun in plan.reruns(out))]:
         if (folder / "metrics.jsonl").exists():
             keep(folder)
-    return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": arms}
+    return {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": making.answer(plan, out)}
 
 
 def blame_through_ray(runs: Path, name: str) -> dict[str, Any]:
@@ -228,27 +243,13 @@ def blame_through_ray(runs: Path, name: str) -> dict[str, Any]:
     failing = out / "failing"
     os.environ |= {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}", "VERL_PLATFORM": "cpu"}
     os.environ.setdefault("CLIPX_DATA", "data/evidence")
-    if not (failing / "done").exists():
-        shutil.rmtree(failing, ignore_errors=True)
-        failing.mkdir(parents=True)
-        seeds = [f"{key}={SEED_THROUGH_RAY}" for key in SEED_KEYS]
-        words = [*COMMON, *seeds, *words, f"trainer.save_freq={cause.step}", f"hydra.run.dir={failing}"]
-        words.append(f"trainer.default_local_dir={failing / 'checkpoints'}")
-        with (failing / "console.log").open("wb") as output:
-            command = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
-            log = {"VERL_FILE_LOGGER_PATH": str(failing / "metrics.jsonl")}
-            subprocess.run(command, stdout=output, stderr=output, env=os.environ | log, check=True)
-        (failing / "done").touch()
+    make_failing(by_main, words, cause.step, failing, SEED_THROUGH_RAY)
     options = ["--rule", cause.rule, "--arm", arm, "--with", "+hardware=cpu", "--out", out]
     subprocess.run([sys.executable, "-m", "verl_clipx.cli", "blame", failing, "--from", f"{cause.step}", *options])
     row = {"cause": name, "seed": SEED_THROUGH_RAY}
     if not (out / "plan.json").exists():
         return row | {"refused": "see the output"}
-    plan = planning.Plan(**json.loads((out / "plan.json").read_text()))
-    for folder in [failing, *(rerun.folder for rerun in plan.reruns(out))]:
-        if (folder / "metrics.jsonl").exists():
-            keep(folder)
-    return row | {"step": plan.step, "until": plan.until, "onset": plan.onset, "arms": making.answer(plan, out)}
+    return row | keep_answer(planning.Plan(**json.loads((out / "plan.json").read_text())), failing)
 
 
 def proof_through_ray(runs: Path) -> None:
@@ -262,6 +263,11 @@ def proof_through_ray(runs: Path) -> None:
 
 def proof(runs: Path) -> None:
     """Makes the runs that are missing in the protocol's order, and keeps each answer as soon as it stands."""
+    os.environ.setdefault("CLIPX_DATA", "data/evidence")
+    become_only_rank()
+    # Once for all children.
+    import one_process.trainer  # noqa: F401
+
     rows, chance = read_answers(), 200
     for number in range(1, BY_CHANCE + 1):
         for name in CAUSES if number <= ROUNDS else ["chance"]:
@@ -276,13 +282,6 @@ def proof(runs: Path) -> None:
                 ANSWERS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def become_ready() -> None:
-    """Makes this process and its children the only ranks, and imports verl once for all of them."""
-    os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
-    become_only_rank()
-    import one_process.trainer  # noqa: F401
-
-
 def read_answers(path: Path = ANSWERS) -> list[dict[str, Any]]:
     """The answers that were kept."""
     return json.loads(path.read_text()) if path.exists() else []
@@ -291,39 +290,31 @@ def read_answers(path: Path = ANSWERS) -> list[dict[str, Any]]:
 def print_table() -> None:
     """Prints a row for each cause: its plans, how many unchanged reruns failed in each, how often an arm was named."""
     print("| cause | plans | unchanged reruns that failed | its arm named | another named |\n|---|---|---|---|---|")
-    for cause in CAUSES:
-        plans = [row for row in read_answers() if row["cause"] == cause]
+    asked = [(cause, ANSWERS, cause, BY_CHANCE if cause == "chance" else ROUNDS) for cause in CAUSES]
+    for title, path, cause, of in [*asked, *((f"{cause}, through Ray", BY_RAY, cause, 1) for cause in THROUGH_RAY)]:
+        plans = [row for row in read_answers(path) if row["cause"] == cause]
         answered = [row["arms"] for row in plans if "arms" in row]
         failed = ", ".join(f"{arms['unchanged']['failed']} of {arms['unchanged']['of']}" for arms in answered)
         named = [{name for name, of in arms.items() if of["p"] is not None and of["p"] < LEVEL} for arms in answered]
         right = sum("cause" in names for names in named) if cause != "chance" else ""
-        wrong, asked = sum(bool(names - {"cause"}) for names in named), BY_CHANCE if cause == "chance" else ROUNDS
-        refused = f" ({len(plans) - len(answered)} refused)" if len(plans) > len(answered) else ""
-        print(f"| {cause} | {len(plans)} of {asked}{refused} | {failed} | {right} | {wrong} |")
+        wrong = sum(bool(names - {"cause"}) for names in named) if path == ANSWERS else ""
+        refused = f", {len(plans) - len(answered)} refused" if len(plans) > len(answered) else ""
+        print(f"| {title} | {len(answered)} of {of}{refused} | {failed} | {right} | {wrong} |")
 
 
 def main(
-    what: Annotated[str, typer.Argument(help="proof RUNS, ray RUNS, failing CAUSE FOLDER, train WORD …, or table.")],
-    words: Annotated[list[str] | None, typer.Argument(help="What belongs to it.")] = None,
+    what: Annotated[str, typer.Argument(help="proof, ray or table.")],
+    runs: Annotated[Path | None, typer.Argument(help="Where the plans are.")] = None,
 ) -> None:
-    """Makes the protocol's plans, trains a run that fails, trains as verl's main would, or prints the table."""
-    words = words or []
+    """Makes the protocol's plans in this process's children, or those through Ray; or prints the table."""
     if what == "table":
         print_table()
-        return
-    if what == "ray":
-        proof_through_ray(Path(words[0]))
-        return
-    become_ready()
-    if what == "proof":
-        proof(Path(words[0]))
-    elif what == "failing":
-        make_failing(CAUSES[words[0]], Path(words[1]).absolute(), 10)
-    elif what == "train":
-        own = [word for word in words if not word.startswith("hydra.")]
-        train_here(own, Path(os.environ["VERL_FILE_LOGGER_PATH"]))
-    else:
+    elif runs is None or what not in ("proof", "ray"):
         raise typer.BadParameter(what)
+    elif what == "ray":
+        proof_through_ray(runs)
+    else:
+        proof(runs)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ is right (docs/results/blame.md).
 """
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tests.composition import composition
 from tests.runs.commands import clipx
 from tests.runs.example_runs import write_log
 from verl_clipx.run.start import decide
+from verl_clipx.runs.run import flat
 from verl_clipx.trainer.log import write_record
 
 # A plan composes verl's configuration five times.
@@ -29,7 +32,7 @@ ARMS = ("--arm", f"lr: {LR}=1e-7", "--arm", "acpo: +clipx=acpo")
 FALL, STEPS, FROM, UNTIL, SEEDS = 8, 12, 6, 13, (4, 5, 6, 7)
 # What a training is to these tests: it notes its words, and logs a reward that falls where the test says so.
 LAUNCHER = """
-import json, os, sys, pathlib
+import json, os, sys, pathlib, yaml
 log = pathlib.Path(os.environ["VERL_FILE_LOGGER_PATH"])
 words = dict(word.lstrip("+").split("=", 1) for word in sys.argv[1:])
 arm, seed = log.parent.name.split("-seed")
@@ -37,7 +40,8 @@ with (log.parents[1] / "made.jsonl").open("a") as made:
     made.write(json.dumps({"name": log.parent.name, "words": sys.argv[1:]}) + chr(10))
 fate = json.loads(os.environ["FATES"])[arm][int(seed) - 4]
 first = int(words["trainer.resume_from_path"].strip("'").rsplit("_", 1)[1]) + 1
-last = int(words["trainer.total_training_steps"]) - 2 * (fate == "error")
+config = yaml.safe_load((pathlib.Path(words["--config-dir"]) / (words["--config-name"] + ".yaml")).read_text())
+last = config["trainer"]["total_training_steps"] - 2 * (fate == "error")
 rewards = {step: 0.01 * step if fate == "failed" and step >= 8 else 0.6 for step in range(first, last + 1)}
 log.write_text("".join(json.dumps({"step": s, "data": {"critic/score/mean": r}}) + chr(10) for s, r in rewards.items()))
 sys.exit(fate == "error")
@@ -93,6 +97,19 @@ def made_in(folder):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def commands_of(said):
+    """The words of each rerun that a dry run prints, after its launcher's two."""
+    return [shlex.split(one)[3:] for one in said.split("env VERL_FILE_LOGGER_PATH=")[1:]]
+
+
+def composed_by(words):
+    """What verl's main would make of a rerun's words."""
+    options = dict(word.split("=", 1) for word in words if word.startswith("--"))
+    others = [word for word in words if not word.startswith(("--", "hydra."))]
+    with initialize_config_dir(options["--config-dir"], version_base=None):
+        return compose(options["--config-name"], others)
+
+
 def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
@@ -114,18 +131,22 @@ def test_the_arm_without_failures_is_named_and_nothing_of_the_run_is_touched(fai
     assert said.index("3 arms with 4 seeds, 7 steps each: 84 steps, about 0.047 h") < said.index("1 of 12")
     made = made_in(folder)
     assert [one["name"] for one in made[:4]] == ["unchanged-seed4", "lr-seed4", "acpo-seed4", "unchanged-seed5"]
-    for one in made:
+    for one in made[:3]:
         arm, _, seed = one["name"].partition("-seed")
-        words = dict(word.lstrip("+").split("=", 1) for word in one["words"])
-        assert {words[key] for key in words if key.endswith(("data.seed", "rollout.seed"))} == {seed}
-        places = [words[key] for key in ("trainer.default_local_dir", "hydra.run.dir")]
-        assert all(f"/plan/{one['name']}" in place for place in places)
-        own = "plan/lr-checkpoint" if arm == "lr" else "run/checkpoints"
-        assert words["trainer.resume_from_path"] == f"'{folder.parent}/{own}/global_step_6'"
-        assert words["trainer.save_freq"] == "-1" and words["trainer.del_local_ckpt_after_load"] == "false"
-        assert words["trainer.total_training_steps"] == "13" and words["trainer.resume_mode"] == "resume_path"
-        assert (words[LR] if arm == "lr" else None) == ("1e-7" if arm == "lr" else None)
-        assert words["clipx"] == {"acpo": "acpo"}.get(arm, "grpo")
+        config, own = composed_by(one["words"]), folder.parent / "plan"
+        policy = config.actor_rollout_ref
+        seeds = (config.data.seed, policy.actor.data_loader_seed, policy.rollout.seed)
+        assert seeds == (int(seed),) * 3
+        trainer, rate = config.trainer, policy.actor.optim.lr
+        assert trainer.default_local_dir == f"{own / one['name']}/checkpoints"
+        assert f"hydra.run.dir='{own / one['name']}'" in one["words"]
+        checkpoints = own / "lr-checkpoint" if arm == "lr" else folder / "checkpoints"
+        assert trainer.resume_from_path == f"{checkpoints}/global_step_6" and trainer.resume_mode == "resume_path"
+        assert (trainer.save_freq, trainer.total_training_steps) == (-1, UNTIL)
+        assert trainer.del_local_ckpt_after_load is False
+        assert (rate, config.clipx.method) == (1e-7 if arm == "lr" else 1e-6, "acpo" if arm == "acpo" else "grpo")
+        # What an arm changes, others of verl's keys follow.
+        assert OmegaConf.is_interpolation(policy.rollout, "response_length")
 
 
 def test_a_learning_rate_is_changed_where_verls_resume_takes_it_from(failing, monkeypatch):
@@ -193,9 +214,20 @@ def test_what_a_kill_left_is_made_anew_and_finished_reruns_are_kept(failing, mon
     ids=" ".join,
 )
 def test_a_records_configuration_comes_back_whatever_its_loss_and_values(failing, words):
-    # That verl's configuration composes to the record's is what the command itself compares.
     loss, *overrides = words
-    blame(failing(*overrides, loss=loss), "--dry-run", arms=("--arm", f"lr: {LR}=1e-7"))
+    folder = failing(*overrides, loss=loss)
+    config = composed_by(commands_of(blame(folder, "--dry-run", arms=("--arm", f"lr: {LR}=1e-7")))[0])
+    decide(config)
+    recorded = flat(json.loads((folder / "metrics.run.json").read_text())["configuration"])
+    ours, expected = (
+        {
+            key: value
+            for key, value in leaves.items()
+            if not re.match(r"trainer\.|ray_kwargs\.|.*(seed|run\.line)$|.*\btrace", key)
+        }
+        for leaves in (flat(OmegaConf.to_container(config, resolve=True)), recorded)
+    )
+    assert ours == expected
 
 
 def test_a_run_without_a_clipx_node_has_its_configuration_from_hydra(failing, monkeypatch):
@@ -205,14 +237,14 @@ def test_a_run_without_a_clipx_node_has_its_configuration_from_hydra(failing, mo
     OmegaConf.save(composed, folder / ".hydra/config.yaml")
     (folder / "metrics.run.json").unlink()
     said = blame(folder, "--dry-run", arms=("--arm", "acpo: +clipx=acpo"))
-    first, second = said.split("env VERL_FILE_LOGGER_PATH=")[1:3]
-    for command in (first, second):
-        assert "++ray_kwargs.ray_init.num_gpus=1" in command and "clip_ratio_high=0.28" in command
-    assert "+clipx=" not in first and "+clipx=acpo clipx.missing_state=fresh" in second
+    unchanged, acpo = commands_of(said)[:2]
+    for config in map(composed_by, (unchanged, acpo)):
+        assert config.ray_kwargs.ray_init.num_gpus == 1 and config.actor_rollout_ref.actor.clip_ratio_high == 0.28
+    assert "clipx" not in composed_by(unchanged) and composed_by(acpo).clipx.missing_state == "fresh"
 
 
 OLD = {"versions": {"verl": "0.8.0"}}
-COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+COSINE, LAST = f"{LR[:-2]}lr_scheduler_type=cosine", "trainer.total_training_steps"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +253,9 @@ COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
         (
             {},
             {"start": 7},
-            "--from=7: " + "{run}/checkpoints has no whole checkpoint of this step. There are: global_s",
+            "--from=7: {run}/checkpoints has no whole checkpoint of this step. There are: global_step_6",
         ),
+        ({"checkpoints": ()}, {}, "has no whole checkpoint of this step. Put the run's checkpoints there"),
         ({}, {"start": 9}, "--from=9: reward collapse begins at step 8. Name a checkpoint before it."),
         ({"fall": 99}, {}, "nothing failed. Name what counts as failed. The run meets: no rule."),
         ({"record": OLD}, {}, "versions.verl='0.8.0': so says the run's record, and {verl} is installed"),
@@ -231,23 +264,16 @@ COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
         ({}, {"more": ("--seeds", 3)}, "--seeds=3: with so few seeds nothing can be said: 2 arms take 4 at least."),
         ({}, {"more": ("--until", 9)}, "--until=9: the run itself shows it at step 10. Give 10 or more."),
         ({}, {"more": ("--rule", "entropy collapse")}, "--rule=entropy collapse: the run does not meet a rule of this"),
-        (
-            {"overrides": [COSINE, "trainer.total_training_steps=40"]},
-            {},
-            "--until=13: the learning rate depends on the",
-        ),
+        ({"overrides": [COSINE, f"{LAST}=40"]}, {}, "--until=13: the learning rate depends on the last step, which"),
         ({}, {"arm": "lr"}, "--arm=lr: must be a name of its own, a colon and overrides"),
         ({}, {"arm": "unchanged: data.shuffle=false"}, "unchanged is the first arm's name"),
         ({}, {"arm": f"same: {LR}=1e-6"}, "--arm same=" + LR + "=1e-6: the run has these values already"),
         ({}, {"arm": "seed: data.seed=4"}, "--arm seed=data.seed=4: the run has these values already, or no result"),
         ({}, {"arm": f"typo: {LR}x=1e-7"}, "does not compose: Could not override"),
         ({}, {"arm": f"decay: {LR[:-2]}weight_decay=0"}, "verl's resume puts the checkpoint's value over"),
-        ({}, {"arm": "many: model_engine=megatron"}, "--arm many=model_engine=megatron: it also changes"),
-        (
-            {"overrides": ["+async_training.staleness_threshold=1"]},
-            {},
-            "async_training: verl's fully asynchronous main",
-        ),
+        ({}, {"arm": "many: +recipe=reversal/base"}, "--arm many=+recipe=reversal/base: it also changes"),
+        ({}, {"arm": "many: model_engine=megatron"}, "--arm many=model_engine=megatron: does not compose: Could not"),
+        ({"overrides": ["+async_training.x=1"]}, {}, "async_training: verl's fully asynchronous main"),
         ({"overrides": ["+data.hf_token=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"]}, {}, "hides it as a credential"),
     ],
 )
@@ -257,6 +283,21 @@ def test_what_cannot_be_answered_is_refused_with_key_value_and_what_to_do(failin
     refused = blame(folder, *words.get("more", ()), code=1, arms=arms, start=words.get("start", FROM))
     assert said.format(run=folder, verl=metadata.version("verl")) in refused
     assert not (folder.parent / "plan/made.jsonl").exists()
+
+
+def words_of_page(command):
+    """The words of a command of clipx on the page of planted causes."""
+    page = (ROOT / "docs/results/blame.md").read_text().replace("\\\n", "")
+    (line,) = [line for line in page.splitlines() if line.startswith(f"clipx {command} ")]
+    return shlex.split(line)[1:]
+
+
+def test_the_committed_run_is_planned_as_its_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    said = clipx(*words_of_page("blame"), "--out", tmp_path / "plan", "--dry-run")
+    assert "2 arms with 4 seeds, 7 steps each: 56 steps" in said and said.count("env VERL_FILE_LOGGER_PATH=") == 8
+    record = (ROOT / "docs/results/runs/blame/rate-seed50/failing/metrics.run.json").read_text()
+    assert not re.search(r'"/(?!tmp/ray/)', record), "a path of the machine that made it"
 
 
 def test_the_page_has_the_table_that_the_kept_answers_give():

@@ -4,25 +4,25 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from textwrap import shorten
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.command_line import installed_version
-from verl_clipx.common.files import read_json_object, write_json
+from verl_clipx.common.files import read_json_object, write_json, write_text
 from verl_clipx.common.run_files import LOG_VARIABLE, METRICS, STEP_FOLDER
 from verl_clipx.common.statistics.comparison import least_seeds
 from verl_clipx.diagnose.blame.configuration import (
-    DERIVED,
-    check_arm,
-    compose_run,
-    composed_of,
-    key_of,
-    taken_over,
-    without_loss,
-    words_of,
+    RESTORED,
+    check_difference,
+    chosen_values,
+    compose_arm,
+    configuration_of,
+    keys_of,
+    resolved,
 )
 from verl_clipx.diagnose.diagnosis import diagnose
 from verl_clipx.diagnose.rule import LASTING, Kind, Onset, Rule
@@ -59,7 +59,7 @@ class Plan:
         rule, evidence, onset: the rule of diagnose that the run meets, what shows it, and from which step on.
         until, seeds: the last step of a rerun, and the seeds of every arm.
         arms: name to words; the first is the unchanged run.
-        words: name to all words but those of seeds and places.
+        configurations: name to what verl's main gets besides an arm's words, seeds and places, in YAML.
         rates: name to the factors of its learning rates by verl's role, if it changes any.
     """
 
@@ -72,7 +72,7 @@ class Plan:
     until: int
     seeds: list[int]
     arms: dict[str, list[str]]
-    words: dict[str, list[str]]
+    configurations: dict[str, str]
     rates: dict[str, dict[str, float]]
     launcher: list[str]
 
@@ -85,12 +85,13 @@ class Plan:
         """All reruns in the order in which they are made: every arm has a seed before any has the next one."""
         reruns = []
         for seed in self.seeds:
-            for arm, words in self.words.items():
+            for arm, words in self.arms.items():
                 folder = (out / f"{arm}-seed{seed}").absolute()
+                own = [f"--config-dir={out.absolute()}", f"--config-name={base_of(words)}", *words]
+                own += [f"trainer.experiment_name={folder.name}", *(f"++{key}={seed}" for key in SEEDS)]
                 places = {"trainer.default_local_dir": folder / "checkpoints", "hydra.run.dir": folder}
                 places |= {"trainer.resume_from_path": self.checkpoint_of(arm, out)}
-                own = [f"++{key}={seed}" for key in SEEDS] + [f"{key}='{value}'" for key, value in places.items()]
-                reruns.append(Rerun(arm, folder, [*words, f"trainer.experiment_name={folder.name}", *own]))
+                reruns.append(Rerun(arm, folder, [*own, *(f"{key}='{value}'" for key, value in places.items())]))
         return reruns
 
     def shell_line(self, rerun: Rerun) -> str:
@@ -104,9 +105,17 @@ class Plan:
         before = read_json_object(path, {}, "choose another folder by --out") if path.exists() else content
         changed = next((key for key in content if before.get(key) != content[key]), None)
         if changed is not None and any(out.glob("*-seed*")):
-            reason = f"its reruns were planned with {changed} {before.get(changed)}, now it is {content[changed]}"
+            old, new = (shorten(f"{of.get(changed)}", 80) for of in (before, content))
+            reason = f"its reruns were planned with {changed} {old}, now it is {new}"
             raise Refusal("--out", str(out), reason, "Give the options of before, or another folder.")
         write_json(path, content)
+        for name, configuration in self.configurations.items():
+            write_text(out / f"{name}.yaml", configuration)
+
+
+def base_of(words: Sequence[str]) -> str:
+    """The name of the configuration that an arm's words go on top of."""
+    return "run-without-loss" if NODE in keys_of(words) else "run"
 
 
 def make_plan(
@@ -127,17 +136,7 @@ def make_plan(
         FileNotFoundError, ValueError: the run cannot be read.
     """
     run, named = read_run(path), {UNCHANGED: [], **arms_of(arms)}
-    if "trainer.save_freq" not in run.configuration:
-        advice = "Name a run with a clipx node (+clipx=observe will do), or one with Hydra's record of it."
-        raise Refusal(str(path), ABSENT, "nothing says what the run trained", advice)
-    if any(key.startswith("async_training.") for key in run.configuration):
-        raise Refusal(
-            "async_training", ABSENT, "verl's fully asynchronous main trained this run", f"Name one of {MAIN}."
-        )
-    for name in ("verl", "verl-clipx"):
-        if run.versions.get(name, here := installed_version(name)) != here:
-            reason = f"so says the run's record, and {here} is installed: it may read and train otherwise"
-            raise Refusal(f"versions.{name}", run.versions[name], reason, f"Install {name}=={run.versions[name]}.")
+    check_origin(path, run)
     onset, chosen = failure_of(run, rule)
     if step >= onset.step:
         raise Refusal("--from", step, f"{chosen.name} begins at step {onset.step}", "Name a checkpoint before it.")
@@ -150,12 +149,18 @@ def make_plan(
         raise Refusal("--seeds", seeds, reason, "Give more, or leave it out.")
     until, first = until or said + LASTING, (run.seed or 0) + 1
     checkpoint = checkpoint_of(path, run, step).absolute()
-    words = words_of_arms(run, named, [*common, *FIXED, f"trainer.total_training_steps={until}"])
-    rates = check_arms(run, named, words, until, checkpoint)
+    bases, values = compose_arms(run, named, [*common, *FIXED, f"trainer.total_training_steps={until}"])
+    check_schedule(run.configuration.get("trainer.total_training_steps"), until, values[UNCHANGED])
+    factors = {
+        arm: {role: of[key] / values[UNCHANGED][key] for role, key in RATES.items() if (checkpoint / role).is_dir()}
+        for arm, of in values.items()
+    }
     return Plan(
         *(str(path.absolute()), str(checkpoint), step),
-        *(chosen.name, onset.evidence, onset.step, until, [*range(first, first + (seeds or fewest))], named, words),
-        *(rates, shlex.split(launcher or MAIN)),
+        *(chosen.name, onset.evidence, onset.step, until, [*range(first, first + (seeds or fewest))], named),
+        {name: OmegaConf.to_yaml(config) for name, config in bases.items()},
+        {arm: {role: factor for role, factor in of.items() if factor != 1} for arm, of in factors.items()},
+        shlex.split(launcher or MAIN),
     )
 
 
@@ -168,7 +173,24 @@ def arms_of(given: Sequence[str]) -> dict[str, list[str]]:
             reason = f"must be a name of its own, a colon and overrides; {UNCHANGED} is the first arm's name"
             raise Refusal("--arm", text, reason, f"Write --arm 'lr: {OPTIMIZER}.lr=3e-7'.")
         arms[name] = words.split()
+        # The checkpoint has no state of another loss's bounds.
+        if NODE in keys_of(arms[name]) and f"+{NODE}=observe" not in arms[name]:
+            arms[name].append(f"{NODE}.missing_state=fresh")
     return arms
+
+
+def check_origin(path: Path, run: Run) -> None:
+    """Refuses a run that cannot be trained again here as it was."""
+    if "trainer.save_freq" not in run.configuration:
+        advice = "Name a run with a clipx node (+clipx=observe will do), or one with Hydra's record of it."
+        raise Refusal(str(path), ABSENT, "nothing says what the run trained", advice)
+    if any(key.startswith("async_training.") for key in run.configuration):
+        reason = "verl's fully asynchronous main trained this run"
+        raise Refusal("async_training", ABSENT, reason, f"Name one of {MAIN}.")
+    for name in ("verl", "verl-clipx"):
+        if run.versions.get(name, here := installed_version(name)) != here:
+            reason = f"so says the run's record, and {here} is installed: it may read and train otherwise"
+            raise Refusal(f"versions.{name}", run.versions[name], reason, f"Install {name}=={run.versions[name]}.")
 
 
 def failure_of(run: Run, name: str | None) -> tuple[Onset, Rule]:
@@ -204,42 +226,34 @@ def checkpoint_of(path: Path, run: Run, step: int) -> Path:
     if not there and saves <= 0:
         raise Refusal("trainer.save_freq", saves, "the run kept no checkpoints", "Train again with one every N steps.")
     reason = f"{places[-1] if places else recorded} has no whole checkpoint of this step"
-    raise Refusal("--from", step, reason, f"There are: {', '.join(sorted(there)) or 'none'}.")
+    advice = f"There are: {', '.join(sorted(there))}." if there else "Put the run's checkpoints there."
+    raise Refusal("--from", step, reason, advice)
 
 
-def words_of_arms(run: Run, arms: Mapping[str, Sequence[str]], common: Sequence[str]) -> dict[str, list[str]]:
-    """All words of each arm but those of seeds and places."""
-    base, words = words_of(run.configuration), {}
-    for name, own in arms.items():
-        chosen = [word for word in own if key_of(word) == NODE]
-        # The checkpoint has no state of another loss's bounds.
-        fresh = [f"{NODE}.missing_state=fresh"] * (bool(chosen) and not chosen[0].endswith("=observe"))
-        words[name] = [*(without_loss(base) if chosen else base), *own, *fresh, *common]
-    return words
+def compose_arms(
+    run: Run, arms: Mapping[str, Sequence[str]], common: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What arms go on top of by name, and by arm all values; raises Refusal if one is not as it was asked for."""
+    names, recorded = {base_of(words) for words in arms.values()}, chosen_values(run.configuration)
+    bases = {name: configuration_of(recorded, common, with_loss=name == "run") for name in names}
+    check_difference("--with", common, resolved(OmegaConf.create(nested(recorded))), bases["run"])
+    unchanged = resolved(bases["run"])
+    values = {UNCHANGED: unchanged}
+    for name, words in list(arms.items())[1:]:
+        arm = compose_arm(name, words, bases[base_of(words)])
+        values[name] = resolved(arm)
+        restored = [key for key, value in values[name].items() if RESTORED.match(key) and unchanged.get(key) != value]
+        why = f"verl's resume puts the checkpoint's value over {restored[0]}" if restored else ""
+        if not check_difference(f"--arm {name}", words, unchanged, arm):
+            why = "the run has these values already, or no result depends on them"
+        if why:
+            raise Refusal(f"--arm {name}", " ".join(words), why, "Blame another change.")
+    return bases, values
 
 
-def check_arms(
-    run: Run, arms: Mapping[str, list[str]], words: Mapping[str, list[str]], until: int, checkpoint: Path
-) -> dict[str, dict[str, float]]:
-    """By arm the factors of its learning rates, if it changes any; raises Refusal if an arm is not as asked for."""
-    composed = {name: compose_run(of) for name, of in words.items()}
-    unchanged, recorded = composed[UNCHANGED], composed_of(OmegaConf.create(nested(run.configuration))).setting
-    setting, leaves = unchanged.setting, unchanged.leaves
-    ours = {key_of(word) for word in words[UNCHANGED] if not word.startswith("++")} | taken_over(run.configuration)
-    for key in sorted((recorded.keys() | setting.keys()) - ours):
-        if recorded.get(key) != setting.get(key) and not DERIVED.match(key):
-            reason = f"so says the run's record, while a rerun would have {setting.get(key)}"
-            raise Refusal(key, recorded.get(key), reason, "Look at the versions, or give the value by --with.")
-    total, steps = run.configuration.get("trainer.total_training_steps"), leaves[f"{OPTIMIZER}.lr_warmup_steps"]
-    warms_up = steps <= 0 < leaves[f"{OPTIMIZER}.lr_warmup_steps_ratio"]
-    if until != total and (warms_up or leaves[f"{OPTIMIZER}.lr_scheduler_type"] != "constant"):
+def check_schedule(total: int | None, until: int, values: Mapping[str, Any]) -> None:
+    """Refuses a last step that would change the learning rates of the steps before."""
+    warms_up = values[f"{OPTIMIZER}.lr_warmup_steps"] <= 0 < values[f"{OPTIMIZER}.lr_warmup_steps_ratio"]
+    if until != total and (warms_up or values[f"{OPTIMIZER}.lr_scheduler_type"] != "constant"):
         reason = f"the learning rate depends on the last step, which was {total or 'that of the data'}"
         raise Refusal("--until", until, reason, "Give that step.")
-    for name, own in arms.items():
-        if name != UNCHANGED:
-            check_arm(name, own, unchanged, composed[name])
-    roles = [(role, key) for role, key in RATES.items() if (checkpoint / role).is_dir()]
-    return {
-        name: {role: of.leaves[key] / leaves[key] for role, key in roles if of.leaves[key] != leaves[key]}
-        for name, of in composed.items()
-    }
