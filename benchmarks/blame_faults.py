@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -287,19 +287,26 @@ def read_answers(path: Path = ANSWERS) -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
+def find_named_arms(row: Mapping[str, Any]) -> set[str]:
+    """The arms that an answer names; none if the plan was refused."""
+    return {name for name, of in row.get("arms", {}).items() if of["p"] is not None and of["p"] < LEVEL}
+
+
 def print_table() -> None:
-    """Prints a row for each cause: its plans, how many unchanged reruns failed in each, how often an arm was named."""
-    print("| cause | plans | unchanged reruns that failed | its arm named | another named |\n|---|---|---|---|---|")
-    asked = [(cause, ANSWERS, cause, BY_CHANCE if cause == "chance" else ROUNDS) for cause in CAUSES]
-    for title, path, cause, of in [*asked, *((f"{cause}, through Ray", BY_RAY, cause, 1) for cause in THROUGH_RAY)]:
-        plans = [row for row in read_answers(path) if row["cause"] == cause]
-        answered = [row["arms"] for row in plans if "arms" in row]
-        failed = ", ".join(f"{arms['unchanged']['failed']} of {arms['unchanged']['of']}" for arms in answered)
-        named = [{name for name, of in arms.items() if of["p"] is not None and of["p"] < LEVEL} for arms in answered]
-        right = sum("cause" in names for names in named) if cause != "chance" else ""
-        wrong = sum(bool(names - {"cause"}) for names in named) if path == ANSWERS else ""
-        refused = f", {len(plans) - len(answered)} refused" if len(plans) > len(answered) else ""
-        print(f"| {title} | {len(answered)} of {of}{refused} | {failed} | {right} | {wrong} |")
+    """Prints a row for each cause: its plans, unchanged reruns that failed, and in how many plans an arm was named."""
+    print("| cause | plans | unchanged reruns failed | its arm named | another named | its arm named, through Ray |")
+    print("|---|---|---|---|---|---|")
+    for cause in CAUSES:
+        rows, by_ray = ([row for row in read_answers(path) if row["cause"] == cause] for path in (ANSWERS, BY_RAY))
+        failed, of = (sum(row["arms"]["unchanged"][key] for row in rows if "arms" in row) for key in ("failed", "of"))
+        right, wrong = (
+            sum(bool(find_named_arms(row) & names) for row in rows) for names in ({"cause"}, {"placebo", "another"})
+        )
+        right_by_ray = sum("cause" in find_named_arms(row) for row in by_ray)
+        refused = sum("arms" not in row for row in rows)
+        plans = f"{len(rows)}, {refused} refused" if refused else len(rows)
+        shown = f"{right_by_ray} of {len(by_ray)}" if by_ray else ""
+        print(f"| {cause} | {plans} | {failed} of {of} | {'' if cause == 'chance' else right} | {wrong} | {shown} |")
 
 
 def main(
