@@ -50,14 +50,6 @@ class LocalWorkers:
         """verl's update on all mini-batches of a rollout batch."""
         return {"metrics": tu.get(self.worker.update_actor(self.queue.data_of(batch)), "metrics")}
 
-    def save_checkpoint(self, *where: Any, **named: Any) -> None:
-        """verl's checkpoint of the actor."""
-        self.worker.save_checkpoint(*where, **named)
-
-    def load_checkpoint(self, **named: Any) -> None:
-        """verl's resume of the actor."""
-        self.worker.load_checkpoint(**named)
-
     def weights(self) -> Any:
         """Return the name and full tensor of each weight."""
         named, _ = self.worker.actor.engine.get_per_tensor_param()
