@@ -102,12 +102,6 @@ def keys_of(words: Sequence[str]) -> set[str]:
     return {word.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
 
 
-def compose_arm(name: str, words: Sequence[str], base: DictConfig) -> DictConfig:
-    """An arm's configuration: words on top of another one; raises Refusal."""
-    ConfigStore.instance().store(f"{name}.yaml", base)
-    return compose_words(name, words, f"--arm {name}")
-
-
 def check_difference(what: str, words: Sequence[str], before: Mapping[str, Any], config: DictConfig) -> bool:
     """Returns whether a configuration differs from recorded values; raises Refusal if in more than words say."""
     old, new, text = setting_of_run(before), setting_of_run(resolved(config)), flat(OmegaConf.to_container(config))
@@ -119,3 +113,36 @@ def check_difference(what: str, words: Sequence[str], before: Mapping[str, Any],
             reason = f"it also changes {key} from {old.get(key)} to {new.get(key)}"
             raise Refusal(what, " ".join(words), reason, "Name every key, and no group but clipx.")
     return bool(differing)
+
+
+def base_of(words: Sequence[str]) -> str:
+    """The name of the configuration that an arm's words go on top of."""
+    return "run-without-loss" if NODE in keys_of(words) else "run"
+
+
+def compose_arms(
+    configuration: Mapping[str, Any], arms: Mapping[str, Sequence[str]], common: Sequence[str]
+) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """What arms go on top of, by name in YAML, and all values by arm; raises Refusal of an arm that is not as asked.
+
+    Args:
+        configuration: of the run, dotted key to value.
+        arms: name to words, first the unchanged run's.
+        common: further words for all arms.
+    """
+    names, recorded = {base_of(words) for words in arms.values()}, chosen_values(configuration)
+    bases = {name: configuration_of(recorded, common, with_loss=name == "run") for name in sorted(names)}
+    check_difference("--with", common, resolved(OmegaConf.create(nested(recorded))), bases["run"])
+    unchanged = resolved(bases["run"])
+    values = dict.fromkeys(arms, unchanged)
+    for name, words in list(arms.items())[1:]:
+        ConfigStore.instance().store(f"{name}.yaml", bases[base_of(words)])
+        arm = compose_words(name, words, f"--arm {name}")
+        values[name] = resolved(arm)
+        changes = [key for key, value in values[name].items() if unchanged.get(key) != value]
+        why = [f"verl's resume puts the checkpoint's value over {key}" for key in changes if RESTORED.match(key)]
+        if not check_difference(f"--arm {name}", words, unchanged, arm):
+            why = ["the run has these values already, or no result depends on them"]
+        if why:
+            raise Refusal(f"--arm {name}", " ".join(words), why[0], "Blame another change.")
+    return {name: OmegaConf.to_yaml(config) for name, config in bases.items()}, values

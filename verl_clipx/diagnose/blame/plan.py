@@ -7,28 +7,17 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.files import read_json_object, write_json, write_text
 from verl_clipx.common.run_files import LOG_VARIABLE, METRICS, STEP_FOLDER
 from verl_clipx.common.statistics.comparison import least_seeds
-from verl_clipx.diagnose.blame.configuration import (
-    RESTORED,
-    check_difference,
-    chosen_values,
-    compose_arm,
-    configuration_of,
-    keys_of,
-    resolved,
-)
+from verl_clipx.diagnose.blame.configuration import base_of, compose_arms, keys_of
 from verl_clipx.diagnose.diagnosis import diagnose
 from verl_clipx.diagnose.rule import LASTING, Kind, Onset, Rule
 from verl_clipx.runs.folder import RunFolder, read_run
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.sameness import nested
 
 UNCHANGED, MAIN = "unchanged", "python -m verl.trainer.main_ppo"
 SEEDS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
@@ -109,13 +98,8 @@ class Plan:
             reason = f"its reruns were planned with {changed} {old}, now it is {new}"
             raise Refusal("--out", str(out), reason, "Give the options of before, or another folder.")
         write_json(path, content)
-        for name, configuration in self.configurations.items():
-            write_text(out / f"{name}.yaml", configuration)
-
-
-def base_of(words: Sequence[str]) -> str:
-    """The name of the configuration that an arm's words go on top of."""
-    return "run-without-loss" if NODE in keys_of(words) else "run"
+        for name, text in self.configurations.items():
+            write_text(out / f"{name}.yaml", text)
 
 
 def make_plan(
@@ -149,17 +133,19 @@ def make_plan(
         raise Refusal("--seeds", seeds, reason, "Give more, or leave it out.")
     until, first = until or said + LASTING, (run.seed or 0) + 1
     checkpoint = checkpoint_of(path, run, step).absolute()
-    bases, values = compose_arms(run, named, [*common, *FIXED, f"trainer.total_training_steps={until}"])
-    check_schedule(run.configuration.get("trainer.total_training_steps"), until, values[UNCHANGED])
-    factors = {
-        arm: {role: of[key] / values[UNCHANGED][key] for role, key in RATES.items() if (checkpoint / role).is_dir()}
-        for arm, of in values.items()
-    }
+    common = [*common, *FIXED, f"trainer.total_training_steps={until}"]
+    configurations, values = compose_arms(run.configuration, named, common)
+    before = values[UNCHANGED]
+    check_schedule(run.configuration.get("trainer.total_training_steps"), until, before)
+    roles = [(role, key) for role, key in RATES.items() if (checkpoint / role).is_dir()]
     return Plan(
         *(str(path.absolute()), str(checkpoint), step),
         *(chosen.name, onset.evidence, onset.step, until, [*range(first, first + (seeds or fewest))], named),
-        {name: OmegaConf.to_yaml(config) for name, config in bases.items()},
-        {arm: {role: factor for role, factor in of.items() if factor != 1} for arm, of in factors.items()},
+        configurations,
+        {
+            arm: {role: of[key] / before[key] for role, key in roles if of[key] != before[key]}
+            for arm, of in values.items()
+        },
         shlex.split(launcher or MAIN),
     )
 
@@ -228,27 +214,6 @@ def checkpoint_of(path: Path, run: Run, step: int) -> Path:
     reason = f"{places[-1] if places else recorded} has no whole checkpoint of this step"
     advice = f"There are: {', '.join(sorted(there))}." if there else "Put the run's checkpoints there."
     raise Refusal("--from", step, reason, advice)
-
-
-def compose_arms(
-    run: Run, arms: Mapping[str, Sequence[str]], common: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What arms go on top of by name, and by arm all values; raises Refusal if one is not as it was asked for."""
-    names, recorded = {base_of(words) for words in arms.values()}, chosen_values(run.configuration)
-    bases = {name: configuration_of(recorded, common, with_loss=name == "run") for name in names}
-    check_difference("--with", common, resolved(OmegaConf.create(nested(recorded))), bases["run"])
-    unchanged = resolved(bases["run"])
-    values = {UNCHANGED: unchanged}
-    for name, words in list(arms.items())[1:]:
-        arm = compose_arm(name, words, bases[base_of(words)])
-        values[name] = resolved(arm)
-        restored = [key for key, value in values[name].items() if RESTORED.match(key) and unchanged.get(key) != value]
-        why = f"verl's resume puts the checkpoint's value over {restored[0]}" if restored else ""
-        if not check_difference(f"--arm {name}", words, unchanged, arm):
-            why = "the run has these values already, or no result depends on them"
-        if why:
-            raise Refusal(f"--arm {name}", " ".join(words), why, "Blame another change.")
-    return bases, values
 
 
 def check_schedule(total: int | None, until: int, values: Mapping[str, Any]) -> None:
