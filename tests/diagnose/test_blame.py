@@ -146,7 +146,7 @@ def test_the_arm_without_failures_is_named_and_nothing_of_the_run_is_touched(fai
         assert trainer.del_local_ckpt_after_load is False
         assert (rate, config.clipx.method) == (1e-7 if arm == "lr" else 1e-6, "acpo" if arm == "acpo" else "grpo")
         # What an arm changes, others of verl's keys follow.
-        assert OmegaConf.is_interpolation(policy.rollout, "response_length")
+        assert all(OmegaConf.is_interpolation(policy.rollout, key) for key in ("response_length", "mtp"))
 
 
 def test_a_learning_rate_is_changed_where_verls_resume_takes_it_from(failing, monkeypatch):

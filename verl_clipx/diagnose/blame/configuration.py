@@ -82,13 +82,15 @@ def configuration_of(recorded: Mapping[str, Any], common: Sequence[str], *, with
     if any(key.startswith("clipx_rollout.") for key in wanted):
         words.append(f"+{NODE}/rollout={'stale' if 'clipx_rollout.versions_old' in wanted else 'seeded'}")
     base = compose_words("ppo_trainer", [*words, *common], "--with")
-    config = OmegaConf.merge(base, nested(wanted))
+    record = OmegaConf.create(nested(wanted))
+    config = OmegaConf.merge(base, record)
     for key, text in flat(OmegaConf.to_container(base)).items():
-        if "${" in str(text) and key in wanted:
+        said = OmegaConf.select(record, key, default=ABSENT) if "${" in str(text) else ABSENT
+        if said is not ABSENT:
             # What follows from other keys goes on following, where that gives what was recorded.
-            OmegaConf.update(config, key, text)
-            if value_of(config, key, text) != wanted[key]:
-                OmegaConf.update(config, key, wanted[key], merge=False)
+            OmegaConf.update(config, key, text, merge=False)
+            if value_of(config, key, text) != said:
+                OmegaConf.update(config, key, said, merge=False)
     return config
 
 
