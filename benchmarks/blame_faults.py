@@ -128,7 +128,7 @@ def print_table() -> None:
         right_by_ray = sum("cause" in find_named_arms(row) for row in by_ray)
         refused = sum("arms" not in row for row in rows)
         plans = f"{len(rows)}, {refused} refused" if refused else len(rows)
-        shown = f"{right_by_ray} of {len(by_ray)}" if by_ray else ""
+        shown = right_by_ray if by_ray else ""
         print(f"| {cause} | {plans} | {failed} of {of} | {'' if cause == 'chance' else right} | {wrong} | {shown} |")
 
 
