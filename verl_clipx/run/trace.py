@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from verl_clipx.base.parameters import integer, number, only, optional, parameter, validate
+from verl_clipx.base.parameters import Parameters, integer, number, only, optional, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class Trace(Parameters):
     """Which responses are traced. A trace contains what the loss knew of every token of a response.
 
     Raises:
@@ -31,9 +31,6 @@ class Trace:
         optional(only("a path", lambda value: isinstance(value, str) and value != "")),
         "where the files go; null: traces beside metrics.jsonl, NAME.traces beside another log of verl's file logger",
     )
-
-    def __post_init__(self) -> None:
-        validate(self, self.node)
 
     def includes(self, step: int) -> bool:
         """Whether a training step, from 1, is traced: the first one is, and then one in every `every` steps."""

@@ -102,15 +102,13 @@ def run_command(plan: Plan, rerun: Rerun) -> int:
         return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=variables).returncode
 
 
-def make_reruns(
-    plan: Plan, out: Path, say: Callable[[str], None], run: Callable[[Plan, Rerun], int] = run_command
-) -> None:
+def make_reruns(plan: Plan, out: Path, say: Callable[[str], None]) -> None:
     """Makes the reruns that are missing; what a kill left unfinished begins anew."""
     for number, rerun in enumerate(reruns := plan.reruns(out), 1):
         if outcome_of(plan, rerun) is None:
             shutil.rmtree(rerun.folder, ignore_errors=True)
             rerun.folder.mkdir(parents=True)
-            code = run(plan, rerun)
+            code = run_command(plan, rerun)
             if outcome_of(plan, rerun) is None:
                 write_text(rerun.folder / CODE, f"{code}\n")
             say(f"{number} of {len(reruns)}, {rerun.folder.name}: {outcome_of(plan, rerun)}")
