@@ -24,7 +24,7 @@ EXCEPTIONS = [
     ("papers/evaluation/checkpoints.py", ".open(", "read in parts of a fixed size"),
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
     ("run/explaining.py", "open(", OWN),
-    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(")],
+    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(", ".open(")],
     ("run/stand_in.py", "open(", OWN),
     ("run/without_plugin.py", "open(", OWN),
     ("trainer/log.py", ".open(", "a log that grows while a process runs"),
