@@ -57,7 +57,7 @@ class EpochWorker(VerlsWorker):
         """Pairs of a micro-batch and what the model says of it."""
         tokens = int(pad_rows(data["loss_mask"]).sum())
         tu.assign_non_tensor(data, batch_num_tokens=tokens, dp_size=1, global_batch_size=len(data))
-        for rows in ([2], [0, 1]):
+        for rows in ([2], [0, 1])[3 - len(data) :]:
             part = tu.index_select_tensor_dict(data, rows)
             output = micro_batch(self.current, part["row"].tolist(), entropy=self.current["entropy"])[1]
             yield part, output
@@ -292,6 +292,11 @@ def beyond_the_rows(data):
         data[name] = torch.ones_like(data[name])
 
 
+def begins_earlier(data, update):
+    """Begins a response a token earlier where its prompt has a second one."""
+    data["attention_mask"] = torch.stack([row.roll(int(row[0])) for row in data["attention_mask"]])
+
+
 def with_decision(change):
     """Plans each update with its decision changed."""
 
@@ -376,10 +381,15 @@ FAULTS = {
         *(IS_KEYS, dict(of_trainer=partial(corrected, **IS), of_mini_batch=times("rollout_is_weights", 2.0, 1))),
         OTHER_ROWS.format("rollout_is_weights"),
     ),
-    "the first mini-batch twice": (
-        *([], dict(mini_batches=([4, 0, 2], [4, 0, 2]))),
+    "a row that is left out": (
+        *([], dict(mini_batches=iter(([4, 0, 2], [1, 5, 3], [4, 0, 2], [1, 5])))),
         "some rows of the rollout batch were trained more often",
     ),
+    "each mini-batch twice before the next": (
+        *([], dict(mini_batches=iter(([4, 0, 2], [4, 0, 2], [1, 5, 3], [1, 5, 3])))),
+        "some rows of the rollout batch were trained again before others",
+    ),
+    "another attention mask": (BYPASS, dict(of_trainer=padded, of_micro_batch=begins_earlier), "attention_mask of"),
 }
 PLANS = {
     "half of the decision": (LAGGED, halves, "the bounds are not those that the method decides"),

@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 PROBES = 120
 # What engines multiply a loss by is the same for every micro-batch, and a weight is that of verl's own code.
 SAME_FACTOR, SAME_NORMALISER = 1e-3, 0.01
-# In bypass mode old_log_probs are a copy, in nats. The tokens that a selection keeps may differ between two passes.
+# In bypass mode old_log_probs are a copy, in nats. The tokens above a threshold may differ between two passes.
 SAME_COPY, SAME_SELECTED = 1e-4, 0.05
 # What a loss reads of a row that its prompt and response don't say, and which does not change from update to update.
-OF_ROW = ("response_mask", "loss_mask", "old_log_probs", "advantages", "ref_log_prob")
+OF_ROW = ("response_mask", "loss_mask", "attention_mask", "old_log_probs", "advantages", "ref_log_prob")
 OF_ROW += ("rollout_log_probs", "rollout_is_weights")
 # What rounding does in full and in half precision: a micro-batch's mean distance from ratio 1, in nats, where the same
 # weights gave 0.014, and a change of bounds by a share of half their width, where they gave 0.59.
@@ -202,6 +202,9 @@ class Receipt(Observer):
             self._got.update(rows)
         changed = sorted({row[0] for row in rows if row not in self._got})
         self._expect(not changed, f"{', '.join(changed)} of some rows are not those that the worker got for them")
+        epoch = math.ceil(self._trained.total() / self._got.total())
+        again = any(self._trained[row] > epoch * self._got[row] for row in rows)
+        self._expect(not again, "some rows of the rollout batch were trained again before others")
         weights, rejects = (f"{key}={options.get(key)}" for key in (ROLLOUT_IS, ROLLOUT_RS))
         asked, there = options.get(ROLLOUT_IS) is not None, "rollout_is_weights" in data
         without = f"the samples came with{'' if there else 'out'} the weights of {weights}"
