@@ -308,8 +308,9 @@ def with_decision(change):
     return planned
 
 
-def halves(step):
-    step.decision = step.decision * 0.5
+def scales(name, factor):
+    """Multiplies what a step knows."""
+    return lambda step: setattr(step, name, getattr(step, name) * factor)
 
 
 def adds_statistics(step):
@@ -322,6 +323,7 @@ NORMALISED, OF_SEQUENCES, TWO = (CORRECTIONS[name] for name in ("normalised", "s
 SEQUENCES = OF_SEQUENCES | dict(rollout_rs="seq_mean_k3", rollout_rs_threshold="0.02")
 DIFFERS, REJECTS = "a weight differs by", "rejects came as if it did not, or the reverse"
 LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
+SELECTED = ("+clipx=grpo", "+clipx/select=low_entropy")
 OTHER_ROWS = "receipt: {} of some rows are not those that the worker got"
 OTHER_OLD = OTHER_ROWS.format("old_log_probs")
 # Whose hand changes what, beside which overrides, and the receipt's message.
@@ -392,8 +394,9 @@ FAULTS = {
     "another attention mask": (BYPASS, dict(of_trainer=padded, of_micro_batch=begins_earlier), "attention_mask of"),
 }
 PLANS = {
-    "half of the decision": (LAGGED, halves, "the bounds are not those that the method decides"),
-    "the decision of the mini-batch halved": (("+clipx=acpo",), halves, "the bounds are not those that the method dec"),
+    "half of the decision": (LAGGED, scales("decision", 0.5), "the bounds are not those that the method decides"),
+    "the decision of the mini-batch halved": (("+clipx=acpo",), scales("decision", 0.5), "the bounds are not those"),
+    "more selected tokens": (SELECTED, scales("selected_tokens", 1.2), "selected tokens, and 12 were selected"),
     "other statistics than the decision's": (LAGGED, adds_statistics, "the bounds are not those that the method decid"),
 }
 
