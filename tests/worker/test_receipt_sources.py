@@ -19,6 +19,7 @@ from tests.jagged import jagged, micro_batch
 from tests.worker.test_receipt import CRITERIA, rejecting
 from tests.worker.updates import ROWS, VerlsWorker
 from verl_clipx.check.contract import example
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.worker import training_worker
 from verl_clipx.worker.layout import TokenPass, pad_rows
 from verl_clipx.worker.policy_loss import current_micro_batch
@@ -435,11 +436,12 @@ def test_a_decision_that_its_statistics_do_not_give_is_found(actor, monkeypatch,
         train(actor, monkeypatch, *overrides)
 
 
-def test_statistics_at_ratio_1_are_those_of_the_trained_tokens(actor, monkeypatch, few_probes):
+@pytest.mark.parametrize("said", [DecidedFrom.RATIO_ONE, DecidedFrom.MICRO_BATCH])
+def test_statistics_at_ratio_1_are_those_of_the_trained_tokens(actor, monkeypatch, few_probes, said):
     def other(step):
-        step.statistics = step.statistics.clone()
-        # Each bin's ratios vary.
-        step.statistics[-5:] += 4 * step.statistics[:5]
+        step.statistics, step.decided_from = step.statistics.clone(), said
+        # The ratios vary of a bin that the last micro-batch has no token in.
+        step.statistics[-2] += 4 * step.statistics[3]
         step.decision = method.decide(step.statistics)
 
     method = actor(*LAGGED).policy_loss.clipx.method
