@@ -422,13 +422,14 @@ SINGLE = {
     ),
     "a term that the engine adds": (trains("+clipx=grpo", besides=lambda of: of.square().sum()), BACKWARD),
     "an engine that leaves the loss aside": (
-        trains("+clipx=grpo", factors=[None]),
+        trains("+clipx=grpo", factors=[()]),
         "no backward pass came from the loss",
     ),
-    "no backward pass of a later micro-batch": (in_parts(factors=(1, 1, None)), "came from the loss of 1 of 3 micro-b"),
+    "no backward pass of a later micro-batch": (in_parts(factors=(1, 1, ())), "came from the loss of 1 of 3 micro-b"),
     "a later micro-batch of the opposite sign": (of_the_opposite_sign, BACKWARD),
     "an engine that turns a later micro-batch's sign": (in_parts(factors=(1, 1, -1)), f"{MULTIPLIED} -1 to 1"),
     "an engine that scales a later micro-batch": (in_parts(factors=(1, 0.5, 1)), f"{MULTIPLIED} 0.5 to 1"),
+    "two backward passes of a later micro-batch": (in_parts(factors=(1, (1, 1), 1)), f"{MULTIPLIED} 1 to 2"),
     "an engine that scales a rank": (another_rank_s_factor, r"multiplied by 0\.5, all ranks' by 0\.75 on average"),
     "each micro-batch's own number of tokens": (in_parts(change=own_number_of_tokens), "mini-batch's 5, 8, 12 tokens"),
     "stale old log-probabilities in a later micro-batch": (old_log_probs(lambda row: row - 0.01, {2}), OF_OLD_POLICY),
@@ -597,10 +598,10 @@ def test_what_is_compared_on_copies_stops_on_every_engine_and_the_rest_where_tes
         patched.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
         with pytest.raises(RuntimeError, match=DIFFERS):
             Update(actor("+clipx=acpo"), tested=False).run()
-    Update(actor("+clipx=grpo"), tested=False).run(factors=[None])
+    Update(actor("+clipx=grpo"), tested=False).run(factors=[()])
     assert "no backward pass came from the loss" in caplog.text
     with pytest.raises(RuntimeError, match="no backward pass came from the loss"):
-        Update(actor("+clipx=grpo", "clipx.receipt=stop"), tested=False).run(factors=[None])
+        Update(actor("+clipx=grpo", "clipx.receipt=stop"), tested=False).run(factors=[()])
 
 
 def test_where_nothing_can_be_compared_auto_warns(actor, caplog):

@@ -133,7 +133,7 @@ class Update:
             weights: of verl's rollout correction, for a rollout policy that makes them so.
             besides: what an engine adds to the loss, of the log-probabilities.
             change, only: what is done to verl's micro-batches, and to which; None: to all.
-            factors: on each loss, as an engine's; None in there: it has no backward pass.
+            factors: on each loss, as an engine's; a tuple: one for each of its backward passes.
         """
         batch = example()
         mask = batch["mask"]
@@ -150,10 +150,10 @@ class Update:
             if change is not None and (only is None or number in only):
                 change(data)
             loss, _ = self.loss_function(model_output=output, data=data)
-            factor = 0.5 if factors is None else factors[number]
-            if factor is not None:
+            passes = 0.5 if factors is None else factors[number]
+            for factor in passes if isinstance(passes, tuple) else (passes,):
                 more = 0 if besides is None else besides(output["log_probs"].values())
-                (loss * factor + more).backward()
+                (loss * factor + more).backward(retain_graph=True)
         for observer in self.observers:
             observer.end_update(self.step)
         return batch["log_prob"].grad

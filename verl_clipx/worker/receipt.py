@@ -129,7 +129,8 @@ class Receipt(Observer):
         self._updates += 1
         followed, step, method = self._followed, self._step, self.settings.method
         back = [one for one in followed if one.factors and one.gradients]
-        factors = [float(one.factors[0]) for one in back] or [1.0]
+        # Of all its backward passes together.
+        factors = [float(sum(one.factors)) for one in back] or [1.0]
         low, high = min(factors), max(factors)
         one_rank = torch.zeros(6 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
         one_rank[:2] = torch.tensor([1.0, high])
@@ -142,7 +143,7 @@ class Receipt(Observer):
         ranks, factor, rows, tokens, counted, selected = sums[:6].tolist()
         missing = f"{len(followed) - len(back)} of {len(followed)} micro-batches to the model's log-probabilities"
         self._expect(len(back) == len(followed), f"no backward pass came from the loss of {missing}")
-        self._in_training += [one.difference(one.gradients[0] / one.factors[0]) for one in back]
+        self._in_training += [one.difference(sum(one.gradients) / sum(one.factors)) for one in back]
         self._expect_gradient("in the backward pass", self._in_training, followed[0])
         multiplied = f"the losses of one update's micro-batches are multiplied by factors from {low:g} to {high:g}"
         self._expect(0 < low <= high <= low * (1 + SAME_FACTOR), multiplied)
