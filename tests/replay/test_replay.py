@@ -89,7 +89,7 @@ def test_another_method_does_what_its_formula_says(grpo):
 
 def test_words_and_limits_are_printed(grpo):
     text = clipx("replay", grpo, "+clipx=acpo", "clipx.alpha=2")
-    assert "768 tokens of 8 prompts, all that there were" in text and "the run, as traced" in text
+    assert "768 tokens of 8 prompts, all that there were" in text and "as traced" in text
     assert re.search(r"`<answer>` \((once|\d+ times)\)", text)
     assert "What the policy would have become is not known" in text and "estimate" not in text
 

@@ -14,21 +14,20 @@ from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.not_finite import merge_counts, not_finite_in
 from verl_clipx.worker.reports import Reports
-from verl_clipx.worker.step import Call, Observer, OptimizerStep, call_of, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
 
 
-def exact_metrics(call: Call) -> dict[str, Metric]:
+def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict[str, Metric]:
     """Metrics of a micro-batch whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
 
     verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum, which the
     policy loss has left, is multiplied by the number of ranks and divided by the number of tokens that count in the
     whole mini-batch.
     """
-    micro_batch, data = call.micro_batch, call.data
     step, dp_size = micro_batch.step, data["dp_size"]
     # Checked only if the loss is not finite, because the check waits for the accelerator.
     if not math.isfinite(micro_batch.loss):
-        found = not_finite_in(data, call.model_output["log_probs"], micro_batch.entropy)
+        found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
         step.not_finite = merge_counts(step.not_finite, found)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
@@ -100,14 +99,15 @@ def with_micro_batch(
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
         call = call_of(settings, step, model_output, data)
+        micro_batch = call.micro_batch
         if reports is not None:
-            call.micro_batch.observing = reports.metrics
-        with in_micro_batch(call.micro_batch):
+            micro_batch.observing = reports.metrics
+        with in_micro_batch(micro_batch):
             loss, metrics = loss_fn(model_output=call.model_output, data=call.data, dp_group=dp_group)
-        own = call.micro_batch.observing.run(lambda: exact_metrics(call), {})
+        own = micro_batch.observing.run(lambda: exact_metrics(*call), {})
         metrics |= own | (reports.of_rank(own) if reports is not None and step.of_rollout_batch else {})
         for observer in observers if step.of_rollout_batch else ():
-            observer.end_micro_batch(call.micro_batch, loss, model_output, data, dp_group)
+            observer.end_micro_batch(micro_batch, loss, model_output, data, dp_group)
         return loss, metrics
 
     return wrapped
