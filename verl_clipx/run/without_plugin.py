@@ -10,7 +10,7 @@ import sys
 from importlib import machinery, metadata, util
 
 # With the usual threshold the collector runs thousands of times while verl is imported, for a tenth of the seconds.
-gc.set_threshold(100_000, 20, 50)
+gc.set_threshold(1_000_000, 20, 50)
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
