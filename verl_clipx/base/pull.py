@@ -23,7 +23,7 @@ class WithPull(Method):
     unconstrained_weight = True
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """What the objective of each token loses, and its derivative by log_prob, both (sequences, length)."""
+        """Returns what each token's objective loses, and its derivative by log_prob, both (sequences, length)."""
         raise NotImplementedError(f"{type(self).__name__}.pull_on: return what pulls every token, and its gradient")
 
     def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -73,7 +73,7 @@ class TracedTable(NamedTuple):
     whole: bool
 
     def is_finite(self, fields: Sequence[str]) -> bool:
-        """Whether these fields of its tokens are finite."""
+        """Returns whether these fields of its tokens are finite."""
         return bool(numpy.isfinite(self.table[[*fields]]).all(axis=None))
 
 

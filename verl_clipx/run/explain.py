@@ -309,7 +309,7 @@ def is_of(answers: Path, process: psutil.Process) -> bool:
 
 
 def without_an_answer(code: int, output: str, noted: Sequence[str], last: str) -> str:
-    """Why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
+    """Says why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
 
     Args:
         last: the place and the text of the last command that bash began; empty if there was none.

@@ -108,7 +108,7 @@ def terms(config: DictConfig) -> list[str]:
 
 
 def restored_by_resuming(config: DictConfig) -> str | None:
-    """That a checkpoint brings its learning rate; None if the run resumes none, or without its optimizer."""
+    """Says that a checkpoint brings its learning rate; None if the run resumes none, or without its optimizer."""
     step, contents = resumed_step(config.trainer), OmegaConf.select(config, f"{ACTOR}.checkpoint.load_contents")
     if not step or (contents is not None and "optimizer" not in contents):
         return None

@@ -14,7 +14,7 @@ UPDATES, OFF = "clipx_updates", "clipx_off/"
 
 
 class Report(NamedTuple):
-    """What a rank says of an update, with each of its micro-batches.
+    """A rank's message about an update, sent with each of its micro-batches.
 
     Args:
         rows: the sum of the hashes of its mini-batch's rows; None if they are not made.
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 
 class Reports:
-    """What this rank observes of its updates, and what the ranks say to each other of it.
+    """This rank's observations of its updates, and what the ranks say to each other of them.
 
     verl gathers each update's metrics over the data-parallel ranks, and a rank's report is one of them: this takes
     neither a collective nor a host sync more. Rows are hashed where the worker gets them, on the host, and each update
@@ -97,7 +97,7 @@ class Guarded:
 
     @property
     def finished(self) -> bool:
-        """Whether it is not called any more."""
+        """Returns whether it is not called any more."""
         return self._part.off or self.observer.finished
 
     def __getattr__(self, method: str) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ def compose_words(name: str, words: Sequence[str], key: str) -> DictConfig:
             config = compose(name, [*words])
     except (HydraException, OmegaConfBaseException) as error:
         reason = f"does not compose: {error}".splitlines()[0].rstrip(".")
-        raise Refusal(key, " ".join(words), reason, "Look at its keys.") from None
+        raise Refusal(key, " ".join(words), reason, "Correct its keys or values.") from None
     OmegaConf.set_struct(config, False)
     return config
 
@@ -95,7 +95,7 @@ def configuration_of(recorded: Mapping[str, Any], common: Sequence[str], *, with
 
 
 def is_of_loss(key: str) -> bool:
-    """Whether a key belongs to the choice of a loss."""
+    """Returns whether a key belongs to the choice of a loss."""
     return f"{key}.".startswith((f"{NODE}.", POLICY_LOSS))
 
 
@@ -125,7 +125,7 @@ def base_of(words: Sequence[str]) -> str:
 def compose_arms(
     configuration: Mapping[str, Any], arms: Mapping[str, Sequence[str]], common: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """What arms go on top of, by name in YAML, and all values by arm; raises Refusal of an arm that is not as asked.
+    """Returns what arms go on top of, by name in YAML, and all values by arm; raises Refusal of an arm not as asked.
 
     Args:
         configuration: of the run, dotted key to value.
