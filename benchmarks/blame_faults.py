@@ -35,7 +35,7 @@ COMMON = (
 
 
 class Cause(NamedTuple):
-    """What is planted: overrides, the rule that fails, the checkpoint's step, and the arm that takes it away."""
+    """A planted fault: overrides, the rule that fails, the checkpoint's step, and the arm that takes it away."""
 
     words: tuple[str, ...]
     rule: str
