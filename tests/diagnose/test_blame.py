@@ -256,7 +256,7 @@ COSINE, LAST = f"{LR[:-2]}lr_scheduler_type=cosine", "trainer.total_training_ste
             "--from=7: {run}/checkpoints has no whole checkpoint of this step. There are: global_step_6",
         ),
         ({"checkpoints": ()}, {}, "has no whole checkpoint of this step. Put the run's checkpoints there"),
-        ({}, {"start": 9}, "--from=9: reward collapse begins at step 8. Name a checkpoint before it."),
+        ({}, {"start": 8}, "--from=8: reward collapse begins at step 8. Name a checkpoint before it."),
         ({"fall": 99}, {}, "nothing failed. Name what counts as failed. The run meets: no rule."),
         ({"record": OLD}, {}, "versions.verl='0.8.0': so says the run's record, and {verl} is installed"),
         ({"record": {"configuration": {}}}, {}, "{run}: nothing says what the run trained. Name a run with"),
@@ -282,7 +282,7 @@ def test_what_cannot_be_answered_is_refused_with_key_value_and_what_to_do(failin
     arms = ("--arm", words["arm"]) if "arm" in words else ARMS
     refused = blame(folder, *words.get("more", ()), code=1, arms=arms, start=words.get("start", FROM))
     assert said.format(run=folder, verl=metadata.version("verl")) in refused
-    assert not (folder.parent / "plan/made.jsonl").exists()
+    assert not (folder.parent / "plan").exists()
 
 
 def words_of_page(command):
