@@ -10,7 +10,6 @@ makes the table.
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -246,37 +245,21 @@ def make_run(run: Wanted, runs: Path) -> None:
 def main(
     runs: Annotated[Path, typer.Option(help="Folder of all runs; in another one the policy may differ.")] = RUNS,
     only: Annotated[str | None, typer.Option(help="Only this run; its rate follows from the committed ones.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes share the seeds.")] = 1,
-    process: Annotated[int, typer.Option(min=0, help="Which one this is, from 0.")] = 0,
     another_model: Annotated[bool, typer.Option(help="Make the runs of the second look in the table's place.")] = False,
     lower_rates: Annotated[bool, typer.Option(help="Make those with rates below the protocol's instead.")] = False,
 ) -> None:
     """Make the runs that are missing."""
     os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
     only_rank.become_only_rank()
-    failed: set[Wanted] = set()
     wanted = lower_rates_queue if lower_rates else queue
     while missing := [
         run
         for run in (second_look() if another_model else wanted(outcomes_in(RUNS if only else runs)))
-        if not run.path(runs).exists() and only in (None, run.name) and run not in failed
+        if not run.path(runs).exists() and only in (None, run.name)
     ]:
-        own = [run for run in missing if run.seed % processes == process]
-        if not own:
-            # What comes next depends on the other processes' runs.
-            time.sleep(20)
-            continue
-        print(f"{time.strftime('%F %T')} {own[0].name}, {len(missing)} to go", file=sys.stderr, flush=True)
-        try:
-            make_run(own[0], runs)
-        except Exception:
-            failed.add(own[0])
-            # One run may break off; where several do, the reason is common to all.
-            if len(failed) == 3:
-                raise
-            traceback.print_exc()
-    print(f"{len(failed)} runs failed; every other one that was asked for is in {runs}", file=sys.stderr)
-    sys.exit(bool(failed))
+        print(f"{time.strftime('%F %T')} {missing[0].name}, {len(missing)} to go", file=sys.stderr, flush=True)
+        make_run(missing[0], runs)
+    print(f"every run that was asked for is in {runs}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes evidence.json, the picture, and the tables of docs/results/evidence.md and lower_rates.md from the kept runs.
+"""Writes evidence.json and the tables of docs/results/evidence.md and lower_rates.md from the kept runs.
 
 Run: python benchmarks/evidence_table.py
 """
@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from evidence import (
     COLUMNS,
@@ -40,11 +39,8 @@ from verl_clipx.common.statistics.comparison import LEVEL, holm
 from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.runs.folder import KEPT
 
-matplotlib.use("Agg")
-from matplotlib import pyplot  # the backend must be chosen first
-
 DOCS = Path(__file__).parents[1] / "docs"
-RESULTS, FIGURE = DOCS / "results" / "evidence.json", DOCS / "figures" / "evidence.png"
+RESULTS = DOCS / "results" / "evidence.json"
 PAGE, PROTOCOL = DOCS / "results" / "evidence.md", DOCS / "results" / "protocol.md"
 AMENDMENTS = "\n## Amendments\n"
 LOWER_RATES, RULE = DOCS / "results" / "lower_rates.md", "## Rule\n"
@@ -231,36 +227,10 @@ def numbers_of(results: dict[str, Any]) -> str:
     return fill("evidence", results, lowest=lowest, look=TABLE[SECOND_LOOK])
 
 
-def draw(counted: Cells) -> None:
-    """Draw reward against width, rows without one at the right: a panel a column, a dot a seed, a bar for a mean."""
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), sharex=True, sharey=True, layout="constrained")
-    widths = sorted((row["width"], name) for name, row in ROWS.items() if "width" in row)
-    beside = [name for name, row in ROWS.items() if "width" not in row and name in counted["old"] and name != "again"]
-    places = {name: place for place, (_, name) in enumerate(widths)}
-    places |= {name: place for place, name in enumerate(beside, len(places) + 1)}
-    for (column, setting), axis in zip(COLUMNS.items(), axes.flat, strict=True):
-        means = {name: [run["mean"] for run in runs] for name, runs in counted.get(column, {}).items()}
-        line = [np.mean(means[name]) for _, name in widths if name in means]
-        axis.plot(range(len(line)), line, color="0.8", zorder=0)
-        for name, place in places.items():
-            rewards = means.get(name, [])
-            axis.plot([place] * len(rewards), rewards, "o", color="C0", alpha=0.45, markeredgewidth=0)
-            axis.plot([place - 0.3, place + 0.3], [np.mean(rewards)] * 2 if rewards else [np.nan] * 2, color="black")
-        axis.set_title(setting["title"])
-        axis.grid(axis="y", color="0.9")
-    labels = [ROWS[name].get("label") or f"{ROWS[name].get('width', ROWS[name]['title'])}" for name in places]
-    for axis in axes[1]:
-        axis.set_xticks([*places.values()], labels, rotation=45, ha="right", rotation_mode="anchor")
-    figure.supylabel("reward of fresh samples, mean over all batches")
-    figure.supxlabel("GRPO by its width w (bounds 1 / (1 + w) to 1 + w; 0.2 stands for 0.8 to 1.2), and other settings")
-    figure.savefig(FIGURE, dpi=90)
-
-
 def main() -> None:
-    """Collects, draws, and writes the page's numbers."""
+    """Collects, and writes the pages' numbers."""
     results = collect()
     write_json(RESULTS, results)
-    draw(results[COUNTED])
     for page, numbers in ((PAGE, numbers_of(results)), (LOWER_RATES, numbers_of_lower_rates(results))):
         before, _, rest = read_text(page).partition(BEGIN)
         write_text(page, f"{before}{BEGIN}{numbers}{END}{rest.partition(END)[2]}")
