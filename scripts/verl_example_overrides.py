@@ -3,9 +3,8 @@
     python scripts/verl_example_overrides.py GIT_DIRECTORY REVISION… > tests/claims/verl_examples/overrides.json
 
 GIT_DIRECTORY is a clone of https://github.com/verl-project/verl, bare or with its `.git`. Each script under examples/
-runs in bash, in an environment of its own without variables, so that bash itself expands the scripts' variables, arrays
-and "$@". Its PATH has some programs that only read or print, stand-ins that do nothing, and stand-ins for Python that
-record their arguments.
+runs in bash, so that bash itself expands its variables, arrays and "$@". It has no variables of ours and only programs
+that read or print. Of every other program bash finds none: those for Python are recorded, and the rest does nothing.
 """
 
 import json
@@ -17,36 +16,32 @@ from pathlib import Path
 
 MODULE = "verl.trainer.main_ppo"
 REAL = ("basename", "cat", "cut", "dirname", "env", "grep", "head", "realpath", "sed", "seq", "tr")
-RECORDED = ("python", "python3", "ray", "torchrun", "uv")
-WITHOUT_EFFECT = ("chmod", "cp", "curl", "date", "git", "hf", "hostname", "huggingface-cli", "lsof", "mkdir", "mv")
-WITHOUT_EFFECT += ("nproc", "npu-smi", "nvidia-smi", "pip", "pip3", "pkill", "rm", "sleep", "sysctl", "touch", "wget")
-SECONDS, RECORD = 20, "record"
+SECONDS, RECORD, FIRST = 20, "record", "first.sh"
+# Bash calls it where it finds no program. A record is the number of words and then the words, separated by null bytes,
+# which no argument can contain. A script that tries something out with python -c is told that it failed.
+NOT_FOUND = """command_not_found_handle() {
+    case ${1##*/} in
+        tee) cat ;;
+        python | python3 | ray | torchrun | uv) [[ ${2-} != -c ]] && printf '%s\\0' $# "$@" >>'RECORD' ;;
+    esac
+}
+"""
 
 
 def put_programs(folder: Path) -> None:
-    """Creates the programs of a PATH in a folder; those for Python append their arguments to its file RECORD.
-
-    A record is the number of words and then the words, separated by null bytes, which no argument can contain.
-    """
+    """Creates the programs of a PATH in a folder, and the file that bash reads before a script."""
     for name in REAL:
         if (program := shutil.which(name)) is not None:
             (folder / name).symlink_to(program)
-    # A script that tries something out with python -c is told that it failed.
-    writes = f"""[[ ${{1:-}} != -c ]] || exit 1
-printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{folder / RECORD}'"""
-    bodies = (
-        dict.fromkeys(WITHOUT_EFFECT, ":") | dict.fromkeys(RECORDED, writes) | {"tee": f"exec {shutil.which('cat')}"}
-    )
-    for name, body in bodies.items():
-        (folder / name).write_text(f"#!{shutil.which('bash')} -p\n{body}\n")
-        (folder / name).chmod(0o755)
+    (folder / FIRST).write_text(NOT_FOUND.replace("RECORD", str(folder / RECORD)))
 
 
 def commands_of(script: Path, root: Path, programs: Path) -> list[list[str]]:
     """The overrides of every start of verl's main that a script makes, in its order."""
     record = programs / RECORD
     record.write_text("")
-    command, environment = [shutil.which("bash"), str(script)], {"PATH": str(programs), "HOME": "/home/user"}
+    command = [shutil.which("bash"), str(script)]
+    environment = {"PATH": str(programs), "HOME": "/home/user", "BASH_ENV": str(programs / FIRST)}
     given = {"cwd": root, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True}
     try:
         subprocess.run(command, timeout=SECONDS, **given)
