@@ -1,6 +1,6 @@
 """Counts what the compiler emits of the losses for a GPU, without one: docs/dev/measurements.md.
 
-Run: bash scripts/setup_triton.sh    (Triton beside the environment: installed in it, it would change what torch does)
+Run: pip install --no-deps --target .venv/triton triton==3.7.1    (in the environment it would change what torch does)
      PYTHONPATH=.venv/triton python benchmarks/gpu_code.py    (every method; some minutes)
      PYTHONPATH=.venv/triton python benchmarks/gpu_code.py --architecture 80    (for an A100 instead of an H100)
 

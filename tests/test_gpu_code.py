@@ -28,7 +28,7 @@ pytestmark = [
 
 def counted(architecture: int, *methods: str) -> list[dict]:
     """What benchmarks/gpu_code.py prints."""
-    assert TRITON.is_dir(), f"no Triton in {TRITON}: bash scripts/setup_triton.sh"
+    assert TRITON.is_dir(), f"no Triton in {TRITON}: pip install --no-deps --target {TRITON} triton==3.7.1"
     command = [sys.executable, "benchmarks/gpu_code.py", *methods, "--json", "--architecture", str(architecture)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{TRITON}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
