@@ -13,25 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = "verl_clipx/base/refusal.py"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class Way(NamedTuple):
-    """The files of a value's stays in their order; a stay in a file that was left before is a return."""
-
-    stays: list[str]
-
-    @property
-    def files(self) -> int:
-        return len({*self.stays})
-
-    @property
-    def returns(self) -> int:
-        return len(self.stays) - self.files
 
 
 @cache
@@ -108,16 +93,16 @@ def entered(place: tuple[str, str], names: set[str], seen: set[tuple[str, str]])
         yield from visit(statement)
 
 
-def walk(file: str, name: str, parameter: str) -> Way:
-    """Returns the way of a function's parameter through the package."""
+def walk(file: str, name: str, parameter: str) -> list[str]:
+    """Returns the files of a parameter's stays in their order; one in a file that was left before is a return."""
     stays: list[str] = []
     for at in entered((file, name), {parameter}, set()):
         if not stays or stays[-1] != at:
             stays.append(at)
-    return Way(stays)
+    return stays
 
 
 if __name__ == "__main__":
     for start in sys.argv[1:]:
-        way = walk(*start.split(":"))
-        print(f"{start}: {way.files} files, {way.returns} returns", *way.stays, sep="\n  ")
+        stays = walk(*start.split(":"))
+        print(f"{start}: {len({*stays})} files, {len(stays) - len({*stays})} returns", *stays, sep="\n  ")
