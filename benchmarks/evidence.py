@@ -155,53 +155,29 @@ def seeds_of(column: str, outcomes: Outcomes) -> list[int]:
     return list(range(1, next(enough, most) + 1))
 
 
-def queue(outcomes: Outcomes) -> list[Wanted]:
-    """All runs that the outcomes so far determine, in the order in which they are made.
+def queue(outcomes: Outcomes, grid: Sequence[float] = RATES) -> list[Wanted]:
+    """All runs that the outcomes so far determine, in the order in which they are made: all tuning first.
 
-    All tuning comes first. In each column every row has a seed before any row has the next one.
-    """
-    tuning = [
-        Wanted(TUNING, column, name, rate, seed)
-        for column in COLUMNS
-        for seed in TABLE[TUNING]
-        for name, row in rows_of(column).items()
-        if "like" not in row
-        for rate in tune(column, name, outcomes)[0]
-    ]
-    if not all(run in outcomes for run in tuning):
-        return tuning
-    held = best_held(outcomes)
-    return tuning + [
-        Wanted(COUNTED, column, name, best_rate(column, name, outcomes)[1], seed + row.get("seeds_from", 0))
-        for column in COLUMNS
-        for seed in seeds_of(column, outcomes)
-        for name, row in rows_of(column).items()
-        if row["kind"] != "held" or name in held
-    ]
-
-
-def lower_rates_queue(outcomes: Outcomes) -> list[Wanted]:
-    """All runs of docs/results/lower_rates.md that the outcomes so far determine, in the order in which they are made.
-
-    All tuning comes first; then every row gets all its seeds before the next row has one.
+    Args:
+        grid: of learning rates; with `WIDER_RATES`, only rows whose best rate is a lower one get further runs, which
+            are exploratory.
     """
     places = [(column, name, row) for column in COLUMNS for name, row in rows_of(column).items()]
     tuning = [
         run
         for column, name, row in places
         if "like" not in row
-        for rate in tune(column, name, outcomes, WIDER_RATES)[0]
+        for rate in tune(column, name, outcomes, grid)[0]
         for run in tuning_runs(column, name, rate)
-        if run.part == EXPLORATORY
     ]
     if not all(run in outcomes for run in tuning):
         return tuning
     held = best_held(outcomes)
     return tuning + [
-        Wanted(EXPLORATORY, column, name, rate, seed + row.get("seeds_from", 0))
+        Wanted(COUNTED if grid is RATES else EXPLORATORY, column, name, rate, seed + row.get("seeds_from", 0))
         for column, name, row in places
-        if (rate := best_rate(column, name, outcomes, WIDER_RATES)[1]) not in RATES
         if row["kind"] != "held" or name in held
+        if (rate := best_rate(column, name, outcomes, grid)[1]) not in RATES or grid is RATES
         for seed in seeds_of(column, outcomes)
     ]
 
@@ -251,10 +227,10 @@ def main(
     """Make the runs that are missing."""
     os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
     only_rank.become_only_rank()
-    wanted = lower_rates_queue if lower_rates else queue
+    grid = WIDER_RATES if lower_rates else RATES
     while missing := [
         run
-        for run in (second_look() if another_model else wanted(outcomes_in(RUNS if only else runs)))
+        for run in (second_look() if another_model else queue(outcomes_in(RUNS if only else runs), grid))
         if not run.path(runs).exists() and only in (None, run.name)
     ]:
         print(f"{time.strftime('%F %T')} {missing[0].name}, {len(missing)} to go", file=sys.stderr, flush=True)

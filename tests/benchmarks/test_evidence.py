@@ -171,7 +171,7 @@ def test_rates_below_the_grid_are_tried_until_one_is_worse_and_only_such_rows_ar
     known = OUTCOMES | {Wanted(*of, seed): 60 - of[3] * 1e4 for of in edge for seed in TABLE[TUNING]}
 
     def missing():
-        return [tuple(run) for run in evidence.lower_rates_queue(known) if run not in known]
+        return [tuple(run) for run in queue(known, evidence.WIDER_RATES) if run not in known]
 
     def make(value):
         known.update({Wanted(*run): value for run in missing()})
