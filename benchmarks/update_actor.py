@@ -10,8 +10,6 @@ CPU the process's own time is measured, without that of other work.
 import os
 import statistics
 import tempfile
-import time
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +17,7 @@ from typing import Annotated
 import torch
 import typer
 from one_process.only_rank import become_only_rank
-from shared import actor_config, synchronize, table
+from shared import actor_config, seconds_of, table
 from worker_update import DEVICE, HARDWARE, Row, build_worker, compose_run, rollout_batch
 
 from verl_clipx.common.files import write_json
@@ -28,12 +26,13 @@ from verl_clipx.common.files import write_json
 LATER = "clipx.receipt=off"
 # The old log-probabilities are made up, and not recomputed as the line says.
 FIRST = "clipx.receipt=warn"
+IN_LARGER = "acpo, mini_batch, larger extra pass"
 VARIANTS = {
     "vanilla": (),
     "acpo, micro_batch": ("+clipx=acpo", "clipx.scope=micro_batch", LATER),
     "acpo, lagged": ("+clipx=acpo", "clipx.scope=lagged", LATER),
     "acpo, mini_batch": ("+clipx=acpo", LATER),
-    "acpo, mini_batch, larger extra pass": ("+clipx=acpo", LATER),
+    IN_LARGER: ("+clipx=acpo", LATER),
     "acpo, mini_batch, a run's first": ("+clipx=acpo", FIRST),
     "bapo, mini_batch": ("+clipx=bapo", LATER),
     "grpo, a run's first": ("+clipx=grpo", FIRST),
@@ -44,8 +43,6 @@ VARIANTS = {
 LARGER = 4
 VOCABULARY = 512
 PROMPT = 8
-# A GPU's work is no part of the process's own time.
-now = time.perf_counter if torch.cuda.is_available() else time.process_time
 STRATEGY = "actor_rollout_ref.actor.strategy=fsdp2"
 ENGINE = (
     STRATEGY,
@@ -102,39 +99,21 @@ def pass_in_larger_micro_batches(extra_pass, data, *rest):
     return extra_pass(tu.assign_non_tensor(data.copy(), micro_batch_size_per_gpu=size), *rest)
 
 
-@dataclass
-class Variant:
-    """A setting and what was measured of it.
+def seconds_of_update(worker, batch, name: str, updates: int) -> float:
+    """Trains on the rollout batch in some optimizer steps under a variant; returns the seconds of that."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.losses import ppo_loss
 
-    Args:
-        overrides: of the actor's configuration.
-        larger: whether the extra pass takes its mini-batch in `LARGER` times larger micro-batches.
-        seconds: of each update of the actor on the rollout batch.
-    """
-
-    overrides: tuple[str, ...]
-    larger: bool = False
-    seconds: list[float] = field(default_factory=list)
-
-    def update(self, worker, batch, updates: int) -> None:
-        """Trains on the rollout batch in some optimizer steps, and measures it."""
-        from verl.utils import tensordict_utils as tu
-        from verl.workers.utils.losses import ppo_loss
-
-        # verl's own worker under the plugin's class: the loss function decides.
-        worker.policy_loss = None
-        announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
-        worker.set_loss_fn(partial(ppo_loss, config=actor_config(*HARDWARE, STRATEGY, *announced, *self.overrides)))
-        if self.larger:
-            worker.extra_pass = partial(pass_in_larger_micro_batches, worker.extra_pass)
-        # As in a run, where old_log_probs are computed first.
-        worker.infer_batch(tu.assign_non_tensor(batch.copy(), compute_loss=False))
-        data = batch.copy()
-        synchronize(DEVICE)
-        started = now()
-        worker.train_mini_batch(data)
-        synchronize(DEVICE)
-        self.seconds.append(now() - started)
+    # verl's own worker under the plugin's class: the loss function decides.
+    worker.policy_loss = None
+    announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    worker.set_loss_fn(partial(ppo_loss, config=actor_config(*HARDWARE, STRATEGY, *announced, *VARIANTS[name])))
+    if name == IN_LARGER:
+        worker.extra_pass = partial(pass_in_larger_micro_batches, worker.extra_pass)
+    # As in a run, where old_log_probs are computed first.
+    worker.infer_batch(tu.assign_non_tensor(batch.copy(), compute_loss=False))
+    data = batch.copy()
+    return seconds_of(lambda: worker.train_mini_batch(data), DEVICE, calls=1)
 
 
 def main(
@@ -160,25 +139,20 @@ def main(
         mini_batch = sequences // count
         batch = random_batch(sequences, PROMPT, response, mini_batch, micro_batch or max(mini_batch // 2, 1))
         names = [name for name in VARIANTS if name == "vanilla" or not chosen or name in chosen]
-        variants = {name: Variant(VARIANTS[name], name.endswith("larger extra pass")) for name in names}
         # The first round warms up.
-        for variant in variants.values():
-            variant.update(worker, batch, count)
-            variant.seconds = []
-        for _ in range(repeats):
-            for variant in variants.values():
-                variant.update(worker, batch, count)
+        rounds = [[seconds_of_update(worker, batch, name, count) for name in names] for _ in range(repeats + 1)][1:]
+        times = dict(zip(names, zip(*rounds, strict=True), strict=True))
         print(
             f"\n{DEVICE}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
             f"tokens, torch {torch.__version__}\n"
         )
         rows = []
-        for name, variant in variants.items():
-            ratios = [a / b for a, b in zip(variant.seconds, variants["vanilla"].seconds, strict=True)]
-            spread = f"{min(variant.seconds):.2f}-{max(variant.seconds):.2f}"
-            median, ratio = statistics.median(variant.seconds), statistics.median(ratios)
-            rows.append([name, f"{median:.2f}", spread, f"{ratio:.3f}"])
-            results.setdefault(str(count), {})[name] = {"seconds": variant.seconds, "of_vanilla": ratio}
+        for name, seconds in times.items():
+            ratio = statistics.median(a / b for a, b in zip(seconds, times["vanilla"], strict=True))
+            rows.append(
+                [name, f"{statistics.median(seconds):.2f}", f"{min(seconds):.2f}-{max(seconds):.2f}", f"{ratio:.3f}"]
+            )
+            results.setdefault(str(count), {})[name] = {"seconds": seconds, "of_vanilla": ratio}
         heads = ["variant", "median s", "range s", "of vanilla (median of the repeats' ratios)"]
         print(table(heads, rows), flush=True)
         if output:
