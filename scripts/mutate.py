@@ -1,43 +1,40 @@
 """Draws small changes of a package's source at random and shows which of its tests notice them.
 
 Run it in the root of a clean checkout (Python 3.11 or newer, POSIX, pytest; nothing else):
-    python mutate.py verl_clipx -n 40 --seed 1 --under base --under methods --json drawn.json \\
-        --command 'nice python -m pytest -q -rfE -p no:cacheprovider -m "not end_to_end and not slow" {tests}'
+    nice python scripts/mutate.py -n 40 --seed 1 --under base --under methods
 
 N lines are drawn, each code line that can be changed being equally likely, then one change on the line: a comparison
 flipped, and/or, not removed, + - * / exchanged, a constant (n to n + 1, True/False), index, slice off by 1, a default,
 a return value made None, a call or an assignment made pass, a condition forced, min/max or any/all exchanged.
 The same seed on the same source draws the same. --list runs no test; --only 3 7 makes only these of the drawn.
 
-{tests} stands for the tests of one stage after the other, until one fails or takes longer than --timeout: caught.
+The fast tests of one stage run after the other, until one fails or takes longer than --timeout: caught.
     mirror     of verl_clipx/a/b.py: tests/a/test_b.py and tests/a/test_b_*.py, where there are any
     folder     tests/a, or the nearest folder above it that exists below tests
     importers  the test folders of those folders of the package in which a file imports verl_clipx.a.b
-    all        tests, with --all alone; without it a survivor may still be caught elsewhere
-First mirror and folder must pass on the unchanged source (not with --no-baseline). Files are changed in place and
-restored, with their time, whatever ends the run but SIGKILL; where git sees changes in the package it refuses to begin.
-Limits: not changed are texts (but defaults), annotations, decorators, class headers, imports, f-strings, `__all__`,
-raise, assert, calls named as in MESSAGES, bodies under TYPE_CHECKING and `__main__`. Some changes alter nothing that
-anyone can observe: look at each survivor. A deleted assignment is mostly a NameError, which any test of the line finds.
+A survivor may still be caught elsewhere. First mirror and folder must pass on the unchanged source. Files are changed
+in place and restored, with their time, whatever ends the run but SIGKILL; where git sees changes in the package it
+refuses to begin. Limits: not changed are texts (but defaults), annotations, decorators, class headers, imports,
+f-strings, `__all__`, raise, assert, calls named as in MESSAGES, bodies under TYPE_CHECKING and `__main__`. Some changes
+alter nothing that anyone can observe: look at each survivor. A deleted assignment is mostly a NameError, which any test
+of the line finds. mutmut makes a class unimportable whose method has a module's name, and cosmic-ray changes half as
+many lines.
 """
 
 import argparse
 import ast
 import contextlib
-import json
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
-from math import comb
 from pathlib import Path
-from statistics import median
 
+COMMAND = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not end_to_end and not slow"]
+NOTHING_COLLECTED = 5
 MESSAGES = {"print", "warn", "warning", "info", "debug", "error", "exception", "log", "echo", "secho"}
 SKIPPED = ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.arg
 HEADERS = ("annotation", "returns", "bases", "decorator_list")
@@ -148,7 +145,7 @@ def draw(package, under, number, seed):
     return drawn, len(on_line)
 
 
-def stages_of(path, package, whole):
+def stages_of(path, package):
     """Yields (stage, folders and files of tests) in the order in which they run."""
     tests, folder = Path("tests"), "tests" / path.relative_to(package).parent
     yield "mirror", sorted([*folder.glob(f"test_{path.stem}.py"), *folder.glob(f"test_{path.stem}_*.py")])
@@ -158,41 +155,40 @@ def stages_of(path, package, whole):
     imported = re.compile(rf"(from|import) {re.escape(dotted)}\b|from {re.escape(parent)} import [^\n]*\b{name}\b")
     others = {tests / x.relative_to(package).parts[0] for x in package.rglob("*.py") if imported.search(x.read_text())}
     yield "importers", sorted(other for other in others if other.is_dir() and other not in (folder, *folder.parents))
-    yield "all", [tests] if whole else []
 
 
-def run(command, tests, timeout):
-    """Whether the tests caught something (pytest's 5: none was collected), and the names of those that failed."""
-    command = "export PYTHONDONTWRITEBYTECODE=1; " + command.replace("{tests}", " ".join(map(str, tests)))
-    with tempfile.TemporaryFile("w+") as out:
-        child = subprocess.Popen(command, shell=True, stdout=out, stderr=out, start_new_session=True)
-        try:
-            code = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return True, ["(timeout)"]
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-        out.seek(0)
-        return code not in (0, 5), re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", out.read(), re.MULTILINE)
+def fails(tests, timeout):
+    """Whether tests fail or take too long."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.Popen([*COMMAND, *tests], stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
+    try:
+        return child.wait(timeout) not in (0, NOTHING_COLLECTED)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
-def least(count, of):
-    """The lower end of a share's exact (Clopper-Pearson) 95 % interval, in percent, rounded up to 0.1."""
-    tails = (sum(comb(of, k) * p**k * (1000 - p) ** (of - k) for k in range(count, of + 1)) for p in range(1001))
-    return next(p / 10 for p, tail in enumerate(tails) if 40 * tail >= 1000**of)
+def stage_that_fails(path, changed, package, timeout):
+    """The first stage that fails on a changed source, or None; the file is restored."""
+    source, state = path.read_bytes(), path.stat()
+    try:
+        path.write_bytes(changed)
+        return next((name for name, tests in stages_of(path, package) if tests and fails(tests, timeout)), None)
+    finally:
+        path.write_bytes(source)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", nargs="?", type=Path, default=Path("verl_clipx"))
-    options = {"-n": 20, "--seed": 0, "--timeout": 600.0, "--json": Path(os.devnull), "--command": "pytest {tests}"}
-    for name, default in options.items():
+    for name, default in {"-n": 20, "--seed": 0, "--timeout": 600.0}.items():
         parser.add_argument(name, type=type(default), default=default)
     parser.add_argument("--under", action="append")
     parser.add_argument("--only", type=int, nargs="+")
-    for flag in ("--all", "--list", "--no-baseline"):
-        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -200,38 +196,20 @@ def main():
         sys.exit(f"{given.package} has changes that git does not have: commit or stash them first")
     drawn, lines = draw(given.package, given.under, given.n, given.seed)
     print(f"{len(drawn)} changes drawn from {lines} lines that can be changed, seed {given.seed}", flush=True)
-    near = {one for path, *_ in drawn for _, tests in list(stages_of(path, given.package, False))[:2] for one in tests}
-    if not (given.list or given.no_baseline) and (broken := run(given.command, sorted(near), 10 * given.timeout))[0]:
-        sys.exit("\n".join(["on the unchanged source these fail:", *broken[1]]))
-    results = []
-    for number, (path, line, kind, before, after, changed) in enumerate(drawn, 1):
+    chosen = [one for one in enumerate(drawn, 1) if one[0] in (given.only or one)]
+    near = {test for _, (path, *_) in chosen for _, tests in [*stages_of(path, given.package)][:2] for test in tests}
+    if not given.list and fails(sorted(near), 10 * given.timeout):
+        sys.exit("on the unchanged source some of these fail: " + " ".join(map(str, sorted(near))))
+    stages = Counter()
+    for number, (path, line, kind, before, after, changed) in chosen:
         what = f"{number:3} {path}:{line} {kind}: {before[:100]}  →  {after[:100]}"
-        if given.list or number not in (given.only or [number]):
-            print(what) if given.list else None
-            continue
-        source, state, begun, stage, failed = path.read_bytes(), path.stat(), time.monotonic(), None, []
-        try:
-            path.write_bytes(changed)
-            for name, tests in stages_of(path, given.package, given.all):
-                if tests and not stage:
-                    caught, failed = run(given.command, tests, given.timeout)
-                    stage = name if caught else None
-        finally:
-            path.write_bytes(source)
-            os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-        seconds = round(time.monotonic() - begun, 1)
-        print("caught by " + stage if stage else "SURVIVED", what, f" ({len(failed)} failed, {seconds} s)", flush=True)
-        results.append({"number": number, "file": str(path), "line": line, "kind": kind, "before": before,
-                        "after": after, "stage": stage, "failed": failed, "seconds": seconds})  # fmt: skip
-        given.json.write_text(json.dumps(results, indent=1))
-    if results:
-        caught, n = [one for one in results if one["stage"]], len(results)
-        for kind, of in sorted(Counter(one["kind"] for one in results).items()):
-            print(f"{kind}: caught {sum(one['kind'] == kind for one in caught)} of {of}")
-        print(f"caught {(k := len(caught))} of {n}: {least(k, n):.0f} to {100 - least(n - k, n):.0f} % (95 %)")
-        print("by stage", dict(Counter(one["stage"] for one in caught)))
-        middle = median(one["seconds"] for one in results), median([len(one["failed"]) for one in caught] or [0])
-        print(f"medians: {middle[0]} s a change, {middle[1]} failed tests where caught")
+        if not given.list:
+            stage = stage_that_fails(path, changed, given.package, given.timeout)
+            stages[stage] += 1
+            what = ("caught by " + stage if stage else "SURVIVED") + what
+        print(what, flush=True)
+    if stages:
+        print(f"caught {len(chosen) - stages.pop(None, 0)} of {len(chosen)}: {dict(stages)}")
 
 
 if __name__ == "__main__":
