@@ -161,7 +161,7 @@ def _in_text(text: str, key: str) -> str:
             bare = part["value"].lstrip("\\\"'-")
             # Prose has "the token = …", "a token: …", and of a key of verl's "rollout_is=token: a word …".
             is_apart, before = part["name"] == "token" and " " in part["between"], text[: part.start("name")]
-            is_option = before.endswith("=") and re.fullmatch("[a-z]+", part["value"])
+            is_option = before.rstrip("\"'").endswith("=") and re.fullmatch("[a-z]+", part["value"])
             is_prose = is_apart and (is_option or re.search("[a-z] $", before))
             is_value = not is_prose and not _STANDS_FOR.fullmatch(part["between"] + part["value"])
             if bare and is_value and not bare.startswith(REDACTED) and _names(part["name"], bare):
