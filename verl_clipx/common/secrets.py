@@ -55,7 +55,7 @@ _TO_VALUE = r"(?!= )(?:\s*[|>][-+]?\s*\n\s*|[^\S\n]*(?!\s)|\s*(?=\S*[^\s:][^\S\n
 # either order; an option or what a program sets.
 _ASSIGNED = (
     re.compile(
-        rf"(?m)(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE})?\s*[=:]{_TO_VALUE}(?:-(?=[^\s-]))?){_VALUE}"
+        rf"(?m)(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE}\]?)?\s*[=:]{_TO_VALUE}(?:-(?=[^\s-]))?){_VALUE}"
     ),
     re.compile(rf"(?:(?<=oc\.env:)|(?<=\$\{{)){_NAME}(?P<between>\s*,\s*|:?[-=]){_VALUE}"),
     re.compile(
