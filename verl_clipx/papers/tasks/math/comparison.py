@@ -41,11 +41,11 @@ _REFUSED = re.compile(
 # A letter at the end is a variable, not a unit.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
-# Commands that take a text or a name; other commands; letters that the grammar reads as i, as half of a number, and as
-# what transposes a matrix.
+# Commands that take a text or a name; other commands; primes, which math-verify drops; letters that the grammar reads
+# as i, as half of a number, and as what transposes a matrix.
 _LETTER = re.compile(
     r"\\(?:text\w*|mbox|operatorname|begin|end|math\w+|overline|widehat|widetilde|overrightarrow|vec|bar|hat|tilde)\s*"
-    r"\{[^{}]*\}|\\[A-Za-z]+(?:\s*\()?|[EIT]"
+    r"\{[^{}]*\}|\\[A-Za-z]+(?:\s*\()?|'+|[EIT]"
 )
 _CASED = ConversionConfig(lowercase_symbols=False)
 
@@ -118,10 +118,17 @@ def _read(text: str) -> Any:
     """Return what math-verify's grammar reads in the whole text; raises if it cannot, or must not."""
     if not is_safe(text):
         raise ValueError("refused")
+    text = _both_signs(text)
     joined = [part.split(_AND) for part in text.split(_OR)]
     if len(joined) == len(joined[0]) == 1:
         return _parse(text)
     return Union(*(Intersection(*(_parse(part).as_set() for part in parts)) for parts in joined))
+
+
+def _both_signs(text: str) -> str:
+    r"""Return both values of `1\pm\sqrt{2}` as a list; two such signs may mean two values or four, and stay."""
+    plus, minus = (re.sub(r"\\pm(?![a-z])\s*", sign, text) for sign in "+-")
+    return text if text.count(r"\pm") != 1 else f"{plus},{minus}".replace(r"\},\{", ",")
 
 
 def is_safe(text: str) -> bool:
@@ -150,11 +157,12 @@ def _parse(text: str) -> Basic | MatrixBase:
 def _protect(match: re.Match[str]) -> str:
     """Return a letter that the grammar misreads as a text, which it takes for a variable; a word in small letters."""
     text = match[0]
+    if text[0] == "'":
+        return rf"^{{\{'prime' * len(text)}}}"
     if text in ("E", "I", "T", r"\gamma", r"\Gamma"):
         return rf"\text{{{text.strip(chr(92))}}}"
     command, brace, word = text.partition("{")
-    in_words = is_word(word.strip("} ")) or (command.startswith((r"\text", r"\mbox")) and len(word) > 2)
-    return command + brace + word.lower() if in_words else text
+    return command + brace + word.lower() if is_word(word.strip("} ")) else text
 
 
 def _named_value(expression: Any, other: Any) -> Any:

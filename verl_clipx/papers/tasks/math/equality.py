@@ -11,29 +11,18 @@ from functools import lru_cache
 
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.papers.tasks.math import processes
-from verl_clipx.papers.tasks.math.spelling import TEXT, canonical, clean, is_word, parse_number
+from verl_clipx.papers.tasks.math.spelling import NUMERALS, SPELLINGS, canonical, clean, is_word, parse_number
 from verl_clipx.papers.tasks.math.units import split_units
 
 for _module in ("math_verify", "pebble"):
     if importlib.util.find_spec(_module) is None:
         raise ModuleNotFoundError(needs_tool("a reward of mathematics", _module), name=_module)
 
-# An unknown, a value of a function, an angle, a length or a pair of unknowns; not a calculation, which may be false.
-_NAME = re.compile(
-    r"\A(?:(?!(?:gcd|lcm|max|min|log|ln|exp|sin|cos|tan|sqrt)\()(?:m?\s*\\angle\s*)?"
-    r"(?:[A-Za-z]+|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|rho|sigma|omega)(?![a-zA-Z]))'*"
-    r"(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\s*\((?:[^()=]|\([^()=]*\))*\))?"
-    r"|\\(?:gcd|max|min)\s*\((?=[^()]*[A-Za-z])[^()]*\)|\\text\{[^{}]*\}|\([A-Za-z](?:,\s*[A-Za-z])+\))"
-    r"\s*(?:=|\\in(?![A-Za-z]))\s*"
-)
-# A choice, in any case. A letter alone is a variable, but A, B and D are hardly ever: C and E are constants.
-_CHOICE = re.compile(rf"\\(?:text\w*|mbox)\s*\{{\s*[A-J]\s*\}}|(?:{TEXT}\{{\s*)?\(?[A-J][).]\s*\}}?|[ABD]")
-_TEXT = re.compile(r"\\(?:text\w*|mbox)\s*\{[^{}]*\}")
+_NAME, _CHOICE, _OFFER = (re.compile(SPELLINGS["patterns"][name]) for name in ("name", "choice", "offer"))
 # Not two letters, or small ones without a vowel: xy equals yx, AB is the line BA, and mgh equals ghm.
 _WORD = re.compile(r"[A-Z]{3,}|(?=.*[AEIOUYaeiouy])[A-Za-z]{3,}")
 _APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
-_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_IN_BASE = re.compile(rf"([\da-z]+)(?:_([2-9]|[12]\d|3[0-6]|{'|'.join(_BASES)}))?")
+_IN_BASE = re.compile(rf"([\da-z]+)(?:_([2-9]|[12]\d|3[0-6]|{'|'.join(NUMERALS[2:])}))?")
 # The responses to one prompt often give the same answer.
 _ask = lru_cache(maxsize=8192)(processes.compare)
 
@@ -76,11 +65,12 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
         answer, gold = _NAME.sub("", answer), _NAME.sub("", gold)
     if not answer or not gold:
         return False
+    answer, gold = _without_offer(answer, gold), _without_offer(gold, answer)
     given, right = canonical(answer), canonical(gold)
     if given == right:
         return True
     if given.casefold() == right.casefold():
-        if is_word(given, right) or (len(given) > 1 and _TEXT.fullmatch(answer) and _TEXT.fullmatch(gold)):
+        if is_word(given, right):
             return True
     elif _WORD.fullmatch(given) and _WORD.fullmatch(right):
         # math-verify reads words as products of letters, so that CBA would equal ABC.
@@ -98,7 +88,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
         if _APPROXIMATION.search(answer):
             return _compare(_first_value(answer), gold, strict)
     # A letter with an index, such as a_{12}, is a variable.
-    if re.search(r"\d\)?_", f"{answer} {gold}"):
+    if re.search(r"\d\)?_|\d[A-Za-z]+\)?_\{?[1-3]\d", f"{answer} {gold}"):
         return _compare_bases(*(canonical(_NAME.sub("", text)) for text in (answer, gold)), strict)
     number, right_number = parse_number(answer), parse_number(gold)
     if number and right_number:
@@ -110,6 +100,14 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
     elif strict and any(n and re.search(r"\d\.\d", text) for n, text in ((number, answer), (right_number, gold))):
         return False
     return gold, answer
+
+
+def _without_offer(answer: str, other: str) -> str:
+    r"""Return the letter or the rest of `\textbf{(B)} 14`, of which the other answer says only one."""
+    offer = _OFFER.match(answer)
+    if not offer or _OFFER.match(other):
+        return answer
+    return f"({offer[1] or offer[2]})" if _CHOICE.fullmatch(other) else answer[offer.end() :]
 
 
 def _first_value(text: str) -> str:
@@ -132,5 +130,5 @@ def _compare_bases(given: str, right: str, strict: bool) -> bool:
     if None in numbers or numbers[0][1] != numbers[1][1]:
         return False
     # Without its base, a number is right if the question has named the base, which evaluation cannot know.
-    bases = {str(_BASES.index(number[2]) + 2) if number[2] in _BASES else number[2] for number in numbers}
+    bases = {str(NUMERALS.index(number[2])) if number[2] in NUMERALS else number[2] for number in numbers}
     return len(bases) == 1 or (None in bases and not strict)

@@ -21,32 +21,18 @@ _CHARACTERS = {
     pair[0]: (rf"\{pair[2:]} " if pair[2:].isalpha() else pair[2:] + " " * pair[-1].isalpha())
     for pair in SPELLINGS["characters"].split()
 }
+NUMERALS = SPELLINGS["numerals"].split()
 _INDICES = {"<super>": "^", "<sub>": "_"}
-# Of √15 everything is under the root, of TeX's \sqrt15 the first digit.
-_ROOT = re.compile(r"√\s*(\[\d\])?\s*(?:\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|(\d+(?:\.\d+)?))")
 _REWRITTEN = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement, *_ in SPELLINGS["rewritten"]]
-# 10{,}236, 10'236 or 10 236. Not 1 100/300, which is a mixed number.
-_GROUPED = re.compile(r"(?<![\d.^_}/])\d{1,3}(?:(?:\{\s?,?\}|\s|')\s*\d{3})+(?!\d|\s*/|\s*\\frac)", re.ASCII)
-_REPEATING = re.compile(
-    r"(?<![\w.,}])(?<!\d )(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{\s*(\d{1,30})\s*\}(?!\d)", re.ASCII
+_ROOT, _GROUPED, _REPEATING, _NUMBER, _JOINT = (
+    re.compile(SPELLINGS["patterns"][name], re.ASCII) for name in ("root", "grouped", "repeating", "number", "joint")
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
-# What joins two inequalities, which are then one set of numbers.
-_JOINT = re.compile(
-    r"\s*,?\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*(or|and)\s*\}|\b(or|and)\b|\\(lor|vee|land|wedge|cup|cap)(?![a-zA-Z]))\s*"
-)
-_WORD = re.compile(r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+[A-Za-z]?[a-z]*)*")
+_WORD = re.compile(r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*")
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 # Also \frac12, \frac1{2} and \frac{1}2. With more digits it is unclear which number they belong to.
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d)(?!\d))", re.ASCII)
-_EXPONENT = r"\{\s*-?\d{1,3}\s*\}|\d(?!\d)"
-_NUMBER = re.compile(
-    r"(?P<sign>[+-]?)\s*(?:(?:(?P<whole>\d+)\s+)?(?P<top>-?\d+)\s*/\s*(?P<bottom>-?\d+)"
-    r"|(?P<digits>(?:\d{1,3}(?:(?:\{,\}|,)\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
-    rf"(?:\s*\\(?:times|cdot)\s*10\^(?P<power>{_EXPONENT}))?|10\^(?P<ten>{_EXPONENT}))\s*(?P<percent>\\?%)?",
-    re.ASCII,
-)
 
 
 def clean(text: str) -> str:
@@ -62,7 +48,8 @@ def clean(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_fraction, _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text))
     text = " ".join(text.split()).rstrip(" .,\\")
-    if not all(map(_INEQUALITY.search, _JOINT.split(text)[::4])):
+    parts = _JOINT.split(text)[::4]
+    if not _INEQUALITY.search(text) or not all("=" in part or _INEQUALITY.search(part) for part in parts):
         return text
     both = ("and", "land", "wedge", "cap")
     return _JOINT.sub(lambda match: r"\land " if match[match.lastindex] in both else r"\lor ", text)
@@ -90,8 +77,8 @@ def _fold(character: str) -> str:
 
 
 def _root(root: re.Match[str]) -> str:
-    index, *contents = root.groups()
-    return rf"\sqrt{index or ''}{{{_ROOT.sub(_root, ''.join(filter(None, contents)))}}}"
+    before, index, *contents = root.groups()
+    return rf"\sqrt{index or (before and f'[{before}]') or ''}{{{_ROOT.sub(_root, ''.join(filter(None, contents)))}}}"
 
 
 def is_word(*texts: str) -> bool:
@@ -113,12 +100,14 @@ def canonical(cleaned: str) -> str:
 
 
 def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
-    r"""Read an integer, decimal, fraction, mixed number, percentage or power of ten, in ASCII digits.
+    r"""Read an integer, decimal, fraction, mixed number, percentage or power of ten, in ASCII digits, or a word to 20.
 
     Returns:
         The exact value, 1/2 for "50%", and the value without the percent sign; None for anything else, and for what is
         longer than MAX_NUMBER_LENGTH.
     """
+    if (word := canonical(cleaned).casefold()) in NUMERALS:
+        cleaned = str(NUMERALS.index(word))
     match = _NUMBER.fullmatch(_FRACTION.sub(r" \1\2/\3\4", cleaned[: MAX_NUMBER_LENGTH + 1]).lstrip())
     if match is None or len(cleaned) > MAX_NUMBER_LENGTH:
         return None

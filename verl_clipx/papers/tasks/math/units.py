@@ -5,9 +5,9 @@ from collections import Counter
 
 from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT
 
-_UNIT_TEXT = r"(?:\\mu\s*(?=\\\w+\s*\{\w+\}))?\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}]*\}"
+_UNIT_TEXT = r"(?:\\mu\s*(?=\\\w+\s*\{\w+\}))?\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s{0,4}\{(?:[^{}]|\{[^{}]*\})*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
-_DOLLAR = re.compile(r"\A(-?)\s*(?:\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
+_CURRENCY = re.compile(r"\A(-?)\s*(?:\\\$|(?:\\text\{\s*)?([€£¥₹])\}?|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
 _SHORT_NAMES, _PREFIXES, _SI = (
     dict(pair.split("=") for pair in SPELLINGS[key].split()) for key in ("units", "prefixes", "si")
 )
@@ -26,12 +26,12 @@ _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])[^()=<>+,|/]*$")
 # Texts, their powers, and what joins them; degrees; words.
 _UNIT = re.compile(
     rf"(?<=\S)\s*(?:\^(?:\\circ|\{{\s*\\circ\s*\}})\s*(?:[CF]\b)?|{_UNIT_TEXT})"
-    rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times|Omega)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*\\\$$|(?<=[\d}}])\s*{_WORDS}$"
+    rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times|Omega)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*(?:\\\$|[€£¥₹])$|(?<=[\d}}])\s*{_WORDS}$"
     r"|(?<=[\d}])\s+(?:[A-Za-z]{2,}\s+){0,3}[A-Za-z]{4,}$"
 )
 _LETTERS = r"(?:\\Omega\b|[A-Za-z]+)(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
-_FACTOR = re.compile(r"(?:(square|cubic)\s+)?([A-Za-z]+|\$)\s*(-?\d)?")
+_FACTOR = re.compile(r"(?:(square|cubic)\s+)?([A-Za-z]+|[$€£¥₹])\s*(-?\d)?")
 
 
 def split_units(answer: str, gold: str) -> tuple[str, str] | None:
@@ -52,13 +52,14 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
 
 
 def _split(cleaned: str) -> tuple[str, str]:
-    value = _DOLLAR.sub(r"\1", cleaned)
+    currency = _CURRENCY.match(cleaned)
+    value = _CURRENCY.sub(r"\1", cleaned)
     # After a word, a text is not a unit: north east is not north.
     match = None if re.match(TEXT, value) else _UNIT.search(value)
     if match and match[0].lstrip().startswith("^") and _ANGLE.search(value):
         match = None
     end = match.start() if match else len(value)
-    return value[:end], "$" * (value != cleaned) + value[end:]
+    return value[:end], (currency[2] or "$" if currency else "") + value[end:]
 
 
 def _without_letters(cleaned: str, unit: Counter[str]) -> str:
@@ -69,7 +70,7 @@ def _without_letters(cleaned: str, unit: Counter[str]) -> str:
 def _standard(unit: str) -> Counter[str]:
     """Return the short name of each factor and its power: m and 1, s and -2 of m/s^2; nothing if there is no unit."""
     plain = re.sub(r"\^\{?\s*\\circ\s*\}?", "degree ", re.sub(r"\\mu(?![a-z])\s*(?:\\[a-z]+\s*\{)?", "u", unit))
-    over, _, under = re.sub("[A-Za-z]+", _short_name, re.sub(r"\\[a-z]+|[{}^]", " ", plain)).partition("/")
+    over, _, under = re.sub("[A-Za-z]+", _short_name, re.sub(r"\\[a-z]+|[{}^]|(?<=[a-z])\.", " ", plain)).partition("/")
     powers: Counter[str] = Counter()
     for sign, part in ((1, over), (-1, under)):
         for word, name, power in _FACTOR.findall(part):
