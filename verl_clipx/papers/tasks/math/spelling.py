@@ -28,7 +28,9 @@ _ROOT, _GROUPED, _REPEATING, _NUMBER, _JOINT = (
     re.compile(SPELLINGS["patterns"][name], re.ASCII) for name in ("root", "grouped", "repeating", "number", "joint")
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
-_WORD = re.compile(r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*")
+_WORD = re.compile(
+    r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*"
+)
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 # Also \frac12, \frac1{2} and \frac{1}2. With more digits it is unclear which number they belong to.
