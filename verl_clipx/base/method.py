@@ -90,6 +90,13 @@ class Method:
     # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
     # The contract then compares it neither over micro-batches nor over sizes of the advantages.
     by_batch: ClassVar[bool] = False
+    # Here and below, a class attribute becomes a property where it depends on parameters.
+    # Those of `tokens.OPTIONAL` that the method needs.
+    asks_for: ClassVar[tuple[str, ...]] = ()
+    # Whether the method's ratio is to the policy that sampled, and not to that of old_log_probs.
+    ratio_to_sampler: ClassVar[bool] = False
+    # The spread of the ratio at which its lower bound reaches 0, so that nothing is clipped below; None: never.
+    unbounded_below_from: ClassVar[float | None] = None
     # What `bounded` returns. Where parameters with the roles LOW and HIGH do not say the bounds on it: the lower one,
     # empty for none, the upper one, and equations for what is in them. A {parameter} stands for its value.
     bounds_on: ClassVar[str] = "ratio"
@@ -127,16 +134,6 @@ class Method:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
-    def asks_for(self) -> tuple[str, ...]:
-        """Those of `tokens.OPTIONAL` that the method needs."""
-        return ()
-
-    @property
-    def ratio_to_sampler(self) -> bool:
-        """Whether the method's ratio is to the policy that sampled, and not to that of old_log_probs."""
-        return False
-
-    @property
     def limits(self) -> dict[str, str]:
         """Returns the parameters that limit the weight as they are set, with their roles, guards apart.
 
@@ -152,11 +149,6 @@ class Method:
         }
 
     @property
-    def unbounded_below_from(self) -> float | None:
-        """The spread of the ratio at which its lower bound reaches 0, so that nothing is clipped below; None: never."""
-        return None
-
-    @property
     def acts_at_ratio_one(self) -> bool:
         """Whether something of it acts on tokens whose ratio to the policy of old_log_probs is 1."""
         return self.ratio_to_sampler or (self.unconstrained_weight and not self.declares_limits)
@@ -169,13 +161,10 @@ class Method:
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
+    # Length of the statistics vector; 0 for bounds that do not depend on statistics.
+    statistics_size: ClassVar[int] = 0
     # Which of the statistics are counts or sums of magnitudes.
-    never_negative = slice(0)
-
-    @property
-    def statistics_size(self) -> int:
-        """Length of the statistics vector; 0 for bounds that do not depend on statistics."""
-        return 0
+    never_negative: ClassVar[slice] = slice(0)
 
     def statistics(self, t: Tokens) -> Tensor:
         """Sums over the tokens in the mask: (statistics_size,), float64, additive over any split of the tokens."""
@@ -184,10 +173,8 @@ class Method:
     # A second stage, for what can only be counted once the first stage's totals are known, such as deviations from a
     # mean. `decide` gets both, the first stage's before the second's.
 
-    @property
-    def second_statistics_size(self) -> int:
-        """Length of the second stage's vector; 0 for a method with a single stage."""
-        return 0
+    # Length of the second stage's vector; 0 for a method with a single stage.
+    second_statistics_size: ClassVar[int] = 0
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """Sums over the tokens in the mask: (second_statistics_size,), float64, additive for a given `first`.

@@ -68,17 +68,12 @@ class ClipCov(
     acts_at_ratio_one = True
 
     never_negative = slice(1)
-
-    @property
-    def statistics_size(self) -> int:
-        return SUMS
+    statistics_size = SUMS
 
     def statistics(self, t: Tokens) -> Tensor:
         return sums_for_means(t)
 
-    @property
-    def second_statistics_size(self) -> int:
-        return 1
+    second_statistics_size = 1
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """The number of eligible tokens."""

@@ -55,17 +55,12 @@ class KlCov(WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.2
     )
 
     never_negative = slice(1)
-
-    @property
-    def statistics_size(self) -> int:
-        return SUMS
+    statistics_size = SUMS
 
     def statistics(self, t: Tokens) -> Tensor:
         return sums_for_means(t)
 
-    @property
-    def second_statistics_size(self) -> int:
-        return BUCKETS
+    second_statistics_size = BUCKETS
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """The histogram of the covariances."""

@@ -83,10 +83,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return saturate(t.log_prob - behaviour)
 
     never_negative = slice(None)
-
-    @property
-    def statistics_size(self) -> int:
-        return 2 * OCTAVES.buckets
+    statistics_size = 2 * OCTAVES.buckets
 
     def statistics(self, t: Tokens) -> Tensor:
         """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""

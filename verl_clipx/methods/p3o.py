@@ -37,10 +37,7 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
     )
 
     never_negative = slice(None)
-
-    @property
-    def statistics_size(self) -> int:
-        return 3
+    statistics_size = 3
 
     def statistics(self, t: Tokens) -> Tensor:
         """The number of tokens, the sum of their ratios, and that of their squares."""
