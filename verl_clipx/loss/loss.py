@@ -122,27 +122,17 @@ def finite(t: Tokens) -> Tensor:
     return total.abs() < math.inf
 
 
-class _PerTokenLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
-        ctx.save_for_backward(weighted)
-        ctx.log_prob_dtype = log_prob.dtype
-        return value.view_as(value)
+class _Prescribed(torch.autograd.Function):
+    """A loss whose value is given, and whose gradient with respect to log_prob is -weighted times a weight."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        (weighted,) = ctx.saved_tensors
-        return minus_product(weighted, grad_output, ctx.log_prob_dtype), None, None
-
-
-class _SummedLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tensor | float) -> Tensor:
-        of_rows = isinstance(weight, Tensor) and weight.ndim > 0
+    def forward(
+        ctx: FunctionCtx, log_prob: Tensor, loss: Tensor, weighted: Tensor, weight: Tensor | float | None
+    ) -> Tensor:
         ctx.save_for_backward(weighted)
         ctx.log_prob_dtype, ctx.weight = log_prob.dtype, weight
-        return (value.sum(-1, keepdim=True) * weight).sum() if of_rows else value.sum() * weight
+        # verl subtracts the entropy's term from a scalar in place, which is forbidden in a view.
+        return loss.view_as(loss) if loss.ndim else loss.clone()
 
     @staticmethod
     @once_differentiable
@@ -152,7 +142,8 @@ class _SummedLoss(torch.autograd.Function):
         if isinstance(weight, Tensor):
             # A mean over no tokens has an infinite weight. As in verl, its gradient is 0 and its value NaN.
             weight = weight.nan_to_num(nan=math.nan, posinf=0.0)
-        return minus_product(weighted, weight * grad_output, ctx.log_prob_dtype), None, None, None
+        scale = grad_output if weight is None else weight * grad_output
+        return minus_product(weighted, scale, ctx.log_prob_dtype), None, None, None
 
 
 def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,7 +173,7 @@ def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
 
     Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
     """
-    return _PerTokenLoss.apply(log_prob, value, weighted)
+    return _Prescribed.apply(log_prob, value, weighted, None)
 
 
 def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tensor | float) -> Tensor:
@@ -195,4 +186,6 @@ def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tenso
     Returns:
         0-d.
     """
-    return _SummedLoss.apply(log_prob, value, weighted, weight)
+    of_rows = isinstance(weight, Tensor) and weight.ndim > 0
+    total = (value.sum(-1, keepdim=True) * weight).sum() if of_rows else value.sum() * weight
+    return _Prescribed.apply(log_prob, total, weighted, weight)
