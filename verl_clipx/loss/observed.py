@@ -10,7 +10,6 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.shared_metrics import (
     CLIP_FRACTION_HIGH,
     CLIP_FRACTION_LOW,
-    CLIPPED,
     GRADIENT_MASS,
     OF_TOKENS,
     PPO_KL,
@@ -30,11 +29,11 @@ IN_MIDDLE = (
 
 # Metrics that have another meaning for a gradient than for F * A, or that stand beside a number of verl's own.
 OF_GRADIENT_ALONE = (
-    CLIPPED(
-        "clip_fraction",
-        "fraction of tokens with an advantage other than 0 and a g of exactly 0",
+    replace(
+        CLIP_FRACTION_LOW,
+        name="clip_fraction",
+        meaning="fraction of tokens with an advantage other than 0 and a g of exactly 0",
         sums=OBSERVED_SUMS[:1],
-        chart="clipped tokens",
     ),
     replace(CLIP_FRACTION_LOW, meaning=WITHOUT_GRADIENT, sums=OBSERVED_SUMS[1:2]),
     replace(CLIP_FRACTION_HIGH, meaning=WITHOUT_GRADIENT, sums=OBSERVED_SUMS[2:3]),
