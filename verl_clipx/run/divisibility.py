@@ -1,4 +1,4 @@
-"""What does not divide in a run: batches over optimizer steps and ranks, ranks over machines, rows over micro-batches.
+"""Checks that batches divide over optimizer steps and ranks, ranks over machines, and rows over micro-batches.
 
 verl checks some of this in the driver, some in its workers minutes after the launch, and some only when the first long
 response arrives. What depends on the model (attention heads) is not looked at.
@@ -38,9 +38,8 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
         key = f"{ACTOR}.ulysses_sequence_parallel_size"
         return [f"{key}={sharing}: does not divide the {gpus} GPUs. Choose a divisor."]
     ranks = gpus // sharing
-    messages = [*batches(config, ranks), *micro_batches(config, ranks, sharing)]
-    messages += [servers(config, gpus), shards(config, gpus), fetched(config)]
-    return [message for message in messages if message is not None]
+    of_batches = [*batches(config, ranks), *micro_batches(config, ranks, sharing)]
+    return [*of_batches, *servers(config, gpus), *shards(config, gpus), *fetched(config)]
 
 
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:
@@ -90,32 +89,29 @@ def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]
             )
 
 
-def servers(config: DictConfig, gpus: int) -> str | None:
+def servers(config: DictConfig, gpus: int) -> Iterator[str]:
     """A rollout server whose GPUs do not divide those of the run or of a machine."""
     rollout, machine = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
     size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    if gpus % size == 0 and (size % machine == 0 or machine % size == 0):
-        return None
-    return (
-        f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: a rollout server takes {size} "
-        f"GPUs, which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
-    )
+    if gpus % size or (size % machine and machine % size):
+        yield (
+            f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: a rollout server takes {size} "
+            f"GPUs, which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
+        )
 
 
-def shards(config: DictConfig, gpus: int) -> str | None:
+def shards(config: DictConfig, gpus: int) -> Iterator[str]:
     """A group of GPUs that share the parameters but does not divide all of them."""
     size = config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    if not 0 < size < gpus or gpus % size == 0:
-        return None
-    return (
-        f"{ACTOR}.fsdp_config.fsdp_size={size}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share the "
-        "parameters over all of them."
-    )
+    if 0 < size < gpus and gpus % size:
+        yield (
+            f"{ACTOR}.fsdp_config.fsdp_size={size}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share "
+            "the parameters over all of them."
+        )
 
 
-def fetched(config: DictConfig) -> str | None:
+def fetched(config: DictConfig) -> Iterator[str]:
     """A number of prompts that the loader fetches and that does not divide a rollout batch."""
     size, prompts = config.data.get("gen_batch_size"), config.data.train_batch_size
-    if not size or prompts % size == 0 or config.algorithm.get("filter_groups", {}).get("enable"):
-        return None
-    return f"data.gen_batch_size={size}: does not divide data.train_batch_size={prompts}. Leave it null."
+    if size and prompts % size and not config.algorithm.get("filter_groups", {}).get("enable"):
+        yield f"data.gen_batch_size={size}: does not divide data.train_batch_size={prompts}. Leave it null."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings
 
 Values = Mapping[str, Any]
-Test = Callable[[Values, "Settings | Observe"], Refusal | None]
+Test = Callable[[Values, "Settings | Observe"], Iterator[Refusal]]
 
 # What may become of a key.
 READ_BY_VERL, TAKEN, REFUSED, IRRELEVANT = "read by verl as always", "taken over or not used", "refused", "irrelevant"
@@ -38,7 +38,7 @@ SERVER = "the server that samples"
 
 
 class Row(NamedTuple):
-    """What becomes of a key, and of all keys below it.
+    """The fate of a key, and of all keys below it.
 
     Attributes:
         key: the full key.
@@ -46,7 +46,7 @@ class Row(NamedTuple):
         reader: what reads it, or why it does not matter.
         default: its value where the configuration lacks it; `NOT_READ` if the plugin does not look at it.
         on_path: whether verl reads it on the way to the loss.
-        refusal: returns why a run with its value is refused, or None. Its docstring says when, for docs/support.md.
+        refusal: yields why a run with its value is refused. Its docstring says when, for docs/support.md.
     """
 
     key: str
@@ -84,7 +84,7 @@ def refuses(name: str) -> Callable[[Test], Test]:
 
 
 def chosen(node: "Settings | Observe") -> str:
-    """How a node is called in a message."""
+    """Returns the name of a node in a message."""
     return f"+{NODE}={OBSERVE}" if not node.trains else f"the method {node.method.name}"
 
 
@@ -122,76 +122,65 @@ NOT_IN_VERL = ("tau_pos", "tau_neg")
 LOSS_MODE = declare(f"{POLICY_LOSS}.loss_mode", REFUSED, LOSSES, "vanilla")
 
 
-def another_loss(loss_mode: str, settings: "Settings") -> Refusal | None:
-    """The refusal if loss_mode names another loss than the clipx node does; None if they agree."""
+def another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
+    """Refuses a loss_mode that names another loss than the clipx node does."""
     name = settings.method.name
-    if loss_mode in ("clipx_custom", f"clipx_{name}"):
-        return None
-    return Refusal(
-        LOSS_MODE,
-        loss_mode,
-        f"contradicts {NODE}.method={name}: verl would train the loss that it names",
-        f"Remove loss_mode, which +{NODE}={name} sets by itself, or keep verl's loss with +{NODE}={OBSERVE}.",
-    )
+    if loss_mode not in ("clipx_custom", f"clipx_{name}"):
+        reason = f"contradicts {NODE}.method={name}: verl would train the loss that it names"
+        advice = f"Remove loss_mode, which +{NODE}={name} sets by itself, or keep verl's loss with +{NODE}={OBSERVE}."
+        yield Refusal(LOSS_MODE, loss_mode, reason, advice)
 
 
 @refuses(LOSS_MODE)
-def other_loss(values: Values, node: "Settings | Observe") -> Refusal | None:
+def other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """other than the group's own; under observe, other than verl's"""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     loss_mode = str(values[LOSS_MODE])
-    if node.trains:
-        return another_loss(loss_mode, node)
-    if loss_mode.startswith(f"{NODE}_"):
-        return Refusal(
-            LOSS_MODE,
-            loss_mode,
-            f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway",
-            f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself, or observe one of verl's (vanilla).",
-        )
     known = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_"))
-    if loss_mode in known:
-        return None
-    advice = f"Set it to one of {', '.join(known)}, or name the module that registers it in VERL_USE_EXTERNAL_MODULES."
-    return Refusal(LOSS_MODE, loss_mode, "verl has no such loss to observe", advice)
+    if node.trains:
+        yield from another_loss(loss_mode, node)
+    elif loss_mode.startswith(f"{NODE}_"):
+        reason = f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway"
+        by_group = f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself"
+        yield Refusal(LOSS_MODE, loss_mode, reason, f"{by_group}, or observe one of verl's (vanilla).")
+    elif loss_mode not in known:
+        module = "name the module that registers it in VERL_USE_EXTERNAL_MODULES"
+        advice = f"Set it to one of {', '.join(known)}, or {module}."
+        yield Refusal(LOSS_MODE, loss_mode, "verl has no such loss to observe", advice)
 
 
 POLICY_LOSS_CORRECTION = declare(f"{POLICY_LOSS}.rollout_correction", REFUSED, BYPASS_LOSS, None)
 
 
 @refuses(POLICY_LOSS_CORRECTION)
-def misplaced_correction(values: Values, node: "Settings | Observe") -> Refusal | None:
+def misplaced_correction(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """which only verl's bypass loss reads"""
     correction = values[POLICY_LOSS_CORRECTION] or {}
-    if not node.trains or not correction:
-        return None
-    key, value = next(iter(correction.items()))
-    reason = f"only verl's own loss bypass_mode reads it there, and {chosen(node)} would ignore it"
-    advice = "Set a run's corrections under algorithm.rollout_correction."
-    return Refusal(f"{POLICY_LOSS_CORRECTION}.{key}", value, reason, advice)
+    if node.trains and correction:
+        key, value = next(iter(correction.items()))
+        reason = f"only verl's own loss bypass_mode reads it there, and {chosen(node)} would ignore it"
+        advice = "Set a run's corrections under algorithm.rollout_correction."
+        yield Refusal(f"{POLICY_LOSS_CORRECTION}.{key}", value, reason, advice)
 
 
 LOSS_AGG_MODE = declare(f"{ACTOR}.loss_agg_mode", READ_BY_VERL, AGGREGATION, "token-mean")
 LOSS_SCALE_FACTOR = declare(f"{ACTOR}.loss_scale_factor", READ_BY_VERL, AGGREGATION, None)
 
 
-def padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Refusal | None:
-    """The refusal if verl would divide a sum over a sequence by a length that depends on the micro-batch."""
-    if loss_agg_mode != "seq-mean-token-sum-norm" or loss_scale_factor is not None:
-        return None
-    return Refusal(
-        LOSS_AGG_MODE,
-        loss_agg_mode,
-        f"with {LOSS_SCALE_FACTOR}=null verl would divide by the padded length of each micro-batch",
-        f"Set {LOSS_SCALE_FACTOR} to a constant, for example ${{data.max_response_length}}.",
-    )
+def padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Iterator[Refusal]:
+    """Refuses to divide a sum over a sequence by a length that depends on the micro-batch, as verl would."""
+    if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
+        reason = f"with {LOSS_SCALE_FACTOR}=null verl would divide by the padded length of each micro-batch"
+        advice = f"Set {LOSS_SCALE_FACTOR} to a constant, for example ${{data.max_response_length}}."
+        yield Refusal(LOSS_AGG_MODE, loss_agg_mode, reason, advice)
 
 
 @refuses(LOSS_AGG_MODE)
-def no_constant_length(values: Values, node: "Settings | Observe") -> Refusal | None:
+def no_constant_length(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length"""
-    return None if not node.trains else padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
+    if node.trains:
+        yield from padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
 
 
 declare_all(READ_BY_VERL, BESIDE, ACTOR, "entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
@@ -216,86 +205,80 @@ CENTERING = declare(f"{OF_CORRECTION}.score_centering", REFUSED, BYPASS_LOSS, No
 
 
 @refuses(ROLLOUT_IS)
-def weights_count_twice(values: Values, node: "Settings | Observe") -> Refusal | None:
+def weights_count_twice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """in bypass mode and with a method whose ratio is to the sampler: it would correct twice"""
-    if not node.trains or values[ROLLOUT_IS] is None:
-        return None
+    if not node.trains or values[ROLLOUT_IS] is None or not (values[BYPASS] or node.method.ratio_to_sampler):
+        return
     if values[BYPASS]:
         because, other = f"{BYPASS}=True", f"{BYPASS}=False"
-    elif node.method.ratio_to_sampler:
-        by_behaviour = "behaviour" in node.method.parameters
-        because = f"{NODE}.behaviour=rollout" if by_behaviour else chosen(node)
-        other = f"{NODE}.behaviour=old" if by_behaviour else "choose another method"
+    elif "behaviour" in node.method.parameters:
+        because, other = f"{NODE}.behaviour=rollout", f"{NODE}.behaviour=old"
     else:
-        return None
+        because, other = chosen(node), "choose another method"
     reason = (
         f"with {because} the ratio of {chosen(node)} is already relative to the policy that sampled, and the weights "
         "would correct for that policy a second time"
     )
-    return Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
+    yield Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
 
 
 @refuses(BYPASS)
-def mask_without_effect(values: Values, node: "Settings | Observe") -> Refusal | None:
+def mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """True beside a mask that compares the old policy with the sampler: they are the same then"""
     mask = node.mask if node.trains else None
-    if not values[BYPASS] or mask is None or not mask.of_old_policy:
-        return None
-    reason = (
-        f"the old log-probabilities are then the sampler's own, so that {NODE}.mask.rule={mask.rule}, which compares "
-        "the two, would never take anything out"
-    )
-    return Refusal(BYPASS, True, reason, f"Set {BYPASS}=False, or leave out +{NODE}/mask={mask.rule}.")
+    if values[BYPASS] and mask is not None and mask.of_old_policy:
+        reason = (
+            f"the old log-probabilities are then the sampler's own, so that {NODE}.mask.rule={mask.rule}, which "
+            "compares the two, would never take anything out"
+        )
+        yield Refusal(BYPASS, True, reason, f"Set {BYPASS}=False, or leave out +{NODE}/mask={mask.rule}.")
 
 
 @refuses(WITH_ROLLOUT_IS[0])
-def weights_verl_refuses(values: Values, node: "Settings | Observe") -> Refusal | None:
+def weights_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """and rollout_is, if verl's own code refuses them, as it would at the first batch"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-    return refused_by_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
+    yield from refused_by_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
 
 
 @refuses(ROLLOUT_RS)
-def rejection_verl_refuses(values: Values, node: "Settings | Observe") -> Refusal | None:
+def rejection_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """likewise, with its threshold"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
-    return refused_by_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
+    yield from refused_by_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
 
 
-def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str) -> Refusal | None:
-    """verl's own objection, tried on two sequences; a run would meet it only with the first batch."""
+def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str) -> Iterator[Refusal]:
+    """Yields verl's own objection, tried on two sequences; a run would meet it only with the first batch."""
     import torch
 
     if values[key] is None:
-        return None
+        return
     arguments = {name.rpartition(".")[2]: values[name] for name in (key, threshold)}
     try:
         correct(torch.zeros(2, 2), torch.ones(2, 2), **arguments)
     except (ValueError, TypeError) as error:
         reason = f"with {threshold}={written(values[threshold])} verl's rollout correction refuses it: {error}"
-        return Refusal(key, values[key], reason.rstrip("."), f"Change it, or set {key}=null.")
-    return None
+        yield Refusal(key, values[key], reason.rstrip("."), f"Change it, or set {key}=null.")
 
 
 @refuses(LOSS_TYPE)
-def other_bypass_loss(values: Values, node: "Settings | Observe") -> Refusal | None:
+def other_bypass_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """other than ppo_clip, which only verl's bypass loss reads"""
-    loss_type = values[LOSS_TYPE]
-    if not node.trains or loss_type in (None, "ppo_clip"):
-        return None
-    reason = f"only verl's own bypass loss reads it, and {chosen(node)} would ignore it"
-    return Refusal(LOSS_TYPE, loss_type, reason, f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's.")
+    loss_type, advice = values[LOSS_TYPE], f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's."
+    if node.trains and loss_type not in (None, "ppo_clip"):
+        reason = f"only verl's own bypass loss reads it, and {chosen(node)} would ignore it"
+        yield Refusal(LOSS_TYPE, loss_type, reason, advice)
 
 
 @refuses(CENTERING)
-def other_loss_for_centering(values: Values, node: "Settings | Observe") -> Refusal | None:
+def other_loss_for_centering(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """true: verl then trains a loss of its own for it"""
-    if not node.trains or not values[CENTERING]:
-        return None
-    reason = f"verl then trains a loss of its own in the place of {chosen(node)}"
-    return Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
+    if node.trains and values[CENTERING]:
+        reason = f"verl then trains a loss of its own in the place of {chosen(node)}"
+        yield Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
 
 
 declare_all(READ_BY_VERL, SAMPLES, "algorithm", "gamma", "norm_adv_by_std_in_grpo", "kl_ctrl")
@@ -316,19 +299,17 @@ declare_all(
 
 
 @refuses(TASK_REWARDS)
-def no_task_rewards(values: Values, node: "Settings | Observe") -> Refusal | None:
+def no_task_rewards(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """False under distillation: verl would train no policy loss"""
-    rewards = values[TASK_REWARDS]
-    if not values[DISTILLATION] or rewards:
-        return None
-    effect = "would describe a loss that is not trained" if not node.trains else "would train nothing"
-    reason = f"with {DISTILLATION}=True verl trains only its distillation loss, so that {chosen(node)} {effect}"
-    advice = f"Set {TASK_REWARDS}=True, which adds the distillation loss to the policy loss, or leave out +{NODE}."
-    return Refusal(TASK_REWARDS, rewards, reason, advice)
+    if values[DISTILLATION] and not values[TASK_REWARDS]:
+        effect = "would describe a loss that is not trained" if not node.trains else "would train nothing"
+        reason = f"with {DISTILLATION}=True verl trains only its distillation loss, so that {chosen(node)} {effect}"
+        advice = f"Set {TASK_REWARDS}=True, which adds the distillation loss to the policy loss, or leave out +{NODE}."
+        yield Refusal(TASK_REWARDS, values[TASK_REWARDS], reason, advice)
 
 
 def distillation_term(values: Values) -> str | None:
-    """What verl adds to the policy loss under distillation with task rewards, in words; None without distillation."""
+    """Names the term that verl adds to the policy loss under distillation with task rewards; None without it."""
     if not values.get(DISTILLATION):
         return None
     loss, coefficient = values.get(DISTILLATION_LOSS), values.get(DISTILLATION_COEFFICIENT)
@@ -350,12 +331,11 @@ EPOCHS = declare_beside(f"{ACTOR}.ppo_epochs", TRAINER, 1)
 
 
 @refuses(EPOCHS)
-def no_update(values: Values, node: "Settings | Observe") -> Refusal | None:
+def no_update(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """below 1: no update would be made"""
     epochs = values[EPOCHS]
-    if epochs is None or (isinstance(epochs, int) and epochs >= 1):
-        return None
-    return Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
+    if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+        yield Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
 
 
 MINI_BATCH = declare_beside(f"{ACTOR}.ppo_mini_batch_size", TRAINER)
@@ -395,17 +375,16 @@ FUSED_KERNELS = declare_beside("actor_rollout_ref.model.use_fused_kernels", ENGI
 
 
 @refuses(FUSED_KERNELS)
-def sharded_head(values: Values, node: "Settings | Observe") -> Refusal | None:
+def sharded_head(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop"""
     path = values[MODEL_PATH]
     config = model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
-    if config is None or config.get_text_config().tie_word_embeddings:
-        return None
-    reason = (
-        f"with {STRATEGY}=fsdp2 and {MODEL_PATH}={path}, whose output embedding is not its input embedding, FSDP2 "
-        "shards it by itself, and verl 0.9.1's fused forward pass multiplies with a part of it"
-    )
-    return Refusal(FUSED_KERNELS, True, reason, f"Set {FUSED_KERNELS}=False.")
+    if config is not None and not config.get_text_config().tie_word_embeddings:
+        reason = (
+            f"with {STRATEGY}=fsdp2 and {MODEL_PATH}={path}, whose output embedding is not its input embedding, FSDP2 "
+            "shards it by itself, and verl 0.9.1's fused forward pass multiplies with a part of it"
+        )
+        yield Refusal(FUSED_KERNELS, True, reason, f"Set {FUSED_KERNELS}=False.")
 
 
 def model_config(path: str | None) -> Any:
@@ -429,15 +408,15 @@ DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", E
 
 
 @refuses(DYNAMIC_CONTEXT)
-def dynamic_context(values: Values, node: "Settings | Observe") -> Refusal | None:
+def dynamic_context(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """True: each rank would be its own data-parallel group"""
-    if values[STRATEGY] != "megatron" or not values[DYNAMIC_CONTEXT]:
-        return None
-    reason = (
-        "verl then gives each rank its own data-parallel group, so statistics and metrics would be those of one rank"
-    )
-    advice = f"Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is supported."
-    return Refusal(DYNAMIC_CONTEXT, True, reason, advice)
+    if values[STRATEGY] == "megatron" and values[DYNAMIC_CONTEXT]:
+        reason = (
+            "verl then gives each rank its own data-parallel group, so statistics and metrics would be those of one "
+            "rank"
+        )
+        advice = f"Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is supported."
+        yield Refusal(DYNAMIC_CONTEXT, True, reason, advice)
 
 
 ATTENTION = declare_beside("actor_rollout_ref.model.override_config.attn_implementation", ENGINE)
@@ -453,19 +432,18 @@ WRONG_ATTENTION = (
 
 
 def has_sequence_parallel_attention(name: str | None) -> bool:
-    """Whether an attention, by its name, works with a slice of each sequence; None is verl's flash_attention_2."""
+    """Returns whether an attention, by its name, works with a slice of each sequence; None is flash_attention_2."""
     # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
     return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
 
 
 @refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
-def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Refusal | None:
+def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice"""
     name, key = values[ATTENTION], next((key for key in SEQUENCE_PARALLEL if (values[key] or 1) > 1), None)
-    if key is None or has_sequence_parallel_attention(name):
-        return None
-    advice = f"Set {ATTENTION}=flash_attention_2 (on a CPU there is none), or {key}=1."
-    return Refusal(key, values[key], f"with {ATTENTION}={name}: {WRONG_ATTENTION}", advice)
+    if key is not None and not has_sequence_parallel_attention(name):
+        advice = f"Set {ATTENTION}=flash_attention_2 (on a CPU there is none), or {key}=1."
+        yield Refusal(key, values[key], f"with {ATTENTION}={name}: {WRONG_ATTENTION}", advice)
 
 
 # --- The server that samples -----------------------------------------------------------------------------------------
@@ -496,7 +474,7 @@ class Mismatch(NamedTuple):
 
 
 def log_prob_mismatch(values: Values) -> Mismatch | None:
-    """Why the rollout's log-probabilities belong to another distribution than the trainer's; None if they do not.
+    """Says why the rollout's log-probabilities are of another distribution than the trainer's; None if they aren't.
 
     The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
     server of +hardware=cpu return what logprobs_mode says. verl does not pass this key to other servers.
@@ -533,34 +511,32 @@ def log_prob_mismatch(values: Values) -> Mismatch | None:
 
 
 @refuses(f"{ROLLOUT}.top_p")
-def ratios_are_off(values: Values, node: "Settings | Observe") -> Refusal | None:
+def ratios_are_off(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off"""
     mismatch, asking = log_prob_mismatch(values), ratio_to_the_rollout_policy(values, node)
-    if not node.trains or mismatch is None or asking is None:
-        return None
-    (key, value), *others = mismatch.settings.items()
-    beside = ", ".join([asking, *(f"{other}={written(of)}" for other, of in others)])
-    return Refusal(key, value, f"with {beside}: {mismatch.effect}", f"{mismatch.remedy}.")
+    if node.trains and mismatch is not None and asking is not None:
+        (key, value), *others = mismatch.settings.items()
+        beside = ", ".join([asking, *(f"{other}={written(of)}" for other, of in others)])
+        yield Refusal(key, value, f"with {beside}: {mismatch.effect}", f"{mismatch.remedy}.")
 
 
 CALCULATE_LOG_PROBS = declare_beside(f"{ROLLOUT}.calculate_log_probs", SERVER)
 
 
 @refuses(CALCULATE_LOG_PROBS)
-def no_log_probs(values: Values, node: "Settings | Observe") -> Refusal | None:
+def no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """False where a correction, bypass mode or the method needs them"""
     returned = values[CALCULATE_LOG_PROBS]
     asking = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values[key])]
     by_method = asking_for_rollout_log_probs(node) if node.trains else ""
-    if returned or (returned is None and not by_method) or not (asking or by_method):
-        return None
-    reason = f"{', '.join(filter(None, [by_method, *asking]))} needs the rollout's log-probabilities"
-    switch = f" or do without {(by_method or asking[0]).partition('=')[0]}"
-    return Refusal(CALCULATE_LOG_PROBS, returned, reason, f"Set it to True,{switch}.")
+    if not returned and (by_method or (asking and returned is not None)):
+        reason = f"{', '.join(filter(None, [by_method, *asking]))} needs the rollout's log-probabilities"
+        switch = f" or do without {(by_method or asking[0]).partition('=')[0]}"
+        yield Refusal(CALCULATE_LOG_PROBS, returned, reason, f"Set it to True,{switch}.")
 
 
 def asking_for_rollout_log_probs(node: "Settings") -> str:
-    """The key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
+    """Returns the key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
     method, pull = node.method, node.pull
     by_method = "rollout_log_prob" in (method.asks_for if pull is None else method.asks_for_itself)
     if not by_method and node.mask is not None:
@@ -572,7 +548,7 @@ def asking_for_rollout_log_probs(node: "Settings") -> str:
 
 
 def ratio_to_the_rollout_policy(values: Values, node: "Settings | Observe") -> str | None:
-    """The key, with its value, that puts a ratio to the rollout policy into the objective; None if none does."""
+    """Returns the key, with its value, that puts a ratio to the rollout policy into the objective, or None."""
     if node.trains and (asking := asking_for_rollout_log_probs(node)):
         return asking
     keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values.get(key))]
@@ -609,10 +585,10 @@ def _value(config: DictConfig | Mapping[str, Any], key: str, default: Any) -> An
 
 
 def refusals(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """Why a run cannot be what its configuration says, as far as verl's keys by themselves show it."""
+    """Yields why a run cannot be what its configuration says, as far as verl's keys by themselves show it."""
     for row in ROWS.values():
-        if row.refusal is not None and (refusal := row.refusal(values, node)) is not None:
-            yield refusal
+        if row.refusal is not None:
+            yield from row.refusal(values, node)
 
 
 # Keys in such a node belong to the code that verl passes them on to.

@@ -30,10 +30,10 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     """
     if config is None:
         raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    refuse([padded_length(loss_agg_mode, config.get("loss_scale_factor", None))])
+    refuse(padded_length(loss_agg_mode, config.get("loss_scale_factor", None)))
     node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
-        refuse([another_loss(f"clipx_{registered}", node)])
+        refuse(another_loss(f"clipx_{registered}", node))
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
