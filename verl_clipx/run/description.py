@@ -12,29 +12,11 @@ from verl_clipx.base.method import NODE, Method
 from verl_clipx.base.parameters import BESIDE, GUARD, HIGH, LOW
 from verl_clipx.base.refusal import written
 from verl_clipx.modifiers.pull import Pull
+from verl_clipx.run import keys
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import OBSERVE, own_settings
-from verl_clipx.run.keys import (
-    ACTOR,
-    BYPASS,
-    CALCULATE_LOG_PROBS,
-    LOSS_AGG_MODE,
-    MINI_BATCH,
-    MINI_BATCHES_AT_ONCE,
-    RESPONSES,
-    ROLLOUT_IS,
-    ROLLOUT_NODES,
-    ROLLOUT_RS,
-    TEMPERATURE,
-    WITH_ROLLOUT_IS,
-    WITH_ROLLOUT_RS,
-    distillation_term,
-    log_prob_mismatch,
-    mode_of_v1,
-    ratio_to_the_rollout_policy,
-)
 from verl_clipx.run.support import read_costs
 
 # Which tokens the statistics behind the bounds are of.
@@ -64,8 +46,8 @@ SYMBOLS = {
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 # What corrects stale samples, each in one line.
 REMEDIES = (
-    f"{ROLLOUT_IS}=token {ROLLOUT_IS}_threshold=2 {CALCULATE_LOG_PROBS}=true (truncated weights), or {BYPASS}=true "
-    f"{CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
+    f"{keys.ROLLOUT_IS}=token {keys.ROLLOUT_IS}_threshold=2 {keys.CALCULATE_LOG_PROBS}=true (truncated weights), or "
+    f"{keys.BYPASS}=true {keys.CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
 )
 WAY_BACK = (
     "without +clipx and the keys under clipx, the same command resumes its checkpoints under verl's own loss, which "
@@ -82,7 +64,7 @@ WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", 
 
 @dataclass(frozen=True)
 class Description:
-    """What a run would train, what it would cost and write, and what stops it.
+    """The loss that a run would train, its cost, the files that it would write, and the reasons that stop it.
 
     Args:
         line: the line that the run prints; None if the plugin has no part in it, or it stops.
@@ -149,11 +131,11 @@ class Description:
 
 def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Description:
     """Describes a run of the plugin's, as far as its settings and facts go without the rest of its configuration."""
-    term, mismatch = distillation_term(run.options), log_prob_mismatch(run.options)
-    to_sampler = ratio_to_the_rollout_policy(run.options, settings)
-    mode, of_group = mode_of_v1(run.options), own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
+    term, mismatch = keys.distillation_term(run.options), keys.log_prob_mismatch(run.options)
+    to_sampler = keys.ratio_to_the_rollout_policy(run.options, settings)
+    mode, of_group = keys.mode_of_v1(run.options), own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
     source, added, biased = source_of_old_log_probs(run, mode), corrections(run, settings), None
-    if mismatch is not None and run.options.get(CALCULATE_LOG_PROBS):
+    if mismatch is not None and run.options.get(keys.CALCULATE_LOG_PROBS):
         which = "" if to_sampler else ", which only metrics use,"
         biased = f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
     missing = "not corrected for the samples' staleness and for the rollout engine"
@@ -161,7 +143,7 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
     missing *= trains_on_stale_samples(run, mode) and (not to_sampler or to_sampler.startswith(Pull.node))
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
     untested = [option for option in run.untested if not option.endswith("=None")]
-    unused = {key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()}
+    unused = {key.removeprefix(f"{keys.ACTOR}."): value for key, value in run.unused.items()}
     common = {
         "averages": averages(run, settings),
         "of_verl": [*added, *filter(None, [term, biased])],
@@ -175,7 +157,7 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
     else:
         method = settings.method
         limit, acting, at_one = limits_in_words(method)
-        of_row, is_to_sampler = acting, run.options.get(BYPASS) or method.ratio_to_sampler
+        of_row, is_to_sampler = acting, run.options.get(keys.BYPASS) or method.ratio_to_sampler
         to = f"to the policy {'that sampled' if is_to_sampler else 'of old_log_probs'}"
         name = f"{NODE}_{method.name}" + f" (+{NODE}={run.group})" * bool(run.group)
         scope = f"scope {settings.scope}"
@@ -228,15 +210,15 @@ def averages(run: RunFacts, settings: Settings | Observe) -> str:
     paper = settings.paper_loss_agg_mode
     if paper in (None, run.loss_agg_mode):
         return run.loss_agg_mode
-    return f"{run.loss_agg_mode} (the paper {AVERAGES[paper]}; set {LOSS_AGG_MODE}={paper} for that)"
+    return f"{run.loss_agg_mode} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
 
 
 def corrections(run: RunFacts, settings: Settings | Observe) -> list[str]:
     """Returns the corrections of the samples' weights, mask and probabilities."""
-    applied, temperature, bypass = [], run.options.get(TEMPERATURE), bool(run.options.get(BYPASS))
-    for key, others in ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
+    applied, temperature, bypass = [], run.options.get(keys.TEMPERATURE), bool(run.options.get(keys.BYPASS))
+    for key, others in ((keys.ROLLOUT_IS, keys.WITH_ROLLOUT_IS), (keys.ROLLOUT_RS, keys.WITH_ROLLOUT_RS)):
         # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
-        if run.options.get(key) is not None and not (bypass and (not settings.trains or key == ROLLOUT_IS)):
+        if run.options.get(key) is not None and not (bypass and (not settings.trains or key == keys.ROLLOUT_IS)):
             threshold, *normalised = (run.options.get(other) for other in others)
             over = ", normalised over the batch" if any(normalised) else ""
             by = " by the current weights" * bypass
@@ -247,18 +229,18 @@ def corrections(run: RunFacts, settings: Settings | Observe) -> list[str]:
 
 def source_of_old_log_probs(run: RunFacts, mode: str | None) -> str:
     """Returns where verl's trainer gets old_log_probs from; `mode` is the v1 trainer's."""
-    if run.options.get(BYPASS):
+    if run.options.get(keys.BYPASS):
         return "are the rollout's own (bypass_mode)"
     if run.schedule.starts_at_ratio_one:
         return "are recomputed with the weights at the start of a rollout batch's first update"
-    if run.options.get(MINI_BATCHES_AT_ONCE) or mode == "separate_async":
+    if run.options.get(keys.MINI_BATCHES_AT_ONCE) or mode == "separate_async":
         return "are recomputed with the weights that the rollout last received"
     return "are the trainer's"
 
 
 def trains_on_stale_samples(run: RunFacts, mode: str | None) -> bool:
     """Returns whether samples may be of weights older than those that a rollout batch starts from."""
-    experimental = run.options.get(ROLLOUT_NODES) is not None or run.options.get(MINI_BATCHES_AT_ONCE)
+    experimental = run.options.get(keys.ROLLOUT_NODES) is not None or run.options.get(keys.MINI_BATCHES_AT_ONCE)
     return bool(experimental or mode in ("separate_async", "colocate_async"))
 
 
@@ -269,7 +251,7 @@ def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = Fal
         acting, at_one: as of `limits_in_words`.
         in_full: whether the responses of each update, and the steps without any, are named too.
     """
-    schedule, mini_batch, responses = run.schedule, run.options.get(MINI_BATCH), run.options.get(RESPONSES)
+    schedule, mini_batch, responses = run.schedule, run.options.get(keys.MINI_BATCH), run.options.get(keys.RESPONSES)
     size = f" of {mini_batch} prompts x {responses} response{'s' * (responses > 1)}" if mini_batch and responses else ""
     warmup = f"; steps before {run.critic_warmup} update only the critic" * (in_full and run.critic_warmup > 1)
     if schedule.updates is None:
@@ -277,7 +259,7 @@ def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = Fal
     number = f"{schedule.updates} update{'s' * (schedule.updates != 1)}{size * in_full} per rollout batch"
     number += " and pass of Lopti" * (len(schedule.passes) == 2)
     if schedule.only_at_ratio_one and not at_one:
-        several = f"to make several updates, set {MINI_BATCH} below data.train_batch_size"
+        several = f"to make several updates, set {keys.MINI_BATCH} below data.train_batch_size"
         return f"{number}, at ratio 1: {acting or 'clipping'} cannot act ({several}){warmup}"
     can_act = at_one if schedule.only_at_ratio_one else acting
     return f"{number}: {f'{can_act} can act' if can_act else 'nothing clips'}{warmup}"
@@ -426,7 +408,7 @@ def differences(settings: Settings, run: RunFacts, of_group: dict[str, Any]) -> 
         if name in ("method", "trace", "paper_loss_agg_mode", "hold") or value == before:
             continue
         if taken := run.taken.get(name):
-            source = f"; from {ACTOR}.{taken['key']}={written(taken['given'])}"
+            source = f"; from {keys.ACTOR}.{taken['key']}={written(taken['given'])}"
         elif name == "compile" and value is False and run.uncompiled_by:
             source = f"; from {run.uncompiled_by}=False"
         elif name in settings.method.solved_parameters:

@@ -1,4 +1,4 @@
-"""What the updates on a rollout batch consist of: passes, updates, where bounds come from, extra passes.
+"""Plans the updates on a rollout batch: passes, updates, where bounds come from, extra passes.
 
 A run's schedule is made once, when its configuration is resolved, and the record keeps it. The worker's planner, the
 line, `clipx explain`, the receipt, replay, the page and the papers' presets read it. Importing this is cheap.
@@ -11,21 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.run.keys import (
-    BYPASS,
-    EPOCHS,
-    FACTS,
-    MINI_BATCH,
-    MINI_BATCHES_AT_ONCE,
-    ROLLOUT_PROMPTS,
-    ROLLOUT_RS,
-    STEPS_A_VERSION,
-    SYNC_STEP,
-    TRAINER_MODE,
-    Values,
-    read,
-    reads_v1,
-)
+from verl_clipx.run import keys
 
 if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings
@@ -41,7 +27,7 @@ def position(update: int, name: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the optimizer updates on each rollout batch of a run consist of.
+    """The optimizer updates on each rollout batch of a run.
 
     Args:
         updates: of one pass over a rollout batch as the worker gets it; None if unknown.
@@ -77,17 +63,17 @@ class Schedule:
 
     @property
     def updates_on_batch(self) -> int | None:
-        """The updates of all passes over a rollout batch as the worker gets it; None if unknown."""
+        """Returns the updates of all passes over a rollout batch as the worker gets it; None if unknown."""
         return self.updates and self.updates * max(len(self.passes), 1)
 
     @property
     def updates_a_step(self) -> int | None:
-        """The updates of a logged step; None if unknown."""
+        """Returns the updates of a logged step; None if unknown."""
         return self.updates_on_batch and self.updates_on_batch * self.batches_a_step
 
     @property
     def only_at_ratio_one(self) -> bool:
-        """Whether each rollout batch gets a single update, which starts at ratio 1."""
+        """Returns whether each rollout batch gets a single update, which starts at ratio 1."""
         return self.starts_at_ratio_one and self.updates == 1 and len(self.passes) < 2
 
     def decided_from(self, at: str, *, past: bool = False) -> DecidedFrom:
@@ -107,7 +93,7 @@ class Schedule:
 
     @property
     def extra_passes(self) -> str:
-        """Which updates of the configuration have an extra pass, in words; empty if none has."""
+        """Says which updates of the configuration have an extra pass; empty if none has."""
         if self.makes_extra_pass(position(0, *self.passes[:1]), past=True):
             return "before each update"
         without_past = self.bounds is DecidedFrom.LAGGED and self.makes_extra_pass(position(0))
@@ -115,47 +101,47 @@ class Schedule:
 
     @property
     def may_need_extra_pass(self) -> bool:
-        """Whether some update may have an extra pass: verl may make more updates than the configuration gives."""
+        """Returns whether an update may have an extra pass: verl may make more updates than the configuration gives."""
         of_bounds = (self.bounds, self.bounds_of_first, self.bounds_without_past)
         return self.selects_by_pass or DecidedFrom.MINI_BATCH in of_bounds
 
 
-def schedule_of(values: Values, settings: "Settings | Observe | None" = None) -> Schedule:
+def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = None) -> Schedule:
     """Makes the schedule of a run.
 
     Args:
         values: the keys of `keys.READ` with their values.
         settings: its clipx node, built; None for what verl's keys alone determine.
     """
-    of_v1 = reads_v1(values)
+    of_v1 = keys.reads_v1(values)
     # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
-    parts = (values.get(SYNC_STEP) or 1) if of_v1 else 1
-    in_step = not of_v1 or values.get(TRAINER_MODE) in ("sync", "colocate_async")
-    rejects_before = values.get(ROLLOUT_RS) is not None and not values.get(BYPASS)
+    parts = (values.get(keys.SYNC_STEP) or 1) if of_v1 else 1
+    in_step = not of_v1 or values.get(keys.TRAINER_MODE) in ("sync", "colocate_async")
+    rejects_before = values.get(keys.ROLLOUT_RS) is not None and not values.get(keys.BYPASS)
     schedule = Schedule(
         updates_of(values, parts),
-        batches_a_step=parts * (values.get(STEPS_A_VERSION) or 1),
-        starts_at_ratio_one=in_step and not values.get(BYPASS) and not values.get(MINI_BATCHES_AT_ONCE),
+        batches_a_step=parts * (values.get(keys.STEPS_A_VERSION) or 1),
+        starts_at_ratio_one=in_step and not values.get(keys.BYPASS) and not values.get(keys.MINI_BATCHES_AT_ONCE),
         counts=("counted",) * rejects_before,
     )
     return schedule if settings is None or not settings.trains else with_settings(schedule, settings, values)
 
 
-def updates_of(values: Values, parts: int) -> int | None:
+def updates_of(values: keys.Values, parts: int) -> int | None:
     """Returns the optimizer updates of one pass over a part of a rollout batch, or None if unknown."""
-    epochs = values.get(EPOCHS) or 1
-    if at_once := values.get(MINI_BATCHES_AT_ONCE):
+    epochs = values.get(keys.EPOCHS) or 1
+    if at_once := values.get(keys.MINI_BATCHES_AT_ONCE):
         return at_once * epochs
-    sizes = prompts, mini_batch, _ = values.get(ROLLOUT_PROMPTS), values.get(MINI_BATCH), epochs
+    sizes = prompts, mini_batch, _ = values.get(keys.ROLLOUT_PROMPTS), values.get(keys.MINI_BATCH), epochs
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
     return math.ceil(prompts / parts / mini_batch) * epochs
 
 
-def with_settings(schedule: Schedule, settings: "Settings", values: Values) -> Schedule:
+def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values) -> Schedule:
     """Adds what the plugin's part in a run determines of its schedule."""
     passes = () if settings.update is None else PASSES[settings.update.order]
-    select, in_bypass = settings.select, bool(values.get(BYPASS) and values.get(ROLLOUT_RS) is not None)
+    select, in_bypass = settings.select, bool(values.get(keys.BYPASS) and values.get(keys.ROLLOUT_RS) is not None)
     # A threshold over the mini-batch is known only from a pass. So is the number of tokens that a selection within each
     # sequence keeps, where the loss rejects by the current weights.
     by_pass = select is not None and (select.over == "mini_batch" or in_bypass)
@@ -184,7 +170,7 @@ def bounds_of(schedule: Schedule, settings: "Settings", *, whole: bool) -> dict[
     return dict(bounds=DecidedFrom.MINI_BATCH, bounds_of_first=first)
 
 
-def counted_schedule(values: Values, order: str | None) -> Schedule:
+def counted_schedule(values: keys.Values, order: str | None) -> Schedule:
     """Returns as much of a schedule as verl's keys and Lopti's order, `clipx.update.order`, determine: the counts."""
     return dataclasses.replace(schedule_of(values), passes=PASSES.get(order, ()))
 
@@ -195,9 +181,9 @@ def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
     A record of an older version, or of a run without the plugin, has no schedule, but the keys that its counts follow
     from.
     """
-    names = [field.name for field in dataclasses.fields(Schedule)]
-    recorded = {name: configuration[key] for name in names if (key := f"{FACTS}.schedule.{name}") in configuration}
+    places = {field.name: f"{keys.FACTS}.schedule.{field.name}" for field in dataclasses.fields(Schedule)}
+    recorded = {name: configuration[key] for name, key in places.items() if key in configuration}
     if recorded:
         return Schedule(**recorded)
     default = "low_first" if "clipx.update.eta" in configuration else None
-    return counted_schedule(read(configuration), configuration.get("clipx.update.order", default))
+    return counted_schedule(keys.read(configuration), configuration.get("clipx.update.order", default))

@@ -1,4 +1,4 @@
-"""What has run where: read from the files in docs/results/cpu and docs/results/gpu, which the wheel has as results.
+"""Reads what has run where from the files in docs/results/cpu and docs/results/gpu, which the wheel has as results.
 
 docs/support.md lists what is in them (scripts/key_tables.py). An option that no test has run anywhere is named in a
 run's line, and its receipt only warns. A file has the device's name, its kind (cpu or cuda) and parts, each with its
@@ -13,24 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import read_json
-from verl_clipx.run.keys import (
-    BYPASS,
-    DEVICE,
-    DISTILLATION,
-    ENGINE_NAME,
-    ESTIMATOR,
-    GROUP_FILTERING,
-    MODEL_PATH,
-    MTP,
-    PREFIX_GROUPER,
-    QAT,
-    ROUTER_REPLAY,
-    ROUTER_REPLAY_OF_MEGATRON,
-    STRATEGY,
-    USE_V1,
-    Values,
-    model_config,
-)
+from verl_clipx.run import keys
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Inside the package in a wheel, in docs in a checkout.
@@ -39,9 +22,9 @@ PASSED = "passed"
 
 # From keys of which every run has one value to the names of options by value. Another value has run nowhere.
 NAMED: Mapping[str, Mapping[Any, str]] = {
-    STRATEGY: {"fsdp2": "FSDP2", "fsdp": "FSDP1", "megatron": "Megatron"},
-    ENGINE_NAME: {"vllm": "vLLM", "cpu": "the CPU's rollout", "sglang": "SGLang"},
-    ESTIMATOR: {
+    keys.STRATEGY: {"fsdp2": "FSDP2", "fsdp": "FSDP1", "megatron": "Megatron"},
+    keys.ENGINE_NAME: {"vllm": "vLLM", "cpu": "the CPU's rollout", "sglang": "SGLang"},
+    keys.ESTIMATOR: {
         "grpo": "GRPO's advantages",
         "rloo": "RLOO",
         "reinforce_plus_plus": "REINFORCE++",
@@ -52,23 +35,26 @@ NAMED: Mapping[str, Mapping[Any, str]] = {
 
 
 def takes_images(path: str | None) -> bool:
-    """Whether a model takes more than text; False if its configuration is not on this machine."""
-    config = model_config(path)
+    """Returns whether a model takes more than text; False if its configuration is not on this machine."""
+    config = keys.model_config(path)
     return config is not None and config.get_text_config() is not config
 
 
 # From options to the keys of a run that has them, with the value of each or a test of it.
 OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
-    "QAT": {QAT: True},
-    "multi-token prediction": {MTP: True},
-    "PrefixGrouper": {PREFIX_GROUPER: True},
-    "images and videos": {MODEL_PATH: takes_images},
-    "bypass mode, v0 trainer": {BYPASS: True, USE_V1: False},
-    "distillation beside task rewards": {DISTILLATION: True},
-    "group filtering": {GROUP_FILTERING: True},
-    "router replay": {STRATEGY: "veomni", ROUTER_REPLAY: {"R2", "R3"}.__contains__},
-    "router replay under Megatron": {STRATEGY: "megatron", ROUTER_REPLAY_OF_MEGATRON: {"R2", "R3"}.__contains__},
-    "other devices than cuda and cpu": {DEVICE: lambda device: device not in (None, "cuda", "cpu")},
+    "QAT": {keys.QAT: True},
+    "multi-token prediction": {keys.MTP: True},
+    "PrefixGrouper": {keys.PREFIX_GROUPER: True},
+    "images and videos": {keys.MODEL_PATH: takes_images},
+    "bypass mode, v0 trainer": {keys.BYPASS: True, keys.USE_V1: False},
+    "distillation beside task rewards": {keys.DISTILLATION: True},
+    "group filtering": {keys.GROUP_FILTERING: True},
+    "router replay": {keys.STRATEGY: "veomni", keys.ROUTER_REPLAY: {"R2", "R3"}.__contains__},
+    "router replay under Megatron": {
+        keys.STRATEGY: "megatron",
+        keys.ROUTER_REPLAY_OF_MEGATRON: {"R2", "R3"}.__contains__,
+    },
+    "other devices than cuda and cpu": {keys.DEVICE: lambda device: device not in (None, "cuda", "cpu")},
 }
 
 
@@ -90,8 +76,8 @@ def passed_options() -> frozenset[str]:
     return frozenset(name for name, option in every if option["outcome"] == PASSED)
 
 
-def untested(values: Values) -> list[str]:
-    """What no test has run of a run's options: keys with their values, and names of options.
+def untested(values: keys.Values) -> list[str]:
+    """Returns those of a run's options that no test has run: keys with their values, and names of options.
 
     Args:
         values: the keys of `keys.READ` with their values.
@@ -100,9 +86,9 @@ def untested(values: Values) -> list[str]:
     others = [f"{key}={values.get(key)}" for key, names in NAMED.items() if names.get(values.get(key)) not in run]
     return others + [
         name
-        for name, keys in OPTIONS.items()
+        for name, wanted in OPTIONS.items()
         if name not in run
-        and all(of(values.get(key)) if callable(of) else values.get(key) == of for key, of in keys.items())
+        and all(of(values.get(key)) if callable(of) else values.get(key) == of for key, of in wanted.items())
     ]
 
 
@@ -117,7 +103,7 @@ def read_costs() -> dict[str, Any]:
 
 
 def shape_of(config: DictConfig) -> dict[str, Any]:
-    """Returns what of a run its machines notice; `tokens` is the most of a sequence."""
+    """Returns the size of a run on its machines; `tokens` is the most of a sequence."""
 
     def value(key: str, default: Any = None) -> Any:
         return OmegaConf.select(config, key, default=default)
@@ -127,14 +113,14 @@ def shape_of(config: DictConfig) -> dict[str, Any]:
         "device": value("trainer.device"),
         "nodes": nodes,
         "ranks": nodes * value("trainer.n_gpus_per_node", 1),
-        "engine": value(STRATEGY),
-        "rollout": value(ENGINE_NAME),
+        "engine": value(keys.STRATEGY),
+        "rollout": value(keys.ENGINE_NAME),
         "tokens": (value("data.max_prompt_length") or 0) + (value("data.max_response_length") or 0),
     }
 
 
 def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
-    """Whether a run was at least as large as a shape, with the same device, engine and rollout."""
+    """Returns whether a run was at least as large as a shape, with the same device, engine and rollout."""
     same = all(shape[key] == run[key] for key in ("device", "engine", "rollout"))
     return same and all(shape[key] <= run[key] for key in ("nodes", "ranks", "tokens"))
 
