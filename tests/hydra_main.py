@@ -32,14 +32,14 @@ def explained(folder: Path, *arguments: str, module: str = MAIN_PPO) -> dict[str
     target, parser = folder / "answer.json", get_args_parser()
     with mock.patch.dict(os.environ, {EXPLAIN: str(target), "HYDRA_FULL_ERROR": "1"}):
         try:
-            run_hydra(
-                _run_hydra,
+            named = dict(
                 args=parser.parse_args(list(arguments)),
                 args_parser=parser,
                 task_function=answer_and_end,
                 config_path=str(Path(find_spec(module).origin).parent / "config"),
                 config_name={**ENTRIES, **SFT}[module],
             )
+            run_hydra(_run_hydra, None, (), named)
         except SystemExit as ended:
             answer = json.loads(target.read_text())
             target.unlink()

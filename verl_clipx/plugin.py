@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -65,13 +66,9 @@ def _wrap(name: str, wrapper: Callable) -> Callable[[ModuleType], None]:
     return lambda module: wrap_function_wrapper(module, name, wrapper)
 
 
-def _trainer_hook(name: str) -> Callable[[ModuleType], None]:
-    def install(module: ModuleType) -> None:
-        from verl_clipx.trainer import hooks
-
-        getattr(hooks, name)(module)
-
-    return install
+def _imported(module: str, name: str) -> Callable:
+    # A function of the package, whose module is imported when it is called.
+    return lambda *given: getattr(import_module(f"verl_clipx.{module}"), name)(*given)
 
 
 def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
@@ -111,19 +108,6 @@ def _hear_worker(reduce: Callable, _: None, positional: tuple, named: dict[str, 
     return reduce(*positional, **named)
 
 
-def _write_nothing(run: Callable, _: None, __: tuple, named: dict[str, Any]) -> None:
-    # hydra.main calls it with everything by name.
-    from verl_clipx.run.explaining import run_hydra
-
-    run_hydra(run, **named)
-
-
-def _refuse_ray(*_: Any) -> None:
-    from verl_clipx.run.explaining import end_without_configuration
-
-    end_without_configuration()
-
-
 # By the module of verl's whose import installs it.
 HOOKS = (
     # Names in a registry, which do nothing until a configuration says one of them.
@@ -140,13 +124,16 @@ HOOKS = (
     ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
     ("verl.utils.metric", _wrap("reduce_metrics", _hear_worker)),
-    ("verl.utils.tracking", _trainer_hook("install_logs")),
-    ("verl.trainer.ppo.metric_utils", _trainer_hook("install_metrics")),
-    ("verl.trainer.ppo.v1.trainer_base", _trainer_hook("install_verdicts")),
+    ("verl.utils.tracking", _imported("trainer.hooks", "install_logs")),
+    ("verl.trainer.ppo.metric_utils", _imported("trainer.hooks", "install_metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", _imported("trainer.hooks", "install_verdicts")),
 )
 
 # Beside them, while a command is explained: nothing is written, and Ray does not start.
-EXPLAINING = (("hydra.main", _wrap("_run_hydra", _write_nothing)), ("ray", _wrap("init", _refuse_ray)))
+EXPLAINING = (
+    ("hydra.main", _wrap("_run_hydra", _imported("run.explaining", "run_hydra"))),
+    ("ray", _wrap("init", _imported("run.explaining", "end_without_configuration"))),
+)
 
 
 def install() -> None:

@@ -1,9 +1,8 @@
-"""What verl's driver answers under CLIPX_EXPLAIN, in place of a start: the run's description, and then it ends.
+"""Answers for verl's driver under CLIPX_EXPLAIN, in place of a start: it prints the run's description and ends.
 
 Nothing of the model, the tokenizer, the critic or the data is loaded, and no accelerator is needed.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -91,7 +90,7 @@ def bounds_of_verl(actor: DictConfig) -> str:
 
 
 def terms(config: DictConfig) -> list[str]:
-    """What verl adds to the loss or to the rewards: entropy bonus and KL; and that it has a critic."""
+    """Returns the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
     from verl.trainer.ppo.utils import need_critic
 
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
@@ -116,7 +115,7 @@ def restored_by_resuming(config: DictConfig) -> str | None:
 
 
 def cut_by_context(config: DictConfig) -> str | None:
-    """That the server's context ends responses early; None if it holds the longest prompt with its response."""
+    """Says that the server's context ends responses early; None if it holds the longest prompt with its response."""
     prompt, (response, context) = config.data.max_prompt_length, lengths_of(config)
     if context is None or response is None or context >= prompt + response:
         return None
@@ -127,7 +126,7 @@ def cut_by_context(config: DictConfig) -> str | None:
 
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:
-    """Where a run's log, record and traces go."""
+    """Returns the places of a run's log, record and traces."""
     log = own_log_path(config)
     kept = {} if log is None else {"log": str(log), "record": str(record_path(log))}
     loggers = config.trainer.get("logger") or ()
@@ -152,7 +151,7 @@ def traces_in_words(config: DictConfig, resolved: Resolved) -> str | None:
 
 
 def refused_by_verls_check(config: DictConfig) -> list[str]:
-    """What verl's own check of a configuration refuses, without those parts that need the critic's model or vLLM."""
+    """Returns the objections of verl's own check, without those parts that need the critic's model or vLLM."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -202,20 +201,25 @@ def answer_and_end(config: DictConfig) -> NoReturn:
     end_with(dataclasses.replace(description, arguments=arguments))
 
 
-def end_without_configuration() -> NoReturn:
+def end_without_configuration(*_: Any) -> NoReturn:
     """Takes the place of ray.init: a process that comes so far has shown no configuration."""
     why = "Ray would start here, and verl's trainer has shown no configuration."
     end_with(Description("no configuration seen", stops=[why]))
 
 
-def run_hydra(run: Callable[..., None], args: argparse.Namespace, **named: Any) -> None:
-    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose."""
+def run_hydra(run: Callable[..., None], _: None, __: tuple, named: dict[str, Any]) -> None:
+    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose.
+
+    Args:
+        named: the arguments of `run`, all of which hydra.main gives by name.
+    """
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    args = named["args"]
     given = [*args.overrides]
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
     try:
-        run(args=args, **named)
+        run(**named)
     except (HydraException, OmegaConfBaseException) as error:
         why = str(error).partition("\n\n")[0]
         if isinstance(error, OverrideParseException):
