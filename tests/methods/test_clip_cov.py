@@ -5,8 +5,7 @@ mini_batch decides over micro-batches and ranks (tests/end_to_end/test_invarianc
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.base.covariance import covariances
-from verl_clipx.methods.clip_cov import ClipCov, uniform
+from verl_clipx.methods.clip_cov import ClipCov, covariances, uniform
 
 from .against_verl import ACTOR, AsVerl
 from .at import decision, outcome, row, tokens_at

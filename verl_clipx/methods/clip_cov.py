@@ -1,25 +1,51 @@
 """Clip-Cov (arXiv 2505.22617): a few tokens whose advantage and log-probability go together lose their gradient."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, cat, where
+from torch import Tensor, cat, stack, where
 
-from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
 from verl_clipx.base.histogram import ratio_or_zero
-from verl_clipx.base.method import Bounds, FixedBounds
+from verl_clipx.base.method import Bounds, FixedBounds, Method
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, integer, number, parameter
-from verl_clipx.base.tokens import Tokens, number_in
+from verl_clipx.base.tokens import Tokens, number_in, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
 # Of a token's hash this many bits decide.
 HASH_BITS = 24
 
+# The length of the sums that the means follow from.
+SUMS = 3
+
+
+class AboutMeans(Method):
+    """A method whose first statistics are sums for the means that its second ones are about."""
+
+    statistics_size = SUMS
+    never_negative = slice(1)
+
+    def statistics(self, t: Tokens) -> Tensor:
+        """Returns the number of tokens and the sums of their advantages and log-probabilities."""
+        # Of each part first: a compiler then reads the tokens once.
+        values = (where(t.mask, of, 0.0).to(torch.float64) for of in (t.advantages, t.log_prob))
+        return stack([number_in(t.mask).to(torch.float64), *(parts(of).sum(-1) for of in values)]).sum(-1)
+
+
+def covariance_parameter(default: float, side: str, key: str) -> Any:
+    """A bound on the covariance of the tokens that are eligible; `key` ends the name of verl's."""
+    allowed, meaning = number(at_least=-1e4, at_most=1e4), f"tokens with a covariance {side} this are eligible"
+    return parameter(default, allowed, meaning, "paper", VerlKey((f"policy_loss.clip_cov_{key}",)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClipCov(
-    ClippedSurrogate, FixedBounds, name="clip_cov", source="The Entropy Mechanism (arXiv 2505.22617), Clip-Cov; verl's"
+    AboutMeans,
+    ClippedSurrogate,
+    FixedBounds,
+    name="clip_cov",
+    source="The Entropy Mechanism (arXiv 2505.22617), Clip-Cov; verl's",
 ):
     """Takes the gradient of a random few of the tokens whose covariance lies between two bounds, besides PPO's clip.
 
@@ -49,29 +75,11 @@ class ClipCov(
         VerlKey(("policy_loss.clip_cov_ratio",)),
         role="draw",
     )
-    covariance_low: float = parameter(
-        1.0,
-        number(at_least=-1e4, at_most=1e4),
-        "tokens with a covariance above this are eligible",
-        "paper",
-        VerlKey(("policy_loss.clip_cov_lb",)),
-    )
-    covariance_high: float = parameter(
-        5.0,
-        number(at_least=-1e4, at_most=1e4),
-        "tokens with a covariance below this are eligible",
-        "paper",
-        VerlKey(("policy_loss.clip_cov_ub",)),
-    )
+    covariance_low: float = covariance_parameter(1.0, "above", "lb")
+    covariance_high: float = covariance_parameter(5.0, "below", "ub")
     seed: int = parameter(0, integer(at_least=0, at_most=2**31 - 1), "of the draw", "choice")
 
     acts_at_ratio_one = True
-
-    never_negative = slice(1)
-    statistics_size = SUMS
-
-    def statistics(self, t: Tokens) -> Tensor:
-        return sums_for_means(t)
 
     second_statistics_size = 1
 
@@ -81,8 +89,7 @@ class ClipCov(
 
     def eligible(self, t: Tokens, means: Tensor) -> Tensor:
         """The tokens among which some are drawn: bool, (sequences, length)."""
-        fixed, A, r = FixedBounds.bounds(self, t, means), t.advantages, t.free_ratio
-        clipped = ((A > 0) & (r > fixed.high)) | ((A < 0) & (r < fixed.low))
+        clipped = FixedBounds.bounds(self, t, means).clipped(t.free_ratio, t.advantages)
         covariance = covariances(t, means)
         return (covariance > self.covariance_low) & (covariance < self.covariance_high) & ~clipped
 
@@ -126,3 +133,14 @@ def uniform(values: Tensor, seed: int) -> Tensor:
         mixed = (mixed ^ mixed >> 16).mul_(0x45D9F3B) & 0xFFFFFFFF
     mixed = (mixed ^ mixed >> 16) & 2**HASH_BITS - 1
     return mixed.to(values.dtype) / 2**HASH_BITS
+
+
+def means_of(sums: Tensor) -> Tensor:
+    """The mean advantage and the mean log-probability: (2,), float64; 0 without tokens."""
+    return ratio_or_zero(sums[1:SUMS], sums[:1])
+
+
+def covariances(t: Tokens, means: Tensor) -> Tensor:
+    """(A - mean A) * (log p - mean log p) of each token, (sequences, length)."""
+    mean_advantage, mean_log_prob = means.to(t.ratio.dtype).unbind()
+    return (t.advantages - mean_advantage) * (t.log_prob - mean_log_prob)

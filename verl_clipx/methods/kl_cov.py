@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, cat, where
 
-from verl_clipx.base.covariance import SUMS, covariances, means_of, sums_for_means
 from verl_clipx.base.histogram import bucket_of, ratio_or_zero, whole_sums
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import of_decision
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens
-from verl_clipx.methods.clip_cov import uniform
+from verl_clipx.methods.clip_cov import SUMS, AboutMeans, covariances, means_of, uniform
 
 # Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
 BUCKETS = 2048
@@ -21,7 +20,7 @@ LOWEST_EDGE, HIGHEST_EDGE = 1e-4, 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class KlCov(WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
+class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
     """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
 
     F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
@@ -53,12 +52,6 @@ class KlCov(WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.2
         VerlKey(("policy_loss.ppo_kl_coef",)),
         role="penalty",
     )
-
-    never_negative = slice(1)
-    statistics_size = SUMS
-
-    def statistics(self, t: Tokens) -> Tensor:
-        return sums_for_means(t)
 
     second_statistics_size = BUCKETS
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, cat, int64, where
 
-from verl_clipx.base.histogram import ratio_or_zero
+from verl_clipx.base.histogram import LARGEST, Octaves, ratio_or_zero
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision, of_rollout_batch
-from verl_clipx.base.octaves import LARGEST, Octaves
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, cat, float64, int64, where
 
-from verl_clipx.base.histogram import ratio_or_zero
+from verl_clipx.base.histogram import Octaves, ratio_or_zero
 from verl_clipx.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Method
-from verl_clipx.base.octaves import Octaves
 from verl_clipx.base.parameters import Parameters, choice, number, optional, parameter
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.base.shared_metrics import HELD_MISSED, HELD_REACHED, HELD_WIDTH
@@ -19,7 +18,7 @@ CLIP_FRACTION, SECOND_MOMENT = "clip_fraction", "second_moment"
 
 
 class Width(NamedTuple):
-    """What the bounds of a method are a width of.
+    """The quantity that a method's bounds are a width of.
 
     Attributes:
         of: what `Method.bounded` returns: a "ratio" about 1, or a "difference" about 0.
