@@ -1,4 +1,4 @@
-"""What a method is: parameters, bounds on the ratio, and the gradient weight F; dJ/dlog_prob = F * A per token."""
+"""The class of methods: parameters, bounds on the ratio, gradient weight F; dJ/dlog_prob = F * A per token."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ class Bounds(NamedTuple):
         return ratio.clamp(min=self.low).clamp(max=self.high)
 
     def clipped(self, values: Tensor, advantages: Tensor) -> Tensor:
-        """Which tokens PPO clips: those above with A > 0 and those below with A < 0, bool, (sequences, length)."""
+        """Returns the tokens that PPO clips, above with A > 0 and below with A < 0: bool, (sequences, length)."""
         return ((advantages > 0) & (values > self.high)) | ((advantages < 0) & (values < self.low))
 
     def surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ class Method:
 
     @property
     def acts_at_ratio_one(self) -> bool:
-        """Whether something of it acts on tokens whose ratio to the policy of old_log_probs is 1."""
+        """Returns whether something of it acts on tokens whose ratio to the policy of old_log_probs is 1."""
         return self.ratio_to_sampler or (self.unconstrained_weight and not self.declares_limits)
 
     @property
     def declares_limits(self) -> bool:
-        """Whether bounds, or roles of parameters, say what limits the weight; otherwise only the weight knows."""
+        """Returns whether bounds, or roles of parameters, say what limits the weight; else only the weight knows."""
         roles = {field.metadata.get("role") for field in dataclasses.fields(self)}
         return type(self).bounds is not Method.bounds or bool(roles - {None, "", "guard"})
 
@@ -189,14 +189,14 @@ class Method:
         return statistics
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        """What to log of a decision: the name of a metric in `logs` to a 0-d float64 tensor, a family's to a 1-d one.
+        """Returns what to log of a decision: by a name in `logs` a 0-d float64 tensor, or a 1-d one for a family.
 
         The names and the lengths don't depend on the data.
         """
         return {}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """What to log for a rollout batch, in addition to the means of its updates' metrics, which verl logs.
+        """Returns what to log for a rollout batch beside the means of its updates' metrics, which verl logs.
 
         Args:
             metrics: from a metric's name (name/bin_0, … for the members of a family) to its value in each update.
@@ -227,27 +227,25 @@ class Method:
         return -weight * t.advantages
 
 
+def lower_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **allowed: Any) -> Any:
+    """The lower clip bound on a ratio; null: no bound. The arguments are as for `parameter` and `number`."""
+    allowed = optional(number(**{"at_least": 0, "at_most": 1, "usual": USUAL_LOW, **allowed}))
+    return parameter(default, allowed, f"lower clip bound on the {of}; null: no bound", source, verl, role="low")
+
+
+def upper_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **allowed: Any) -> Any:
+    """The upper clip bound on a ratio; as `lower_bound`."""
+    allowed = optional(number(**{"at_least": 1, "at_most": LARGEST_BOUND, "usual": USUAL_HIGH, **allowed}))
+    return parameter(default, allowed, f"upper clip bound on the {of}; null: no bound", source, verl, role="high")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
     # The defaults are verl's, and those of most papers.
-    clip_low: float | None = parameter(
-        0.8,
-        optional(number(at_least=0, at_most=1, usual=USUAL_LOW)),
-        "lower clip bound on the ratio; null: no bound",
-        "choice",
-        LOWER_WIDTH,
-        role="low",
-    )
-    clip_high: float | None = parameter(
-        1.2,
-        optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
-        "upper clip bound on the ratio; null: no bound",
-        "choice",
-        UPPER_WIDTH,
-        role="high",
-    )
+    clip_low: float | None = lower_bound(0.8, "choice", LOWER_WIDTH)
+    clip_high: float | None = upper_bound(1.2, "choice", UPPER_WIDTH)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
@@ -321,38 +319,34 @@ def register(method: type[Method], name: str, source: str = "") -> None:
         follow(name)
 
 
-def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
-    """From a metric's name, or the names of a family's members, to 0-d tensors.
+def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
+    """Returns the declaration of each metric of a decision, with its members: from their names to 0-d tensors.
 
     Args:
-        value: 0-d, or 1-d for a family.
-    """
-    if not metric.numbered:
-        return {metric.name: value}
-    return {f"{metric.name}/{metric.numbered}_{k}": one for k, one in enumerate(value.unbind())}
-
-
-def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
-    """The declaration of each metric of a decision, together with its members.
+        values: by a metric's name; 0-d, or 1-d for a family.
 
     Raises:
         ValueError: a metric is not declared with `of_decision`, or is a family and was declared as a number.
     """
     known = {metric.name: metric for metric in method.logs if metric.over is Over.DECISION}
-    found = []
+    declarations = []
     for name, value in values.items():
-        if name not in known:
+        metric = known.get(name)
+        if metric is None:
             raise ValueError(
                 f"{described(type(method))}.metrics returns {name!r}, which it does not declare: add "
                 f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.of_decision."
             )
-        if value.ndim != bool(known[name].numbered):
+        if value.ndim != bool(metric.numbered):
             raise ValueError(
                 f"{described(type(method))}.metrics returns {name!r} with {value.ndim} dimensions. A metric must "
                 "have no dimension; a family, which numbered= declares, must have one."
             )
-        found.append((known[name], members(known[name], value)))
-    return found
+        members = {name: value}
+        if metric.numbered:
+            members = {f"{name}/{metric.numbered}_{k}": one for k, one in enumerate(value.unbind())}
+        declarations.append((metric, members))
+    return declarations
 
 
 def described(target: Any) -> str:

@@ -187,7 +187,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return dict(zip(names, decision.unbind(), strict=True))
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """How far the search moved each bound in any update, and where the last update's lay."""
+        """Returns the highest that the search moved each bound to in any update, and the last update's bounds."""
         if len(metrics["c_low"]) == 1:
             return {}
         of_bounds = {name: metrics[name] for name in ("c_low", "c_high")}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, where
 
@@ -11,6 +12,13 @@ from verl_clipx.base.tokens import Tokens
 
 # Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
 SMALLEST = 1e-8
+
+
+def threshold_parameter(side: str, which: str) -> Any:
+    """The largest divergence of the tokens whose probability moved to one side, "low" or "high"."""
+    meaning = f"tokens with {which} by a larger divergence are dropped; null: no token"
+    verl = VerlKey((f"clip_ratio_{side}",), instead="clip_ratio")
+    return parameter(0.2, optional(number(at_least=0, at_most=1)), meaning, "paper", verl, role=side)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +43,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "of the sampled token against all others: tv (total variation) or kl (of the old policy from the current)",
         "paper",
     )
-    threshold_low: float | None = parameter(
-        0.2,
-        optional(number(at_least=0, at_most=1)),
-        "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
-        "paper",
-        VerlKey(("clip_ratio_low",), instead="clip_ratio"),
-        role="low",
-    )
-    threshold_high: float | None = parameter(
-        0.2,
-        optional(number(at_least=0, at_most=1)),
-        "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
-        "paper",
-        VerlKey(("clip_ratio_high",), instead="clip_ratio"),
-        role="high",
-    )
+    threshold_low: float | None = threshold_parameter("low", "A < 0 whose probability fell")
+    threshold_high: float | None = threshold_parameter("high", "A > 0 whose probability rose")
     weight_high: float | None = limit_parameter(
         5.0, "upper bound of the ratio as a weight; null: no bound", "paper", DUAL_CLIP
     )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, USUAL_HIGH, USUAL_LOW, Bounds, FixedBounds, clamp_parameter
-from verl_clipx.base.parameters import ABOVE_ZERO, BELOW_ZERO, LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds, clamp_parameter, lower_bound, upper_bound
+from verl_clipx.base.parameters import ABOVE_ZERO, BELOW_ZERO, LOWER_WIDTH, UPPER_WIDTH
 from verl_clipx.base.tokens import Tokens, saturate
 
 
@@ -21,23 +21,11 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
 
     by_sequence = True
 
-    clip_low: float | None = parameter(
-        math.exp(-0.4),
-        optional(number(at_least=1 / LARGEST_BOUND, at_most=1, usual=USUAL_LOW)),
-        "lower clip bound on the ratio; null: no bound",
-        "paper",
-        # verl's geo_mean clips the log-ratio.
-        LOWER_WIDTH._replace(conversion=BELOW_ZERO),
-        role="low",
+    # verl's geo_mean clips the log-ratio.
+    clip_low: float | None = lower_bound(
+        math.exp(-0.4), "paper", LOWER_WIDTH._replace(conversion=BELOW_ZERO), at_least=1 / LARGEST_BOUND
     )
-    clip_high: float | None = parameter(
-        math.exp(0.4),
-        optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
-        "upper clip bound on the ratio; null: no bound",
-        "paper",
-        UPPER_WIDTH._replace(conversion=ABOVE_ZERO),
-        role="high",
-    )
+    clip_high: float | None = upper_bound(math.exp(0.4), "paper", UPPER_WIDTH._replace(conversion=ABOVE_ZERO))
     log_ratio_clamp: float | None = clamp_parameter(
         None, "log importance-sampling ratios are clamped to plus or minus this; null: no clamp, as in verl's geo_mean"
     )

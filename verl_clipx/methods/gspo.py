@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds, clamp_parameter
-from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH, number, optional, parameter
+from verl_clipx.base.method import Bounds, FixedBounds, clamp_parameter, lower_bound, upper_bound
+from verl_clipx.base.parameters import LOWER_WIDTH, UPPER_WIDTH
 from verl_clipx.base.tokens import Tokens, saturate
 
 OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
@@ -23,21 +23,11 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     by_sequence = True
     bounds_on = "sequence's ratio"
 
-    clip_low: float | None = parameter(
-        0.9997,
-        optional(number(at_least=0, at_most=1, usual=(0.99, 1))),
-        "lower clip bound on the sequence's ratio; null: no bound",
-        "paper",
-        LOWER_WIDTH._replace(usual_because=OF_TOKENS),
-        role="low",
+    clip_low: float | None = lower_bound(
+        0.9997, "paper", LOWER_WIDTH._replace(usual_because=OF_TOKENS), of=bounds_on, usual=(0.99, 1)
     )
-    clip_high: float | None = parameter(
-        1.0004,
-        optional(number(at_least=1, at_most=LARGEST_BOUND, usual=(1, 1.01))),
-        "upper clip bound on the sequence's ratio; null: no bound",
-        "paper",
-        UPPER_WIDTH._replace(usual_because=OF_TOKENS),
-        role="high",
+    clip_high: float | None = upper_bound(
+        1.0004, "paper", UPPER_WIDTH._replace(usual_because=OF_TOKENS), of=bounds_on, usual=(1, 1.01)
     )
     log_ratio_clamp: float | None = clamp_parameter(
         10.0, "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit"

@@ -1,6 +1,7 @@
 """IPO of prime-rl: drops a token, whichever sign its advantage has, if its probability moved too far."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, where
 
@@ -10,6 +11,17 @@ from verl_clipx.base.pull import WithPull
 from verl_clipx.base.tokens import Tokens
 
 
+def pull_parameter(default: float) -> Any:
+    """The weight of a pull back to the old policy, `kl_tau`."""
+    return parameter(
+        default,
+        number(at_least=0, at_most=100),
+        "the weight of (log r)^2, whose gradient pulls every token back to the old policy; 0: no pull",
+        "release",
+        role="penalty",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MovedTooFar(WithPull):
     """Drops tokens that moved beyond the bounds, whichever sign the advantage has, and may pull every token back."""
@@ -17,17 +29,11 @@ class MovedTooFar(WithPull):
     ratio_cap: float | None = limit_parameter(
         None, "upper bound of the ratio as the weight of tokens that are kept; null: no bound", "choice"
     )
-    kl_tau: float = parameter(
-        0.0,
-        number(at_least=0, at_most=100),
-        "the weight of (log r)^2, whose gradient pulls every token back to the old policy; 0: no pull",
-        "release",
-        role="penalty",
-    )
+    kl_tau: float = pull_parameter(0.0)
 
     @property
     def unconstrained_weight(self) -> bool:  # type: ignore[override]
-        """Whether F may be 0 or less: it may with the pull back."""
+        """Returns whether F may be 0 or less: it may with the pull back."""
         return self.kl_tau > 0
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:

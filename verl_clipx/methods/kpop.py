@@ -7,7 +7,7 @@ from torch import Tensor, where
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.tokens import Tokens
-from verl_clipx.methods.ipo import MovedTooFar
+from verl_clipx.methods.ipo import MovedTooFar, pull_parameter
 
 # Probabilities are kept this far from 0 and 1, as in prime-rl's.
 SMALLEST = 1e-6
@@ -34,13 +34,7 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
         "release",
         role="high",
     )
-    kl_tau: float = parameter(
-        1e-3,
-        number(at_least=0, at_most=100),
-        "the weight of (log r)^2, whose gradient pulls every token back to the old policy; 0: no pull",
-        "release",
-        role="penalty",
-    )
+    kl_tau: float = pull_parameter(1e-3)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The bounds on the signed divergence."""

@@ -1,12 +1,20 @@
 """SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, instead of the clip."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, full_like, sigmoid, where
 
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
+
+
+def temperature_parameter(default: float, tokens: str, key: str) -> Any:
+    """The temperature of some tokens. verl's sapo reads `key`, its scripts set it under policy_loss."""
+    allowed, verl = number(at_least=0.01, at_most=100, usual=(0.5, 10)), VerlKey((key, f"policy_loss.{key}"))
+    meaning = f"temperature of {tokens}; larger: a narrower gate"
+    return parameter(default, allowed, meaning, "paper", verl, role="soft gate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,23 +26,8 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
 
-    tau_positive: float = parameter(
-        1.0,
-        number(at_least=0.01, at_most=100, usual=(0.5, 10)),
-        "temperature of tokens with A > 0; larger: a narrower gate",
-        "paper",
-        # verl's sapo reads the first, its scripts set the second.
-        VerlKey(("tau_pos", "policy_loss.tau_pos")),
-        role="soft gate",
-    )
-    tau_negative: float = parameter(
-        1.05,
-        number(at_least=0.01, at_most=100, usual=(0.5, 10)),
-        "temperature of the other tokens; larger: a narrower gate",
-        "paper",
-        VerlKey(("tau_neg", "policy_loss.tau_neg")),
-        role="soft gate",
-    )
+    tau_positive: float = temperature_parameter(1.0, "tokens with A > 0", "tau_pos")
+    tau_negative: float = temperature_parameter(1.05, "the other tokens", "tau_neg")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

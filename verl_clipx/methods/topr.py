@@ -1,8 +1,8 @@
 """TOPR (arXiv 2503.14286): REINFORCE on old samples, with a weight that fades out for negative ones."""
 
-import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, where
 
@@ -10,7 +10,10 @@ from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, not_abov
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturate
 
-weight_parameter = functools.partial(parameter, source="paper", role="truncation")
+
+def weight_parameter(default: float, at_least: float, at_most: float, meaning: str) -> Any:
+    """A limit of the weight; the arguments are as for `parameter` and `number`."""
+    return parameter(default, number(at_least=at_least, at_most=at_most), meaning, "paper", role="truncation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +35,10 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         "the importance ratio of the whole sequence (paper), or of each token separately",
         "paper",
     )
-    positive_low: float = weight_parameter(
-        1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)"
-    )
-    positive_high: float = weight_parameter(
-        1.0,
-        number(at_least=1, at_most=LARGEST_CAP),
-        "largest weight where A >= 0 (the paper's b+)",
-    )
-    negative_low: float = weight_parameter(
-        0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)"
-    )
-    negative_high: float = weight_parameter(
-        1.0,
-        number(at_least=0, at_most=LARGEST_CAP),
-        "largest weight where A < 0 (the paper's b-)",
-    )
+    positive_low: float = weight_parameter(1.0, 0, 1, "smallest weight where A >= 0 (the paper's a+)")
+    positive_high: float = weight_parameter(1.0, 1, LARGEST_CAP, "largest weight where A >= 0 (the paper's b+)")
+    negative_low: float = weight_parameter(0.0, 0, 1, "smallest weight where A < 0 (the paper's a-)")
+    negative_high: float = weight_parameter(1.0, 0, LARGEST_CAP, "largest weight where A < 0 (the paper's b-)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

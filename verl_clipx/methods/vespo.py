@@ -1,8 +1,8 @@
 """VESPO (arXiv 2602.10693): a smooth weight of the sequence's ratio, like a gamma density, with constants by sign."""
 
-import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, full_like, where
 
@@ -13,7 +13,10 @@ from verl_clipx.base.tokens import Tokens
 # The range of the sequence's log-ratio in TRL and in the authors' code.
 LOWEST, HIGHEST = math.log(1e-8), 20.0
 
-weight_parameter = functools.partial(parameter, source="release", role="soft weight")
+
+def weight_parameter(default: float, at_most: float, meaning: str) -> Any:
+    """A constant of the weight, above 0; the arguments are as for `parameter` and `number`."""
+    return parameter(default, number(above=0, at_most=at_most), meaning, "release", role="soft weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +36,10 @@ class Vespo(
 
     by_sequence = True
 
-    k_positive: float = weight_parameter(
-        2.0,
-        number(above=0, at_most=20),
-        "power of w where A >= 0; larger: less weight of small ratios",
-    )
-    lambda_positive: float = weight_parameter(
-        3.0,
-        number(above=0, at_most=30),
-        "decay with w where A >= 0; larger: less weight of large ratios",
-    )
-    k_negative: float = weight_parameter(
-        3.0,
-        number(above=0, at_most=20),
-        "power of w where A < 0; larger: less weight of small ratios",
-    )
-    lambda_negative: float = weight_parameter(
-        2.0,
-        number(above=0, at_most=30),
-        "decay with w where A < 0; larger: less weight of large ratios",
-    )
+    k_positive: float = weight_parameter(2.0, 20, "power of w where A >= 0; larger: less weight of small ratios")
+    lambda_positive: float = weight_parameter(3.0, 30, "decay with w where A >= 0; larger: less weight of large ratios")
+    k_negative: float = weight_parameter(3.0, 20, "power of w where A < 0; larger: less weight of small ratios")
+    lambda_negative: float = weight_parameter(2.0, 30, "decay with w where A < 0; larger: less weight of large ratios")
 
     def bounded(self, t: Tokens) -> Tensor:
         """The sequence's ratio w, at each of its tokens."""
