@@ -1,7 +1,6 @@
-"""What any loss does to its tokens, measured by its gradient on log_prob: sums over tokens, and metrics of these."""
+"""Measures what any loss does to its tokens by its gradient on log_prob: sums over tokens, and metrics of these."""
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
@@ -57,26 +56,11 @@ OBSERVED_METRICS = (
 )
 
 
-class ObservedTokens(NamedTuple):
-    """A micro-batch's tokens and what the loss does to them.
-
-    Args:
-        log_prob, old_log_prob, advantages: (sequences, length).
-        mask: bool, (sequences, length); values outside are never used.
-        gradient: the gradient of the policy term with respect to log_prob, (sequences, length).
-    """
-
-    log_prob: Tensor
-    old_log_prob: Tensor
-    advantages: Tensor
-    mask: Tensor
-    gradient: Tensor
-
-
-def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
+def observed_sums(inputs: Inputs, gradient: Tensor, bounds: Bounds, by_sequence: bool) -> Tensor:
     """Sums over tokens from which `observed_metrics` makes the metrics.
 
     Args:
+        gradient: that of the policy term with respect to log_prob, (sequences, length).
         bounds: the bounds on the ratio that separate the regions.
         by_sequence: whether the loss clips by the sequence's mean log-ratio.
 
@@ -85,8 +69,8 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> 
         although A is not 0 (all, those with a ratio below 1, those above 1); then the gradient's mass where A is 0.
         float64; additive over any split of the tokens.
     """
-    t = tokens_of(Inputs(*tokens[:4]), LARGEST_LOG_RATIO)
-    gradient = where(t.mask, tokens.gradient.to(t.ratio.dtype), 0.0)
+    t = tokens_of(inputs, LARGEST_LOG_RATIO)
+    gradient = where(t.mask, gradient.to(t.ratio.dtype), 0.0)
     moved = t.log_prob - t.old_log_prob
     if by_sequence:
         moved = t.sequence_mean(moved)
@@ -100,7 +84,7 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> 
 
 
 def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
-    """What the loss clips: each token's ratio or, by sequence, the exponential of the sequence's mean log-ratio."""
+    """Returns each token's ratio or, where the loss clips by sequence, the exponential of its mean log-ratio."""
     return t.sequence_mean(t.log_prob - t.old_log_prob).exp() if by_sequence else t.ratio
 
 

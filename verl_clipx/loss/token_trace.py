@@ -1,4 +1,4 @@
-"""What a loss does to each token, as numbers for traces, by pure functions of tensors."""
+"""Traces what a loss does to each token, by pure functions of tensors."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from torch import Tensor, where
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
 from verl_clipx.loss.loss import Applied
-from verl_clipx.loss.observed import ObservedTokens, bounded_of
+from verl_clipx.loss.observed import bounded_of
 
 
 class TokenTrace(NamedTuple):
-    """What is traced of tokens. Each is (sequences, length); values outside the mask have no meaning.
+    """The traced numbers of tokens. Each is (sequences, length); values outside the mask have no meaning.
 
     Args:
         log_prob, old_log_prob: log-probabilities under the current and the old policy, in nats.
@@ -34,7 +34,7 @@ class TokenTrace(NamedTuple):
 
 
 def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> TokenTrace:
-    """What a method does to each token.
+    """Traces what a method does to each token.
 
     Args:
         factor: of verl's rollout correction and of entropy selection on F, broadcastable to (sequences, length).
@@ -43,16 +43,16 @@ def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> Tok
 
 
 def observed_token_trace(
-    tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor | float
+    inputs: Inputs, gradient: Tensor, bounds: Bounds, by_sequence: bool, share: Tensor | float
 ) -> TokenTrace:
-    """What any loss does to each token: F = -gradient / (share * advantage), and 0 where the advantage is 0.
+    """Traces what any loss does to each token: F = -gradient / (share * advantage), and 0 where the advantage is 0.
 
     Args:
-        tokens, bounds, by_sequence: as for `observed.observed_sums`.
+        inputs, gradient, bounds, by_sequence: as for `observed.observed_sums`.
         share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
     """
-    t = tokens_of(Inputs(*tokens[:4]), LARGEST_LOG_RATIO)
-    weighted = -tokens.gradient.to(t.ratio.dtype) / share
+    t = tokens_of(inputs, LARGEST_LOG_RATIO)
+    weighted = -gradient.to(t.ratio.dtype) / share
     return _trace(t, bounded_of(t, by_sequence), bounds, where(t.advantages != 0, weighted / t.advantages, 0.0))
 
 

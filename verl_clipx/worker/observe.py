@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
-from verl_clipx.loss.observed import ObservedTokens, observed_metrics, observed_sums
+from verl_clipx.loss.observed import observed_metrics, observed_sums
 from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.worker.step import AppliedLoss, MicroBatch, current_micro_batch
 
@@ -56,14 +57,11 @@ def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_seq
     # differently. The graph behind log_prob is not traversed.
     with torch.autocast(loss.device.type, enabled=False):
         (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
-    tokens = ObservedTokens(
-        *(named[name].detach() for name in ("log_prob", "old_log_prob", "advantages")),
-        named["response_mask"].bool(),
-        gradient,
-    )
+    tensors = (named[name].detach() for name in ("log_prob", "old_log_prob", "advantages"))
+    inputs = Inputs(*tensors, named["response_mask"].bool())
     with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
-        found = observed_sums(tokens, clip_range(config), by_sequence)
-    micro_batch.applied = AppliedLoss(tokens, clip_range(config), by_sequence, named["loss_agg_mode"], config)
+        found = observed_sums(inputs, gradient, clip_range(config), by_sequence)
+    micro_batch.applied = AppliedLoss(inputs, gradient, clip_range(config), by_sequence, named["loss_agg_mode"], config)
     sums, own = to_host(observed_metrics(found), {"loss": loss.detach()})
     micro_batch.loss = own["loss"]
     # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.

@@ -15,7 +15,6 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.observing import Part
-from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.schedule import position
 from verl_clipx.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
@@ -159,7 +158,8 @@ class AppliedMethod(NamedTuple):
 class AppliedLoss(NamedTuple):
     """What one of verl's losses did to a micro-batch's tokens; `config` is verl's ActorConfig."""
 
-    tokens: ObservedTokens
+    inputs: Inputs
+    gradient: Tensor
     bounds: Bounds
     by_sequence: bool
     loss_agg_mode: str

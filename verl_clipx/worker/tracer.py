@@ -17,7 +17,6 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.observing import Part
 from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
 from verl_clipx.loss.loss import apply
-from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.run.trace import Trace
 from verl_clipx.worker.aggregation import shares_of
@@ -86,9 +85,10 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
 
 def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> TracedTokens:
     """What one of verl's losses did to the tokens of some rows."""
-    share = shares_of(applied.tokens.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
-    rows = ObservedTokens(*(rows_of(values, places) for values in applied.tokens))
-    trace = observed_token_trace(rows, applied.bounds, applied.by_sequence, rows_of(share, places))
+    share = shares_of(applied.inputs.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
+    rows = Inputs(*(None if values is None else rows_of(values, places) for values in applied.inputs))
+    gradient = rows_of(applied.gradient, places)
+    trace = observed_token_trace(rows, gradient, applied.bounds, applied.by_sequence, rows_of(share, places))
     return TracedTokens(trace, {"unshaped_advantage": trace.advantage})
 
 
