@@ -1,1 +1,1 @@
-"""What methods are made of: tokens, parameters, declared metrics, the Method class."""
+"""The parts of methods: tokens, parameters, declared metrics, the Method class."""

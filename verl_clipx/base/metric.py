@@ -1,4 +1,4 @@
-"""What a metric is: one declared entry, from which vectors, reductions, pages and charts all follow."""
+"""Declares metrics: one entry each, from which vectors, reductions, pages and charts all follow."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ PREFIXED = re.compile(r"(low|high)/(?P<name>.+)")
 
 
 class Over(Enum):
-    """What a number is computed over, which determines how it adds up over micro-batches, ranks and updates."""
+    """The range of a number, which determines how it adds up over micro-batches, ranks and updates."""
 
     TOKENS = "mean over the mini-batch's tokens, exact over micro-batches and ranks; verl averages it over updates"
     UPDATE = "made of sums over the mini-batch's tokens once they are whole; verl averages it over updates"
@@ -23,7 +23,7 @@ class Over(Enum):
 
 
 def same(value: Any) -> Any:
-    """What a metric of a single sum is."""
+    """Returns the metric of a single sum, which is this sum."""
     return value
 
 
@@ -85,7 +85,7 @@ def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metr
 
 
 def same_key(one: Metric, other: Metric) -> bool:
-    """Whether two metrics may be logged under one key: equal names, or one is a member of the other's family."""
+    """Returns whether two metrics may share a key: equal names, or one is a member of the other's family."""
     members = [f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name for metric in (one, other)]
     of_families = zip((one, other), reversed(members), strict=True)
     return one.name == other.name or any(
@@ -94,7 +94,7 @@ def same_key(one: Metric, other: Metric) -> bool:
 
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """What is wrong with the names of a method's own metrics, one sentence for each mistake."""
+    """Yields a sentence for each mistake in the names of a method's own metrics."""
     own, shared = list(own), list(shared)
     for metric in own:
         name = metric.name

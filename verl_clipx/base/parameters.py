@@ -17,7 +17,7 @@ FLOAT32_LARGEST = 3.4028234663852886e38
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """Which values a parameter takes.
+    """The values that a parameter takes.
 
     Args:
         description: the end of the sentence "must be ...".
@@ -137,7 +137,7 @@ def optional(allowed: Allowed) -> Allowed:
 
 
 class Conversion(NamedTuple):
-    """How a number of verl's becomes a parameter's."""
+    """The conversion of a number of verl's into a parameter's."""
 
     convert: Callable[[float], float]
     formula: str
@@ -225,7 +225,7 @@ class Parameters:
 
 
 def slip(name: str, value: Any) -> str:
-    """What to write for a width where a bound is wanted; empty if the refused value is another mistake."""
+    """Says what to write for a width where a bound is wanted; empty if the refused value is another mistake."""
     if name != "clip_high" or not isinstance(value, float) or not 0 < value < 1:
         return ""
     return f"Bounds are ratios: write {1 + value:.6g} for {100 * value:.6g} % above 1."

@@ -1,4 +1,4 @@
-"""What verl passes of a micro-batch, and what a method sees: its tokens and their importance-sampling ratio, finite."""
+"""The inputs that verl passes of a micro-batch, and its tokens as methods see them, with finite ratios."""
 
 import math
 from typing import NamedTuple
@@ -18,7 +18,7 @@ PART = 1024
 
 
 class Inputs(NamedTuple):
-    """What verl and its worker know of a micro-batch's tokens, padded.
+    """The data of a micro-batch's tokens that verl and its worker have, padded.
 
     Args:
         log_prob, old_log_prob, advantages: (sequences, length).
@@ -91,7 +91,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def parts(values: Tensor) -> Tensor:
-    """What one block of threads adds up: sequences or, on an accelerator that can divide them evenly, parts of them.
+    """Returns what one block of threads adds up: sequences or, on an accelerator that divides them evenly, parts.
 
     The grid of threads then follows from the number of tokens, however they are divided into sequences: (sequences,
     length) becomes (sequences * length / PART, PART).
@@ -125,7 +125,7 @@ def saturate(log_ratio: Tensor) -> Tensor:
 
 
 def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
-    """What a loss and its statistics are computed from.
+    """Returns the tokens that a loss and its statistics are computed from.
 
     Args:
         inputs: the micro-batch, in any float dtype; `counted` is ignored.

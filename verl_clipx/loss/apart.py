@@ -1,4 +1,4 @@
-"""How far a gradient is from the announced one: what the receipt and `check_gradient` compare."""
+"""Measures the difference of a gradient from the announced one, for the receipt and `check_gradient`."""
 
 import torch
 from torch import Tensor

@@ -14,7 +14,7 @@ from verl_clipx.modifiers import Shaping
 
 
 class Applied(NamedTuple):
-    """What a method does to the tokens of a micro-batch; tensors are (sequences, length) unless said otherwise.
+    """A method applied to the tokens of a micro-batch; tensors are (sequences, length) unless said otherwise.
 
     Args:
         tokens: the tokens, with shaped advantages.
@@ -112,7 +112,7 @@ def sums_of(method: Method, t: Tokens, bounds: Bounds, weighted: Tensor, counted
 
 
 def finite(t: Tokens) -> Tensor:
-    """Which tokens have only finite inputs: bool, (sequences, length)."""
+    """Returns the tokens that have only finite inputs: bool, (sequences, length)."""
     total = t.log_prob - t.old_log_prob + t.advantages
     for name in OPTIONAL:
         asked_for = getattr(t, name)

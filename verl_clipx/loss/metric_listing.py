@@ -25,13 +25,11 @@ class Row(NamedTuple):
     """One or more metrics with the same meaning.
 
     Attributes:
-        section: the heading above it.
         keys: the keys under which verl logs them, without `actor/`.
         meaning: one line, beginning with the method's name if a method owns the metrics.
         metric: one of the metrics.
     """
 
-    section: str
     keys: list[str]
     meaning: str
     metric: Metric
@@ -63,10 +61,10 @@ def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
     for method, metric in entries:
         meaning = f"{method.upper()}: {metric.meaning}" if method else metric.meaning
         key = metric.key.removeprefix("actor/") + (f"/{metric.numbered}_0" if metric.numbered else "")
-        if rows and (rows[-1].section, rows[-1].meaning) == (metric.section, meaning):
+        if rows and (rows[-1].metric.section, rows[-1].meaning) == (metric.section, meaning):
             rows[-1].keys.append(key)
         else:
-            rows.append(Row(metric.section, [key], meaning, metric))
+            rows.append(Row([key], meaning, metric))
     return rows
 
 
@@ -74,8 +72,8 @@ def markdown_table(which: str) -> str:
     """A table in Markdown, for the site; `which` is as for `rows_of`."""
     lines, section = ["| key | meaning |", "|---|---|"], ""
     for row in rows_of(which):
-        if row.section != section:
-            section = row.section
+        if row.metric.section != section:
+            section = row.metric.section
             lines.append(f"| | **{section}** |")
         keys = ", ".join(f"`{key}`" for key in row.keys) + (" …" if row.metric.numbered else "")
         lines.append(f"| {keys} | {escape(row.meaning)} |")

@@ -76,7 +76,7 @@ class EntropySelection(Parameters):
         return torch.minimum(share.clamp(min=1), tokens)
 
     def threshold(self, statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a selection over the mini-batch ends. It keeps the fewest whole buckets that hold the share.
+        """Returns where a selection over the mini-batch ends. It keeps the fewest whole buckets that hold the share.
 
         Args:
             statistics: sum of `entropy_statistics` over any tokens, (ENTROPY_BUCKETS,).

@@ -40,7 +40,7 @@ class Criterion:
     high: float
 
     def rejects(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
-        """Which tokens are rejected, by their clamped log-ratios: bool, broadcastable to (sequences, length)."""
+        """Returns the tokens that are rejected, by clamped log-ratios: bool, broadcastable to (sequences, length)."""
         # Of the policy that sampled from the current one.
         divergence = ESTIMATORS[self.estimator][0](-log_ratio)
         if self.level != "token":
@@ -50,7 +50,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Rejection:
-    """What a run rejects in bypass mode: a token stays if no criterion rejects it."""
+    """The criteria of a run in bypass mode: a token stays if none rejects it."""
 
     criteria: tuple[Criterion, ...] = ()
 

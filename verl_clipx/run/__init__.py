@@ -1,1 +1,1 @@
-"""What a run is: its settings, verl's keys, the line that announces it."""
+"""Resolves a run: its settings, verl's keys, the line that announces it."""

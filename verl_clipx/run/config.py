@@ -147,17 +147,17 @@ class Settings(Node):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the bounds depend on statistics."""
+        """Returns whether the bounds depend on statistics."""
         return self.method.statistics_size > 0
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the loss needs the current policy's entropy."""
+        """Returns whether the loss needs the current policy's entropy."""
         return self.select is not None or "entropy" in self.method.asks_for
 
     @property
     def selects_over_mini_batch(self) -> bool:
-        """Whether entropy selection needs a threshold over the mini-batch."""
+        """Returns whether entropy selection needs a threshold over the mini-batch."""
         return self.select is not None and self.select.over == "mini_batch"
 
 
@@ -226,7 +226,7 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
 
 
 def with_node(key: str, node: Any) -> Any:
-    """What a key's own class builds of its node, if it has one in `NODES`; any other value as it is."""
+    """Builds a node by its key's own class in `NODES`; returns any other value as it is."""
     kinds = NODES.get(key)
     if kinds is None or node is None or isinstance(node, kinds):
         return node

@@ -77,7 +77,7 @@ LONGEST, LONGEST_OF_A_CRASH = 100, 300
 
 @dataclass(frozen=True)
 class Explanation:
-    """What came of a command.
+    """The outcome of a command that was explained.
 
     Args:
         answers: of every run that it would start, the fields of `description.Description` and `text`, its lines.
@@ -93,7 +93,7 @@ class Explanation:
 
     @property
     def starts(self) -> bool:
-        """Whether there is a run and nothing stops it."""
+        """Returns whether there is a run and nothing stops it."""
         return bool(self.answers) and not self.stops and not any(answer["stops"] for answer in self.answers)
 
     @property
@@ -165,7 +165,7 @@ def end_of(file: Path) -> str:
 
 
 def is_answered(answers: Path) -> bool:
-    """Whether there is an answer, and bash has gone on to what it does next, or had the time to."""
+    """Returns whether there is an answer, and bash has gone on to its next command, or had the time to."""
     if not answers.read_text().endswith("\n"):
         return False
 
@@ -304,7 +304,7 @@ def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
 
 
 def is_of(answers: Path, process: psutil.Process) -> bool:
-    """Whether a process, in whatever session, has this file for its answers."""
+    """Returns whether a process, in whatever session, has this file for its answers."""
     return process.environ().get(EXPLAIN) == str(answers)
 
 

@@ -1,4 +1,4 @@
-"""What a run is, beside its loss: resolved once, and carried to the workers in the configuration's own node."""
+"""The facts about a run beside its loss: resolved once, and carried to the workers in the configuration's own node."""
 
 import dataclasses
 from dataclasses import dataclass, field

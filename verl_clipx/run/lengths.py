@@ -1,4 +1,4 @@
-"""Where a run cuts its responses."""
+"""The numbers of tokens at which a run cuts its responses."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ class Lengths(NamedTuple):
 
 
 def lengths_of(config: Mapping[str, Any]) -> Lengths:
-    """Where a run cuts its responses, by verl's configuration."""
+    """Returns the numbers of tokens at which a run cuts its responses, by verl's configuration."""
     rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
     own = [(config.get("data") or {}).get("max_response_length"), rollout.get("response_length")]
     context = rollout.get("max_model_len")

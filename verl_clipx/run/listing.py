@@ -1,4 +1,4 @@
-"""What `clipx methods` shows: methods, their groups and their parameters, as the classes state them."""
+"""The content of `clipx methods`: methods, their groups and their parameters, as the classes state them."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a run is, resolved once from the composed configuration: its loss, what it takes over, or why it is refused.
+"""Resolves a run once from the composed configuration: its loss and what it takes over, or why it is refused.
 
 `run: ${clipx_run:}` in the actor's policy loss stands for the result. The driver's hooks force it, with the names that
 the command line has; in a main of the user's own, a notebook or verl's Tinker worker the first read does, without them.
@@ -30,7 +30,7 @@ NAMES = ("project_name", "experiment_name")
 
 
 class Resolved(NamedTuple):
-    """What a run trains, and in words."""
+    """The loss that a run trains, the other facts about the run, and both in words."""
 
     clipx: Settings | Observe
     run: RunFacts
@@ -38,7 +38,7 @@ class Resolved(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What the run prints of itself."""
+        """Returns the line that the run prints."""
         return self.run.line
 
 
@@ -90,13 +90,13 @@ def target_node(value: Any) -> dict[str, Any]:
 
 
 def facts_node(config: DictConfig) -> DictConfig | None:
-    """What `${clipx_run:}` in a configuration stands for where no driver has forced it; raises as `resolve`."""
+    """Returns the value of `${clipx_run:}` in a configuration that no driver has resolved; raises as `resolve`."""
     resolved = resolve(config)
     return None if resolved is None else as_node(resolved.run)
 
 
 def replaced(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
-    """What the user has written over the nodes that the plugin keeps in verl's, perhaps in vain."""
+    """Refuses what the user has written over the nodes that the plugin keeps in verl's, perhaps in vain."""
     for key in OF_THE_PLUGIN:
         name = key.rpartition(".")[2]
         if OmegaConf.is_interpolation(node, name) or name not in node:
@@ -110,7 +110,7 @@ def replaced(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
 
 
 def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Parameters of the clipx node that the user has set and that another one leaves without effect."""
+    """Refuses parameters of the clipx node that the user has set and that another one leaves without effect."""
     if isinstance(settings, Observe):
         return
     reason = f"{NODE}.hold solves for the bounds"
@@ -120,7 +120,7 @@ def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> It
 
 
 def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
-    """What an earlier start of the same configuration took over and wrote into its clipx node, unless changed."""
+    """Returns what an earlier start of the configuration took over and wrote into its clipx node, unless changed."""
     if OmegaConf.is_interpolation(node, "run") or not node.get("run"):
         return {}
     before = OmegaConf.to_container(node.run).get("taken") or {}
@@ -136,7 +136,7 @@ def traces_folder(config: DictConfig) -> str:
 
 
 def instantiated(node: Any) -> Any:
-    """What a node's `_target_` builds. If the target raises a ValueError, that error is raised instead of Hydra's."""
+    """Builds a node's `_target_`. If the target raises a ValueError, that error is raised instead of Hydra's."""
     try:
         return instantiate(node, _convert_="partial")
     except Exception as error:
@@ -146,7 +146,7 @@ def instantiated(node: Any) -> Any:
 
 
 def missing_values(node: DictConfig) -> Iterator[Refusal]:
-    """Keys of a clipx node that its group leaves open."""
+    """Refuses keys of a clipx node that its group leaves open."""
     for key in node:
         if OmegaConf.is_missing(node, key):
             yield Refusal(f"{NODE}.{key}", ABSENT, "its group leaves the value open", f"Set {NODE}.{key}=….")
@@ -160,7 +160,7 @@ def missing_method(node: Any) -> Refusal:
 
 
 def misspelt(config: DictConfig) -> Iterator[Refusal]:
-    """Keys that were meant for the plugin but that Hydra took for new ones, such as clipx/shapping or clipex=acpo."""
+    """Refuses keys that were meant for the plugin but that Hydra took for new ones, as clipx/shapping, clipex=acpo."""
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
     for key, value in config.items_ex(resolve=False):

@@ -1,4 +1,4 @@
-"""What runs in place of a program while a command is explained: `stand_in.py RECORD PROGRAM ARGUMENT …`.
+"""Runs in place of a program while a command is explained: `stand_in.py RECORD PROGRAM ARGUMENT …`.
 
 It appends the command line to RECORD. What `ray job submit` or srun would start then runs here, because it leads to
 verl's configuration. It does nothing else.

@@ -1,4 +1,4 @@
-"""What happens in the driver when a run of verl starts, before Ray does: a run is resolved and announced.
+"""Resolves and announces a run in the driver when it starts, before Ray does.
 
 A run starts when one of verl's entry modules calls verl.utils.device.auto_set_device with its configuration, or when a
 notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a start, and neither is

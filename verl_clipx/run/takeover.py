@@ -1,4 +1,4 @@
-"""What becomes of verl's clip keys under a method: a parameter takes one over, or the run is refused."""
+"""Takes verl's clip keys over into a method's parameters, or refuses the run."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 def clip_keys(
     method: Method, values: Values, named: Collection[str] = ()
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any], list[Refusal]]:
-    """What becomes of verl's clip keys under a method.
+    """Decides what becomes of verl's clip keys under a method.
 
     Args:
         method: with the parameters of its group and of the user's overrides. A parameter that still has its default
@@ -70,7 +70,7 @@ def verl_key(method: type[Method], parameter: str) -> VerlKey | None:
 
 
 def is_set(name: str, verl: VerlKey, values: Values, named: Collection[str]) -> bool:
-    """Whether a key of verl's has been set; null leaves widths and keys without a default to others."""
+    """Returns whether a key of verl's has been set; null leaves widths and keys without a default to others."""
     value, default = values[f"{ACTOR}.{name}"], CLIP_KEYS[name]
     if value is None and (verl.instead is not None or default is None):
         return False
@@ -80,7 +80,7 @@ def is_set(name: str, verl: VerlKey, values: Values, named: Collection[str]) -> 
 def becomes(
     method: Method, field: dataclasses.Field, verl: VerlKey, name: str, given: Any, named: Collection[str]
 ) -> float | Refusal | None:
-    """A parameter's value from that of verl's key `name` below the actor, or why it cannot have it."""
+    """Returns a parameter's value from that of verl's key `name` below the actor, or why it cannot have it."""
     full, own, current = f"{ACTOR}.{name}", f"{NODE}.{field.name}", getattr(method, field.name)
     if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
         return Refusal(full, given, "must be a number")
@@ -106,7 +106,7 @@ def becomes(
 
 
 def is_same_bound(value: float | None, current: float | None) -> bool:
-    """Whether a parameter has a value already. A bound of 0 or less equals null, because ratios are above 0."""
+    """Returns whether a parameter has a value already. A bound of 0 or less equals null, because ratios are above 0."""
     if value is None:
         return current is None
     return value <= 0 if current is None else math.isclose(value, current, rel_tol=1e-9)

@@ -8,7 +8,7 @@ from verl_clipx.base.parameters import Parameters, integer, number, only, option
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Parameters):
-    """Which responses are traced. A trace contains what the loss knew of every token of a response.
+    """The choice of the responses that are traced. A trace contains what the loss knew of every token of a response.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
@@ -33,5 +33,5 @@ class Trace(Parameters):
     )
 
     def includes(self, step: int) -> bool:
-        """Whether a training step, from 1, is traced: the first one is, and then one in every `every` steps."""
+        """Returns whether a training step, from 1, is traced: the first one, and then one in every `every` steps."""
         return (step - 1) % self.every == 0

@@ -1,4 +1,4 @@
-"""What every Python of a command that is explained imports first, as sitecustomize: it ends one that would train.
+"""Ends a Python that would train; every Python of a command that is explained imports it first, as sitecustomize.
 
 Without the plugin nothing would answer, and verl would start. A missing verl is only noted, since a program may do
 without. It knows no more than the standard library.
@@ -15,7 +15,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def find_spec(name, path=None, target=None):
-    """As a finder that finds nothing: ends the interpreter if it imports verl's trainer without the plugin."""
+    """Finds no module, but ends the interpreter if it imports verl's trainer without the plugin."""
     if name == "verl" and not any(one.find_spec(name, path) for one in sys.meta_path if one is not this):
         note(f"{sys.executable} has no verl{'' if util.find_spec('verl_clipx') else ' and no verl-clipx'}")
     if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
