@@ -14,15 +14,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from verl_clipx.common.command_line import (
-    AsJson,
-    fail,
-    failing,
-    forget_json,
-    messages_console,
-    print_json,
-    working,
-)
+from verl_clipx.common.command_line import AsJson, fail, failing, forget_json, messages_console, print_json, working
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output

@@ -12,8 +12,15 @@ from tests.methods.at import tokens_at
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.cli import app
 from verl_clipx.loss.metric_listing import LISTS, rows_of
-from verl_clipx.loss.metrics import token_metrics, token_sums, with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
+from verl_clipx.loss.metrics import (
+    VERSIONS_SUM,
+    merged_passes,
+    token_metrics,
+    token_sums,
+    with_age,
+    with_ratios_of_sums,
+    with_updates,
+)
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo

@@ -23,8 +23,7 @@ from verl_clipx.cli import app
 from verl_clipx.demo.files import SHIPPED
 from verl_clipx.diagnose.rules import RULES
 from verl_clipx.loss.metric_listing import LISTS, markdown_table
-from verl_clipx.loss.metrics import with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import merged_passes, with_updates
+from verl_clipx.loss.metrics import merged_passes, with_ratios_of_sums, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run

@@ -20,7 +20,7 @@ from tests.jagged import jagged, micro_batch, rollout_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.check.contract import example
 from verl_clipx.common.traces import Shard, read_shards, shards_in
-from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
+from verl_clipx.loss.metrics import VERSIONS_SUM
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.trace import Trace

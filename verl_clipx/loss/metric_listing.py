@@ -76,10 +76,7 @@ def markdown_table(which: str) -> str:
             section = row.metric.section
             lines.append(f"| | **{section}** |")
         keys = ", ".join(f"`{key}`" for key in row.keys) + (" …" if row.metric.numbered else "")
-        lines.append(f"| {keys} | {escape(row.meaning)} |")
+        # An unescaped bar would end the cell.
+        meaning = row.meaning.replace("|", r"\|")
+        lines.append(f"| {keys} | {meaning} |")
     return "\n".join(lines)
-
-
-def escape(text: str) -> str:
-    """The text for a table's cell, which an unescaped bar would end."""
-    return text.replace("|", r"\|")

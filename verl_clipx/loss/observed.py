@@ -6,13 +6,7 @@ import torch
 from torch import Tensor, where
 
 from verl_clipx.base.method import Bounds
-from verl_clipx.base.shared_metrics import (
-    CLIP_FRACTION_HIGH,
-    CLIP_FRACTION_LOW,
-    GRADIENT_MASS,
-    OF_TOKENS,
-    PPO_KL,
-)
+from verl_clipx.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW, GRADIENT_MASS, OF_TOKENS, PPO_KL
 from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
 from verl_clipx.loss.metrics import TOKENS, carry, means_of_tokens, named_sums, token_sums
 

@@ -27,6 +27,8 @@ MOST_CANDIDATES = 10_000
 UNITS = 2.0**36
 LEAST_LARGEST = 1e-25
 
+LOWER, UPPER = number(at_least=0, at_most=1), number(at_least=1, at_most=LARGEST_BOUND)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8 and Algorithm 1"):
@@ -95,15 +97,11 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         "a last step that would leave the range: full (not taken) or clipped (to its end)",
         "paper",
     )
-    lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts", "paper")
-    lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise", "paper")
+    lower_start: float = parameter(0.6, LOWER, "where the lower bound starts", "paper")
+    lower_stop: float = parameter(0.9, LOWER, "how far the lower bound may rise", "paper")
     lower_step: float = parameter(0.02, number(at_least=1e-3, at_most=1), "step of the lower bound", "paper")
-    upper_start: float = parameter(
-        1.2, number(at_least=1, at_most=LARGEST_BOUND), "where the upper bound starts", "paper"
-    )
-    upper_stop: float = parameter(
-        3.0, number(at_least=1, at_most=LARGEST_BOUND), "how far the upper bound may rise", "paper"
-    )
+    upper_start: float = parameter(1.2, UPPER, "where the upper bound starts", "paper")
+    upper_stop: float = parameter(3.0, UPPER, "how far the upper bound may rise", "paper")
     upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=1), "step of the upper bound", "paper")
     epsilon: float = parameter(
         1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)", "script", role="guard"

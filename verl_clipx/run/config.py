@@ -8,15 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from verl_clipx.base.method import NODE, Bounds
-from verl_clipx.base.parameters import (
-    boolean,
-    choice,
-    only,
-    optional,
-    parameter,
-    reject_unknown,
-    validate,
-)
+from verl_clipx.base.parameters import boolean, choice, only, optional, parameter, reject_unknown, validate
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.loss.compiled import TokenFunctions, token_functions
 from verl_clipx.loss.user_method import load_method

@@ -9,8 +9,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl_clipx.base.method import NODE
 from verl_clipx.base.metric import Over
 from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
-from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
-from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
+from verl_clipx.loss.metrics import SUM_KEYS, TOKENS, VERSIONS_SUM
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.not_finite import merge_counts, not_finite_in
 from verl_clipx.worker.reports import Reports

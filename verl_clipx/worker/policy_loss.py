@@ -11,8 +11,7 @@ from verl_clipx.base.refusal import refuse
 from verl_clipx.base.shared_metrics import MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import TokenLoss, apply
-from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
+from verl_clipx.loss.metrics import TOKENS, VERSIONS_SUM, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.keys import another_loss, padded_length

@@ -16,8 +16,7 @@ from verl.utils.device import get_device_id
 from verl_clipx.base.method import NODE
 from verl_clipx.common.observing import Part
 from verl_clipx.common.run_files import checkpoint_step
-from verl_clipx.loss.metrics import with_ratios_of_sums
-from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_age, with_updates
+from verl_clipx.loss.metrics import VERSIONS_SUM, merged_passes, with_age, with_ratios_of_sums, with_updates
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import AGE, ages
