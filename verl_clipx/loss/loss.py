@@ -103,12 +103,8 @@ def token_loss(method: Method, shaping: Shaping | None, inputs: Inputs, decision
     t, _, _, bounds, weight, value, weighted = apply(method, shaping, inputs, decision)
     # The sums do not need it, and it would be a part of the loss's largest memory.
     del weight
-    return TokenLoss(value, weighted, sums_of(method, t, bounds, weighted, inputs.counted))
-
-
-def sums_of(method: Method, t: Tokens, bounds: Bounds, weighted: Tensor, counted: Tensor | None) -> Tensor:
-    """The sums of `metrics.token_sums` over a method's tokens; the arguments are as for `Applied` and `Inputs`."""
-    return token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, counted)
+    sums = token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, inputs.counted)
+    return TokenLoss(value, weighted, sums)
 
 
 def finite(t: Tokens) -> Tensor:

@@ -84,9 +84,9 @@ def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counted: Tensor) -> Te
     return where(counted, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
 
 
-def named_sums(sums: Iterable[Any]) -> dict[str, Any]:
+def named_sums(sums: Iterable[Any], names: Iterable[str] = SUMS) -> dict[str, Any]:
     """The sums of `token_sums` by their names, as 0-d tensors or, from the host, as floats."""
-    return dict(zip(SUMS, sums, strict=True))
+    return dict(zip(names, sums, strict=True))
 
 
 def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[str, Any]:
@@ -100,24 +100,22 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[st
         From key to a number of the same kind as in `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and
         `tokens`, the number of tokens.
     """
-    found = named_sums(sums)
+    named = named_sums(sums)
     if not dual_clipped:
-        del found["dual_clipped"]
-    return {TOKENS: found[TOKENS], **means_of_tokens(OF_TOKENS, found), **carry(found)}
+        del named["dual_clipped"]
+    return metrics_of(named, OF_TOKENS)
 
 
-def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics over tokens for which all sums are given: from key to the sum over a micro-batch's tokens."""
-    return {
+def metrics_of(sums: Mapping[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Returns those of the metrics for which all sums are given, by name, as `token_metrics` does."""
+    means = {
         metric.key: metric.of(*(sums[name] for name in metric.sums))
         for metric in metrics
         if metric.over is Over.TOKENS and all(name in sums for name in metric.sums)
     }
-
-
-def carry(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The sums that `with_ratios_of_sums` needs over the whole mini-batch, by their keys."""
-    return {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
+    # `with_ratios_of_sums` needs these over the whole mini-batch.
+    carried = {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
+    return {TOKENS: sums[TOKENS], **means, **carried}
 
 
 def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float]]:

@@ -8,7 +8,7 @@ from torch import Tensor, where
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW, GRADIENT_MASS, OF_TOKENS, PPO_KL
 from verl_clipx.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
-from verl_clipx.loss.metrics import TOKENS, carry, means_of_tokens, named_sums, token_sums
+from verl_clipx.loss.metrics import SUMS, metrics_of, named_sums, token_sums
 
 # The sums that follow those of `token_sums`: numbers of tokens, and the mass of the gradient where A is 0, which F * A
 # never has.
@@ -91,6 +91,4 @@ def observed_metrics(sums: Tensor) -> dict[str, Tensor]:
     Returns:
         From metric key to a 0-d float64 tensor. No key is one of verl's own, whose metrics stay as verl computes them.
     """
-    of_tokens, own = sums.split([len(sums) - len(OBSERVED_SUMS), len(OBSERVED_SUMS)])
-    found = named_sums(of_tokens) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))
-    return {TOKENS: found[TOKENS], **means_of_tokens(OBSERVED_METRICS, found), **carry(found)}
+    return metrics_of(named_sums(sums, (*SUMS, *OBSERVED_SUMS)), OBSERVED_METRICS)

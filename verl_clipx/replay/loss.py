@@ -8,8 +8,8 @@ from torch import Tensor
 from verl_clipx.base.method import declared
 from verl_clipx.base.tokens import OPTIONAL, Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.loss.loss import apply, sums_of, token_statistics
-from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
+from verl_clipx.loss.loss import apply, token_statistics
+from verl_clipx.loss.metrics import TOKENS, token_metrics, token_sums, with_ratios_of_sums
 from verl_clipx.loss.token_trace import TokenTrace, token_trace
 from verl_clipx.modifiers.masks import remaining
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
@@ -116,7 +116,8 @@ def _apply(
     """The tokens' trace, their sums, and the metrics of the decision as they are logged."""
     method = settings.method
     applied = apply(method, settings.shaping, inputs, decision)
-    sums = sums_of(method, applied.tokens, applied.bounds, applied.weighted, inputs.counted)
+    t, dual_clip = applied.tokens, method.dual_clip
+    sums = token_sums(t, method.bounded(t), applied.bounds, applied.weighted, dual_clip, inputs.counted)
     logged = {f"clipx/{name}": one for _, group in declared(method, of_decision) for name, one in group.items()}
     return token_trace(method, applied, factor), sums, logged
 

@@ -129,9 +129,7 @@ def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
 
 def traces_folder(config: DictConfig) -> str:
     """The folder of a run's traces, beside its log."""
-    log = own_log_path(config)
-    if log is None:
-        log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in NAMES))
+    log = own_log_path(config) or log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in NAMES))
     return str(traces_path(log).absolute())
 
 

@@ -104,15 +104,12 @@ def read_costs() -> dict[str, Any]:
 
 def shape_of(config: DictConfig) -> dict[str, Any]:
     """Returns the size of a run on its machines; `tokens` is the most of a sequence."""
-
-    def value(key: str, default: Any = None) -> Any:
-        return OmegaConf.select(config, key, default=default)
-
-    nodes = value("trainer.nnodes", 1)
+    value = functools.partial(OmegaConf.select, config)
+    nodes = value("trainer.nnodes", default=1)
     return {
         "device": value("trainer.device"),
         "nodes": nodes,
-        "ranks": nodes * value("trainer.n_gpus_per_node", 1),
+        "ranks": nodes * value("trainer.n_gpus_per_node", default=1),
         "engine": value(keys.STRATEGY),
         "rollout": value(keys.ENGINE_NAME),
         "tokens": (value("data.max_prompt_length") or 0) + (value("data.max_response_length") or 0),
