@@ -227,15 +227,15 @@ class Method:
         return -weight * t.advantages
 
 
-def lower_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **allowed: Any) -> Any:
+def lower_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **ends: Any) -> Any:
     """The lower clip bound on a ratio; null: no bound. The arguments are as for `parameter` and `number`."""
-    allowed = optional(number(**{"at_least": 0, "at_most": 1, "usual": USUAL_LOW, **allowed}))
+    allowed = optional(number(**{"at_least": 0, "at_most": 1, "usual": USUAL_LOW, **ends}))
     return parameter(default, allowed, f"lower clip bound on the {of}; null: no bound", source, verl, role="low")
 
 
-def upper_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **allowed: Any) -> Any:
+def upper_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **ends: Any) -> Any:
     """The upper clip bound on a ratio; as `lower_bound`."""
-    allowed = optional(number(**{"at_least": 1, "at_most": LARGEST_BOUND, "usual": USUAL_HIGH, **allowed}))
+    allowed = optional(number(**{"at_least": 1, "at_most": LARGEST_BOUND, "usual": USUAL_HIGH, **ends}))
     return parameter(default, allowed, f"upper clip bound on the {of}; null: no bound", source, verl, role="high")
 
 

@@ -4,7 +4,6 @@ Regions, after DGPO (Eqs. 2-6): L and H are below the lower and above the upper 
 advantages. M is the rest, including equality and an advantage of 0. PPO clips LN and HP, and does not clip LP and HN.
 """
 
-from collections.abc import Callable
 from functools import partial
 from operator import add, neg
 from typing import Any
@@ -43,12 +42,9 @@ def declare(name: str, meaning: str, unit: str, over: Over, **further: Any) -> M
     return METRICS[-1]
 
 
-Entry = Callable[..., Metric]
-CLIPPED: Entry = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
-MOVED: Entry = partial(declare, section="How far the policy moved")
-MASS: Entry = partial(
-    declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from", of=total
-)
+CLIPPED = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
+MOVED = partial(declare, section="How far the policy moved")
+MASS = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from", of=total)
 
 IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
@@ -114,7 +110,7 @@ CONTRIBUTION = {
 # The metrics over every method's tokens: all so far.
 OF_TOKENS = tuple(METRICS)
 
-HEALTH: Entry = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
+HEALTH = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
 # By what is not finite. The trainer's process logs these, so that `observe` has them too.
 NOT_FINITE = {
     name: HEALTH(
@@ -161,9 +157,9 @@ CUT_RESPONSES = HEALTH(
     logged_as="health/cut_responses",
 )
 
-OF_RUN: Entry = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
-RUN: Entry = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
-HELD: Entry = partial(declare, over=Over.DECISION)
+OF_RUN = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
+RUN = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
+HELD = partial(declare, over=Over.DECISION)
 
 SKIPPED_UPDATES = RUN(
     "skipped_updates",

@@ -137,23 +137,12 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     def inside(values: Tensor | None) -> Tensor | None:
         return None if values is None else where(mask, values.detach().to(dtype), 0.0)
 
-    current, old = inside(inputs.log_prob), inside(inputs.old_log_prob)
+    current, old, advantages = map(inside, (inputs.log_prob, inputs.old_log_prob, inputs.advantages))
+    optional = inside(inputs.rollout_log_prob), inside(inputs.entropy), inputs.group
     free = saturate(current - old)
     free_ratio = free.exp()
     log_ratio, ratio = free, free_ratio
     if log_ratio_clamp is not None:
         log_ratio = free.clamp(-log_ratio_clamp, log_ratio_clamp)
         ratio = free_ratio.clamp(math.exp(-log_ratio_clamp), math.exp(log_ratio_clamp))
-    return Tokens(
-        current,
-        old,
-        inside(inputs.advantages),
-        mask,
-        log_ratio,
-        ratio,
-        free_ratio,
-        log_ratio == free,
-        inside(inputs.rollout_log_prob),
-        inside(inputs.entropy),
-        inputs.group,
-    )
+    return Tokens(current, old, advantages, mask, log_ratio, ratio, free_ratio, log_ratio == free, *optional)

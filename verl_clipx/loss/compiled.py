@@ -46,7 +46,8 @@ class TokenFunctions:
                     return self._fused[function](self.method, self.shaping, alike(inputs), *others)
                 except Exception as error:
                     self.compiled = False
-                    logger.warning(NOT_COMPILED, self.method.name, type(error).__name__, error)
+                    stays = "clipx.compile: %s stays uncompiled because the compiler failed: %s: %s"
+                    logger.warning(stays, self.method.name, type(error).__name__, error)
             return function(self.method, self.shaping, inputs, *others)
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
@@ -108,10 +109,10 @@ def in_parts(inputs: Inputs) -> Inputs:
     columns = inputs.mask.shape[1]
     missing = (columns + PART - 1) // PART * PART - columns
 
-    def one(values: Tensor | None) -> Tensor | None:
+    def lengthen(values: Tensor | None) -> Tensor | None:
         return values if values is None or values.ndim == 1 else pad(values, (0, missing))
 
-    return Inputs(*map(one, inputs))
+    return Inputs(*map(lengthen, inputs))
 
 
 # Each process creates the functions of a configuration only once.
@@ -147,7 +148,7 @@ def alike(inputs: Inputs) -> Inputs:
     missing = (0, max(2 - columns, 0), 0, max(2 - rows, 0))
     dtype = compute_dtype(inputs.log_prob.dtype)
 
-    def one(values: Tensor | None) -> Tensor | None:
+    def conform(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
         values = values.detach()
@@ -157,7 +158,7 @@ def alike(inputs: Inputs) -> Inputs:
             values = pad(values, missing if values.ndim == 2 else missing[2:])
         return values.contiguous()
 
-    return Inputs(*map(one, inputs))
+    return Inputs(*map(conform, inputs))
 
 
 def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
@@ -170,14 +171,5 @@ def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, count
         "entropy": log_prob.neg(),
         "group": torch.zeros(size[0], dtype=torch.int64, device=device),
     }
-    return Inputs(
-        log_prob,
-        log_prob.clone(),
-        log_prob.clone(),
-        mask,
-        mask.clone() if counted else None,
-        **{name: optional[name] for name in asks_for},
-    )
-
-
-NOT_COMPILED = "clipx.compile: %s stays uncompiled because the compiler failed: %s: %s"
+    masks = mask, mask.clone() if counted else None
+    return Inputs(log_prob, log_prob.clone(), log_prob.clone(), *masks, **{name: optional[name] for name in asks_for})

@@ -85,7 +85,7 @@ def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counted: Tensor) -> Te
 
 
 def named_sums(sums: Iterable[Any], names: Iterable[str] = SUMS) -> dict[str, Any]:
-    """The sums of `token_sums` by their names, as 0-d tensors or, from the host, as floats."""
+    """Returns sums by their names, mostly those of `token_sums`, as 0-d tensors or, from the host, as floats."""
     return dict(zip(names, sums, strict=True))
 
 
@@ -127,9 +127,9 @@ def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float
     sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
     for metric in OF_TOKENS:
-        if metric.over is not Over.UPDATE or not all(name in sums for name in metric.sums):
-            continue
-        result[metric.key] = [metric.of(*means) for means in zip(*(sums[name] for name in metric.sums), strict=True)]
+        if metric.over is Over.UPDATE and all(name in sums for name in metric.sums):
+            of_updates = zip(*(sums[name] for name in metric.sums), strict=True)
+            result[metric.key] = [metric.of(*means) for means in of_updates]
     return result
 
 

@@ -40,13 +40,10 @@ OF_GRADIENT_ALONE = (
 )
 
 # Every metric of an observed loss.
-OBSERVED_METRICS = (
-    *OF_GRADIENT_ALONE,
-    *(
-        metric
-        for metric in OF_TOKENS
-        if not metric.logged_as and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
-    ),
+OBSERVED_METRICS = OF_GRADIENT_ALONE + tuple(
+    metric
+    for metric in OF_TOKENS
+    if not metric.logged_as and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
 )
 
 

@@ -110,28 +110,21 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     def __post_init__(self) -> None:
         # Before the range, which is that of the other contributions.
         if self.contribution == "share" and isinstance(self.target, int | float) and self.target > 1:
-            raise Refusal(
-                f"{NODE}.target",
-                self.target,
-                f"with {NODE}.contribution=share it must be a number (at least 0.01 and at most 1)",
-                f"Change it, or set {NODE}.contribution=ratio or net.",
-            )
+            reason = f"with {NODE}.contribution=share it must be a number (at least 0.01 and at most 1)"
+            advice = f"Change it, or set {NODE}.contribution=ratio or net."
+            raise Refusal(f"{NODE}.target", self.target, reason, advice)
         super().__post_init__()
         for side in ("lower", "upper"):
             not_above(self, f"{side}_start", f"{side}_stop")
-            start, stop, step = self._range(side)
+            (start, stop, step), bound = self._range(side), f"{NODE}.{side}"
             if (stop - start) / step > MOST_CANDIDATES:
-                raise Refusal(
-                    f"{NODE}.{side}_step", step, f"gives more than {MOST_CANDIDATES} candidates", "Set a larger step."
-                )
+                reason = f"gives more than {MOST_CANDIDATES} candidates"
+                raise Refusal(f"{bound}_step", step, reason, "Set a larger step.")
             if stop > start and self._count(side) == 1:
-                raise Refusal(
-                    f"{NODE}.{side}_step",
-                    step,
-                    f"is longer than the way from {NODE}.{side}_start={start:g} to {NODE}.{side}_stop={stop:g}, so "
-                    "that the bound could not move",
-                    f"Set a smaller step or, if it shall not move, {NODE}.{side}_stop={start:g}.",
-                )
+                way = f"{bound}_start={start:g} to {bound}_stop={stop:g}"
+                reason = f"is longer than the way from {way}, so that the bound could not move"
+                advice = f"Set a smaller step or, if it shall not move, {bound}_stop={start:g}."
+                raise Refusal(f"{bound}_step", step, reason, advice)
 
     @property
     def asks_for(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """DGPO (Eqs. 9-10): outside the bounds the gradient decays as a power of the ratio, instead of stopping."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, where
 
@@ -8,6 +9,11 @@ from verl_clipx.base.method import NODE, Bounds, FixedBounds, clamp_parameter
 from verl_clipx.base.parameters import number, parameter
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.base.tokens import Tokens
+
+
+def decay_parameter(default: float, at_least: float, at_most: float, meaning: str) -> Any:
+    """An exponent of the decay; the arguments are as for `parameter` and `number`."""
+    return parameter(default, number(at_least=at_least, at_most=at_most), meaning, "paper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +29,8 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
         "beyond this log ratio, tokens whose weight is the ratio get no gradient (release: 20); null: no clamp",
         "paper",
     )
-    n: float = parameter(
-        1.0,
-        number(at_least=1e-3, at_most=20),
-        "decay below the lower bound: the weight falls with ratio^(n+1)",
-        "paper",
-    )
-    m: float = parameter(
-        2.0,
-        number(at_least=1, at_most=100),
-        "decay above the upper bound: the weight grows with ratio^(1-1/m)",
-        "paper",
-    )
+    n: float = decay_parameter(1.0, 1e-3, 20, "decay below the lower bound: the weight falls with ratio^(n+1)")
+    m: float = decay_parameter(2.0, 1, 100, "decay above the upper bound: the weight grows with ratio^(1-1/m)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

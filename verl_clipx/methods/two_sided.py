@@ -1,4 +1,4 @@
-"""Double-sided importance sampling (GLM-5, SkyRL's rollout_is): a token outside the bounds teaches nothing, ever."""
+"""Double-sided importance sampling (GLM-5, SkyRL's rollout_is): a token outside the bounds gets no gradient."""
 
 from dataclasses import dataclass
 

@@ -16,6 +16,8 @@ SAFE_LOW, SAFE_HIGH = 0.8, 1.0
 # A token that counts half so often adds nothing in float64.
 SMALLEST_HALVINGS = 64
 
+AT_LEAST_ONE = optional(number(at_least=1, at_most=1e6))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FutureInfluence(Parameters):
@@ -34,18 +36,16 @@ class FutureInfluence(Parameters):
     low: float | None = parameter(
         1.0, optional(number(at_least=0, at_most=1)), "the smallest weight; null: no bound", "script"
     )
-    high: float | None = parameter(
-        1.2, optional(number(at_least=1, at_most=1e6)), "the largest weight; null: no bound", "script"
-    )
+    high: float | None = parameter(1.2, AT_LEAST_ONE, "the largest weight; null: no bound", "script")
     safe_ratio: float | None = parameter(
         4.0,
-        optional(number(at_least=1, at_most=1e6)),
+        AT_LEAST_ONE,
         "tokens with A < 0 and a ratio above this get a weight between 0.8 and 1; null: no such rule",
         "script",
     )
     counted_ratio: float | None = parameter(
         None,
-        optional(number(at_least=1, at_most=1e6)),
+        AT_LEAST_ONE,
         "tokens with a ratio above this do not count in the weights of earlier ones; null: all count. The authors' 32B "
         "run has 10, its dual clip",
         "choice",
