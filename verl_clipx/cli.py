@@ -33,9 +33,8 @@ class Commands(TyperGroup):
         words = args[: args.index("--")] if "--" in args else args
         for before, word in itertools.pairwise(["clipx", *words]):
             if word == "" or (word.startswith("--") and word.endswith("=")):
-                fail(
-                    f"{before if word == '' else word}: followed by an empty word. Give it a value, or leave it out.", 2
-                )
+                given = before if word == "" else word
+                fail(f"{given}: followed by an empty word. Give it a value, or leave it out.", 2)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:

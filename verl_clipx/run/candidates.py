@@ -50,25 +50,22 @@ class Candidate:
         if isinstance(built, Observe):
             raise Refusal(f"+{NODE}", self.group, "observes verl's own loss and is not a method", "Name a method.")
         if built.update is not None:
-            raise Refusal(
-                f"+{NODE}/update",
-                "lopti",
-                "its second pass sees the weights after the first one, which a trace of another run cannot know",
-                "Leave it out; in the traces of a run with Lopti, each pass is an update by itself.",
-            )
+            reason = "its second pass sees the weights after the first one, which a trace of another run cannot know"
+            advice = "Leave it out; in the traces of a run with Lopti, each pass is an update by itself."
+            raise Refusal(f"+{NODE}/update", "lopti", reason, advice)
         return built
 
-    def label(self, chosen: Mapping[str, Any]) -> str:
-        """The group followed by what is added to it."""
-        of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
-        return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
-
     def each(self) -> list[tuple[str, Settings]]:
-        """A label and the settings for every combination of the swept values; raises ValueError as `settings` does."""
-        combinations = [
-            dict(zip(self.swept, values, strict=True)) for values in itertools.product(*self.swept.values())
-        ]
-        return [(self.label(chosen), self.settings(chosen)) for chosen in combinations]
+        """Returns the settings for every combination of the swept values, each behind its label.
+
+        A label is the group followed by what is added to it. Raises ValueError as `settings` does.
+        """
+        before, labelled = [self.group, *(name.removeprefix(f"{NODE}/") for name in self.modifiers)], []
+        for values in itertools.product(*self.swept.values()):
+            chosen = dict(zip(self.swept, values, strict=True))
+            added = [f"{key}={value}" for key, value in {**self.given, **chosen}.items()]
+            labelled.append((" ".join([*before, *added]), self.settings(chosen)))
+        return labelled
 
 
 def candidates_of(words: list[str]) -> list[Candidate]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from verl_clipx.base.method import NODE, Bounds
-from verl_clipx.base.parameters import boolean, choice, only, optional, parameter, reject_unknown, validate
+from verl_clipx.base.parameters import Parameters, boolean, choice, only, optional, parameter, reject_unknown
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.loss.compiled import TokenFunctions, token_functions
 from verl_clipx.loss.user_method import load_method
@@ -31,13 +31,14 @@ def node_parameter(key: str, meaning: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(Parameters):
     """The clipx node as far as it does not depend on the loss: what is logged, watched and traced.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
     """
 
+    node: ClassVar[str] = NODE
     # Whether the run trains a method of the plugin, and not verl's own loss.
     trains: ClassVar[bool] = True
 
@@ -54,9 +55,6 @@ class Node:
         "in trainer.default_local_dir",
     )
     trace: Trace | None = node_parameter("trace", "+clipx/trace=prompts")
-
-    def __post_init__(self) -> None:
-        validate(self, NODE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +117,8 @@ class Settings(Node):
             reason = f"a micro-batch has too few sequences for the width of {self.method.name} to hold a target"
             raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or lagged.")
         if self.scope == "lagged" and self.method.second_statistics_size:
-            raise Refusal(
-                f"{NODE}.scope",
-                self.scope,
-                f"{self.method.name} counts about its tokens' means, and an earlier rollout batch has others",
-                f"Set {NODE}.scope=mini_batch or micro_batch.",
-            )
+            reason = f"{self.method.name} counts about its tokens' means, and an earlier rollout batch has others"
+            raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or micro_batch.")
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The functions that compute the loss and the statistics of tokens on a device."""

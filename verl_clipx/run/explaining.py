@@ -119,10 +119,9 @@ def cut_by_context(config: DictConfig) -> str | None:
     prompt, (response, context) = config.data.max_prompt_length, lengths_of(config)
     if context is None or response is None or context >= prompt + response:
         return None
+    limit = config.actor_rollout_ref.rollout.max_model_len
     whole = f"{response} beside the longest prompt, of {prompt} (data.max_prompt_length)"
-    return (
-        f"cut by {ROLLOUT}.max_model_len={config.actor_rollout_ref.rollout.max_model_len}: it holds less than {whole}"
-    )
+    return f"cut by {ROLLOUT}.max_model_len={limit}: it holds less than {whole}"
 
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:

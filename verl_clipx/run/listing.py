@@ -57,9 +57,8 @@ def _of_method(method: type[Method], groups: list[str]) -> dict[str, Any]:
 
 
 def _of_observe() -> dict[str, Any]:
-    summary, source = OBSERVED
+    (summary, source), groups = OBSERVED, groups_of(OBSERVE)
     facts = {"name": OBSERVE, "summary": summary, "source": source, "module": None, "loss_mode": None}
-    groups = groups_of(OBSERVE)
     return {**facts, "groups": groups, "parameters": _parameters(NODE_OF_OBSERVE.values(), groups, False)}
 
 

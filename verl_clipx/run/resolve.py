@@ -180,10 +180,6 @@ def without_group(loss_mode: Any) -> Refusal | None:
         return None
     group = name if name in METHODS and METHODS[name].__module__.startswith("verl_clipx.") else "custom"
     function = f" {NODE}.function=package.module:name" if group == "custom" else ""
-    return Refusal(
-        LOSS_MODE,
-        loss_mode,
-        "without its group it would train with default parameters and, if its bounds adapt, with statistics of a "
-        "micro-batch",
-        f"Replace it by the group: +{NODE}={group}{function}.",
-    )
+    defaults = "with default parameters and, if its bounds adapt, with statistics of a micro-batch"
+    reason = f"without its group it would train {defaults}"
+    return Refusal(LOSS_MODE, loss_mode, reason, f"Replace it by the group: +{NODE}={group}{function}.")

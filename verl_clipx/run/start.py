@@ -101,11 +101,8 @@ def hold_log(config: DictConfig) -> None:
     try:
         has_locks = hold(path)
     except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"{error.strerror}; the run keeps its log there. Choose another folder, or {NODE}.log=false",
-            str(path),
-        ) from None
+        advice = f"the run keeps its log there. Choose another folder, or {NODE}.log=false"
+        raise type(error)(error.errno, f"{error.strerror}; {advice}", str(path)) from None
     if not has_locks:
         print(f"{NODE}: {path.parent} has no locks: see to it that no other run writes there", flush=True)
 
@@ -127,9 +124,8 @@ def require_accelerator(ray_address: str | None, device: str | None = None) -> N
             f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which contains the settings of a "
             "CPU run, or unset VERL_PLATFORM."
         )
-    if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
-        return
-    if get_platform().is_available():
+    joins = ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists()
+    if joins or get_platform().is_available():
         return
     raise RuntimeError(
         "There is no GPU here and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM and add +hardware=cpu:\n"

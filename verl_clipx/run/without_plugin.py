@@ -21,11 +21,7 @@ def find_spec(name, path=None, target=None):
     if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
         left_out = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
         if not any(plugin.value == "verl_clipx.plugin" for plugin in metadata.entry_points(group="verl.plugins")):
-            by_uv = (
-                ", into which `uv pip install` puts it, and from which `uv sync` removes it"
-                if "UV" in os.environ
-                else ""
-            )
+            by_uv = ", into which `uv pip install` puts it, and from which `uv sync` removes it" * ("UV" in os.environ)
             raise SystemExit(note(f"{sys.executable} has verl and no verl-clipx{by_uv}"))
         if left_out:
             raise SystemExit(note(f"VERL_USE_EXTERNAL_PLUGINS={left_out} leaves verl-clipx out"))
