@@ -21,7 +21,7 @@ from tests.composition import composition
 from tests.runs.commands import clipx
 from tests.runs.example_runs import write_log
 from verl_clipx.run.start import decide
-from verl_clipx.runs.run import flat
+from verl_clipx.runs.sameness import flat
 from verl_clipx.trainer.log import write_record
 
 # A plan composes verl's configuration five times.

@@ -18,7 +18,7 @@ from verl_clipx.run.explaining import answer
 from verl_clipx.run.keys import FACTS
 from verl_clipx.run.schedule import Schedule, position, recorded_schedule
 from verl_clipx.run.start import decide
-from verl_clipx.runs.run import flat
+from verl_clipx.runs.sameness import flat
 from verl_clipx.worker.plan import finish_step, plan_step, token_passes
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import RolloutBatch

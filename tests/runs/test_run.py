@@ -11,7 +11,8 @@ import pytest
 from tests.runs.example_runs import write_log
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.run import Run, flat
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.sameness import flat
 from verl_clipx.runs.settings import differing_values, settings_of
 from verl_clipx.runs.trained import what_was_trained
 from verl_clipx.trainer.log import write_record

@@ -17,9 +17,9 @@ from verl_clipx.common.secrets import redact
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
-from verl_clipx.runs.run import Run, flat
+from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import VERL_ONLY, Rows, batches_in, not_finite_in, read_rows, table_of, with_entropy
-from verl_clipx.runs.sameness import significant_values
+from verl_clipx.runs.sameness import flat, significant_values
 
 KEPT = ".jsonl.gz"
 """Ending of the name of a kept run: one file, its record in the first line, then its steps."""

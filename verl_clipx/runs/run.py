@@ -149,13 +149,3 @@ class Run:
     def schedule(self) -> Schedule:
         """What the updates on a rollout batch consist of, as far as its configuration says it."""
         return recorded_schedule(self.configuration)
-
-
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """A configuration's leaves by dotted key; a list is a leaf."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    leaves: dict[str, Any] = {}
-    for key, value in node.items():
-        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return leaves

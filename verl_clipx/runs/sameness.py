@@ -1,6 +1,6 @@
 """What makes two runs runs of one setting: their configurations without the keys that cannot change results."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePosixPath
@@ -65,12 +65,11 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     config = config.copy()
     OmegaConf.set_struct(config, False)
     _complete(config)
-    leaves = list(_leaves(config))
-    for key, parent, name in leaves:
-        if is_left_out(key):
-            # A value derived from an ignored key must be ignored too.
-            parent[name] = "(left out)"
-    values = {key: _value(parent, name) for key, parent, name in leaves if not is_left_out(key)}
+    written = flat(OmegaConf.to_container(config))
+    for key in filter(is_left_out, written):
+        # A value derived from an ignored key must be ignored too.
+        OmegaConf.update(config, key, "(left out)")
+    values = {key: _comparable(config, key, text) for key, text in written.items() if not is_left_out(key)}
     if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
         values[_AGENT_LOOP] = _STOCK_LOOP
     return values
@@ -116,6 +115,16 @@ def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration's leaves by dotted key; a list is a leaf."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    leaves: dict[str, Any] = {}
+    for key, value in node.items():
+        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return leaves
+
+
 def name_of_model(path: Any) -> str:
     """What a model is called, wherever it is kept; empty for none."""
     return PurePosixPath(str(path)).name if path else ""
@@ -137,29 +146,21 @@ def is_left_out(key: str) -> bool:
 def hardware_keys() -> frozenset[str]:
     """Every key that a group in configs/hardware sets."""
     groups = map(OmegaConf.load, (configs_folder() / "hardware").rglob("*.yaml"))
-    keys = {key for config in groups if isinstance(config, DictConfig) for key, _, _ in _leaves(config)}
-    return frozenset(key for key in keys if key != "defaults")
+    return frozenset(key for config in groups for key in flat(OmegaConf.to_container(config)) if key != "defaults")
 
 
-def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
-    for name in list(config):
-        key = f"{prefix}{name}"
-        is_plain = not OmegaConf.is_missing(config, name) and not OmegaConf.is_interpolation(config, name)
-        if is_plain and isinstance(config[name], DictConfig):
-            yield from _leaves(config[name], f"{key}.")
-        else:
-            yield key, config, name
-
-
-def _value(parent: DictConfig, name: str) -> Any:
-    node = parent._get_node(name)
+def value_of(config: DictConfig, key: str, text: Any) -> Any:
+    """Returns the value of a key; its text where that does not resolve here, but only in verl's processes."""
     try:
-        value = parent[name]
-        # If a node refers to another node by interpolation, the values of the other node count.
-        if isinstance(value, DictConfig):
-            return node._value()
-        value = OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
+        value = OmegaConf.select(config, key, default=text) if "${" in str(text) else text
+        return OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
     except OmegaConfBaseException:
-        value = node._value()
-        value = str(value) if isinstance(value, list) else value
+        return str(text) if isinstance(text, list) else text
+
+
+def _comparable(config: DictConfig, key: str, text: Any) -> Any:
+    value = value_of(config, key, text)
+    if isinstance(value, DictConfig):
+        # The values of the other node count, to which an interpolation refers.
+        return text
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -16,8 +16,7 @@ from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.secrets import REDACTED
 from verl_clipx.run.keys import POLICY_LOSS
-from verl_clipx.runs.run import flat
-from verl_clipx.runs.sameness import nested, setting_of_run
+from verl_clipx.runs.sameness import flat, nested, setting_of_run, value_of
 
 # Of a record, what follows from other keys, and traces, which have a folder of their own.
 DERIVED = re.compile(
@@ -55,14 +54,6 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     """A configuration's leaves by dotted key, as a run records them, without what `DERIVED` matches."""
     written = flat(OmegaConf.to_container(config))
     return {key: value_of(config, key, text) for key, text in written.items() if not DERIVED.match(key)}
-
-
-def value_of(config: DictConfig, key: str, text: Any) -> Any:
-    """The value of a key; its text where that does not resolve here, but only in verl's processes."""
-    try:
-        return OmegaConf.select(config, key) if "${" in str(text) else text
-    except OmegaConfBaseException:
-        return text
 
 
 def configuration_of(recorded: Mapping[str, Any], common: Sequence[str], *, with_loss: bool) -> DictConfig:
