@@ -105,7 +105,7 @@ def write_report(
         plates=plates,
         figure=lambda panel: inline(read_text(out / FIGURES / f"{panel.name}.svg"), panel.name, panel.description),
         sections=sections,
-        opens="grpo" if any(dict(section.clipped)["GRPO"] for section in sections) else "own",
+        opens="grpo" if any(section.clipped["GRPO"] for section in sections) else "own",
         data=[section.numbers for section in sections],
         palette=palette,
         number=number,

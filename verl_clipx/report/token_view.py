@@ -1,6 +1,5 @@
 """The tokens that a report shows one by one, as data for its page."""
 
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ MOST_COMPLETIONS = 64
 MOST_TOKENS = 512
 # The rules that judge every traced token, as the page calls them, and the columns of what each does.
 JUDGED = {"own rule": "event", "GRPO": "under_grpo"}
+RESPONSE = ["prompt", "sample"]
 _VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -29,100 +29,72 @@ class Line(NamedTuple):
     left_out: int
 
 
-class Group(NamedTuple):
-    """The completions, at least one, of one prompt under one setting; the prompt's hash where its text is unknown."""
-
-    prompt: str
-    lines: list[Line]
-
-
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """What is shown of one setting's update.
 
     Args:
-        groups: its prompts, in the order of the page.
+        groups: the shown completions of each prompt, in the order of the page; a prompt's hash where its text is
+            unknown.
+        responses: how many the update has.
         clipped: how many of the update's tokens the run's own rule and GRPO's clip.
+        taken_out: how many were taken out before any clip.
         numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
     """
 
     update: TracedUpdate
-    groups: list[Group]
-    clipped: list[tuple[str, int]]
+    groups: list[tuple[str, list[Line]]]
+    responses: int
+    clipped: dict[str, int]
+    taken_out: int
     numbers: dict[str, list]
-
-    @property
-    def responses(self) -> str:
-        """How many responses are shown, of how many."""
-        shown, tokens = sum(len(group.lines) for group in self.groups), self.update.tokens
-        return f"{shown} of {tokens.groupby(['prompt', 'sample']).ngroups} responses"
-
-    @property
-    def has_out(self) -> bool:
-        """Whether a token was taken out before any clip."""
-        return bool((self.update.tokens.event == OUT).any())
-
-    @property
-    def counted(self) -> str:
-        """How many of the update's tokens each rule clips."""
-        clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
-        return f"Clipped of the {len(self.update.tokens)} tokens of this update: {clipped}."
 
 
 def visible(text: str) -> str:
-    """A token's text with visible signs for its white space."""
+    """Returns a token's text with visible signs for its white space."""
     return text.translate(_VISIBLE) if text.strip() else text.translate(_VISIBLE).replace(" ", "␣") or "∅"
 
 
 def token_sections(updates: list[TracedUpdate]) -> list[Section]:
-    """Up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
+    """Chooses up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
 
     The settings show the same prompts as far as they have them: first those where GRPO's rule clips tokens in every
     setting, then by the tokens that any rule clips in any of them, then by those that have an advantage.
     """
     if not updates:
         return []
-    prompts = _ordered_prompts([update.tokens for update in updates])
-    return [_section(update, prompts, MOST_COMPLETIONS // len(updates)) for update in updates]
+    counted = [_count(update.tokens) for update in updates]
+    prompts = pandas.concat(counted).groupby("prompt").sum()
+    by_grpo = [counts.grpo.groupby("prompt").sum() for counts in counted]
+    prompts["grpo"] = pandas.concat(by_grpo, axis=1).fillna(0).min(axis=1)
+    order = prompts.sort_values(["grpo", "any", "learning"], ascending=False).index
+    most = MOST_COMPLETIONS // len(updates)
+    return [_section(update, counts, list(order), most) for update, counts in zip(updates, counted, strict=True)]
 
 
-def _ordered_prompts(of_updates: list[pandas.DataFrame]) -> list[str]:
-    by_grpo = [tokens.under_grpo.isin([LOW, HIGH]).groupby(tokens.prompt).sum() for tokens in of_updates]
-    tokens = pandas.concat(of_updates)
-    counts = pandas.DataFrame({"clipped": _is_clipped_by_any(tokens), "learning": tokens.advantage != 0})
-    counts = counts.groupby(tokens.prompt).sum().assign(every=pandas.concat(by_grpo, axis=1).fillna(0).min(axis=1))
-    return list(counts.sort_values(["every", "clipped", "learning"], ascending=False).index)
+def _count(tokens: pandas.DataFrame) -> pandas.DataFrame:
+    """Counts a response's tokens that GRPO's rule and any rule clips, and those that have an advantage."""
+    clipped = tokens[[*JUDGED.values()]].isin([LOW, HIGH])
+    counts = {"grpo": clipped.under_grpo, "any": clipped.any(axis=1), "learning": tokens.advantage != 0}
+    return pandas.DataFrame(counts).groupby([tokens.prompt, tokens["sample"]]).sum()
 
 
-def _is_clipped_by_any(tokens: pandas.DataFrame) -> pandas.Series:
-    return tokens[[*JUDGED.values()]].isin([LOW, HIGH]).any(axis=1)
-
-
-def _clipped_by_grpo_and_any(tokens: pandas.DataFrame) -> tuple[int, int]:
-    return int(tokens.under_grpo.isin([LOW, HIGH]).sum()), int(_is_clipped_by_any(tokens).sum())
-
-
-def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
-    tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
-    groups, kept, left = [], [], most
-    for prompt in prompts:
-        samples = [rows for _, rows in tokens[tokens.prompt == prompt].groupby("sample")]
-        # The page shows the first response by itself, under GRPO's rule.
-        samples = sorted(samples, key=_clipped_by_grpo_and_any, reverse=True)[:left]
-        left -= len(samples)
-        if samples:
-            lines = [_line(rows) for rows in samples]
-            groups.append(Group(str(samples[0].prompt_text.iloc[0] or prompt), lines))
-            kept += [rows.iloc[:MOST_TOKENS] for rows in samples]
+def _section(update: TracedUpdate, counts: pandas.DataFrame, prompts: list[str], most: int) -> Section:
+    # The page shows the first response by itself, under GRPO's rule.
+    of_page = counts.reset_index().assign(place=lambda rows: rows.prompt.map(prompts.index))
+    of_page = of_page.sort_values(["place", "grpo", "any"], ascending=[True, False, False]).head(most)
+    ordered = update.tokens.sort_values([*RESPONSE, "position"], kind="stable")
+    responses = dict(iter(ordered.groupby(RESPONSE)))
+    groups, kept = [], []
+    for prompt, rows in of_page.groupby("prompt", sort=False):
+        shown = [responses[prompt, sample] for sample in rows["sample"]]
+        groups.append((str(shown[0].prompt_text.iloc[0] or prompt), list(map(_line, shown))))
+        kept += [response.iloc[:MOST_TOKENS] for response in shown]
     together = pandas.concat(kept)
     if update.has_bounds_on_ratio:
         together["low"] = together.low.clip(lower=0)
-    return Section(
-        update,
-        groups,
-        [(rule, int(tokens[column].isin([LOW, HIGH]).sum())) for rule, column in JUDGED.items()],
-        _numbers(together),
-    )
+    clipped = {rule: int(update.tokens[column].isin([LOW, HIGH]).sum()) for rule, column in JUDGED.items()}
+    taken_out = int((update.tokens.event == OUT).sum())
+    return Section(update, groups, len(counts), clipped, taken_out, _numbers(together))
 
 
 def _line(completion: pandas.DataFrame) -> Line:
@@ -133,7 +105,7 @@ def _line(completion: pandas.DataFrame) -> Line:
 
 
 def _classes(own: str, grpo: str) -> str:
-    """The HTML classes of a token: its event under each rule; none for one that both keep within the bounds."""
+    """Returns the HTML classes of a token: its event under each rule; none where both keep it within the bounds."""
     return "" if {own, grpo} == {KEPT} else f"{own} g-{grpo}"
 
 
