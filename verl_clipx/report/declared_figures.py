@@ -7,7 +7,6 @@ from verl_clipx.loss.metric_listing import every_metric
 from verl_clipx.methods import METHODS
 from verl_clipx.report.log_figures import Panel, Plate, draw_lines
 from verl_clipx.report.palette import DrawnSetting
-from verl_clipx.report.windows import describe_steps
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import differing_parts
 
@@ -26,20 +25,15 @@ def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
 def declared_plate(settings: list[DrawnSetting]) -> Plate:
     """One figure for each chart, with the declared meaning of what is in it."""
     columns = {column for setting in settings for run in setting.runs for column in run.log}
-    panels, meanings = [], {}
+    panels, meanings = [], dict[str, None]()
     for index, (chart, metrics) in enumerate(declared_charts(columns).items()):
         of_chart = dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
         meanings |= of_chart
         names = dict(zip(metrics, apart(list(metrics)) if len(metrics) > 1 else [""], strict=True))
         drawing = draw_lines(settings, names, from_zero=False)
         panels.append(Panel(f"declared_{index}", chart, f"{'; '.join(of_chart)}, over training steps.", drawing))
-    return Plate(
-        "What else was logged",
-        "a curve that changes where reward, entropy or clipping change.",
-        f"{describe_steps(settings)}{'; '.join(meanings)}.",
-        panels,
-        "" if columns & {*keys.MASKED.values()} else f"{', '.join(panel.title for panel in panels)}.",
-    )
+    folded = "" if columns & {*keys.MASKED.values()} else f"{', '.join(panel.title for panel in panels)}."
+    return Plate("declared", "What else was logged", panels, folded, {"meanings": meanings})
 
 
 def apart(columns: list[str]) -> list[str]:

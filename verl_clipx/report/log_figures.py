@@ -1,7 +1,8 @@
 """Figures of the runs' logs: up is above the upper bound, down is below the lower."""
 
+from collections.abc import Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pandas
@@ -9,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from verl_clipx.common.files import EMPTY
 from verl_clipx.common.sentences import percent
-from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds, mass_shares
 from verl_clipx.report.drawing import figure
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
-from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, MOST_STEPS, curve, describe_steps, take_windows
+from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, MOST_STEPS, curve, take_windows
 from verl_clipx.runs import keys
 from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 
@@ -35,21 +36,29 @@ class Panel(NamedTuple):
 
 
 class Plate(NamedTuple):
-    """What stands under one heading: what to `look` for, a note, and figures, none if no log has what they show.
+    """What stands under one heading: figures, none if no log has what they show.
 
-    `folded` says why there is nothing to see; such a plate is closed until a reader opens it.
+    Args:
+        name, facts: from these templates/captions.html makes what to look for and a note.
+        folded: why there is nothing to see; such a plate is closed until a reader opens it.
     """
 
+    name: str
     heading: str
-    look: str
-    note: str
     panels: list[Panel]
     folded: str = ""
+    facts: Mapping[str, Any] = EMPTY
 
 
 def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
-    """The plates of which the logs allow a figure: outcome first, then mechanism."""
-    plates = [draw(settings) for draw in (outcome, bounds, fractions, masses, samples)]
+    """Returns the plates of which the logs allow a figure: outcome first, then mechanism."""
+    runs = [run for setting in settings for run in setting.runs]
+    errors = {"errors": any(len(run.values(keys.REWARD_ERROR)) for run in runs)}
+    plates = [
+        Plate("outcome", "Reward, entropy, KL and gradient norm", _panels(settings, OUTCOMES), facts=errors),
+        *(draw(settings) for draw in (bounds, fractions, masses)),
+        Plate("samples", "What the samples were like", _panels(settings, SAMPLES)),
+    ]
     return [plate for plate in plates if plate.panels]
 
 
@@ -73,39 +82,6 @@ def _panels(settings: list[DrawnSetting], measures: tuple[tuple[str, str, str], 
         for name, title, key in measures
         if any(len(setting.mean(key)) for setting in settings)
     ]
-
-
-def outcome(settings: list[DrawnSetting]) -> Plate:
-    """Reward, entropy, KL and gradient norm over steps."""
-    runs = [run for setting in settings for run in setting.runs]
-    note = describe_steps(settings) + "As in BAPO’s Figure 9. "
-    if len(runs) > len(settings):
-        note += (
-            "Where a setting has several seeds, the band spans them, from the lowest to the highest; lines are means. "
-        )
-    if any(run.held_out for run in runs):
-        note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
-    if any(len(run.values(keys.REWARD_ERROR)) for run in runs):
-        note += "Vertical lines: 1.96 standard errors over prompts."
-    look = "a gap between settings that lasts and is wider than bands and intervals."
-    if len(settings) == 1:
-        look = "a rise that lasts."
-    elif min(setting.seeds for setting in settings) < MIN_SEEDS:
-        look = "jumps and trends of each run; gaps between them need three seeds of each setting."
-    return Plate("Reward, entropy, KL and gradient norm", look, note, _panels(settings, OUTCOMES))
-
-
-def samples(settings: list[DrawnSetting]) -> Plate:
-    """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
-    return Plate(
-        "What the samples were like",
-        "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
-        "gradient.",
-        f"{describe_steps(settings)}Cut: at data.max_response_length tokens. Alike: of the prompts with "
-        "several samples. Mismatch: the mean absolute difference between a sampled token’s probability in the rollout "
-        "engine and in the trainer.",
-        _panels(settings, SAMPLES),
-    )
 
 
 def draw_lines(settings: list[DrawnSetting], names: dict[str, str], *, from_zero: bool = True) -> Figure:
@@ -149,15 +125,8 @@ def _diamonds(axes: Axes, setting: DrawnSetting) -> None:
         axes.plot(point.step, point.reward.mean, "D", color="white", mec=setting.colour, ms=6, mew=1.4)
 
 
-# For BAPO, whose search aims at such a share.
-POSITIVE_SHARE = (
-    "Positive share: P/(P+N), where P and N are what the tokens with A > 0 and those with A < 0 contribute to the "
-    "loss, without sign; the search moves the bounds until it reaches the target. "
-)
-
-
 def bounds(settings: list[DrawnSetting]) -> Plate:
-    """The bounds that each setting used, over steps."""
+    """Draws the bounds that each setting used, over steps."""
     panels = []
     drawn = [setting for setting in settings if setting.bins("epsilon") or has_searched_bounds(setting)]
     for index, setting in enumerate(drawn):
@@ -165,15 +134,8 @@ def bounds(settings: list[DrawnSetting]) -> Plate:
         text = f"Bounds of {setting.label} over steps, against 0.8 to 1.2."
         panels.append(Panel(f"bounds_{index}", setting.label, text, draw(setting)))
     of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting in drawn)
-    last = "Dashed: those of its last update. " if of_last else "A single update’s bounds can lie much further out. "
-    return Plate(
-        "How the bounds moved",
-        "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
-        "gradient that GRPO would clip.",
-        f"{describe_steps(settings)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
-        f"A lower bound at 0 is none. {POSITIVE_SHARE * any(map(has_searched_bounds, settings))}As in BAPO’s Figure 8.",
-        panels,
-    )
+    facts = {"of_last": of_last, "searched": any(map(has_searched_bounds, settings))}
+    return Plate("bounds", "How the bounds moved", panels, facts=facts)
 
 
 def _draw_bins(setting: DrawnSetting) -> Figure:
@@ -231,7 +193,7 @@ Layer = tuple[pandas.Series, pandas.Series | float, str, str | None]
 
 
 def fractions(settings: list[DrawnSetting]) -> Plate:
-    """The clipped share of tokens over steps."""
+    """Draws the clipped share of tokens over steps."""
     known, drawn = [setting for setting in settings if len(clipped_share(setting))], []
     for setting in known:
         of_all, high, low = clipped_share(setting), setting.mean(keys.CLIPPED_HIGH), setting.mean(keys.CLIPPED_LOW)
@@ -239,34 +201,20 @@ def fractions(settings: list[DrawnSetting]) -> Plate:
         text = f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
         layers: list[Layer] = [(high, 0.0, CLIPPED_HIGH, None), (-low, 0.0, CLIPPED_LOW, None)]
         drawn.append((setting, text, title if of_all.max() > 0 else "none", layers))
-    panels, heading, look, note = _bar_panels("fractions", drawn), "How many tokens are outside the bounds", "", ""
-    if known:
-        look = (
-            "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
-            "(orange) below the lower with A < 0."
-        )
-        note = (
-            f"{describe_steps(settings)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; "
-            "under a soft clip or a pull they have a gradient all the same. Every panel has the same axes. Dual clip "
-            "is not in it. "
-        )
+    panels = _bar_panels("fractions", drawn)
     of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
         panels.append(Panel(f"fractions_{index}", setting.label, text, draw_lines([setting], {keys.PG_CLIPPED: ""})))
-    if of_verl:
-        heading = heading if known else "How many tokens verl counts as clipped"
-        look = look or "a share that grows or jumps."
-        note += f"Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
-        note += "a mean over micro-batches of what the loss itself counts, both sides together. "
-        note += "+clipx=observe logs each side."
     idle = not of_verl and all(clipped_share(setting).max() == 0 for setting in known)
     folded = "No token left the bounds on the side where PPO clips." if idle else ""
-    return Plate(heading, look, note, panels, folded)
+    facts = {"of_verl_only": not known, "of_verl": [setting.label for setting in of_verl]}
+    heading = "How many tokens are outside the bounds" if known else "How many tokens verl counts as clipped"
+    return Plate("fractions", heading, panels, folded, facts)
 
 
 def masses(settings: list[DrawnSetting]) -> Plate:
-    """The share of the gradient's mass outside the bounds, by region, over steps."""
+    """Draws the share of the gradient's mass outside the bounds, by region, over steps."""
     known, drawn = [(setting, shares) for setting in settings if len(shares := mass_shares(setting))], []
     for setting, shares in known:
         title = f"outside the bounds: {percent((1 - shares.M).mean())} of the mass"
@@ -280,14 +228,10 @@ def masses(settings: list[DrawnSetting]) -> Plate:
             (-of.LP - of.LN, -of.LP, CLIPPED_LOW, None),
         ]
         drawn.append((setting, text, title, layers))
-    return Plate(
-        "Gradient mass outside the bounds",
-        "colour: mass where PPO’s clip leaves none (HP up, LN down), of soft clipping or of a pull. Hatched: mass "
-        "outside the bounds that no clip removes (HN up, LP down).",
-        f"{describe_steps(settings)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
-        _bar_panels("mass", drawn),
-        "Tokens that are clipped keep no gradient." if all((one.LN + one.HP).max() == 0 for _, one in known) else "",
+    folded = (
+        "Tokens that are clipped keep no gradient." if all((one.LN + one.HP).max() == 0 for _, one in known) else ""
     )
+    return Plate("mass", "Gradient mass outside the bounds", _bar_panels("mass", drawn), folded)
 
 
 def _bar_panels(name: str, drawn: list[tuple[DrawnSetting, str, str, list[Layer]]]) -> list[Panel]:

@@ -10,6 +10,7 @@ from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.sentences import Finding, number
+from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.findings import diagnoses, rewards
 from verl_clipx.report import palette
 from verl_clipx.report.declared_figures import declared_plate
@@ -19,6 +20,7 @@ from verl_clipx.report.palette import DrawnSetting
 from verl_clipx.report.summary import describe, headline, summary
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
+from verl_clipx.report.windows import MOST_STEPS
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
@@ -47,6 +49,8 @@ def _breakable(text: str) -> Markup:
 
 
 environment.filters["breakable"] = _breakable
+environment.globals |= {"number": number, "palette": palette, "PG_CLIPPED": keys.PG_CLIPPED}
+environment.globals |= {"MOST_STEPS": MOST_STEPS, "MIN_SEEDS": MIN_SEEDS}
 
 
 def write_report(
@@ -107,8 +111,6 @@ def write_report(
         sections=sections,
         opens="grpo" if any(section.clipped["GRPO"] for section in sections) else "own",
         data=[section.numbers for section in sections],
-        palette=palette,
-        number=number,
     )
     write_text(out / PAGE, page)
     hint = "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is."

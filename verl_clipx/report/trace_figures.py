@@ -79,21 +79,11 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
     ends = [update.tokens.ratio.quantile(0.998) for update in updates]
     ends += [high for update in updates if update.has_bounds_on_ratio for high in medians_of_bounds(update.tokens).high]
     right = max(1.5, *(1.05 * end for end in ends if numpy.isfinite(end)))
-    plate = Plate(
-        "The ratio by probability",
-        "triangles, which are tokens without a gradient, ▲ clipped high, ▼ clipped low; and whether the setting’s own "
-        "bounds, the coloured box, follow the spread or cut it like the grey lines, 0.8 and 1.2, GRPO’s bounds.",
-        "Each mark is a token of the last traced update, at the top if the policy was unsure when it was sampled, at "
-        "the bottom if it was sure. Open circles are outside the panel’s own bounds and have a gradient; grey rings "
-        "have no advantage, as all responses to their prompt scored alike; crosses were taken out by a mask, a "
-        "rejection or a selection. Boxes: median bounds of the bin’s tokens. Ratios beyond the right edge are drawn "
-        "on it. As in ACPO’s Figure 2a and BAPO’s Figure 5.",
-        [
-            Panel(f"spread_{index}", how_many(update), *_draw_spread(update, min(right, 3.0)))
-            for index, update in enumerate(updates)
-        ],
-    )
-    return [plate]
+    panels = [
+        Panel(f"spread_{index}", how_many(update), *_draw_spread(update, min(right, 3.0)))
+        for index, update in enumerate(updates)
+    ]
+    return [Plate("spread", "The ratio by probability", panels)]
 
 
 def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:

@@ -1,14 +1,11 @@
 """Long runs in figures: the median of each window of steps, and a band of its quantiles."""
 
-from collections.abc import Sequence
 from math import ceil
 from typing import TypeVar
 
 import numpy
 import pandas
 from matplotlib.axes import Axes
-
-from verl_clipx.runs.settings import Setting
 
 # A log of up to so many steps is drawn step by step, a longer one in as many windows at most.
 MOST_STEPS = 120
@@ -42,13 +39,3 @@ def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Seri
     marks = {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
     axes.plot(middle.index, middle, color=colour, **marks, **line)
     return middle
-
-
-def describe_steps(settings: Sequence[Setting]) -> str:
-    """Returns what a caption says of lines and bars."""
-    if all(len(run.log) <= MOST_STEPS for setting in settings for run in setting.runs):
-        return "Each point or bar is a step; nothing is smoothed. "
-    return (
-        f"Each point or bar is a step, in logs of more than {MOST_STEPS} the median of several, of which a band or a "
-        "line spans the middle 80\u202f%; metrics.csv has every step. "
-    )
