@@ -2,7 +2,6 @@
 
 from io import StringIO
 
-import matplotlib
 import numpy
 import torch
 from matplotlib.figure import Figure
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 from verl_clipx.base.method import Method
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import apply
-from verl_clipx.report.drawing import STYLE
+from verl_clipx.report.drawing import style
 from verl_clipx.report.palette import INK, OTHERS, SOFT
 
 HIGHEST_RATIO = 2.5
@@ -46,17 +45,17 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
 
 def draw_weights(method: Method) -> str:
     """Draws F over the ratio, one panel for each sign of the advantage, as SVG."""
-    with matplotlib.rc_context(STYLE):
+    with style():
         drawing = Figure(figsize=(10, 4.4))
         for axes, advantage in zip(drawing.subplots(1, 2, sharey=True), (1.0, -1.0), strict=True):
             lines = [[values.numpy() for values in weights(method, advantage, one)] for one in PROBABILITIES]
             same = numpy.allclose(lines[0][1], lines[1][1])
             drawn = zip(lines[: 2 - same], PROBABILITIES.items(), OTHERS, strict=False)
-            for (ratio, weight), (probability, style), colour in drawn:
+            for (ratio, weight), (probability, line_style), colour in drawn:
                 # No line is drawn where the weight jumps.
                 jumps = numpy.abs(numpy.diff(weight, append=weight[-1])) > 0.05
                 label = f"old probability {probability:g}"
-                axes.plot(ratio, numpy.where(jumps, numpy.nan, weight), color=colour, ls=style, label=label)
+                axes.plot(ratio, numpy.where(jumps, numpy.nan, weight), color=colour, ls=line_style, label=label)
             axes.plot([0, HIGHEST_RATIO], [0, HIGHEST_RATIO], color=SOFT, lw=0.7, ls=":")
             axes.set(xlim=(0, HIGHEST_RATIO), xlabel="ratio r", title=f"A {'>' if advantage > 0 else '<'} 0")
             axes.set_ylim(-0.05, min(MOST_WEIGHT, axes.get_ylim()[1]))

@@ -57,28 +57,27 @@ def test_the_last_update_with_an_advantage_is_shown(tmp_path):
 def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     (update,) = updates_of(tmp_path, "grpo", steps=2)
     (section,) = token_sections([update])
-    lines = [line for group in section.groups for line in group.lines]
+    lines = [line for _, of_prompt in section.groups for line in of_prompt]
     texts = [text for line in lines for text, _ in line.tokens]
     assert len(lines) <= MOST_COMPLETIONS
     assert len(texts) == len(section.numbers["ratio"]) == len(update.tokens)
-    first = update.tokens[update.tokens.prompt_text == section.groups[0].prompt].sort_values(["sample", "position"])
+    first = update.tokens[update.tokens.prompt_text == section.groups[0][0]].sort_values(["sample", "position"])
     # The response with the most tokens that GRPO's rule clips stands by itself.
     samples = [rows for _, rows in first.groupby("sample")]
     first = pandas.concat(sorted(samples, key=lambda rows: -rows.under_grpo.isin(["low", "high"]).sum()))
     assert texts[: len(first)] == [visible(text) for text in first.text]
     assert section.numbers["ratio"][: len(first)] == pytest.approx(first.ratio.tolist(), rel=1e-3)
     clipped = [
-        sum(classes.split(" ")[0] in ("low", "high") for line in group.lines for _, classes in line.tokens)
-        for group in section.groups
+        sum(classes.split(" ")[0] in ("low", "high") for line in of_prompt for _, classes in line.tokens)
+        for _, of_prompt in section.groups
     ]
     assert clipped[0] == max(clipped) > 0
     many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
     (section,) = token_sections([replace(update, tokens=many)])
-    assert section.responses == "64 of 80 responses"
+    assert (sum(len(of_prompt) for _, of_prompt in section.groups), section.responses) == (64, 80)
     (update,) = updates_of(tmp_path, "acpo", steps=2)
     own, grpo = (update.tokens[rule].isin(["low", "high"]).sum() for rule in ("event", "under_grpo"))
-    counts = f"{own} under own rule, {grpo} under GRPO."
-    assert token_sections([update])[0].counted == f"Clipped of the 192 tokens of this update: {counts}" and own != grpo
+    assert token_sections([update])[0].clipped == {"own rule": own, "GRPO": grpo} and own != grpo
 
 
 def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_those_that_learn(tmp_path):
@@ -90,7 +89,7 @@ def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_tho
     updates[0].tokens.loc[updates[0].tokens.prompt == "b", "advantage"] = 1.0
     updates[1].tokens.loc[8, "under_grpo"] = "low"
     sections = token_sections(updates)
-    assert [[group.prompt for group in section.groups] for section in sections] == [["c", "b", "a"]] * 2
+    assert [[prompt for prompt, _ in section.groups] for section in sections] == [["c", "b", "a"]] * 2
 
 
 def test_what_is_drawn_of_tokens():

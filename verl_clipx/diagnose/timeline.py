@@ -114,14 +114,12 @@ def _changes_over(key: str, values: pandas.Series, lasting: int) -> Iterator[Cha
     """The first change that lasts for so many steps: one at once, and one that is as many steps on the way."""
     x, most, fewest = values.to_numpy(float), MOST * lasting // LASTING, FEWEST * lasting // LASTING
     # Of each step the window that ends there, and the one that begins there; NaN where they have too few steps.
-    before = sliding_window_view(numpy.pad(x, (most - 1, 0), constant_values=numpy.nan), most)
-    after = sliding_window_view(numpy.pad(x, (0, lasting - 1), constant_values=numpy.nan), lasting)
-    lowest, highest = (of(before, axis=1) for of in (numpy.nanmin, numpy.nanmax))
-    lowest[: fewest - 1] = numpy.nan
+    before, after = values.rolling(most, min_periods=fewest), values[::-1].rolling(lasting)
+    least, greatest = after.min()[::-1], after.max()[::-1]
     for way, widths in ((0, AT_ONCE), (lasting, ON_THE_WAY)):
-        low, high = (numpy.pad(one, (1 + way, 0), constant_values=numpy.nan)[: len(x)] for one in (lowest, highest))
+        low, high = (of.shift(1 + way).to_numpy() for of in (before.min(), before.max()))
         width = high - low
-        beyond = numpy.maximum(after.min(axis=1) - high, low - after.max(axis=1))
+        beyond = numpy.maximum(least - high, low - greatest)
         for at in numpy.flatnonzero((beyond > 0) & (beyond >= widths * width)):
             left = at - way
             level = float(numpy.median(x[max(0, left - most) : left]))

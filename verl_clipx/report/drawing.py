@@ -15,30 +15,11 @@ from verl_clipx.report.palette import HAIR, INK, SOFT
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348
 
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "clipx",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["Liberation Sans", "DejaVu Sans"],
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "axes.labelcolor": SOFT,
-    "axes.edgecolor": HAIR,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": HAIR,
-    "ytick.color": HAIR,
-    "xtick.labelcolor": SOFT,
-    "ytick.labelcolor": SOFT,
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "legend.handlelength": 1.2,
-    "legend.labelspacing": 0.2,
-    "text.color": INK,
+STYLE = Path(__file__).with_name("page.mplstyle")
+COLOURS = {
+    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), SOFT),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), HAIR),
 }
 
 
@@ -55,8 +36,8 @@ def figure(
 
 
 def style():
-    """A context in which figures are made and saved in the page's style."""
-    return matplotlib.rc_context(STYLE)
+    """Returns a context in which figures are made and saved in the page's style."""
+    return matplotlib.rc_context(COLOURS, STYLE)
 
 
 # The formats of a figure, each with matplotlib's options.
