@@ -31,7 +31,7 @@ def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def evaluate(
     method: Method, statistics: Tensor | None = None, shaping: Shaping | None = None, **tensors: Tensor | None
 ) -> Applied:
-    """What a method does to `Inputs` of these tensors; statistics: those behind the bounds, None: the tokens' own."""
+    """Applies a method to `Inputs` of these tensors; statistics: those behind the bounds, None: the tokens' own."""
     inputs = Inputs(**tensors)
     own = token_statistics(method, shaping, inputs) if statistics is None else statistics
     return apply(method, shaping, inputs, method.decide(own))._replace(statistics=own)
@@ -60,7 +60,7 @@ ROUNDING = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-6)}
 
 
 def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -> Tensor:
-    """Which numbers agree, bool; NaN agrees with NaN, because only `finite_for_every_finite_input` is about it."""
+    """Returns where numbers agree; NaN agrees with NaN, because only `finite_for_every_finite_input` is about it."""
     return torch.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True)
 
 
@@ -223,7 +223,7 @@ def inputs_stay_unchanged(method: Method) -> None:
 
 
 def without_writes(method: Method, called: str, *given: Any) -> Any:
-    """What a method's function of that name returns of tensors, or named tuples of them.
+    """Calls a method's function of that name with tensors, or named tuples of them.
 
     Raises:
         AssertionError: the function wrote to one of them; names the function and the tensor.

@@ -36,7 +36,7 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a checkpoint's log-probabilities are from the sampler's, in nats.
+    """The distance of a checkpoint's log-probabilities from the sampler's, in nats.
 
     Args:
         mean, most: of the sizes: their mean, and what 99 % of the tokens don't exceed.
@@ -81,12 +81,12 @@ class Answer:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the sampler rounds although its configuration says that it does not."""
+        """Returns whether the sampler rounds although its configuration says that it does not."""
         return self.announced in UNROUNDED and self.precision != PRECISIONS[0] and bool(self.remaining)
 
     @property
     def verdict(self) -> str:
-        """Whether the sampler answered as the trace and the configuration say: passed, failed or undecided."""
+        """Says whether the sampler answered as the trace and the configuration say: passed, failed or undecided."""
         said = [one for one in self.distances if one.version == self.version is not None]
         # Without the checkpoint of that version nothing rules it out.
         if said and (self.is_rounded or not any(one.remains for one in said)):
@@ -201,7 +201,7 @@ def _sizes(apart: numpy.ndarray) -> numpy.ndarray:
 
 
 def _exceeds(values: numpy.ndarray) -> bool:
-    """Whether responses' values are above 0 on average by more than chance explains; not with too few of them."""
+    """Returns whether responses' values are above 0 on average by more than chance; not with too few of them."""
     if len(values) < FEWEST_UNITS:
         return False
     return bool(percentile_interval(values[resamples(len(values), REPLICATES)].mean(1))[0] > 0)

@@ -58,7 +58,7 @@ def check_method(method: Method) -> Iterator[Checked]:
 
 
 def first_line(check: Callable[[Method], None]) -> str:
-    """What a check is about, in one sentence."""
+    """Says what a check is about, in one sentence."""
     return (check.__doc__ or check.__name__).strip().partition("\n")[0]
 
 

@@ -69,7 +69,7 @@ def _source_of(key: str, run: Run) -> str:
 
 
 def fails(run: Run, names: Sequence[str]) -> bool:
-    """Whether a finding is of a rule that is named, or of a kind that is named or graver: fact, trend, remark.
+    """Returns whether a finding is of a named rule, or of a kind that is named or graver: fact, trend, remark.
 
     Raises:
         ValueError: a name is of no rule or kind; or there is no such finding, and a named rule could not be checked.

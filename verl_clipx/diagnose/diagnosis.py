@@ -32,7 +32,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What the threshold rests on, the remedy and the page that says more."""
+        """Says what the threshold rests on, the remedy and the page that says more."""
         basis = "The threshold is heuristic. " if self.rule.heuristic else ""
         return f"{basis}{self.remedy} See {self.rule.link}."
 
@@ -64,7 +64,7 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
-    """What a rule reads and a run does not have; empty if the rule can be judged."""
+    """Returns what a rule reads and a run does not have; empty if the rule can be judged."""
     missing, instead = (
         [key for key in reads if not (_is_logged(run, key) or key in run.configuration)]
         for reads in (rule.reads, rule.instead)

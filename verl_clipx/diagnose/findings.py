@@ -28,19 +28,19 @@ Sides = tuple[Comparison, dict[str, Any]]
 
 
 def clipped_share(setting: Setting) -> pandas.Series:
-    """The share of tokens outside the bounds on the side where PPO clips, by step; empty if no run logs it."""
+    """Returns the share of tokens outside the bounds where PPO clips, by step; empty if no run logs it."""
     return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
 
 
 def mass_shares(setting: Setting) -> pandas.DataFrame:
-    """Each region's share of the gradient mass, a row a step; without rows if no run logs it."""
+    """Returns each region's share of the gradient mass, a row a step; without rows if no run logs it."""
     mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
     total = mass.sum(axis=1)
     return mass[total > 0].div(total[total > 0], axis=0)
 
 
 def has_searched_bounds(setting: Setting) -> bool:
-    """Whether all its runs log BAPO's two bounds, at a common step."""
+    """Returns whether all its runs log BAPO's two bounds, at a common step."""
     return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
 
 
@@ -101,7 +101,7 @@ def _collapses(setting: Setting) -> list[int | None]:
 
 
 def _collapsed(label: str, steps: list[int | None]) -> str:
-    """How many collapsed and where, with an interval."""
+    """Says how many collapsed and where, with an interval."""
     at = [str(step) for step in steps if step]
     of_all, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
     interval = f"exact 95\u202f% interval {percent(of_all.low)} to {percent(of_all.high)}"
@@ -150,7 +150,7 @@ def _sides(one: Setting, two: Setting, measure: str, basis: str, comparison: Com
 
 
 def _rise(setting: Setting) -> Finding | None:
-    """Whether the held-out reward of a run changed from its first validation to its last."""
+    """Says whether the held-out reward of a run changed from its first validation to its last."""
     held_out = setting.runs[0].held_out
     if len(setting.runs) > 1 or len(held_out) < 2:
         return None
@@ -171,7 +171,7 @@ def _rise(setting: Setting) -> Finding | None:
 
 
 def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """What the runs are diagnosed with; runs with the same diagnosis share a finding.
+    """Returns what the runs are diagnosed with; runs with the same diagnosis share a finding.
 
     Where there are seeds enough, that some collapsed is said by their share, with an interval.
     """

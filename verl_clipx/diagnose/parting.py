@@ -13,7 +13,7 @@ ROUNDING = 1e-6
 
 
 class Parting(NamedTuple):
-    """Where two runs part.
+    """The place at which two runs part.
 
     Args:
         step: the first training step that both logged with a metric that differs; None if there is none.

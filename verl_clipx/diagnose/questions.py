@@ -28,7 +28,7 @@ OLDEST = "trainer.v1.sampler.max_off_policy_threshold"
 
 
 class Verdict(Enum):
-    """How a question was answered."""
+    """An answer to a question."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -25,7 +25,7 @@ Detector = Callable[[Run], Onset | None]
 
 
 class Kind(Enum):
-    """What a rule is good for while a run trains."""
+    """Says what a rule is good for while a run trains."""
 
     FACT = "fact"
     """Whatever else is in the log, it stays true: it is said while the run trains, and `clipx.health=stop` ends it."""

@@ -19,14 +19,14 @@ HELD_OUT_FALLS = "held-out score falls while the training reward rises"
 
 
 def named_in_output(run: Run) -> str:
-    """Where values that are not finite are named: only this plugin does."""
+    """Says where values that are not finite are named: only this plugin does."""
     if any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS)):
         return "Look at the prompts and fields that the run's output names."
     return "Run again with +clipx=observe, whose output names rank, fields and prompts."
 
 
 def after_skipped(run: Run) -> str:
-    """What skipped updates leave, and what to look at."""
+    """Says what skipped updates leave, and what to look at."""
     the = "The" if run.fate_of_skipped == "skipped" else "If skipped, the"
     return f"{the} policy stayed as it was, so that such a step shows less of the method. {named_in_output(run)}"
 
@@ -98,7 +98,7 @@ ENTROPY_LEFT = 0.05
 
 
 def more_entropy(run: Run) -> str:
-    """Against a collapse of entropy: a higher bound or, if it is DAPO's or higher, another method."""
+    """Advises against a collapse of entropy: a higher bound or, if it is DAPO's or higher, another method."""
     ours = run.configuration.get("clipx.method", "observe") != "observe"
     bound = run.configuration.get("clipx.clip_high" if ours else "actor_rollout_ref.actor.clip_ratio_high")
     high = bound + (not ours) if isinstance(bound, int | float) else 0.0
@@ -141,7 +141,7 @@ ADVANTAGE_IS_ZERO, ADVANTAGE_OF_EQUALS = 1e-6, 0.1
 
 
 def other_prompts(run: Run) -> str:
-    """Where samples score alike: harder or easier prompts, if the log says what they score."""
+    """Advises harder or easier prompts where samples score alike, if the log says what they score."""
     mean, low, high = (run.values(key) for key in (keys.REWARD, keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
     if mean.empty or not low.min() < high.max():
         return "Take prompts whose samples score differently."
@@ -150,7 +150,7 @@ def other_prompts(run: Run) -> str:
 
 
 def some_signal(run: Run) -> str:
-    """Where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
+    """Advises where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
     low, high = (run.values(key) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
     if low.empty or not low.tail(1).equals(high.tail(1)):
         return other_prompts(run)
@@ -213,7 +213,7 @@ RATIO_IS_ONE = 1e-6
 
 
 def wider_side(run: Run) -> str:
-    """The bound that nearly all clipped tokens are beyond."""
+    """Names the bound that nearly all clipped tokens are beyond."""
     at = find_one_sided_clipping(run).step
     side = "low" if run.values(keys.CLIPPED_LOW)[at] > run.values(keys.CLIPPED_HIGH)[at] else "high"
     name = f"clipx.clip_{side}"
@@ -249,7 +249,7 @@ def find_single_updates(run: Run) -> Onset | None:
 
 
 def _target(run: Run) -> float | None:
-    """The target of the search, if it is a target for the share that is logged."""
+    """Returns the target of the search, if it is a target for the share that is logged."""
     is_share = run.configuration.get("clipx.contribution", "share") == "share"
     return run.configuration.get("clipx.target") if is_share else None
 

@@ -14,7 +14,7 @@ LASTING, FEWEST, MOST = 3, 5, 10
 steps it is a hundredth of them, and longer windows are tried too, up to a tenth: a slow change shows only there."""
 
 AT_ONCE, ON_THE_WAY = 2.0, 4.0
-"""By how many widths of that range it lies beyond it, at once or after as many steps on the way as it must last: a
+"""So many widths of that range it lies beyond it, at once or after as many steps on the way as it must last: a
 trend widens the range that it leaves. Chosen on the healthy logs of docs/dev/diagnosis_evidence.md."""
 
 PART = 0.25
@@ -50,7 +50,7 @@ class Change(NamedTuple):
 
 
 def is_clock(key: str) -> bool:
-    """Whether a metric says only how fast a run is, or how far."""
+    """Returns whether a metric says only how fast a run is, or how far."""
     return key.startswith(CLOCKS)
 
 

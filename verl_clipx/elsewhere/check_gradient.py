@@ -16,7 +16,7 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "toke
 
 
 class GradientCheck(NamedTuple):
-    """What `check_gradient` found; true if no token differs.
+    """The result of `check_gradient`; true if no token differs.
 
     Args:
         difference: the largest of a token, relative to its announced gradient; infinite if it is not finite.
@@ -50,7 +50,7 @@ def check_gradient(
     decision: Tensor | None = None,
     **further: Any,
 ) -> GradientCheck:
-    """Whether a trainer's gradient is that of an announced loss, compared as the receipt of a run does.
+    """Compares a trainer's gradient with that of an announced loss, as the receipt of a run does.
 
     Give it ratios beyond every bound and advantages of both signs: at ratio 1 nearly all losses are alike.
 

@@ -29,7 +29,7 @@ NEEDED = {
 
 @dataclasses.dataclass
 class ClipLoss:
-    """What `clip_loss` returns. Tensors are (sequences, length) unless said otherwise.
+    """A loss with its modifiers, from `clip_loss`. Tensors are (sequences, length) unless said otherwise.
 
     Args:
         settings: the method and what goes on top of it.
@@ -82,7 +82,7 @@ class ClipLoss:
         return per_token_loss(log_prob, applied.value, applied.weighted), shown
 
     def statistics(self, *tokens: Tensor, first: Tensor | None = None, **optional: Tensor | None) -> Tensor:
-        """The number of a micro-batch's tokens and the sums behind the decision, float64: add up those of an update.
+        """Returns a micro-batch's count of tokens and the sums behind the decision, float64: add up those of an update.
 
         Args:
             *tokens, **optional: as for a call.
@@ -94,7 +94,7 @@ class ClipLoss:
         return torch.cat([t.mask.sum(dtype=torch.float64)[None], own])
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """What the bounds follow from, float64: the `decision` of all micro-batches of an update.
+        """Returns what the bounds follow from, float64: the `decision` of all micro-batches of an update.
 
         Args:
             statistics: the sum of `statistics` over the update's micro-batches and ranks. Its first number is read on
@@ -117,7 +117,7 @@ class ClipLoss:
     def inputs(
         self, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor, **optional: Tensor | None
     ) -> Inputs:
-        """Those tensors of a call that are needed, with "kept" as their mask."""
+        """Returns those tensors of a call that are needed, with "kept" as their mask."""
         reject_unknown(optional, NEEDED, "clip_loss", "a call")
         given, shape = {"old_log_prob": old_log_prob, "advantages": advantages, "mask": mask}, tuple(log_prob.shape)
         for name in self.settings.asks_for:
@@ -137,7 +137,7 @@ class ClipLoss:
 
 
 def clip_loss(name: str, **parameters: Any) -> ClipLoss:
-    """A loss of this package for a trainer of your own.
+    """Builds a loss of this package for a trainer of your own.
 
     Args:
         name: as in `clipx methods`: acpo, dapo, acpo_reference, or a loss of your own that is registered.

@@ -17,7 +17,7 @@ from verl_clipx.run.config import Settings
 
 
 class LossOnTokens(NamedTuple):
-    """What a loss does to each of an update's tokens, (sequences, length).
+    """A loss on each of an update's tokens, (sequences, length).
 
     Args:
         metrics: over the tokens, as logged.
@@ -30,7 +30,7 @@ class LossOnTokens(NamedTuple):
 
 
 def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> str | None:
-    """Why a loss cannot be replayed on an update's tokens; None if it can. `own` is the run's, or None if unknown."""
+    """Says why a loss can't be replayed on an update's tokens; None if it can. `own` is the run's, None if unknown."""
     wanted = {*settings.asks_for, *(["entropy"] if settings.select is not None else [])}
     for name in (name for name in OPTIONAL if name in wanted and getattr(tokens.batch.inputs, name) is None):
         return f"{settings.method.name} needs {name}, which the trace has not for every token of step {tokens.step}."
@@ -50,13 +50,13 @@ def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) 
 
 
 def keeps_decisions(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool:
-    """Whether a replay takes the decisions of the run itself, because its traced tokens do not determine them."""
+    """Returns whether a replay takes the run's own decisions, because its traced tokens do not determine them."""
     undetermined = tokens.decided_from is DecidedFrom.LAGGED or not tokens.whole
     return is_own(settings, own) and bool(tokens.decisions) and undetermined
 
 
 def is_own(settings: Settings, own: Settings | None) -> bool:
-    """Whether a loss is the run's own, as far as it concerns the gradient of the tokens."""
+    """Returns whether a loss is the run's own, as far as it concerns the gradient of the tokens."""
     parts = ("method", "shaping", "mask", "select", "scope")
     return own is not None and all(getattr(settings, name) == getattr(own, name) for name in parts)
 

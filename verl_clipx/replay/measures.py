@@ -91,7 +91,7 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
 
 
 def of_run(updates: Sequence[TracedTokens]) -> Replay:
-    """What the trace says of the run itself, in the form of a replay."""
+    """Returns what the trace says of the run itself, in the form of a replay."""
     table = pandas.concat([update.table for update in updates], ignore_index=True)
     tokens = table.assign(change="", counts=is_counted(table))
     whole = all(update.whole for update in updates)

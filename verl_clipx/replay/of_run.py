@@ -98,7 +98,7 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
 
 
 def is_counted(tokens: pandas.DataFrame) -> pandas.Series:
-    """Whether each traced token counts: neither masked nor rejected, and in the pass of Lopti's that it is in."""
+    """Returns whether each traced token counts: not masked, not rejected, and in the pass of Lopti's that it is in."""
     return ~tokens.rejected.eq(True) & ~tokens.counted.eq(False)
 
 

@@ -89,14 +89,14 @@ def row_of(replay: Replay) -> tuple[str, ...]:
 
 
 def changes_of(replay: Replay) -> tuple[str, str]:
-    """How many tokens regain and how many lose a gradient, and which words they are."""
+    """Says how many tokens regain and how many lose a gradient, and which words they are."""
     changed = (replay.tokens[replay.tokens.change == change] for change in (REGAINED, LOST))
     regained, lost = (f"{len(one)}: {words_of(one)}" if len(one) else "0" for one in changed)
     return regained, lost
 
 
 def keeps_outside(replay: Replay, region: str) -> bool:
-    """Whether tokens beyond a bound, where PPO would clip them, have a gradient."""
+    """Returns whether tokens beyond a bound, where PPO would clip them, have a gradient."""
     there = replay.tokens[replay.tokens.region.eq(region) & replay.tokens.counts]
     return bool((there.weight != 0).any())
 
@@ -136,7 +136,7 @@ def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
 
 
 def heading_of(run: str, updates: Sequence[Any]) -> str:
-    """What was replayed: the run, the step, and how many tokens of how many prompts."""
+    """Says what was replayed: the run, the step, and how many tokens of how many prompts."""
     tokens = sum(len(update.table) for update in updates)
     prompts = len({name for update in updates for name in update.table.prompt})
     whole = all(update.whole for update in updates)

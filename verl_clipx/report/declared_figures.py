@@ -12,7 +12,7 @@ from verl_clipx.runs.settings import differing_parts
 
 
 def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
-    """The charts that no other figure draws: chart to the columns of all logs in it, each with its declaration."""
+    """Returns the charts that no other figure draws: chart to the columns of all logs, each with its declaration."""
     charts: dict[str, dict[str, Metric]] = {}
     for _, metric in every_metric(METHODS):
         pattern = re.compile(rf"(actor/)?{metric.pattern}")
@@ -23,7 +23,7 @@ def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
 
 
 def declared_plate(settings: list[DrawnSetting]) -> Plate:
-    """One figure for each chart, with the declared meaning of what is in it."""
+    """Draws a figure for each chart, with the declared meaning of what is in it."""
     columns = {column for setting in settings for run in setting.runs for column in run.log}
     panels, meanings = [], dict[str, None]()
     for index, (chart, metrics) in enumerate(declared_charts(columns).items()):
@@ -37,5 +37,5 @@ def declared_plate(settings: list[DrawnSetting]) -> Plate:
 
 
 def apart(columns: list[str]) -> list[str]:
-    """What tells the columns of a chart apart: their keys without the parts with which all of them begin or end."""
+    """Returns the keys of a chart's columns without the parts with which all of them begin or end."""
     return ["/".join(key).replace("_", " ") for key in differing_parts([column.split("/") for column in columns])]

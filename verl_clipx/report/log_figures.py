@@ -36,7 +36,7 @@ class Panel(NamedTuple):
 
 
 class Plate(NamedTuple):
-    """What stands under one heading: figures, none if no log has what they show.
+    """The figures under one heading; none if no log has what they show.
 
     Args:
         name, facts: from these templates/captions.html makes what to look for and a note.
@@ -189,7 +189,7 @@ def _draw_bounds(axes: Axes, mean: list[pandas.Series], last: list[pandas.Series
 
 
 Layer = tuple[pandas.Series, pandas.Series | float, str, str | None]
-"""Of bars over steps where they end and begin, their colour and hatch."""
+"""Bars over steps: where they end and begin, their colour and hatch."""
 
 
 def fractions(settings: list[DrawnSetting]) -> Plate:

@@ -167,7 +167,7 @@ def _write_csv(path: Path, table: pandas.DataFrame) -> None:
 
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:
-    """What sets the settings apart, the plugin's keys first; parameters that not every method has share a row."""
+    """Returns what sets the settings apart, the plugin's keys first; parameters of some methods share a row."""
     rows = {
         key: [value and value.strip('"') for value in values]
         for key, values in differing_values([setting.runs[0] for setting in settings]).items()

@@ -21,7 +21,7 @@ class DrawnSetting(Setting):
 
     @property
     def name(self) -> str:
-        """What heads its column: a run of its own by its seed."""
+        """Returns what heads its column: a run of its own by its seed."""
         return self.name_of(self.runs[0]) if len(self.runs) == 1 else f"{self.label}, {len(self.runs)} runs"
 
 

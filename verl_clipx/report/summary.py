@@ -16,7 +16,7 @@ from verl_clipx.runs.settings import GRPO_METHOD, Setting
 from verl_clipx.runs.traced import TracedUpdate, unlike_grpo
 
 Cell = tuple[str, str]
-"""What stands in a cell, and a note below it; both empty where nothing is known."""
+"""A cell's text, and a note below it; both empty where nothing is known."""
 
 UNKNOWN: Cell = ("", "")
 
@@ -38,7 +38,7 @@ class Described(NamedTuple):
 
 
 def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> list[Described]:
-    """The settings with what is known of them; `updates` are those of `traced_updates`."""
+    """Returns the settings with what is known of them; `updates` are those of `traced_updates`."""
     of_setting = {update.setting.label: update for update in updates}
     described = []
     for setting in settings:
@@ -49,7 +49,7 @@ def describe(settings: Sequence[Setting], updates: Sequence[TracedUpdate]) -> li
 
 
 def headline(described: Sequence[Described]) -> str:
-    """What each setting's clip did to how many tokens, in a line; empty if the log of one does not say."""
+    """Says in a line what each setting's clip did to how many tokens; empty if the log of one does not say."""
     first, again = {}, {}
     for one in described:
         label, clipped, of_verl = one.setting.label, clipped_share(one.setting), one.setting.mean(keys.PG_CLIPPED)
@@ -75,7 +75,7 @@ def headline(described: Sequence[Described]) -> str:
 
 
 def _mostly(one: Described) -> str:
-    """Of which kind most clipped tokens are, by the traced ones; empty where that isn't known."""
+    """Says of which kind most clipped tokens are, by the traced ones; empty where that isn't known."""
     if one.update is None:
         return ""
     lost, answers = one.update.tokens[is_clipped(one.update.tokens)], one.update.tokens.groupby(["prompt", "sample"])
@@ -91,7 +91,7 @@ def _mostly(one: Described) -> str:
 
 
 def summary(described: Sequence[Described]) -> list[Row]:
-    """The rows in which at least one setting has something."""
+    """Returns the rows in which at least one setting has something."""
     rows = [
         Row("Tokens clipped low", "A < 0", [_clipped(one.setting, "LN") for one in described]),
         Row("Tokens clipped high", "A > 0", [_clipped(one.setting, "HP") for one in described]),

@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What is shown of one setting's update.
+    """The shown tokens of one setting's update.
 
     Args:
         groups: the shown completions of each prompt, in the order of the page; a prompt's hash where its text is

@@ -18,7 +18,7 @@ FEW = 20
 
 
 def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
-    """Whether each token is clipped, by the rule that the run trained with."""
+    """Returns whether each token is clipped, by the rule that the run trained with."""
     return tokens.event.isin([LOW, HIGH])
 
 
@@ -33,7 +33,7 @@ def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def how_many(update: TracedUpdate) -> str:
-    """The title of a panel: its setting, and how many of its tokens the panel shows."""
+    """Names a panel: its setting, and how many of its tokens the panel shows."""
     total, drawn = len(update.tokens), len(shown(update.tokens))
     of = f"{total} tokens" if drawn == total else f"{drawn} of {total} tokens"
     left_out = f", {update.not_finite} not finite left out" if update.not_finite else ""

@@ -32,7 +32,7 @@ COMPOSED = ".hydra/config.yaml"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run left, in its folder, a log, a kept run, a log that `other_logs.reader_of` knows, or at W&B."""
+    """The files of a run: its folder, a log, a kept run, a log that `other_logs.reader_of` knows, or a run of W&B."""
 
     path: Path
 
@@ -64,7 +64,7 @@ class RunFolder:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What it wrote down of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
+        """Reads what it wrote of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
         path = record_path(self.log)
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}}, "remove it to read the log without it")
@@ -72,7 +72,7 @@ class RunFolder:
 
     @property
     def is_trained(self) -> bool:
-        """Whether a training was started in the folder."""
+        """Returns whether a training was started in the folder."""
         return (self.path / COMPOSED).exists()
 
     @cached_property

@@ -29,7 +29,7 @@ class HeldOutReward:
 
     @property
     def problems(self) -> int:
-        """How many problems."""
+        """Counts the problems."""
         return len(self.by_problem)
 
 

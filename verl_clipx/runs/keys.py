@@ -95,7 +95,7 @@ OWN = "actor/clipx/"
 
 
 def is_drawn(key: str) -> bool:
-    """Whether a metric has a figure of its own, so that the figures of declared charts leave it out."""
+    """Returns whether a metric has a figure of its own, so that the figures of declared charts leave it out."""
     return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
 
 

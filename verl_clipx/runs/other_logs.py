@@ -24,7 +24,7 @@ RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 
 
 def is_of_wandb(path: Path) -> bool:
-    """Whether a path is wandb://entity/project/run; in a path, two slashes are one."""
+    """Returns whether a path is wandb://entity/project/run; in a path, two slashes are one."""
     return path.parts[:1] == ("wandb:",)
 
 

@@ -107,7 +107,7 @@ class Run:
 
     @cached_property
     def significant(self) -> dict[str, str]:
-        """What makes up its setting, see `sameness.setting_of_run`: dotted key to value in JSON."""
+        """Returns what makes up its setting, see `sameness.setting_of_run`: dotted key to value in JSON."""
         from verl_clipx.runs.sameness import setting_of_run
 
         values = setting_of_run(self.configuration)
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def fate_of_skipped(self) -> str:
-        """What verl 0.9.1 did with an update whose gradient is not finite, by the run's engine."""
+        """Says what verl 0.9.1 did with an update whose gradient is not finite, by the run's engine."""
         strategy = self.configuration.get("actor_rollout_ref.actor.strategy")
         return {None: "skipped or taken, depending on the engine,", "megatron": "taken"}.get(strategy, "skipped")
 
@@ -147,5 +147,5 @@ class Run:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """What the updates on a rollout batch consist of, as far as its configuration says it."""
+        """Returns what the updates on a rollout batch consist of, as far as its configuration says it."""
         return recorded_schedule(self.configuration)

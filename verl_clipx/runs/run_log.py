@@ -23,7 +23,7 @@ VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard'
 
 
 class Logged(NamedTuple):
-    """What was logged of a step at once, and by which process, if the log says it."""
+    """The part of a step that was logged at once, and by which process, if the log says it."""
 
     step: int
     metrics: dict[str, float]

@@ -55,7 +55,7 @@ _SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
 
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
-    """The values that define a run, resolved, by dotted key.
+    """Returns the values that define a run, resolved, by dotted key.
 
     A value that cannot be resolved here, such as an environment variable without a default, stays as written.
 
@@ -89,7 +89,7 @@ def _complete(config: DictConfig) -> None:
 
 
 def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes up the setting of a run: `significant_values`, and the names of its model and data.
+    """Returns what makes up the setting of a run: `significant_values`, and the names of its model and data.
 
     Args:
         configuration: dotted key to value, as a run wrote it down.
@@ -104,7 +104,7 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of dotted keys as nodes within each other."""
+    """Returns a configuration of dotted keys as nodes within each other."""
     root: dict[str, Any] = {}
     for key, value in configuration.items():
         *folders, name = key.split(".")
@@ -116,7 +116,7 @@ def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """A configuration's leaves by dotted key; a list is a leaf."""
+    """Returns a configuration's leaves by dotted key; a list is a leaf."""
     if not isinstance(node, dict):
         return {prefix: node}
     leaves: dict[str, Any] = {}
@@ -126,25 +126,25 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def name_of_model(path: Any) -> str:
-    """What a model is called, wherever it is kept; empty for none."""
+    """Returns what a model is called, wherever it is kept; empty for none."""
     return PurePosixPath(str(path)).name if path else ""
 
 
 def names_of_data(files: Any) -> str:
-    """What data files are called, with the folder that each is in, as every data set's may be train.parquet."""
+    """Names data files with the folder that each is in, as every data set's may be train.parquet."""
     paths = [PurePosixPath(str(path)) for path in ([files] if isinstance(files, str) else files or [])]
     return " and ".join("/".join(path.parts[-2:]).lstrip("/") for path in paths)
 
 
 @cache
 def is_left_out(key: str) -> bool:
-    """Whether two runs of one setting may differ in a key."""
+    """Returns whether two runs of one setting may differ in a key."""
     return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
 
 
 @cache
 def hardware_keys() -> frozenset[str]:
-    """Every key that a group in configs/hardware sets."""
+    """Returns every key that a group in configs/hardware sets."""
     groups = map(OmegaConf.load, (configs_folder() / "hardware").rglob("*.yaml"))
     return frozenset(key for config in groups for key in flat(OmegaConf.to_container(config)) if key != "defaults")
 

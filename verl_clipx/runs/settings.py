@@ -40,14 +40,14 @@ class Setting:
         return of_bins if all(len(self.mean(key)) for key in of_bins) else []
 
     def name_of(self, run: Run) -> str:
-        """What the page calls one of its runs: the label and, where there is one, what sets the run apart: its seed."""
+        """Names one of its runs: the label and, where there is one, what sets the run apart: its seed."""
         if self.label != run.name and run.seed is not None and len(self.runs_by_seed[run.seed]) == 1:
             return f"{self.label}, seed {run.seed}"
         return self.label if len(self.runs) == 1 else f"{self.label}, {run.name}"
 
     @property
     def seeds(self) -> int:
-        """How many independent runs it has: runs of one seed count as one, and each run of unknown seed counts."""
+        """Counts its independent runs: runs of one seed count as one, and each run of unknown seed counts."""
         return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
@@ -68,7 +68,7 @@ class Setting:
 
 
 def significant_of(runs: list[Run]) -> list[dict[str, str]]:
-    """What makes up the setting of each run: dotted key to value in JSON.
+    """Returns what makes up the setting of each run: dotted key to value in JSON.
 
     What a method does not read counts for none of its runs, whether they were given a value or have verl's default.
     """
@@ -79,7 +79,7 @@ def significant_of(runs: list[Run]) -> list[dict[str, str]]:
 
 
 def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
-    """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
+    """Returns what sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
 
     A run without a configuration decides nothing, and has None for each key.
     """

@@ -41,12 +41,12 @@ class TracedUpdate:
 
     @property
     def name(self) -> str:
-        """What the page calls its run."""
+        """Returns what the page calls its run."""
         return self.setting.name_of(self.run)
 
     @property
     def has_bounds_on_ratio(self) -> bool:
-        """Whether the bounds act on the tokens' own ratios."""
+        """Returns whether the bounds act on the tokens' own ratios."""
         return has_bounds_on_ratio(self.tokens)
 
 
@@ -92,7 +92,7 @@ def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
 def events(
     advantages: pandas.Series, regions: pandas.Series, weights: pandas.Series, ratios: pandas.Series
 ) -> pandas.Series:
-    """What happened to each token, one of EVENTS; the dual clip counts as clipped high."""
+    """Says what happened to each token, one of EVENTS; the dual clip counts as clipped high."""
     clipped = weights == 0
     conditions = [
         advantages == 0,
@@ -114,13 +114,13 @@ def regions_of(
 
 
 def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> pandas.Series:
-    """What GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
+    """Says what GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
     regions = regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages)
     return events(advantages, regions, ratios.where(~regions.isin(["HP", "LN"]), 0.0), ratios)
 
 
 def unlike_grpo(tokens: pandas.DataFrame) -> pandas.Series:
-    """Where a token with an advantage has another gradient weight than GRPO would give it at the same ratio."""
+    """Returns where a token with an advantage has another gradient weight than GRPO would give it at its ratio."""
     clipped = tokens.under_grpo.isin([LOW, HIGH])
     factor = tokens.correction.astype(float).fillna(1.0)
     same = numpy.isclose(tokens.weight, tokens.ratio.mask(clipped, 0.0) * factor, rtol=1e-3, atol=1e-6)
@@ -128,5 +128,5 @@ def unlike_grpo(tokens: pandas.DataFrame) -> pandas.Series:
 
 
 def has_bounds_on_ratio(tokens: pandas.DataFrame) -> bool:
-    """Whether the bounds act on the tokens' own ratios, not on a sequence's or on a difference."""
+    """Returns whether the bounds act on the tokens' own ratios, not on a sequence's or on a difference."""
     return bool(numpy.isclose(tokens.bounded, tokens.ratio, rtol=1e-5, atol=1e-6).all())

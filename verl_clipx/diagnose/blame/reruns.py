@@ -35,12 +35,12 @@ RATES_OF = {"lr", "initial_lr", "base_lrs", "_last_lr"}
 
 @cache
 def read_original(path: str) -> Run:
-    """The failed run."""
+    """Reads the failed run."""
     return read_run(Path(path))
 
 
 def costs_of(plan: Plan) -> str:
-    """What a plan costs, before anything starts."""
+    """Says what a plan costs, before anything starts."""
     reruns, steps = len(plan.arms) * len(plan.seeds), plan.until - plan.step
     seconds = read_original(plan.run).values("timing_s/step").tail(10).mean()
     files = (Path(plan.checkpoint, role).glob(HOLD_RATES[0]) for of in plan.rates.values() for role in of)
@@ -115,7 +115,7 @@ def make_reruns(plan: Plan, out: Path, say: Callable[[str], None]) -> None:
 
 
 def answer(plan: Plan, out: Path) -> Mapping[str, Mapping[str, Any]]:
-    """By arm how many reruns failed, of how many, how many ended by an error, and p after Holm that fewer failed.
+    """Counts by arm the reruns that failed, of how many, and that ended by an error, with p after Holm that fewer failed.
 
     Where the unchanged run did not fail in most of its reruns, p is None, as it always is for that run.
     """
@@ -130,7 +130,7 @@ def answer(plan: Plan, out: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def lines_of(plan: Plan, out: Path) -> list[str]:
-    """The answer in lines."""
+    """Returns the answer in lines."""
     arms, width = answer(plan, out), max(map(len, plan.arms)) + 2
     said = f"{plan.run}: {plan.rule} from step {plan.onset} on. Reruns from step {plan.step} to {plan.until}"
     lines, corrected = [f"{said}, {len(plan.seeds)} seeds an arm:"], f" after Holm over {len(arms) - 1} arms"
