@@ -51,7 +51,7 @@ def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) 
 
 def keeps_decisions(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool:
     """Returns whether a replay takes the run's own decisions, because its traced tokens do not determine them."""
-    undetermined = tokens.decided_from is DecidedFrom.LAGGED or not tokens.whole
+    undetermined = tokens.facts[0].decided_from is DecidedFrom.LAGGED or not tokens.whole
     return is_own(settings, own) and bool(tokens.decisions) and undetermined
 
 
@@ -124,11 +124,11 @@ def _apply(
 
 def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
     """The statistics of the whole update, extrapolated where the trace has only a share of its prompts."""
-    at_ratio_one = tokens.decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
+    at_ratio_one = tokens.facts[0].decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
     if at_ratio_one and settings.scope == "mini_batch":
         inputs = inputs._replace(log_prob=inputs.old_log_prob)
     statistics = token_statistics(settings.method, settings.shaping, inputs)
-    return statistics if tokens.whole else statistics / tokens.share
+    return statistics if tokens.whole else statistics / tokens.facts[0].fraction
 
 
 def _means(settings: Settings, sums: Tensor) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy
@@ -63,9 +64,18 @@ def with_intervals(
     return {name: Number(value, *intervals[name]) for name, value in numbers.items()}
 
 
-class TracedTable(NamedTuple):
-    """An update's traced tokens, a row each, its files with what they say, and whether the step has all its tokens."""
+@dataclass(frozen=True)
+class TracedTable:
+    """One traced update.
 
+    Args:
+        step, update: which.
+        table: a row for each token, as `traces.SCHEMA` says.
+        shards, facts: its files, and what each says.
+        whole: whether the trace has every token of the update, and every update of its step.
+    """
+
+    step: int
     update: int
     table: pandas.DataFrame
     shards: Sequence[Shard]
@@ -78,13 +88,13 @@ class TracedTable(NamedTuple):
 
 
 def tables_at(run: Run, step: int) -> list[TracedTable]:
-    """The updates of a step of which tokens were traced; raises ValueError if a file can't be read."""
+    """Reads the updates of a step of which tokens were traced; raises ValueError if a file can't be read."""
     of_step, tables = run.shards_at(step), []
     complete = has_all_updates(of_step, run.schedule.updates_a_step)
     for update in sorted({shard.update for shard in of_step}):
         shards = run.shards_at(step, update)
         table, facts = read_shards(run.traces, shards).to_pandas(), [read_facts(run.traces, one) for one in shards]
-        tables.append(TracedTable(update, table, shards, facts, complete and is_whole(shards, facts)))
+        tables.append(TracedTable(step, update, table, shards, facts, complete and is_whole(shards, facts)))
     return tables
 
 

@@ -140,7 +140,7 @@ def heading_of(run: str, updates: Sequence[Any]) -> str:
     tokens = sum(len(update.table) for update in updates)
     prompts = len({name for update in updates for name in update.table.prompt})
     whole = all(update.whole for update in updates)
-    counted = all(update.counted for update in updates)
+    counted = all(facts.lost is not None for update in updates for facts in update.facts)
     all_of_them = "all that there were." if counted else "all that its files have: they don't say how many there were."
     what = all_of_them if whole else "a part of all. The numbers are estimates."
     return f"{run}, step {updates[0].step}, {len(updates)} updates: {tokens} tokens of {prompts} prompts, {what}"

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.replay.of_run import TracedTable, tables_at
 from verl_clipx.runs.run import Run
 
@@ -38,7 +37,7 @@ class TokenBatch:
     prompt: Tensor
 
     def rows(self, chosen: Tensor) -> "TokenBatch":
-        """The chosen sequences, in the order of their numbers in `chosen`, int64; a number may come several times."""
+        """Returns the sequences with the numbers in `chosen`, int64, in that order; a number may come several times."""
 
         def of(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[chosen]
@@ -48,33 +47,20 @@ class TokenBatch:
 
 
 @dataclass(frozen=True)
-class TracedTokens:
-    """One traced update.
+class TracedTokens(TracedTable):
+    """One traced update with its tokens as tensors too.
 
     Args:
-        step, update: which.
-        table: a row for each token, as `traces.SCHEMA` says, in the order of the batch's mask.
-        batch: the same tokens as tensors.
-        whole: whether the trace has every token of the update, and every update of its step.
-        counted: whether its files say how many tokens there were.
-        share: the share of the prompts that is traced.
-        decided_from: the tokens that the run's bounds were decided from.
+        batch: the tokens, in whose mask's order the table is.
         decisions: a micro-batch's number, as in `TokenBatch`, to what the run's method decided for it.
     """
 
-    step: int
-    update: int
-    table: pandas.DataFrame
     batch: TokenBatch
-    whole: bool
-    counted: bool
-    share: float
-    decided_from: DecidedFrom
     decisions: dict[int, Tensor]
 
 
 def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
-    """The updates of a step that a run traced.
+    """Reads the updates of a step that a run traced.
 
     Args:
         step: the step; None: the last one in which a traced token has an advantage, or else the last one.
@@ -95,27 +81,25 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
         raise ValueError(f"--step {step}: not traced. Traced are {', '.join(map(str, steps))}.")
     for chosen in [step] if step is not None else [*reversed(steps), steps[-1]]:
         traced = (one for one in tables_at(run, chosen) if len(one.table) and one.is_finite(FINITE))
-        updates = [_update(chosen, one) for one in traced]
+        updates = list(map(_update, traced))
         if any((update.table.advantage != 0).any() for update in updates):
             break
     return updates
 
 
-def _update(step: int, traced: TracedTable) -> TracedTokens:
-    update, table, shards, facts, whole = traced
-    batch, numbers = _batch(table)
+def _update(traced: TracedTable) -> TracedTokens:
+    batch, numbers = _batch(traced.table)
     decisions = {
         numbers[shard.rank, micro_batch]: torch.tensor(decision, dtype=torch.float64)
-        for shard, one in zip(shards, facts, strict=True)
-        for micro_batch, decision in one.decisions.items()
+        for shard, facts in zip(traced.shards, traced.facts, strict=True)
+        for micro_batch, decision in facts.decisions.items()
         if (shard.rank, micro_batch) in numbers
     }
-    counted = all(one.lost is not None for one in facts)
-    return TracedTokens(step, update, table, batch, whole, counted, facts[0].fraction, facts[0].decided_from, decisions)
+    return TracedTokens(**vars(traced), batch=batch, decisions=decisions)
 
 
 def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
-    """The tokens as tensors, and the numbers of micro-batches by rank and place on it."""
+    """Returns the tokens as tensors, and the numbers of micro-batches by rank and place on it."""
     same = table[["rank", "micro_batch", "prompt", "sample"]].fillna(-1)
     # Equal prompts in a rollout batch have the same name, and their samples may have the same numbers.
     first = same.ne(same.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))

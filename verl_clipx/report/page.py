@@ -105,7 +105,6 @@ def write_report(
         versions=_versions(runs),
         trained=what_was_trained(runs),
         runs=runs,
-        steps_of=_steps,
         plates=plates,
         figure=lambda panel: inline(read_text(out / FIGURES / f"{panel.name}.svg"), panel.name, panel.description),
         sections=sections,
@@ -186,12 +185,3 @@ def _versions(runs: list[Run]) -> dict[str, list[str]]:
     """Distribution to the versions with which the runs were made, each once."""
     names = {name: None for run in runs for name in run.versions}
     return {name: sorted({run.versions[name] for run in runs if name in run.versions}) for name in names}
-
-
-def _steps(run: Run) -> str:
-    trained = [step for step in run.log.index if step > 0]
-    if not trained:
-        return "no training step"
-    missing = trained[-1] - trained[0] + 1 - len(trained)
-    text = f"{trained[0]} to {trained[-1]}" if len(trained) > 1 else str(trained[0])
-    return f"{text}, {missing} missing" if missing else text

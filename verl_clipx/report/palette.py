@@ -19,11 +19,6 @@ class DrawnSetting(Setting):
 
     colour: str = INK
 
-    @property
-    def name(self) -> str:
-        """Returns what heads its column: a run of its own by its seed."""
-        return self.name_of(self.runs[0]) if len(self.runs) == 1 else f"{self.label}, {len(self.runs)} runs"
-
 
 def with_colours(settings: list[Setting]) -> list[DrawnSetting]:
     """Give each setting its colour: GRPO's to the first of GRPO, to the others theirs in their order.

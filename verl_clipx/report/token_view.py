@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from verl_clipx.runs.traced import EVENTS, HIGH, KEPT, LOW, OUT, TracedUpdate
+from verl_clipx.runs.traced import EVENTS, HIGH, KEPT, LOW, OUT, TracedUpdate, has_bounds_on_ratio
 
 MOST_COMPLETIONS = 64
 MOST_TOKENS = 512
@@ -90,7 +90,7 @@ def _section(update: TracedUpdate, counts: pandas.DataFrame, prompts: list[str],
         groups.append((str(shown[0].prompt_text.iloc[0] or prompt), list(map(_line, shown))))
         kept += [response.iloc[:MOST_TOKENS] for response in shown]
     together = pandas.concat(kept)
-    if update.has_bounds_on_ratio:
+    if has_bounds_on_ratio(update.tokens):
         together["low"] = together.low.clip(lower=0)
     clipped = {rule: int(update.tokens[column].isin([LOW, HIGH]).sum()) for rule, column in JUDGED.items()}
     taken_out = int((update.tokens.event == OUT).sum())

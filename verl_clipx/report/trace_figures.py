@@ -8,7 +8,19 @@ from matplotlib.figure import Figure
 from verl_clipx.report.drawing import figure
 from verl_clipx.report.log_figures import Panel, Plate
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
-from verl_clipx.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, OUT, TracedUpdate
+from verl_clipx.runs.traced import (
+    ABOVE,
+    BELOW,
+    GRPO_HIGH,
+    GRPO_LOW,
+    HIGH,
+    KEPT,
+    LOW,
+    NONE,
+    OUT,
+    TracedUpdate,
+    has_bounds_on_ratio,
+)
 
 BINS = 5
 MOST_DOTS = 1000
@@ -77,7 +89,8 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
     if not updates:
         return []
     ends = [update.tokens.ratio.quantile(0.998) for update in updates]
-    ends += [high for update in updates if update.has_bounds_on_ratio for high in medians_of_bounds(update.tokens).high]
+    bounded = [update.tokens for update in updates if has_bounds_on_ratio(update.tokens)]
+    ends += [high for tokens in bounded for high in medians_of_bounds(tokens).high]
     right = max(1.5, *(1.05 * end for end in ends if numpy.isfinite(end)))
     panels = [
         Panel(f"spread_{index}", how_many(update), *_draw_spread(update, min(right, 3.0)))
@@ -93,7 +106,7 @@ def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
     bins, medians = bin_of(tokens), medians_of_bounds(of_all)
     middles, places = [bin * row + row / 2 for bin in range(BINS)], pandas.Series(0.0, index=tokens.index)
     for bin, y in enumerate(middles):
-        if update.has_bounds_on_ratio and bin in medians.index:
+        if has_bounds_on_ratio(of_all) and bin in medians.index:
             low, high = max(0.0, medians.low[bin]), min(medians.high[bin], right)
             axes.fill_between([low, high], y - 24, y + 24, color=update.setting.colour, alpha=0.12, lw=0)
             axes.vlines([low, high], y - 24, y + 24, color=update.setting.colour, lw=1.5)

@@ -90,11 +90,6 @@ class RunFolder:
         return redact(significant_values(self.config))
 
     @property
-    def seed(self) -> int | None:
-        """The seed of the training; None if the configuration has none."""
-        return self.config.data.get("seed")
-
-    @property
     def last_step(self) -> int:
         """The last step that was logged; 0 if there is none."""
         return max(self.metrics, default=0)
@@ -104,11 +99,6 @@ class RunFolder:
         """The step of the last complete checkpoint; None if there is none."""
         tracker = self.path / "checkpoints" / LATEST
         return read_whole_number(tracker) if tracker.exists() else None
-
-    @property
-    def total_steps(self) -> int | None:
-        """The number of steps that was requested; None if it follows from the data."""
-        return self.config.trainer.total_training_steps
 
 
 def read_run(path: Path) -> Run:

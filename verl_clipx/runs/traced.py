@@ -39,16 +39,6 @@ class TracedUpdate:
     tokens: pandas.DataFrame
     not_finite: int = 0
 
-    @property
-    def name(self) -> str:
-        """Returns what the page calls its run."""
-        return self.setting.name_of(self.run)
-
-    @property
-    def has_bounds_on_ratio(self) -> bool:
-        """Returns whether the bounds act on the tokens' own ratios."""
-        return has_bounds_on_ratio(self.tokens)
-
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     """One update of each setting: the last one that all of them traced and in which each has tokens with an advantage.

@@ -115,7 +115,7 @@ def make_reruns(plan: Plan, out: Path, say: Callable[[str], None]) -> None:
 
 
 def answer(plan: Plan, out: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Counts by arm the reruns that failed, of how many, and that ended by an error, with p after Holm that fewer failed.
+    """Counts by arm the reruns that failed and that ended by an error, with p after Holm that fewer failed.
 
     Where the unchanged run did not fail in most of its reruns, p is None, as it always is for that run.
     """

@@ -97,19 +97,19 @@ class Collected:
         if not run.is_trained:
             self.missing.append(f"{name}: no .hydra/config.yaml")
             return None
-        wanted = dict(self.preset_values(preset))
+        wanted, seed = dict(self.preset_values(preset)), run.config.data.get("seed")
         given = filled_in(wanted, run.values)
         reasons = differences({**wanted, **given}, run.values)
-        if any(run.seed == other["seed"] for other in self.runs if other["preset"] == preset):
-            reasons.append(f"data.seed: {run.seed!r} like another run of {preset}")
+        if any(seed == other["seed"] for other in self.runs if other["preset"] == preset):
+            reasons.append(f"data.seed: {seed!r} like another run of {preset}")
         if reasons:
             self.refuse(name, preset, reasons)
             return None
-        if run.total_steps is not None and run.last_step < run.total_steps:
-            self.missing.append(f"{name}: trained to step {run.last_step} of {run.total_steps}")
+        if run.last_step < (total := run.config.trainer.total_training_steps or 0):
+            self.missing.append(f"{name}: trained to step {run.last_step} of {total}")
             return None
         return {
-            "seed": run.seed,
+            "seed": seed,
             "config_hash": hash_of_json(run.values, str),
             "filled_in": given,
             "steps": run.last_step,

@@ -98,7 +98,7 @@ def is_trained(run: RunFolder) -> bool:
     """Return whether a run has made all its steps. If their number cannot be determined, it has not."""
     if not run.is_trained or not run.metrics:
         return False
-    total = run.total_steps or steps_by_data(run.config)
+    total = run.config.trainer.total_training_steps or steps_by_data(run.config)
     return total is not None and run.last_step >= total
 
 
