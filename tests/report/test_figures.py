@@ -11,9 +11,9 @@ import pytest
 
 from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_log
+from verl_clipx.report.drawing import MOST_STEPS, take_windows
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
-from verl_clipx.report.windows import MOST_STEPS, take_windows
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting

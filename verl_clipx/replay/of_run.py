@@ -1,4 +1,4 @@
-"""What a step's traced tokens say about the run itself, exactly or with an interval over prompts; needs no torch."""
+"""Numbers of a run from a step's traced tokens: what it clipped, its sampler against its trainer; needs no torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,7 @@ import numpy
 import pandas
 
 from verl_clipx.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.common.traces import Shard, UpdateFacts, has_all_updates, is_whole, read_facts, read_shards
 from verl_clipx.runs.run import Run
@@ -141,3 +142,44 @@ def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
         "positive_share": float(total[POSITIVE] / kept) if kept > 0 else math.nan,
         TAKEN: float(total[CLIPPED] / (kept + total[CLIPPED])) if kept + total[CLIPPED] > 0 else math.nan,
     }
+
+
+QUANTILES = (0.01, 0.99)
+OF_SAMPLER = ("tokens", "ESS", "log-ratio", *(f"{100 * q:g} %" for q in QUANTILES), "above 0", "clipped")
+OF_RATIOS = (
+    "log-ratio: the mean of log(recomputed / sampler's probability), in nats, and its quantiles; ESS: the effective "
+    "share of the tokens under these ratios"
+)
+
+
+def sampler_by(group: str, tables: Sequence[pandas.DataFrame]) -> dict[str, dict[str, float]]:
+    """Returns OF_SAMPLER to their numbers for each value of a column; empty without the sampler's log-probabilities.
+
+    Args:
+        group: `age` or `turn`.
+        tables: the traced tokens of each update of a step, fields as in `traces.SCHEMA`.
+    """
+    tokens = pandas.concat(tables, ignore_index=True)
+    sampled = tokens.rollout_log_prob.astype(float)
+    recomputed = tokens.old_log_prob
+    if recomputed.eq(sampled).all():
+        # In bypass mode the first update alone is of the weights that the step begins with.
+        recomputed = tokens.log_prob.where(tokens["update"].eq(tokens["update"].min()))
+    tokens = tokens.assign(log_ratio=recomputed - sampled)
+    tokens = tokens[is_counted(tokens) & numpy.isfinite(tokens.log_ratio)]
+    return {f"{value:g}": _ratios(rows) for value, rows in tokens.groupby(group) if len(rows)}
+
+
+def _ratios(rows: pandas.DataFrame) -> dict[str, float]:
+    ratio = numpy.exp(rows.log_ratio)
+    ess = float(ratio.sum() ** 2 / (len(rows) * (ratio**2).sum()))
+    quantiles = rows.log_ratio.quantile(list(QUANTILES))
+    above, clipped = rows.log_ratio.gt(0).mean(), rows.region.isin(["LN", "HP"]).mean()
+    values = (len(rows), ess, rows.log_ratio.mean(), *quantiles, above, clipped)
+    return dict(zip(OF_SAMPLER, map(float, values), strict=True))
+
+
+def cells_of(numbers: dict[str, float]) -> list[str]:
+    """Returns the numbers of a group for the terminal."""
+    tokens, ess, *ratios, above, clipped = numbers.values()
+    return [f"{tokens:.0f}", percent(ess), *(f"{ratio:.2g}" for ratio in ratios), percent(above), percent(clipped)]

@@ -12,9 +12,7 @@ from verl_clipx.common.sentences import number, percent
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.replay.command import ReplayedRun
 from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
-from verl_clipx.replay.sampler import HEADINGS as OF_SAMPLER
-from verl_clipx.replay.sampler import MEANINGS as OF_RATIOS
-from verl_clipx.replay.sampler import cells_of, sampler_by
+from verl_clipx.replay.of_run import OF_RATIOS, OF_SAMPLER, cells_of, sampler_by
 from verl_clipx.runs.traced import has_bounds_on_ratio
 
 # How many words of changed tokens are shown for each setting.

@@ -1,5 +1,9 @@
-"""Figures of the runs' logs: up is above the upper bound, down is below the lower."""
+"""Figures of the runs' logs: up is above the upper bound, down is below the lower.
 
+Every declared metric with a chart has one: to see a metric, declare it with one.
+"""
+
+import re
 from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
@@ -10,13 +14,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from verl_clipx.base.metric import Metric
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.sentences import percent
 from verl_clipx.diagnose.findings import clipped_share, has_searched_bounds, mass_shares
-from verl_clipx.report.drawing import figure
+from verl_clipx.loss.metric_listing import every_metric
+from verl_clipx.methods import METHODS
+from verl_clipx.report.drawing import HIGH, LOW, MOST_MARKS, MOST_STEPS, curve, figure, take_windows
 from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
-from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, MOST_STEPS, curve, take_windows
 from verl_clipx.runs import keys
+from verl_clipx.runs.settings import differing_parts
 from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
 
 MOST_BINS = 9
@@ -58,6 +65,7 @@ def log_plates(settings: list[DrawnSetting]) -> list[Plate]:
         Plate("outcome", "Reward, entropy, KL and gradient norm", _panels(settings, OUTCOMES), facts=errors),
         *(draw(settings) for draw in (bounds, fractions, masses)),
         Plate("samples", "What the samples were like", _panels(settings, SAMPLES)),
+        draw_declared(settings),
     ]
     return [plate for plate in plates if plate.panels]
 
@@ -274,3 +282,33 @@ def step_axis(axes: Axes, *, ticks: int = 4) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
     if ticks > 2:
         axes.set_xlabel("training step")
+
+
+def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
+    """Returns the charts that no other figure draws: chart to the columns of all logs, each with its declaration."""
+    charts: dict[str, dict[str, Metric]] = {}
+    for _, metric in every_metric(METHODS):
+        pattern = re.compile(rf"(actor/)?{metric.pattern}")
+        of_metric = [column for column in sorted(columns) if pattern.fullmatch(column)]
+        if metric.chart and of_metric and not keys.is_drawn(of_metric[0]):
+            charts.setdefault(metric.chart, {}).update(dict.fromkeys(of_metric, metric))
+    return charts
+
+
+def draw_declared(settings: list[DrawnSetting]) -> Plate:
+    """Draws a figure for each chart, with the declared meaning of what is in it."""
+    columns = {column for setting in settings for run in setting.runs for column in run.log}
+    panels, meanings = [], dict[str, None]()
+    for index, (chart, metrics) in enumerate(declared_charts(columns).items()):
+        of_chart = dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
+        meanings |= of_chart
+        names = dict(zip(metrics, apart(list(metrics)) if len(metrics) > 1 else [""], strict=True))
+        drawing = draw_lines(settings, names, from_zero=False)
+        panels.append(Panel(f"declared_{index}", chart, f"{'; '.join(of_chart)}, over training steps.", drawing))
+    folded = "" if columns & {*keys.MASKED.values()} else f"{', '.join(panel.title for panel in panels)}."
+    return Plate("declared", "What else was logged", panels, folded, {"meanings": meanings})
+
+
+def apart(columns: list[str]) -> list[str]:
+    """Returns the keys of a chart's columns without the parts with which all of them begin or end."""
+    return ["/".join(key).replace("_", " ") for key in differing_parts([column.split("/") for column in columns])]

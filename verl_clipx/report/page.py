@@ -13,14 +13,12 @@ from verl_clipx.common.sentences import Finding, number
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnose.findings import diagnoses, rewards
 from verl_clipx.report import palette
-from verl_clipx.report.declared_figures import declared_plate
-from verl_clipx.report.drawing import FORMATS, inline, save, style
+from verl_clipx.report.drawing import FORMATS, MOST_STEPS, inline, save, style
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import DrawnSetting
 from verl_clipx.report.summary import describe, headline, summary
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
-from verl_clipx.report.windows import MOST_STEPS
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
@@ -84,8 +82,7 @@ def write_report(
     said = headline(described)
     runs = [run for setting in settings for run in setting.runs]
     with style():
-        plates = [*trace_plates(updates), *log_plates(settings), declared_plate(settings)]
-        plates = [plate for plate in plates if plate.panels]
+        plates = [*trace_plates(updates), *log_plates(settings)]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before(written, out / FIGURES)
         for panel in (panel for plate in plates for panel in plate.panels):
