@@ -85,7 +85,7 @@ class Finding:
 
 
 def lines_of(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
-    """The report's lines of a group: one for all that is fine (each, if `verbose`), and one for each other finding."""
+    """Yields a group's lines: one for all that is fine (each, if `verbose`), and one for each other finding."""
     fine = [part for part in findings if part.level == "ok"]
     lines = [f"{part.subject}: {part.found}" for part in fine]
     if fine and not verbose:

@@ -17,7 +17,7 @@ ADVANTAGES = torch.tensor([0.0, 1.0, -1.0, 1e-3, -1e-3, 1e3, -1e3]).double()
 
 
 def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0.5) -> dict[str, Tensor]:
-    """Sequences of different lengths with ratios on both sides of any usual bound, the last one without any token.
+    """Draws sequences of different lengths with ratios on both sides of any usual bound, the last one without a token.
 
     Args:
         dtype: of log-probabilities and advantages.
@@ -42,7 +42,7 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0
 
 
 def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tokens inside the mask as `example`'s, with probabilities of at most 1.
+    """Returns tokens inside the mask as `example`'s, with probabilities of at most 1.
 
     Args:
         log_ratio: of the current to the old policy, float64, (sequences, length).
@@ -64,7 +64,7 @@ def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: to
 
 
 def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """As `example`, in sequences of one token: ratios from exp(-20) to exp(20) and beyond, with both signs of A.
+    """Makes, as `example`, sequences of one token: ratios from exp(-20) to exp(20) and beyond, with both signs of A.
 
     Likelihoods, sizes of A and entropies follow each other in turn. Between ratios of 1/e and e the steps are of
     0.1 %, elsewhere of 1.5 %. More sequences would be too many for a loss that compares each with each.
@@ -81,7 +81,7 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 
 
 def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
-    """As `every_ratio`, at ratios that are exactly the bounds, and at their nearest neighbours."""
+    """Makes, as `every_ratio`, tokens at ratios that are exactly the bounds, and at their nearest neighbours."""
     both = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
     both = both.to(dtype).double()
     logs = both[(both > 0) & both.isfinite()].unique()[:40].log()
@@ -93,7 +93,7 @@ def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Sequences of equal tokens with every combination of extremes, under a sampler that may be far from both."""
+    """Makes sequences of equal tokens with every combination of extremes; the sampler may be far from both policies."""
     log_ratio, likelier, advantages = torch.cartesian_prod(EXTREMES, LIKELIER, ADVANTAGES).T[:, :, None]
     tensors = of_tokens(log_ratio.expand(-1, LENGTH), likelier, advantages, dtype)
     row = torch.arange(len(log_ratio))[:, None]
@@ -103,7 +103,7 @@ def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def extreme_tokens(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Sequences whose tokens differ in everything, in half of them only in what differs between usual tokens."""
+    """Makes sequences whose tokens differ in everything, in half of them only in what differs between usual ones."""
     usual, extreme = example(dtype), extreme_sequences(dtype)
     drawn = torch.randperm(len(extreme["mask"]), generator=torch.Generator().manual_seed(0))[: usual["mask"].numel()]
     odd = torch.arange(SEQUENCES)[:, None] % 2 == 1
@@ -115,7 +115,7 @@ def extreme_tokens(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-    """Mini-batches by name."""
+    """Returns mini-batches by name."""
     usual, extreme = example(dtype), extreme_sequences(dtype)
     each = [
         dict(zip(extreme, rows, strict=True)) for rows in zip(*(of.chunk(9) for of in extreme.values()), strict=True)
@@ -149,7 +149,7 @@ JUNK = {
 
 
 def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors with NaN and infinity outside the mask."""
+    """Returns the same tensors with NaN and infinity outside the mask."""
     junk = {name: torch.where(tensors["mask"], tensors[name], value) for name, value in JUNK.items()}
     return {**tensors, **junk}
 
@@ -159,7 +159,7 @@ SPOILED = (1, 2)
 
 
 def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The example with NaN or infinity in one token of one input, for each input that the method uses, with a label."""
+    """Yields the example with NaN or infinity in one token of an input, for each that the method uses, with a label."""
     for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
         for value in (float("nan"), float("inf"), -float("inf")):
             tensors = example(dtype)

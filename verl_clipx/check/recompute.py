@@ -128,7 +128,7 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
 
 
 def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]]:
-    """The traced responses of a step by the version of the weights that the trace says sampled them.
+    """Returns the traced responses of a step by the version of the weights that the trace says sampled them.
 
     Raises:
         ValueError: the trace lacks the prompts or the sampler's log-probabilities.
@@ -156,7 +156,7 @@ def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]
 
 @torch.inference_mode()
 def score(model: Any, response: Response, temperature: float) -> numpy.ndarray:
-    """The log-probabilities of a response's counted tokens under a model, in nats."""
+    """Returns the log-probabilities of a response's counted tokens under a model, in nats."""
     tokens = torch.tensor([response.tokens], device=model.device)
     places = torch.tensor(response.places, device=model.device)
     logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / temperature
@@ -170,7 +170,7 @@ def _answer(
     checkpoints: Sequence[str],
     scores: Sequence[numpy.ndarray],
 ) -> Answer:
-    """The answer for these responses; `scores` has each checkpoint's in the order of PRECISIONS."""
+    """Returns the answer for these responses; `scores` has each checkpoint's in the order of PRECISIONS."""
     sampled = numpy.concatenate([one.log_probs for one in responses])
     starts = numpy.cumsum([0, *(len(one.log_probs) for one in responses[:-1])])
     exact, rounded = numpy.array(scores).reshape(len(checkpoints), len(PRECISIONS), -1).swapaxes(0, 1)
@@ -196,7 +196,7 @@ def _answer(
 
 
 def _sizes(apart: numpy.ndarray) -> numpy.ndarray:
-    """The mean of each checkpoint's sizes, and what 99 % of them don't exceed, (checkpoints, 2)."""
+    """Returns the mean of each checkpoint's sizes, and what 99 % of them don't exceed, (checkpoints, 2)."""
     return numpy.stack([apart.mean(1), numpy.quantile(apart, 0.99, axis=1)], axis=1)
 
 

@@ -63,7 +63,7 @@ def first_line(check: Callable[[Method], None]) -> str:
 
 
 def place_of(method: Method, failure: Exception) -> str:
-    """The file and line of a loss, followed by a colon; empty for a loss that no file defines.
+    """Returns the file and line of a loss, followed by a colon; empty for a loss that no file defines.
 
     The line is the one that raised or, if no line of the file did, the first line of the loss's definition.
     """

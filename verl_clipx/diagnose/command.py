@@ -17,7 +17,7 @@ FAILED = 3
 
 
 def content_of(run: Run) -> dict[str, Any]:
-    """All that there is to say of a run, for JSON."""
+    """Returns all that there is to say of a run, for JSON."""
     rows = [
         {
             "finding": finding.rule.name,
@@ -40,7 +40,7 @@ def content_of(run: Run) -> dict[str, Any]:
 
 
 def lines_of(run: Run) -> Iterator[str]:
-    """The same in lines with rich's markup: findings, what changed first, how many rules were checked."""
+    """Returns the same in lines with rich's markup: findings, what changed first, how many rules were checked."""
     findings, missing = diagnose(run), cover(run)
     for finding in findings:
         yield f"[bold]{escape(finding.head)}[/] {escape(finding.text)}"

@@ -38,7 +38,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Diagnosis]:
-    """The rules, by default of all, that a run meets, the earliest onset first.
+    """Returns the rules, by default of all, that a run meets, the earliest onset first.
 
     Args:
         run: a whole one, or one that still trains, with its log so far.
@@ -50,7 +50,7 @@ def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Diagnosis]:
 
 
 def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
-    """A remedy in which each key of the configuration has its value in this run behind it, if that is a number.
+    """Returns a remedy in which each key of the configuration has its value in this run behind it, if that is a number.
 
     Keys below `actor_rollout_ref` may leave that out.
     """
@@ -79,7 +79,7 @@ def _is_logged(run: Run, key: str) -> bool:
 
 
 def cover(run: Run) -> dict[str, list[str]]:
-    """The rules that are about a run, and what each misses in its log and record: nothing if it can be checked.
+    """Returns the rules that are about a run, and what each misses in its log and record: nothing if it can be checked.
 
     Raises:
         ValueError: nothing that the run logged is a finite number and no rule is met: nothing is known of its training.

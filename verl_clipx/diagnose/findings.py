@@ -45,7 +45,7 @@ def has_searched_bounds(setting: Setting) -> bool:
 
 
 def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """The rewards in training and held out: with three seeds of each setting a verdict, otherwise a description.
+    """Compares rewards in training and held out: with three seeds of each setting by a verdict, else by a description.
 
     Args:
         settings: for a single one, the finding says whether its held-out reward rose.
@@ -68,7 +68,7 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 
 
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
-    """The share of seeds of each setting that collapsed; None with too few seeds, or one setting without any.
+    """Returns the share of seeds of each setting that collapsed; None with too few seeds, or one setting without any.
 
     Args:
         settings: those whose runs log no reward are left out.
@@ -91,7 +91,7 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
 
 
 def _collapses(setting: Setting) -> list[int | None]:
-    """For each seed with rewards the first step at which a run of it had collapsed, None where none did."""
+    """Returns for each seed with rewards the first step at which a run of it had collapsed, None where none did."""
     first_steps = []
     for runs in setting.runs_by_seed.values():
         rewards = [values[values.index > 0] for index in runs if len(values := setting.runs[index].values(keys.REWARD))]
@@ -109,7 +109,7 @@ def _collapsed(label: str, steps: list[int | None]) -> str:
 
 
 def _compare_training(one: Setting, two: Setting) -> Sides | None:
-    """The mean training rewards over the steps that all runs have; None with fewer than two such steps."""
+    """Returns the mean training rewards over the steps that all runs have; None with fewer than two such steps."""
     first, second = one.table(keys.REWARD), two.table(keys.REWARD)
     steps = first.index.intersection(second.index)
     steps = steps[steps > 0]
@@ -121,7 +121,7 @@ def _compare_training(one: Setting, two: Setting) -> Sides | None:
 
 
 def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
-    """The rewards of the last validation that all runs have; None before any update or with other problems."""
+    """Returns the rewards of the last validation that all runs have; None before any update or with other problems."""
     runs = [run for setting in (one, two) for run in setting.runs]
     step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
     if step == 0:
@@ -187,7 +187,7 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
 
 
 def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
-    """One finding for the runs, of so many, that meet one rule."""
+    """Returns one finding for the runs, of so many, that meet one rule."""
     first = alike[0]
     if len(alike) == 1:
         return Finding(first.head, first.text)

@@ -53,7 +53,7 @@ def part(one: Run, two: Run) -> Parting:
 
 
 def say_where(one: str, two: str, parting: Parting) -> list[str]:
-    """A sentence about two runs, and lines below it."""
+    """Returns a sentence about two runs, and lines below it."""
     if parting.step is None:
         return [f"{one} and {two} log the same in all steps that both have."]
     if parting.same_samples:

@@ -95,13 +95,13 @@ def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: flo
 
 
 def trained(run: Run, key: str) -> pandas.Series:
-    """A metric's finite values by training step, without those of a validation before the first."""
+    """Returns a metric's finite values by training step, without those of a validation before the first."""
     values = run.values(key)
     return values[values.index > 0]
 
 
 def lasts(state: pandas.Series, steps: int = LASTING) -> int | None:
-    """The first step from which a state lasted for so many logged steps."""
+    """Returns the first step from which a state lasted for so many logged steps."""
     begun = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
     return int(state.index[begun[0] - steps + 1]) if len(begun) else None
 
@@ -114,5 +114,5 @@ def halved(values: pandas.Series, best: float, until: int) -> str:
 
 
 def onset_at(step: int | None, say: Callable[[int], str]) -> Onset | None:
-    """The onset at a step with what is said of it; None without a step."""
+    """Returns the onset at a step with what is said of it; None without a step."""
     return None if step is None else Onset(int(step), say(step))

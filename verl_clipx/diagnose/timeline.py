@@ -55,7 +55,7 @@ def is_clock(key: str) -> bool:
 
 
 def changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
-    """The first change of each metric and the first spike before it, by step; in a step those that a page draws first.
+    """Returns each metric's first change and first spike before it, by step; in a step those that a page draws first.
 
     Args:
         log: a row a step, a column a metric; values that are not finite are left out.
@@ -72,7 +72,7 @@ def changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
 
 
 def step_lines(found: Iterable[Change]) -> list[str]:
-    """A line for each of the first steps with changes."""
+    """Returns a line for each of the first steps with changes."""
     steps: dict[int, list[str]] = {}
     for one in found:
         once = "" if one.stays else " (a spike)"
@@ -81,20 +81,20 @@ def step_lines(found: Iterable[Change]) -> list[str]:
 
 
 def list_first(texts: list[str]) -> str:
-    """The first of some texts, and how many more there are."""
+    """Returns the first of some texts, and how many more there are."""
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return "; ".join(texts[:SHOWN] + more)
 
 
 def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
-    """The first step that reaches a multiple of all before."""
+    """Yields the first step that reaches a multiple of all before."""
     highest, later = values.abs().cummax().shift()[FEWEST:], values[FEWEST:]
     for at in later.index[(highest > 0) & (later >= SPIKE * highest) & (later >= ROUNDING)][:1]:
         yield Change(key, int(at), float(highest[at]), float(later[at]), stays=False)
 
 
 def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
-    """The first rise by a multiple of five steps before, dated at the step after the last one as low as these."""
+    """Yields the first rise by a multiple of five steps before, dated after the last step that is as low as these."""
     highest, least = values.abs().rolling(FEWEST).max().shift(), values[::-1].rolling(LASTING).min()[::-1]
     before = highest.where(highest > 0).rolling(WITHIN - LASTING + 1, min_periods=1).min()
     for at in values.index[(least >= FOURFOLD * before) & (least >= ROUNDING)][:1]:
@@ -103,7 +103,7 @@ def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
 
 
 def _jumps(key: str, values: pandas.Series) -> Iterator[Change]:
-    """The jumps that last, over windows of each length."""
+    """Yields the jumps that last, over windows of each length."""
     lasting = max(LASTING, len(values) // 100)
     while len(values) and lasting <= max(LASTING, len(values) // 10):
         yield from _changes_over(key, values, lasting)
@@ -111,7 +111,7 @@ def _jumps(key: str, values: pandas.Series) -> Iterator[Change]:
 
 
 def _changes_over(key: str, values: pandas.Series, lasting: int) -> Iterator[Change]:
-    """The first change that lasts for so many steps: one at once, and one that is as many steps on the way."""
+    """Yields the first change that lasts for so many steps: one at once, and one that is as many steps on the way."""
     x, most, fewest = values.to_numpy(float), MOST * lasting // LASTING, FEWEST * lasting // LASTING
     # Of each step the window that ends there, and the one that begins there; NaN where they have too few steps.
     before, after = values.rolling(most, min_periods=fewest), values[::-1].rolling(lasting)

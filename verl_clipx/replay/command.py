@@ -52,7 +52,7 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
 
 
 def own_settings(run: Run) -> Settings | None:
-    """The settings that a run trained with, by its record; None if it names none, or a loss that is not here."""
+    """Returns the settings that a run trained with, by its record; None if it names none, or a loss not known here."""
     own = {
         key.removeprefix(f"{NODE}."): value for key, value in run.configuration.items() if key.startswith(f"{NODE}.")
     }

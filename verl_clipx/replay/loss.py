@@ -62,7 +62,7 @@ def is_own(settings: Settings, own: Settings | None) -> bool:
 
 
 def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, batch: TokenBatch) -> LossOnTokens:
-    """A loss, for which `why_refused` has no reason, on all tokens of an update or a resample of them."""
+    """Returns a loss, for which `why_refused` has no reason, on all tokens of an update or a resample of them."""
     with torch.no_grad():
         unmasked, all_inputs = _masked(settings, own, batch)
         factor = _factor(settings, batch, unmasked, all_inputs.mask)
@@ -89,7 +89,7 @@ def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, bat
 
 
 def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tuple[Tensor, Inputs]:
-    """The tokens before +clipx/mask, bool, (sequences, length); and what the loss gets.
+    """Returns the tokens before +clipx/mask, bool, (sequences, length); and what the loss gets.
 
     A run that has a mask and rejects in bypass mode does not tell the two apart in its trace: under another mask, what
     it rejected counts again.
@@ -103,7 +103,7 @@ def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tupl
 
 
 def _factor(settings: Settings, batch: TokenBatch, unmasked: Tensor, mask: Tensor) -> Tensor:
-    """The factor on F of rollout correction and of the entropy selection, (sequences, length)."""
+    """Returns the factor on F of rollout correction and of the entropy selection, (sequences, length)."""
     factor = mask.to(torch.float32) if batch.correction is None else torch.where(mask, batch.correction, 0.0)
     if settings.select is not None:
         factor = factor * settings.select.selected(batch.inputs.entropy, unmasked, None)
@@ -113,7 +113,7 @@ def _factor(settings: Settings, batch: TokenBatch, unmasked: Tensor, mask: Tenso
 def _apply(
     settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, of_decision: dict[str, Any]
 ) -> tuple[TokenTrace, Tensor, dict[str, Tensor]]:
-    """The tokens' trace, their sums, and the metrics of the decision as they are logged."""
+    """Returns the tokens' trace, their sums, and the metrics of the decision as they are logged."""
     method = settings.method
     applied = apply(method, settings.shaping, inputs, decision)
     t, dual_clip = applied.tokens, method.dual_clip
@@ -123,7 +123,7 @@ def _apply(
 
 
 def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
-    """The statistics of the whole update, extrapolated where the trace has only a share of its prompts."""
+    """Returns the statistics of the whole update, extrapolated where the trace has only a share of its prompts."""
     at_ratio_one = tokens.facts[0].decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
     if at_ratio_one and settings.scope == "mini_batch":
         inputs = inputs._replace(log_prob=inputs.old_log_prob)

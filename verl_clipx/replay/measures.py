@@ -101,7 +101,7 @@ def of_run(updates: Sequence[TracedTokens]) -> Replay:
 
 
 def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
-    """The metrics of an update, and the sums behind cosine and norm ratio, which begin with "sum/"."""
+    """Returns the metrics of an update, and the sums behind cosine and norm ratio, which begin with "sum/"."""
     mine = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
     of_run = batch.weighted.to(torch.float64)
     products = {"both": mine * of_run, "mine": mine.square(), "run": of_run.square()}
@@ -109,7 +109,7 @@ def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
 
 
 def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The numbers of several updates together: means of metrics, as verl logs them, and what is made of sums."""
+    """Returns the numbers of several updates: means of metrics, as verl logs them, and what is made of sums."""
     means = {name: float(numpy.mean([one[name] for one in measured])) for name in measured[0]}
     both, mine, run = (means.pop(f"sum/{name}") for name in ("both", "mine", "run"))
     means["cosine"] = both / math.sqrt(mine * run) if mine * run > 0 else math.nan
@@ -119,7 +119,7 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
-    """The traced tokens with what the loss does to each."""
+    """Returns the traced tokens with what the loss does to each."""
     table = update.table[["step", "update", "prompt", "sample", "position", "text", "old_log_prob", "ratio"]].copy()
     batch = update.batch
     for name, values in loss.trace._asdict().items():
@@ -136,7 +136,7 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
 
 
 def _against(tokens: Sequence[pandas.DataFrame], updates: Sequence[TracedTokens]) -> float:
-    """The largest relative difference of the bounds of a token that is trained on from the traced ones."""
+    """Returns the largest relative difference of the bounds of a token that is trained on from the traced ones."""
     sides = ["low", "high"]
     ours = pandas.concat([table[sides] for table in tokens]).to_numpy(dtype=float)
     traced = pandas.concat([update.table[sides] for update in updates]).to_numpy(dtype=float)

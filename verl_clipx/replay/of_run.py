@@ -100,7 +100,7 @@ def tables_at(run: Run, step: int) -> list[TracedTable]:
 
 
 def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | None:
-    """`numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
+    """Returns `numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
     traced = tables_at(run, step)
     tables, whole = [one.table for one in traced if len(one.table)], all(one.whole for one in traced)
     if not tables or not all(one.is_finite(("ratio", "weight", "advantage")) for one in traced):
@@ -118,7 +118,7 @@ TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
 
 
 def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
-    """A row for each prompt, (n, 6)."""
+    """Returns a row for each prompt, (n, 6)."""
     mass, advantage = (table.weight * table.advantage).abs(), table.advantage
     of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
     columns = [
@@ -133,7 +133,7 @@ def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
 
 
 def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
-    """The shares, from the sums of each update."""
+    """Returns the shares, from the sums of each update."""
     total = numpy.sum(sums, axis=0)
     kept = total[POSITIVE] + total[NEGATIVE]
     return {

@@ -32,7 +32,7 @@ UNKNOWN = (
 
 
 def content_of(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
-    """All numbers of a replay, for JSON, with so many changed tokens of each setting."""
+    """Returns all numbers of a replay, for JSON, with so many changed tokens of each setting."""
     return {
         "run": replayed.run.name,
         "step": replayed.updates[0].step,
@@ -72,7 +72,7 @@ def _sampler_by(replayed: ReplayedRun, group: str) -> dict[str, dict[str, float]
 
 
 def row_of(replay: Replay) -> tuple[str, ...]:
-    """A setting's cells, by HEADINGS."""
+    """Returns a setting's cells, by HEADINGS."""
     numbers = replay.numbers
     kept = [" outside" * keeps_outside(replay, region) for region in ("LN", "HP")]
     return (
@@ -100,7 +100,7 @@ def keeps_outside(replay: Replay, region: str) -> bool:
 
 
 def _ends(replay: Replay, side: str) -> str:
-    """The least and the greatest bound of a token, or the one that all have; 0 is no lower bound on a ratio."""
+    """Returns the least and the greatest bound of a token, or the one that all have; 0 is no lower bound on a ratio."""
     least, _, greatest = replay.bounds[side]
     if has_bounds_on_ratio(replay.tokens):
         least, greatest = max(least, 0.0), max(greatest, 0.0)
@@ -110,14 +110,14 @@ def _ends(replay: Replay, side: str) -> str:
 
 
 def words_of(tokens: pandas.DataFrame) -> str:
-    """The most frequent words of tokens, with signs for line ends and blanks, and how often each occurs."""
+    """Returns the most frequent words of tokens, with signs for line ends and blanks, and how often each occurs."""
     counts = tokens.text.str.replace("\n", "⏎").str.replace("\t", "⇥").str.replace(" ", "␣").replace("", "∅")
     words = counts.value_counts().head(WORDS).items()
     return ", ".join(f"`{word}` ({'once' if n == 1 else f'{n} times'})" for word, n in words)
 
 
 def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
-    """A whole replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
+    """Returns a replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
     changed = replay.changed.head(most_tokens)
     fields = ["update", "prompt", "sample", "position", "text", "change", "ratio", "low", "high", "advantage"]
     ends = ("least", "median", "greatest")

@@ -38,7 +38,7 @@ COLOURS = {
 def figure(
     height: float, *, rows: int = 1, columns: int = 1, left: float = 44, top: float = 24, bottom: float = 38, **shared
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure of the page's width; height and margins are in CSS pixels, `shared` is sharex and sharey."""
+    """Makes a figure of the page's width; height and margins are in CSS pixels, `shared` is sharex and sharey."""
     drawing = Figure(figsize=(WIDTH / 72, height / 72))
     panels = drawing.subplots(rows, columns, squeeze=False, **shared)
     drawing.subplots_adjust(
@@ -88,7 +88,7 @@ def save(drawing: Figure, folder: Path, name: str) -> None:
 
 
 def inline(text: str, name: str, description: str) -> Markup:
-    """An SVG for the page: ids of its own under a name, no metadata, the page's fonts, a text for screen readers."""
+    """Fits an SVG into the page: ids under a name, no metadata, the page's fonts, a text for screen readers."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)

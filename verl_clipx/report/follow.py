@@ -45,6 +45,6 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
 
 
 def _state(path: Path) -> list[tuple[str, int, int]]:
-    """Name, time and size of a file, or of each file in a folder."""
+    """Returns name, time and size of a file, or of each file in a folder."""
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
     return [(file.name, found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()]]

@@ -243,7 +243,7 @@ def masses(settings: list[DrawnSetting]) -> Plate:
 
 
 def _bar_panels(name: str, drawn: list[tuple[DrawnSetting, str, str, list[Layer]]]) -> list[Panel]:
-    """A panel of bars for each setting, with its description, title and layers; all have the same axis of shares."""
+    """Draws bars for each setting, with its description, title and layers; all have the same axis of shares."""
     ends = [take_windows(layer[0], quantile) for *_, layers in drawn for layer in layers for quantile in (LOW, HIGH)]
     highest, lowest = (max([0.0, *((sign * end).max() for end in ends)]) for sign in (1, -1))
     # Room for a bar of nothing, so that an axis is never empty.
@@ -278,7 +278,7 @@ def _bars(axes: Axes, to: pandas.Series, start: pandas.Series | float, colour: s
 
 
 def step_axis(axes: Axes, *, ticks: int = 4) -> None:
-    """Whole training steps on the horizontal axis, which is named if it has room for more than two ticks."""
+    """Puts whole training steps on the horizontal axis, and names it if it has room for more than two ticks."""
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
     if ticks > 2:
         axes.set_xlabel("training step")

@@ -41,7 +41,7 @@ environment = Environment(
 
 
 def _breakable(text: str) -> Markup:
-    """A text that a narrow column may break within keys and paths, nowhere else in a word, and not in `A < 0`."""
+    """Lets a narrow column break a text within keys and paths, nowhere else in a word, and not in `A < 0`."""
     html = re.sub(r"([/_=](?=\w)|\.(?=[A-Za-z_]))", r"\1<wbr>", str(escape(text)))
     return Markup(re.sub(r"\bA (&[lg]t;) 0", "A\u00a0\\1\u00a00", html))
 
@@ -147,7 +147,7 @@ def _title(labels: list[str]) -> str:
 
 
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
-    """The metrics that the figures show, a row a step."""
+    """Returns the metrics that the figures show, a row a step."""
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     named = {"run": run.name, "setting": setting.label, "seed": run.seed}
     return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
@@ -179,6 +179,6 @@ def _differences(settings: list[Setting]) -> dict[str, list[str]]:
 
 
 def _versions(runs: list[Run]) -> dict[str, list[str]]:
-    """Distribution to the versions with which the runs were made, each once."""
+    """Returns distribution to the versions with which the runs were made, each once."""
     names = {name: None for run in runs for name in run.versions}
     return {name: sorted({run.versions[name] for run in runs if name in run.versions}) for name in names}

@@ -21,7 +21,7 @@ class DrawnSetting(Setting):
 
 
 def with_colours(settings: list[Setting]) -> list[DrawnSetting]:
-    """Give each setting its colour: GRPO's to the first of GRPO, to the others theirs in their order.
+    """Gives each setting its colour: GRPO's to the first of GRPO, to the others theirs in their order.
 
     Raises:
         ValueError: there are more settings than colours that people can keep apart.

@@ -35,7 +35,7 @@ def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
 
 
 def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """At most MOST_DOTS tokens: clipped ones before others, evenly spaced in the order of the trace."""
+    """Returns at most MOST_DOTS tokens: clipped ones before others, evenly spaced in the order of the trace."""
 
     def thinned(rows: pandas.DataFrame, most: int) -> pandas.DataFrame:
         return rows if len(rows) <= most else rows.iloc[numpy.linspace(0, len(rows) - 1, most).astype(int)]
@@ -53,12 +53,12 @@ def how_many(update: TracedUpdate) -> str:
 
 
 def probabilities(tokens: pandas.DataFrame) -> pandas.Series:
-    """The probability of each token under the old policy."""
+    """Returns the probability of each token under the old policy."""
     return numpy.exp(tokens.old_log_prob).clip(0, 1)
 
 
 def bin_of(tokens: pandas.DataFrame) -> pandas.Series:
-    """The probability bin of each token: BINS of equal width, the last one closed."""
+    """Returns the probability bin of each token: BINS of equal width, the last one closed."""
     return (probabilities(tokens) * BINS).astype(int).clip(0, BINS - 1)
 
 
@@ -80,12 +80,12 @@ def _mark(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series)
 
 
 def medians_of_bounds(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """The median bounds of each probability bin with tokens, columns low and high."""
+    """Returns the median bounds of each probability bin with tokens, columns low and high."""
     return tokens.groupby(bin_of(tokens))[["low", "high"]].median()
 
 
 def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
-    """The ratio by probability bin, with each setting's bounds and the tokens that it clips; nothing without traces."""
+    """Draws the ratio by probability bin, with each setting's bounds and clipped tokens; nothing without traces."""
     if not updates:
         return []
     ends = [update.tokens.ratio.quantile(0.998) for update in updates]
@@ -100,7 +100,7 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
 
 
 def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
-    """A panel's description and its drawing."""
+    """Returns a panel's description and its drawing."""
     row, of_all, tokens = 58, update.tokens, shown(update.tokens)
     drawing, (axes,) = figure(46 + BINS * row + 38, left=50, top=26)
     bins, medians = bin_of(tokens), medians_of_bounds(of_all)

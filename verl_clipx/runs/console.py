@@ -32,7 +32,7 @@ WORDS = {"True": 1.0, "False": 0.0}
 
 
 def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """The steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
+    """Returns the steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
 
     Returns:
         The numbers by step, and under `configuration` what verl printed of it before them.
@@ -70,7 +70,7 @@ def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
 
 
 def _printed_in(path: Path, rows: list[str]) -> dict[str, Any]:
-    """The last configuration in these rows; its process's other rows do not begin with a blank."""
+    """Returns the last configuration in these rows; its process's other rows do not begin with a blank."""
     config: dict[str, Any] = {}
     block, process = [], ""
     for row in rows:
@@ -89,7 +89,7 @@ def _printed_in(path: Path, rows: list[str]) -> dict[str, Any]:
 
 
 def _metrics_in(text: str) -> tuple[dict[str, float], list[str]]:
-    """The metrics of a step, and of each part of its text what can't be read."""
+    """Returns the metrics of a step, and of each part of its text what can't be read."""
     *parts, last = PROCESS.split(text)[0].split(" - ")
     found = [*((part, METRIC.fullmatch(part.strip())) for part in parts), (last, ENDS.match(last.strip()))]
     metrics = {one["key"]: float(WORDS.get(one["value"], one["value"])) for _, one in found if one}

@@ -150,12 +150,12 @@ def _name_of(path: Path) -> str:
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
-    """The folder in which the recipes put a run; `source` is the preset, or the result of `Table.folder_of`."""
+    """Returns the folder in which the recipes put a run; `source` is the preset, or the result of `Table.folder_of`."""
     return runs / f"{source}-seed{seed}"
 
 
 def find_runs(runs: Path, source: str) -> list[Path]:
-    """A preset's runs, both folders and kept ones, in the order of their seeds."""
+    """Returns a preset's runs, both folders and kept ones, in the order of their seeds."""
     named = re.compile(rf"{re.escape(Path(source).name)}-seed(\d+)({re.escape(KEPT)})?")
     folder = (runs / source).parent
     seeds = {path: int(name[1]) for path in folder.glob("*") if (name := named.fullmatch(path.name))}

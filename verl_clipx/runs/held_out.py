@@ -34,7 +34,7 @@ class HeldOutReward:
 
 
 def held_out_rewards(folder: Path) -> list[HeldOutReward]:
-    """The rewards of every validation, by step.
+    """Returns the rewards of every validation, by step.
 
     Args:
         folder: trainer.validation_data_dir of the run; holds one `<step>.jsonl` a validation, with `input` and `score`

@@ -8,7 +8,7 @@ from verl_clipx.base.metric import Metric
 
 
 def logged(metric: Metric) -> str:
-    """A metric's key in verl's log: verl puts `actor/` before what its workers log."""
+    """Returns a metric's key in verl's log: verl puts `actor/` before what its workers log."""
     return metric.logged_as or f"actor/{metric.key}"
 
 
@@ -100,6 +100,6 @@ def is_drawn(key: str) -> bool:
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:
-    """The keys of a metric that ACPO logs per probability bin (epsilon, epsilon_last, sigma, count), by bin."""
+    """Returns the keys of a metric that ACPO logs per probability bin (epsilon, epsilon_last, sigma, count), by bin."""
     numbered = {column: re.fullmatch(rf"{OWN}{name}/bin_(\d+)", column) for column in columns}
     return sorted(filter(numbered.get, numbered), key=lambda column: int(numbered[column][1]))

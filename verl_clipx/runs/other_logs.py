@@ -33,7 +33,7 @@ Reader = Callable[[Path], tuple[Rows, dict[str, Any]]]
 
 
 def reader_of(path: Path) -> Reader | None:
-    """The function that reads a log other than verl's file log; None for a file log, or if there is none."""
+    """Returns the function that reads a log other than verl's file log; None for a file log, or if there is none."""
     if path.is_dir():
         if next(path.rglob(EVENTS), None) is not None:
             return read_tensorboard
@@ -48,7 +48,7 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def read_tensorboard(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """The scalars of a TensorBoard folder, that of one run, or one above it.
+    """Returns the scalars of a TensorBoard folder, that of one run, or one above it.
 
     Raises:
         ValueError: it has the events of several runs.
@@ -70,7 +70,7 @@ def read_tensorboard(path: Path) -> tuple[Rows, dict[str, Any]]:
 
 
 def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """W&B's exports: the CSV files, or one, of a run's panels or of its history.
+    """Reads W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
         ValueError: a file is no table, has no column of steps, or those of several runs.
@@ -116,7 +116,7 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
 
 
 def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """The numbers of a run of W&B by step, all that it logged, and its name and configuration.
+    """Returns the numbers of a run of W&B by step, all that it logged, and its name and configuration.
 
     Raises:
         ValueError: the path has not three parts, or W&B refuses: it has no such run, or nobody is logged in.

@@ -79,7 +79,7 @@ class Run:
         return [] if self.traces is None else shards_in(self.traces)
 
     def shards_at(self, step: int, update: int | None = None) -> list["Shard"]:
-        """The files of its traces of a step, or of one update of it."""
+        """Returns the files of its traces of a step, or of one update of it."""
         return [shard for shard in self.shards if shard.step == step and update in (None, shard.update)]
 
     @property
@@ -120,7 +120,7 @@ class Run:
         return {key.removeprefix(_UNREAD): value for key, value in given if key.startswith(_UNREAD)}
 
     def values(self, key: str) -> pandas.Series:
-        """A metric by step, without steps that lack it or at which it is not finite."""
+        """Returns a metric by step, without steps that lack it or at which it is not finite."""
         values = self.log[key] if key in self.log else pandas.Series(dtype=float)
         return values[numpy.isfinite(values)]
 

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
-    """The entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
+    """Yields the entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
 
     Raises:
         ValueError: there are lines and none is an entry, so that this is no log of verl's.
@@ -68,12 +68,12 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
 
 
 def rows_of(text: bytes, path: Path) -> Rows:
-    """The numbers of a log's last run, as for `entries_in` and `last_run`."""
+    """Returns the numbers of a log's last run, as for `entries_in` and `last_run`."""
     return last_run(path, (Logged(entry.step, numbers_in(entry.data)) for entry in entries_in(text, path)))
 
 
 def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
-    """The numbers of the last run in a log, by step; a step that was logged in parts, as by a validation, is one.
+    """Returns the last run's numbers in a log, by step; a step that was logged in parts, as by a validation, is one.
 
     Where the steps go back, a run was resumed, and what it logged since counts; where they go back to the first, it is
     another run. Both give a warning.
@@ -108,7 +108,7 @@ def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
 
 
 def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
-    """A step's numbers, also those that are texts, among tables, pictures and words.
+    """Returns a step's numbers, also those that are texts, among tables, pictures and words.
 
     Null is NaN, and a whole number beyond the range of float64 is infinite.
     """
@@ -166,17 +166,17 @@ def batches_in(path: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
-    """The log of a run as a table; see `read_rows`."""
+    """Returns the log of a run as a table; see `read_rows`."""
     return table_of(read_rows(path)[0])
 
 
 def table_of(rows: Rows) -> pandas.DataFrame:
-    """A log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
+    """Returns a log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
     return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("step")
 
 
 def not_finite_in(rows: Rows) -> dict[str, list[int]]:
-    """The steps, ascending, at which a metric was logged as a value that is not finite or as null, by metric."""
+    """Returns by metric the steps, ascending, at which it was logged as null or as a value that is not finite."""
     steps: dict[str, list[int]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():
@@ -186,7 +186,7 @@ def not_finite_in(rows: Rows) -> dict[str, list[int]]:
 
 
 def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
-    """The log with `actor/entropy`; if verl logs only the entropy of the updates, that takes its place."""
+    """Returns the log with `actor/entropy`; if verl logs only the entropy of the updates, that takes its place."""
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
         return log
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})

@@ -30,12 +30,12 @@ class Setting:
     runs: list[Run] = field(default_factory=list)
 
     def table(self, key: str) -> pandas.DataFrame:
-        """A metric: a row a step that all its runs have, a column a run; without columns where no run logs it."""
+        """Returns a metric: a row a step that all its runs have, a column a run; no column where no run logs it."""
         found = [run.values(key) for run in self.runs]
         return pandas.concat(found, axis=1, join="inner", keys=range(len(found))) if all(map(len, found)) else _NONE
 
     def bins(self, name: str) -> list[str]:
-        """The keys of a metric of probability bins; none unless all its runs log a finite value of each."""
+        """Returns the keys of a metric of probability bins; none unless all its runs log a finite value of each."""
         of_bins = keys.of_bins(name, {column for run in self.runs for column in run.log})
         return of_bins if all(len(self.mean(key)) for key in of_bins) else []
 
@@ -51,7 +51,7 @@ class Setting:
         return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
-        """A table of a column a run, in their order, with a column for each seed instead: the mean over its runs."""
+        """Turns a table of a column a run, in their order, into one of a column a seed: the mean over its runs."""
         return pandas.DataFrame({seed: table.iloc[:, runs].mean(axis=1) for seed, runs in self.runs_by_seed.items()})
 
     @property
@@ -63,7 +63,7 @@ class Setting:
         return found
 
     def mean(self, key: str) -> pandas.Series:
-        """A metric by step, its mean over runs; empty where no run logs it."""
+        """Returns a metric by step, its mean over runs; empty where no run logs it."""
         return self.table(key).mean(axis=1)
 
 
@@ -106,7 +106,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
 
 
 def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
-    """The setting that the others are compared with: by the name of a run, method or label, or GRPO, or the first.
+    """Chooses the setting that others are compared with: by the name of a run, method or label, or GRPO, or the first.
 
     Raises:
         ValueError: nothing or more than one setting has that name; says which names there are.
@@ -126,7 +126,7 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
 
 
 def _labels(runs: list[Run]) -> list[str]:
-    """The method of each; where methods repeat, with a value that sets it apart, or the run's name, or a number."""
+    """Names each by its method; where methods repeat, with a value that sets it apart, the run's name, or a number."""
     names = _apart([run.name for run in runs])
     methods = [name if run.loss == run.name else run.loss for run, name in zip(runs, names, strict=True)]
     labels = []
@@ -144,7 +144,7 @@ def _labels(runs: list[Run]) -> list[str]:
 
 
 def _value_of(run: Run, key: str) -> str:
-    """A key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters."""
+    """Returns a key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters."""
     value, name = run.significant.get(key), key.rpartition(".")[2]
     if not key.startswith("clipx."):
         return f"{name} {value or 'unset'}"
@@ -156,7 +156,7 @@ def _value_of(run: Run, key: str) -> str:
 
 
 def _apart(names: list[str]) -> list[str]:
-    """Names of folders without the parts with which all of them begin or end; short ones stay as they are."""
+    """Returns names of folders without the parts with which all of them begin or end; short ones stay as they are."""
     if max(map(len, names)) <= LONGEST_NAME or len(set(names)) < len(names) or len(names) < 2:
         return names
     cut = ["".join(parts).strip("-_. ") for parts in differing_parts([re.split(r"([-_. ]+)", name) for name in names])]
@@ -164,7 +164,7 @@ def _apart(names: list[str]) -> list[str]:
 
 
 def differing_parts(names: list[list[str]]) -> list[list[str]]:
-    """Names in parts without those with which all of them begin or end; each keeps at least one."""
+    """Returns names in parts without those with which all of them begin or end; each keeps at least one."""
     for end in (0, -1):
         while all(len(parts) > 1 for parts in names) and len({parts[end] for parts in names}) == 1:
             names = [parts[1:] if end == 0 else parts[:-1] for parts in names]

@@ -41,7 +41,7 @@ class TracedUpdate:
 
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
-    """One update of each setting: the last one that all of them traced and in which each has tokens with an advantage.
+    """Reads an update of each setting: the last that all of them traced and in which each has tokens with an advantage.
 
     If there is no such update, the last one that all traced; if they share none, the last one of each setting. Settings
     without traces are left out.
@@ -69,7 +69,7 @@ def _learns(run: Run, place: tuple[int, int]) -> bool:
 
 
 def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
-    """The tokens whose numbers are finite, judged, and how many others there are."""
+    """Returns the tokens whose numbers are finite, judged, and how many others there are."""
     traced = read_shards(run.traces, run.shards_at(*place)).to_pandas()
     tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
     tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
@@ -97,7 +97,7 @@ def events(
 def regions_of(
     bounded: pandas.Series, low: pandas.Series | float, high: pandas.Series | float, advantages: pandas.Series
 ) -> pandas.Series:
-    """DGPO's region of each token: LN, HP, LP, HN or M."""
+    """Returns DGPO's region of each token: LN, HP, LP, HN or M."""
     above, below = bounded > high, bounded < low
     sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
     return pandas.Series(numpy.select(sides, ["HP", "HN", "LP", "LN"], "M"), index=bounded.index)

@@ -10,7 +10,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def what_was_trained(runs: list[Run]) -> list[str]:
-    """A line for each run, equal ones once: model, data, batch, updates, learning rate, hardware; and when they began.
+    """Describes each run in a line, equal ones once: model, data, batch, updates, rate, hardware; and when they began.
 
     What a record lacks is left out.
     """

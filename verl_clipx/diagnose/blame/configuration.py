@@ -44,20 +44,20 @@ def compose_words(name: str, words: Sequence[str], key: str) -> DictConfig:
 
 
 def chosen_values(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A record's values by dotted key, without those that follow from others."""
+    """Returns a record's values by dotted key, without those that follow from others."""
     # The parameters of a run's method that follow from keys of verl's.
     taken = {f"{NODE}.{match[1]}" for key in recorded if (match := TAKEN.fullmatch(key))}
     return {key: value for key, value in recorded.items() if key not in taken and not DERIVED.match(key)}
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """A configuration's leaves by dotted key, as a run records them, without what `DERIVED` matches."""
+    """Returns a configuration's leaves by dotted key, as a run records them, without what `DERIVED` matches."""
     written = flat(OmegaConf.to_container(config))
     return {key: value_of(config, key, text) for key, text in written.items() if not DERIVED.match(key)}
 
 
 def configuration_of(recorded: Mapping[str, Any], common: Sequence[str], *, with_loss: bool) -> DictConfig:
-    """verl's configuration with the values of a record, but for what overrides say; raises Refusal.
+    """Composes verl's configuration with a record's values, but for what overrides say; raises Refusal.
 
     Args:
         recorded: from `chosen_values`.
@@ -91,7 +91,7 @@ def is_of_loss(key: str) -> bool:
 
 
 def keys_of(words: Sequence[str]) -> set[str]:
-    """The keys of overrides; a group's is that of the node which it fills."""
+    """Returns the keys of overrides; a group's is that of the node which it fills."""
     return {word.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
 
 
@@ -109,7 +109,7 @@ def check_difference(what: str, words: Sequence[str], before: Mapping[str, Any],
 
 
 def base_of(words: Sequence[str]) -> str:
-    """The name of the configuration that an arm's words go on top of."""
+    """Returns the name of the configuration that an arm's words go on top of."""
     return "run-without-loss" if NODE in keys_of(words) else "run"
 
 

@@ -66,12 +66,12 @@ class Plan:
     launcher: list[str]
 
     def checkpoint_of(self, arm: str, out: Path) -> Path:
-        """The checkpoint that an arm goes on from: the run's, or a copy with other learning rates."""
+        """Returns the checkpoint that an arm goes on from: the run's, or a copy with other learning rates."""
         copy = (out / f"{arm}-checkpoint" / Path(self.checkpoint).name).absolute()
         return copy if self.rates[arm] else Path(self.checkpoint)
 
     def reruns(self, out: Path) -> list[Rerun]:
-        """All reruns in the order in which they are made: every arm has a seed before any has the next one."""
+        """Returns all reruns in the order in which they are made: every arm has a seed before any has the next one."""
         reruns = []
         for seed in self.seeds:
             for arm, words in self.arms.items():
@@ -84,7 +84,7 @@ class Plan:
         return reruns
 
     def shell_line(self, rerun: Rerun) -> str:
-        """The command of a rerun as a shell takes it."""
+        """Returns the command of a rerun as a shell takes it."""
         log = shlex.quote(f"{LOG_VARIABLE}={rerun.folder / METRICS}")
         return f"env {log} {shlex.join([*self.launcher, *rerun.words])}"
 
@@ -180,7 +180,7 @@ def check_origin(path: Path, run: Run) -> None:
 
 
 def failure_of(run: Run, name: str | None) -> tuple[Onset, Rule]:
-    """The onset of what counts as failed, and its rule; raises Refusal if the run does not meet it."""
+    """Returns the onset of what counts as failed, and its rule; raises Refusal if the run does not meet it."""
     met = {one.rule.name: one for one in diagnose(run)}
     known = f"The run meets: {', '.join(met) or 'no rule'}."
     if name is not None and name not in met:
@@ -193,13 +193,13 @@ def failure_of(run: Run, name: str | None) -> tuple[Onset, Rule]:
 
 
 def until_step(run: Run, step: int) -> Run:
-    """A run as it was after a step."""
+    """Returns a run as it was after a step."""
     before = {key: [at for at in steps if at <= step] for key, steps in run.not_finite.items()}
     return replace(run, log=run.log.loc[:step], not_finite={key: at for key, at in before.items() if at})
 
 
 def checkpoint_of(path: Path, run: Run, step: int) -> Path:
-    """The folder of a run's checkpoint; raises Refusal if it is not there, or was not written to its end."""
+    """Returns the folder of a run's checkpoint; raises Refusal if it is not there, or was not written to its end."""
     folder = path if path.is_dir() else RunFolder(path).log.parent
     recorded = Path(str(run.configuration.get("trainer.default_local_dir")))
     places = [place for place in (folder / "checkpoints", folder / recorded, recorded) if place.is_dir()]

@@ -80,7 +80,7 @@ def copy_checkpoints(plan: Plan, out: Path) -> None:
 
 
 def outcome_of(plan: Plan, rerun: Rerun) -> str | None:
-    """`FAILED`, `HELD` or `ERROR`, or None for a rerun that is still to be made.
+    """Returns `FAILED`, `HELD` or `ERROR`, or None for a rerun that is still to be made.
 
     The rule judges the failed run's log up to the checkpoint, with the rerun's behind it.
     """
