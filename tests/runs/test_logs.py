@@ -85,7 +85,7 @@ def test_a_missing_log_says_how_to_get_one(tmp_path):
 def test_the_interval_is_over_problems_not_samples(tmp_path):
     write_validation(tmp_path, {10: [(1, 1), (1, 0)], 2: [(1, 0), (0, 0)]})
     before, after = held_out_rewards(tmp_path)
-    assert (before.step, before.reward.mean, before.problems) == (2, 0.25, 2)
+    assert (before.step, before.reward.mean, len(before.by_problem)) == (2, 0.25, 2)
     assert (after.step, after.reward.mean) == (10, 0.75)
     # Two problems with means 0.5 and 0: s/sqrt(2) = 0.25, t(0.975, 1) = 12.7062.
     assert before.reward.high == pytest.approx(0.25 + 0.25 * 12.7062, abs=1e-4)

@@ -156,7 +156,7 @@ def _rise(setting: Setting) -> Finding | None:
         return None
     before, after = held_out[0], held_out[-1]
     text = f"{before.reward} before (step {before.step}), {after.reward} after (step {after.step}): means and "
-    text += f"95\u202f% intervals over {after.problems} problems"
+    text += f"95\u202f% intervals over {len(after.by_problem)} problems"
     head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
     if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
         return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")

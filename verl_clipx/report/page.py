@@ -90,7 +90,7 @@ def write_report(
     _write_csv(out / METRICS, pandas.concat([_shown(one, run) for one in settings for run in one.runs]))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
-        title=title or said or _title([setting.label for setting in settings]),
+        title=title or said,
         reload_every=reload_every,
         settings=settings,
         alarms=alarms,
@@ -99,7 +99,6 @@ def write_report(
         baseline=compared_with.label,
         differences=_differences(settings),
         unknown=[run.name for run in runs if not run.configuration],
-        versions=_versions(runs),
         trained=what_was_trained(runs),
         runs=runs,
         plates=plates,
@@ -141,11 +140,6 @@ def _remove_those_before(names: list[str], folder: Path) -> None:
     write_text(folder / WRITTEN, "".join(f"{name}\n" for name in names))
 
 
-def _title(labels: list[str]) -> str:
-    names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-    return f"{names}: what the log{'' if len(labels) == 1 else 's'} say{'s' if len(labels) == 1 else ''}"
-
-
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
     """Returns the metrics that the figures show, a row a step."""
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
@@ -176,9 +170,3 @@ def _differences(settings: list[Setting]) -> dict[str, list[str]]:
         for index in range(len(settings))
     ]
     return shared | ({"the method’s own": own} if of_some else {})
-
-
-def _versions(runs: list[Run]) -> dict[str, list[str]]:
-    """Returns distribution to the versions with which the runs were made, each once."""
-    names = {name: None for run in runs for name in run.versions}
-    return {name: sorted({run.versions[name] for run in runs if name in run.versions}) for name in names}

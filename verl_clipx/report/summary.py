@@ -169,7 +169,7 @@ def _held_out(setting: Setting) -> Cell:
         return UNKNOWN
     last = [next(one for one in run.held_out if one.step == step) for run in setting.runs]
     if len(last) == 1:
-        return str(last[0].reward), f"95\u202f% over {last[0].problems} problems, step {step}"
+        return str(last[0].reward), f"95\u202f% over {len(last[0].by_problem)} problems, step {step}"
     means = setting.by_seed(pandas.DataFrame([[one.reward.mean for one in last]])).iloc[0].to_numpy()
     return _over_seeds(means, f"step {step}")
 

@@ -134,7 +134,7 @@ def read_run(path: Path) -> Run:
         # An older record, or Hydra's own, has credentials as they were given.
         flat(redact(configuration)),
         files.record,
-        held_out=[reward for reward in validations if reward.problems],
+        held_out=[reward for reward in validations if reward.by_problem],
         traces=traces_path(files.log),
         batches=batches_in(files.log),
         not_finite=not_finite,

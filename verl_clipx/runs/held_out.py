@@ -27,11 +27,6 @@ class HeldOutReward:
     by_problem: dict[str, float]
     not_finite: int = 0
 
-    @property
-    def problems(self) -> int:
-        """Counts the problems."""
-        return len(self.by_problem)
-
 
 def held_out_rewards(folder: Path) -> list[HeldOutReward]:
     """Returns the rewards of every validation, by step.

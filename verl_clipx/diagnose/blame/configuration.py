@@ -63,8 +63,8 @@ def configuration_of(recorded: Mapping[str, Any], common: Sequence[str], *, with
         recorded: from `chosen_values`.
         with_loss: whether with the run's loss, rather than with verl's defaults.
     """
-    given = keys_of(common)
-    wanted = {key: of for key, of in recorded.items() if key not in given and (with_loss or not is_of_loss(key))}
+    given, left_out = keys_of(common), () if with_loss else (f"{NODE}.", POLICY_LOSS)
+    wanted = {key: of for key, of in recorded.items() if key not in given and not f"{key}.".startswith(left_out)}
     for key, value in wanted.items():
         if REDACTED in str(value):
             raise Refusal(key, value, "the record hides it as a credential", "Name a run that has none in a key.")
@@ -83,11 +83,6 @@ def configuration_of(recorded: Mapping[str, Any], common: Sequence[str], *, with
             if value_of(config, key, text) != said:
                 OmegaConf.update(config, key, said, merge=False)
     return config
-
-
-def is_of_loss(key: str) -> bool:
-    """Returns whether a key belongs to the choice of a loss."""
-    return f"{key}.".startswith((f"{NODE}.", POLICY_LOSS))
 
 
 def keys_of(words: Sequence[str]) -> set[str]:
