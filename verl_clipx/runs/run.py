@@ -1,6 +1,5 @@
 """A run as what reads it sees it: its numbers, its configuration and where its traces are. Needs pandas alone."""
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from verl_clipx.common.traces import Shard
     from verl_clipx.runs.held_out import HeldOutReward
 
-# The driver puts verl's keys that the method does not read below it.
-_UNREAD = "actor_rollout_ref.actor.policy_loss.run.unused."
 # A run's name as the recipes make it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 
@@ -104,20 +101,6 @@ class Run:
         if own or self.method == self.name:
             return str(own).rpartition(":")[2] if own else self.name
         return self.method.upper().replace("_", " ")
-
-    @cached_property
-    def significant(self) -> dict[str, str]:
-        """Returns what makes up its setting, see `sameness.setting_of_run`: dotted key to value in JSON."""
-        from verl_clipx.runs.sameness import setting_of_run
-
-        values = setting_of_run(self.configuration)
-        return {key: json.dumps(value, default=str) for key, value in sorted(values.items())}
-
-    @property
-    def unread(self) -> dict[str, Any]:
-        """verl's keys that its method does not read, to the values that they were given all the same."""
-        given = self.configuration.items()
-        return {key.removeprefix(_UNREAD): value for key, value in given if key.startswith(_UNREAD)}
 
     def values(self, key: str) -> pandas.Series:
         """Returns a metric by step, without steps that lack it or at which it is not finite."""
