@@ -28,7 +28,7 @@ LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 Values = TypeVar("Values", pandas.Series, pandas.DataFrame)
 
 STYLE = Path(__file__).with_name("page.mplstyle")
-COLOURS = {
+STYLE_COLOURS = {
     **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
     **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), SOFT),
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), HAIR),
@@ -49,7 +49,7 @@ def figure(
 
 def style():
     """Returns a context in which figures are made and saved in the page's style."""
-    return matplotlib.rc_context(COLOURS, STYLE)
+    return matplotlib.rc_context(STYLE_COLOURS, STYLE)
 
 
 def take_windows(values: Values, quantile: float = MIDDLE) -> Values:
