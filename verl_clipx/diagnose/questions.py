@@ -1,7 +1,7 @@
 """The questions about two arms, a function each, which returns the answer with its evidence."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -61,11 +61,6 @@ class Arms:
     def runs(self) -> list[Run]:
         """All runs, those of the first arm first."""
         return [*self.first, *self.second]
-
-    @property
-    def pairs_within(self) -> Iterator[tuple[Run, Run]]:
-        """Every two runs of one arm."""
-        return itertools.chain.from_iterable(itertools.combinations(arm, 2) for arm in self.both)
 
 
 def answers_of(arms: Arms) -> list[Answer]:
@@ -142,7 +137,7 @@ def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
 def seeds_reach(arms: Arms) -> Found:
     """Did every seed reach its run, so that it saw other prompts and drew other samples?"""
     wrong, unknown, seen = [], [], "no arm has two runs"
-    for left, right in arms.pairs_within:
+    for left, right in [pair for arm in arms.both for pair in itertools.combinations(arm, 2)]:
         names = f"{left.name} and {right.name}"
         if left.seed == right.seed:
             wrong.append(f"{names} have the seed {left.seed}")
