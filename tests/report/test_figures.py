@@ -62,7 +62,7 @@ def labels_of(axis):
 @pytest.mark.parametrize("steps", [10, STEPS])
 def test_labels_of_ticks_never_touch(steps):
     panels = [panel for plate in log_plates(with_colours(setting_of(steps))) for panel in plate.panels]
-    assert len(panels) == 4 + 1 + 1 + 1 + 4
+    assert len(panels) == 4 + 1 + 1 + 1 + 4 + 1
     for panel in panels:
         panel.drawing.draw_without_rendering()
         for name in ("xaxis", "yaxis"):
