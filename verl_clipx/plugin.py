@@ -101,13 +101,6 @@ def _answer_if_explained(config: Any) -> None:
         answer_and_end(config)
 
 
-def _hear_worker(reduce: Callable, _: None, positional: tuple, named: dict[str, Any]) -> Any:
-    from verl_clipx.trainer.hooks import hear_worker
-
-    hear_worker(positional[0] if positional else named["metrics"])
-    return reduce(*positional, **named)
-
-
 # By the module of verl's whose import installs it.
 HOOKS = (
     # Names in a registry, which do nothing until a configuration says one of them.
@@ -123,10 +116,14 @@ HOOKS = (
     # A worker of agent loops: +clipx/rollout=seeded names one of ours. With any other the call is verl's.
     ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
-    ("verl.utils.metric", _wrap("reduce_metrics", _hear_worker)),
-    ("verl.utils.tracking", _imported("trainer.hooks", "install_logs")),
-    ("verl.trainer.ppo.metric_utils", _imported("trainer.hooks", "install_metrics")),
-    ("verl.trainer.ppo.v1.trainer_base", _imported("trainer.hooks", "install_verdicts")),
+    ("verl.utils.metric", _wrap("reduce_metrics", _imported("trainer.hooks", "hear_worker"))),
+    ("verl.utils.tracking", _wrap("Tracking.__init__", _imported("trainer.hooks", "open_logs"))),
+    # Every trainer imports this function by name, which it does once this module is there.
+    ("verl.trainer.ppo.metric_utils", _wrap("compute_data_metrics", _imported("trainer.hooks", "add_health"))),
+    (
+        "verl.trainer.ppo.v1.trainer_base",
+        _wrap("PPOTrainer._compute_metrics", _imported("trainer.hooks", "add_verdicts")),
+    ),
 )
 
 # Beside them, while a command is explained: nothing is written, and Ray does not start.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+import transfer_queue
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl import DataProto
 from verl.trainer.ppo import metric_utils
@@ -100,22 +101,19 @@ def test_a_steps_numbers_by_hand(scores, given, expected):
 
 
 @pytest.mark.parametrize(
-    ("scores", "prompts", "counted", "expected"),
+    ("scores", "prompts", "expected"),
     [
         # Equal groups: the prompts' means are 0.5, 1.0, 0.0, with standard deviation 0.5.
-        ([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2], None, 0.5 / 3**0.5),
+        ([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [2, 1, 0, 0, 1, 2], 0.5 / 3**0.5),
         # Mean 1/3; totals of what is left: (1 - 1/3), (0 - 2/3): 4/9 + 4/9, times 2, the root over 3 responses.
-        ([1.0, 0.0, 0.0], [5, 7, 7], None, (16 / 9) ** 0.5 / 3),
-        # An aborted response does not count.
-        ([1.0, 0.0, 0.0, 9.0], [5, 7, 7, 7], [True, True, True, False], (16 / 9) ** 0.5 / 3),
+        ([1.0, 0.0, 0.0], [5, 7, 7], (16 / 9) ** 0.5 / 3),
         # One prompt, or none.
-        ([0.0, 1.0], [3, 3], None, None),
-        ([0.0, 1.0], [3, 4], [False, False], None),
+        ([0.0, 1.0], [3, 3], None),
+        ([], [], None),
     ],
 )
-def test_it_is_over_the_prompts_totals(scores, prompts, counted, expected):
-    counted = [True] * len(scores) if counted is None else counted
-    found = standard_error(torch.tensor(scores), torch.tensor(prompts), torch.tensor(counted))
+def test_it_is_over_the_prompts_totals(scores, prompts, expected):
+    found = standard_error(torch.tensor(scores), torch.tensor(prompts, dtype=torch.int64))
     assert found == (None if expected is None else pytest.approx(expected))
 
 
@@ -189,7 +187,7 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
         # As TransferQueue does.
         return TensorDict({"extra_fields": NonTensorStack(*map(NonTensorData, extras))}, batch_size=[len(extras)])
 
-    monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_batch_get=kv_batch_get))
+    monkeypatch.setattr(transfer_queue, "kv_batch_get", kv_batch_get)
     tags = [{}, {"is_padding": False}, {"is_padding": True}]
     trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b", "b"], partition_id="train", tags=tags)
 
@@ -198,7 +196,7 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
 
     for _ in range(2):
         metrics = {}
-        hooks._add_verdicts(trainer_base, compute, trainer, (step, metrics, {}), {"global_steps": 1, "epoch": 0})
+        hooks.add_verdicts(compute, trainer, (step, metrics, {}), {"global_steps": 1, "epoch": 0})
         assert metrics.pop("of verl") == 1
         assert metrics == ({} if share is None else {"health/undecided": share})
     # A reward without verdicts is asked once.

@@ -5,18 +5,16 @@ verl's own file logger starts an empty file: a run that was killed after step 7 
 
 import json
 import time
-from collections.abc import Callable, Sequence
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_private_text
-from verl_clipx.common.observing import Part
-from verl_clipx.common.run_files import own_log_path, record_path, resumed_step, traces_path
+from verl_clipx.common.run_files import record_path, resumed_step, traces_path
 from verl_clipx.common.secrets import redact
 from verl_clipx.common.verl_version import installed_version
 from verl_clipx.runs.run_log import Rows, entries_in, rows_of
@@ -27,63 +25,29 @@ ACCELERATOR = "accelerator_type:"
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
 
-def open_logs(
-    tracking: Any, backends: list[str], config: dict[str, Any], open_verls: Callable[[list[str]], None]
-) -> Rows:
-    """Opens the logs of a run with a clipx node: verl's, the file log in the place of verl's, and its record.
+def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
+    """Opens a run's file log, which begins with the lines of the run that goes on, and writes its record.
 
-    Args:
-        backends: the names of the logs that verl was to open.
-        open_verls: has `tracking` open its own logs, by their names.
-
-    Returns:
-        What the run that goes on had logged, by step.
+    The old file is replaced only by one that holds these lines. Returns also what they say, by step.
     """
-    log, before = own_log_path(config), Rows()
-    if log is None:
-        open_verls(backends)
-    else:
-        open_verls([name for name in backends if name != "file"])
-        step = resumed_step(config.get("trainer") or {})
-        # No other run is here; the one that was killed was writing them.
-        remove_partials(log.parent, f"{log.stem}.*")
-        kept = kept_lines(log, step)
-        before = rows_of(b"".join(kept), log)
-        tracking.logger["file"] = FileLog(log, kept)
-        remove_later_traces(traces_path(log), step)
-        write_record(log, config)
-        print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
-    return before
+    step = resumed_step(config.get("trainer") or {})
+    # No other run is here; the one that was killed was writing them.
+    remove_partials(log.parent, f"{log.stem}.*")
+    kept = kept_lines(log, step)
+    before = rows_of(b"".join(kept), log)
+    with replacing(log.resolve()) as partial:
+        partial.write_bytes(b"".join(kept))
+    remove_later_traces(traces_path(log), step)
+    write_record(log, config)
+    print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
+    # Without a buffer, as verl opens it: a line is there once it is logged.
+    return log.open("ab", buffering=0), before
 
 
-class FileLog:
-    """A log as verl's file logger writes it, which begins with the lines of the run that goes on.
-
-    The old file is replaced only by one that holds these lines. A step's line also has `batch`, the fingerprints of
-    its rollout batch, if they were set, and `off`, which parts of the run failed and observe it no more: `parts` are
-    those of this process, `self.off` the worker's.
-    """
-
-    batch: dict[str, Any] | None = None
-    parts: Sequence[Part] = ()
-
-    def __init__(self, path: Path, kept: list[bytes]):
-        self._part = Part(f"the log {path}")
-        self.off: set[str] = set()
-        with replacing(path.resolve()) as partial:
-            partial.write_bytes(b"".join(kept))
-        # Without a buffer, as verl opens it: a line is there once it is logged.
-        self._file = path.open("ab", buffering=0)
-
-    def log(self, data: dict[str, Any], step: int) -> None:
-        more = {"batch": self.batch, "off": sorted(self.off | {part.name for part in self.parts if part.off})}
-        line = {"step": step, "data": data} | {key: value for key, value in more.items() if value}
-        self.batch = None
-        self._part.run(lambda: self._file.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"))
-        self._part.armed = True
-
-    def finish(self) -> None:
-        self._file.close()
+def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
+    """Returns a step's line as verl's file logger writes it, and with it what else is not empty."""
+    line = {"step": step, "data": data} | {key: value for key, value in more.items() if value}
+    return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
 def kept_lines(path: Path, step: int) -> list[bytes]:
