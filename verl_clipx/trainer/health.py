@@ -17,14 +17,7 @@ FIELDS = {
 
 
 def step_metrics(batch: Any, longest: Lengths) -> dict[str, float]:
-    """The metrics of a step's health, and the standard error of its reward."""
-    scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
-    error = standard_error(scores, prompt_numbers(batch), counted)
-    return health_of(batch, longest) | ({} if error is None else {STANDARD_ERROR.key: error})
-
-
-def health_of(batch: Any, longest: Lengths) -> dict[str, float]:
-    """The metrics of a step's health, of verl's DataProto.
+    """Returns the metrics of a step's health, and the standard error of its reward, of verl's DataProto.
 
     Without uids, responses to equal prompts count as one prompt's; without a length in `longest`, nothing is said about
     cut responses.
@@ -39,8 +32,8 @@ def health_of(batch: Any, longest: Lengths) -> dict[str, float]:
         ]
         if wrong:
             metrics[NOT_FINITE[name].key] = float(torch.stack([of.any(-1) for of in wrong]).any(0).sum())
-    alike = share_alike(data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted])
-    if alike is not None:
+    scores, numbers = data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted]
+    if (alike := share_alike(scores, numbers)) is not None:
         metrics[ALIKE_PROMPTS.key] = alike
     if longest != (None, None) and counted.any():
         if "response_length" in data:
@@ -54,27 +47,28 @@ def health_of(batch: Any, longest: Lengths) -> dict[str, float]:
         metrics[CUT_RESPONSES.key] = float(cut[counted].float().mean())
     if "undecided" in batch.non_tensor_batch:
         metrics |= undecided_share(batch.non_tensor_batch["undecided"])
-    return metrics
+    error = standard_error(scores, numbers)
+    return metrics | ({} if error is None else {STANDARD_ERROR.key: error})
 
 
 def prompt_numbers(batch: Any) -> Tensor:
-    """A number for each response's prompt, int64, (responses,): by uid or, as in the v1 trainers, by its tokens."""
+    """Numbers each response's prompt, int64, (responses,): by uid or, as in the v1 trainers, by its tokens."""
     if "uid" in batch.non_tensor_batch:
         numbers: dict[str, int] = {}
         return torch.tensor([numbers.setdefault(str(uid), len(numbers)) for uid in batch.non_tensor_batch["uid"]])
     return torch.unique(batch.batch["prompts"], dim=0, return_inverse=True)[1]
 
 
-def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | None:
-    """The standard error of the mean score, by the prompts' totals: responses to one prompt are not independent.
+def standard_error(scores: Tensor, prompts: Tensor) -> float | None:
+    """Returns the standard error of the mean score, by the prompts' totals: responses to one are not independent.
 
     With equally many responses to each prompt, it is the standard deviation of the prompts' means over the root of
-    their number; None with fewer than two prompts. Aborted responses, without tokens, are not in verl's mean.
+    their number; None with fewer than two prompts. Both arguments are (responses,), without aborted responses, which
+    have no tokens and are not in verl's mean.
 
     Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
     """
-    prompts = torch.unique(prompts[counted], return_inverse=True)[1]
-    scores = scores[counted].to(torch.float64)
+    prompts, scores = torch.unique(prompts, return_inverse=True)[1], scores.to(torch.float64)
     number = int(prompts.max()) + 1 if len(prompts) else 0
     if number < 2:
         return None
@@ -84,7 +78,7 @@ def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | 
 
 
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
-    """The share of the prompts with several samples whose samples all have one score; None without such prompts.
+    """Returns the share of the prompts with several samples whose scores are all equal; None without such prompts.
 
     Both are (responses,); a score that is not finite is like no other.
     """
@@ -99,13 +93,13 @@ def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
 
 
 def undecided_share(values: Any) -> dict[str, float]:
-    """The metric of what a reward returned as `undecided`, a value for each response; nothing without any."""
+    """Returns the metric of what a reward gave as `undecided`, a value for each response; nothing without any."""
     known = [float(value) for value in values if value is not None]
     return {UNDECIDED.key: sum(known) / len(known)} if known else {}
 
 
 def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
-    """The metric of answers without a verdict in a step of the v1 trainers; nothing if the reward returns none.
+    """Returns the metric of answers without a verdict in a step of the v1 trainers; empty if the reward has none.
 
     `fetch` is TransferQueue's kv_batch_get, `batch` the step's keys and tags, which verl fills up with copies.
     """
