@@ -5,7 +5,6 @@ only inside that function, so its entry in verl's registry is wrapped. No other 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,19 +22,18 @@ SEQUENCE_LEVEL = frozenset({"gspo"})
 
 
 def observe_registered(loss_mode: str) -> None:
-    """Wraps a loss in verl's registry with `wrap_loss`, unless it is; ValueError if there is none of that name."""
+    """Has a loss in verl's registry leave sums for metrics in the current micro-batch, under +clipx=observe.
+
+    It returns the same numbers to the last bit. verl calls policy losses with keyword arguments.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
     from verl.trainer.ppo import core_algos
 
-    function = core_algos.get_policy_loss_fn(loss_mode)
-    if not getattr(function, "observed_by_clipx", False):
-        core_algos.POLICY_LOSS_REGISTRY[loss_mode] = wrap_loss(function, by_sequence=loss_mode in SEQUENCE_LEVEL)
-
-
-def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
-    """A policy loss that returns the same numbers to the last bit and, under +clipx=observe, leaves sums for metrics.
-
-    The sums are left in the current micro-batch. verl calls policy losses with keyword arguments.
-    """
+    function, by_sequence = core_algos.get_policy_loss_fn(loss_mode), loss_mode in SEQUENCE_LEVEL
+    if getattr(function, "observed_by_clipx", False):
+        return
 
     @functools.wraps(function)
     def with_metrics(*arguments: Any, **named: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -47,7 +45,7 @@ def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..
         return loss, metrics
 
     with_metrics.observed_by_clipx = True
-    return with_metrics
+    core_algos.POLICY_LOSS_REGISTRY[loss_mode] = with_metrics
 
 
 def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_sequence: bool) -> None:
