@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -25,20 +26,15 @@ def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
 
     verl's metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
     """
-    before, take = dict(vars(engine)), engine.optimizer_step
+    take = engine.optimizer_step
 
     def optimizer_step(*args: Any, **kwargs: Any) -> Any:
         norm = take(*args, **kwargs)
         step.gradient_norm = None if norm is None else float(norm)
         return norm
 
-    engine.optimizer_step = optimizer_step
-    try:
+    with patch.object(engine, "optimizer_step", optimizer_step):
         yield
-    finally:
-        del engine.optimizer_step
-        if "optimizer_step" in before:
-            engine.optimizer_step = take
 
 
 class SkippedUpdates:
@@ -74,7 +70,7 @@ class SkippedUpdates:
             logger.warning(GRADIENT_NOT_FINITE, self._verb, step.gradient_norm)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
+        """Returns metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
         logged = {SKIPPED_UPDATES.key: [float(batch.skipped)]}
         if batch.skipped:
             # All ranks reach this line, because the gradient's norm is the same on all of them.
