@@ -30,8 +30,8 @@ from verl_clipx.common.files import write_json
 from verl_clipx.methods import METHODS
 from verl_clipx.run.config import OBSERVE
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.policy_loss import inputs_of, settings_for
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+from verl_clipx.worker.policy_loss import settings_for
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, inputs_of
 
 FORMS = {"eager": "false", "compiled": "true"}
 OWN = ", own statistics"

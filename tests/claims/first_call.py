@@ -17,7 +17,7 @@ from tests.worker import updates
 from tests.worker.updates import ROWS, WHOLE, extra_passes, loss_function
 from verl_clipx.run.config import Observe
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.plan import finish_step, plan_step, token_passes
+from verl_clipx.worker.plan import plan_step, token_passes
 from verl_clipx.worker.registry import is_ours
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import RolloutBatch
@@ -86,7 +86,7 @@ def train(actor: ActorConfig) -> list[dict[str, float]]:
             of_model = {"entropy": batch["entropy"], "reference": batch["log_prob"] - 0.1}
             loss, gradient, metrics = updates.train(loss_function(actor, step), batch, **of_model)
             if not observed:
-                finish_step(settings, state, step, at.position)
+                state.end(step, at.position)
             broken = {key: value for key, value in metrics.items() if not abs(float(value)) < float("inf")}
             assert loss.isfinite(), f"step {len(found)}: the loss is {loss}"
             assert gradient.isfinite().all() and not broken, f"step {len(found)}: the gradient is {gradient}; {broken}"

@@ -19,7 +19,7 @@ from verl_clipx.run.keys import FACTS
 from verl_clipx.run.schedule import Schedule, position, recorded_schedule
 from verl_clipx.run.start import decide
 from verl_clipx.runs.sameness import flat
-from verl_clipx.worker.plan import finish_step, plan_step, token_passes
+from verl_clipx.worker.plan import plan_step, token_passes
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import RolloutBatch
 
@@ -64,7 +64,7 @@ class Counted:
         step = plan_step(self.policy_loss, state, batch, data, extra_pass=extra_pass, all_reduce=all_reduce)
         if step.collected is not None:
             step.collected.append(step.statistics)
-        finish_step(self.settings, state, step, batch.position)
+        state.end(step, batch.position)
         self.steps.append(step)
 
     @property

@@ -16,8 +16,7 @@ from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import TokenPass, ages, prompt_groups
 from verl_clipx.worker.loss_function import with_micro_batch
-from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.step import OptimizerStep, current_micro_batch, micro_batch_of
+from verl_clipx.worker.step import OptimizerStep, current_micro_batch, inputs_of, micro_batch_of
 
 ROWS = [0, 1, 2, 3, 4]
 ETA = 0.25

@@ -15,7 +15,7 @@ from verl_clipx.loss.loss import token_statistics
 from verl_clipx.run.config import build
 from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, TRAINER_MODE
 from verl_clipx.run.schedule import schedule_of
-from verl_clipx.worker.plan import finish_step, plan_step
+from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import RolloutBatch
 
@@ -51,7 +51,7 @@ class Run:
         if step.collected is not None:
             step.collected.append(self.own(data))
         step.gradient_norm = 1.0 if taken else math.nan
-        finish_step(self.settings, self.state, step, at.position)
+        self.state.end(step, at.position)
         return step
 
     def save(self):

@@ -15,9 +15,8 @@ from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import BYPASS, LOSS_SCALE_FACTOR, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
 from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
-from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import fields_in, left_by_trainer, left_by_verl, masks_in, weights_by_verl, whole_rows
-from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+from verl_clipx.worker.step import OptimizerStep, inputs_of, micro_batch_of
 
 
 class Announced:
@@ -50,9 +49,8 @@ class Announced:
             mask = mask & left
         self._kept = mask if known.counted is None else known.counted
         tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages.where(self._kept, 0)}
-        inputs = inputs_of(settings, known, **tensors, mask=mask)
-        self.inputs = inputs._replace(mask=remaining(settings.mask, inputs))
-        self._at_ratio_1 = inputs._replace(log_prob=old, advantages=advantages, mask=whole.bool())
+        self.inputs = inputs_of(settings, known, **tensors, mask=mask)
+        self._at_ratio_1 = self.inputs._replace(log_prob=old, advantages=advantages, mask=whole.bool())
         averaged, number, self._selected = mask, data["batch_num_tokens"], mask
         if settings.select is not None:
             self._selected = selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)

@@ -13,12 +13,10 @@ from verl.utils import tensordict_utils as tu
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
-from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 from verl_clipx.worker.layout import pad_rows, response_part
-from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import rejection_of
-from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+from verl_clipx.worker.step import OptimizerStep, inputs_of, micro_batch_of
 
 
 def extra_pass(
@@ -64,7 +62,6 @@ def extra_pass(
         if "statistics" in sums:
             tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
             inputs = inputs_of(settings, known, **tensors)
-            inputs = inputs._replace(mask=remaining(settings.mask, inputs))
             own = settings.functions(mask.device).statistics(inputs)
             sums["statistics"].add_(own[: method.statistics_size])
             if method.second_statistics_size:

@@ -98,11 +98,11 @@ def with_micro_batch(
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
         call = call_of(settings, step, model_output, data)
-        micro_batch = call.micro_batch
+        micro_batch, output, restricted = call
         if reports is not None:
             micro_batch.observing = reports.metrics
         with in_micro_batch(micro_batch):
-            loss, metrics = loss_fn(model_output=call.model_output, data=call.data, dp_group=dp_group)
+            loss, metrics = loss_fn(model_output=output, data=restricted, dp_group=dp_group)
         own = micro_batch.observing.run(lambda: exact_metrics(*call), {})
         metrics |= own | (reports.of_rank(own) if reports is not None and step.of_rollout_batch else {})
         for observer in observers if step.of_rollout_batch else ():

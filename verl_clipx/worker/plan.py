@@ -12,12 +12,10 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import TokenPass, pad_rows
-from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import OptimizerStep, RolloutBatch, micro_batch_of
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, inputs_of, micro_batch_of
 
 # Sums a float64 vector over the data-parallel ranks.
 AllReduce = Callable[[Tensor], Tensor]
@@ -41,7 +39,7 @@ def plan_step(
     extra_pass: Callable[[Any, OptimizerStep, list[Inputs]], dict[str, Tensor]],
     all_reduce: AllReduce,
 ) -> OptimizerStep:
-    """Decides an optimizer step's bounds, and what else its micro-batches need.
+    """Decides an optimizer step's bounds, and what else its micro-batches need; +clipx=observe has no bounds.
 
     Args:
         state: what earlier steps left; gets the statistics that waited for this step's all-reduce.
@@ -66,26 +64,9 @@ def plan_step(
     state.remember(totals.get("waiting"))
     lagged = state.statistics[batch.position] if step.decided_from is DecidedFrom.LAGGED else None
     decide(step, settings, totals, lagged)
-    if settings.adaptive and settings.scope == "lagged":
+    if schedule.bounds is DecidedFrom.LAGGED:
         step.collected = []
     return step
-
-
-def plan_observed_step(policy_loss: Any, data: Any, *, all_reduce: AllReduce) -> OptimizerStep:
-    """A step under +clipx=observe, of which only the number of tokens may have to be known."""
-    step = OptimizerStep()
-    totals = sum_over_ranks(token_counts(policy_loss, None, data), all_reduce)
-    step.counted_tokens = float(totals["counted"]) if totals else None
-    return step
-
-
-def finish_step(settings: Settings, state: ControllerState, step: OptimizerStep, position: str) -> None:
-    """Ends a step. If the optimizer took it, lagged statistics wait for the next step's all-reduce."""
-    if not step.taken:
-        return
-    state.step += 1
-    if step.collected and settings.scope == "lagged":
-        state.waiting = position, step.statistics_of_training
 
 
 def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> dict[str, Tensor]:
@@ -100,7 +81,7 @@ def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> d
 
 
 def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all_reduce: AllReduce) -> Tensor:
-    """The statistics of both stages over all ranks, float64, by another all-reduce.
+    """Returns the statistics of both stages over all ranks, float64, by another all-reduce.
 
     Args:
         first: the first stage's total.
@@ -114,12 +95,11 @@ def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all
 
 
 def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> Inputs:
-    """The tokens of this rank's mini-batch with the current log-probabilities taken to be the old ones."""
+    """Returns the tokens of this rank's mini-batch with the current log-probabilities taken to be the old ones."""
     old = pad_rows(data["old_log_probs"])
     known, mask = micro_batch_of(settings, step, data), pad_rows(data["response_mask"]).bool()
     advantages = pad_rows(data["advantages"])
-    inputs = inputs_of(settings, known, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
-    return inputs._replace(mask=remaining(settings.mask, inputs))
+    return inputs_of(settings, known, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
 
 
 def decide(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor], lagged: Tensor | None) -> None:
@@ -136,7 +116,7 @@ def decide(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor], l
 
 
 def sum_over_ranks(sums: dict[str, Tensor], all_reduce: AllReduce) -> dict[str, Tensor]:
-    """The sums of each vector over the ranks, by one all-reduce; none if there are no vectors."""
+    """Sums each vector over the ranks, by one all-reduce; none if there are no vectors."""
     if not sums:
         return {}
     device = next((part.device for part in sums.values() if part.device.type != "cpu"), torch.device("cpu"))

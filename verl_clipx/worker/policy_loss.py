@@ -12,12 +12,19 @@ from verl_clipx.base.shared_metrics import MASKED, MASKED_SEQUENCES, REJECTED, S
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import TokenLoss, apply
 from verl_clipx.loss.metrics import TOKENS, VERSIONS_SUM, named_sums, to_host, token_metrics, with_ratios_of_sums
-from verl_clipx.modifiers.masks import mean_over_sequence, remaining
+from verl_clipx.modifiers.masks import mean_over_sequence
 from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.keys import another_loss, padded_length
 from verl_clipx.worker.aggregation import aggregate
 from verl_clipx.worker.rejection import rejection_of
-from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, current_micro_batch
+from verl_clipx.worker.step import (
+    REMEDIES,
+    AppliedMethod,
+    MicroBatch,
+    OptimizerStep,
+    current_micro_batch,
+    inputs_of,
+)
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
@@ -37,23 +44,6 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
     return settings_without_group(registered, config)
-
-
-def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
-    """The inputs of a method's formulas for one micro-batch: the tensors, each (sequences, response length), and more.
-
-    Tokens outside Lopti's pass have no advantage, as in the loss.
-
-    Raises:
-        ValueError: the method needs a field that is missing; says how to provide it.
-    """
-    optional = {name: getattr(known, name) for name in settings.asks_for}
-    for name, tensor in optional.items():
-        if tensor is None:
-            raise ValueError(f"clipx_{settings.method.name} needs {name}: {REMEDIES[name]}.")
-    if known.counted is not None:
-        tensors["advantages"] = torch.where(known.counted, tensors["advantages"], 0.0)
-    return Inputs(**tensors, counted=known.counted, **optional)
 
 
 def policy_loss(
@@ -97,7 +87,6 @@ def policy_loss(
     whole = response_mask.bool()
     mask = rejection_of(config.policy_loss).remaining(whole, log_prob, old_log_prob)
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
-    inputs = inputs._replace(mask=remaining(settings.mask, inputs))
     statistics, decision = decide(settings, known.step, inputs)
     tokens = loss_of_tokens(settings, known, inputs, decision)
     correction, tokens = correct(tokens, mask, rollout_is_weights)
@@ -254,11 +243,3 @@ def metrics_of_call(known: MicroBatch) -> dict[str, float]:
     sums = {key: total for key, total in known.sums.items() if key not in (TOKENS, REJECTED.key)}
     means = with_ratios_of_sums({key: [total / tokens] for key, total in sums.items()})
     return {**{key: value for key, (value,) in means.items()}, **known.values, **known.counts}
-
-
-REMEDIES = {
-    "rollout_log_prob": "have the rollout return its log-probabilities (actor_rollout_ref.rollout.calculate_log_probs="
-    "True), or, outside verl, pass rollout_log_prob=",
-    "entropy": "the plugin's training worker provides it; outside verl, pass entropy=",
-    "group": "the plugin's training worker numbers the prompts; outside verl, pass group=",
-}

@@ -242,11 +242,11 @@ class Receipt(Observer):
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as REGISTRY
 
         output, leaf = with_leaf(of.model_output)
-        call = call_of(self.settings, replace(of.step), output, of.data)
+        micro_batch, output, data = call_of(self.settings, replace(of.step), output, of.data)
         ours = [name for name in REGISTRY if name.startswith("clipx_") and not policy]
         without = dict.fromkeys(ours, lambda log_prob, **_: (0.0 * log_prob.sum(), {}))
-        with patch.dict(REGISTRY, without), in_micro_batch(call.micro_batch), torch.enable_grad():
-            loss, _ = self.loss_fn(model_output=call.model_output, data=call.data, dp_group=dp_group)
+        with patch.dict(REGISTRY, without), in_micro_batch(micro_batch), torch.enable_grad():
+            loss, _ = self.loss_fn(model_output=output, data=data, dp_group=dp_group)
             # A loss without a graph has a gradient of 0.
             return torch.autograd.grad(loss + 0.0 * leaf.sum(), leaf)[0]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from verl_clipx.common.files import read_json, remove_partials, write_text
 from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
+from verl_clipx.worker.step import OptimizerStep
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class ControllerState:
     waiting: tuple[str, Tensor] | None = None
 
     def knows(self, position: str) -> bool:
-        """Whether there are statistics of an update at a position."""
+        """Returns whether there are statistics of an update at a position."""
         return position in self.statistics or (self.waiting is not None and self.waiting[0] == position)
 
     def remember(self, statistics: Tensor | None) -> None:
@@ -49,6 +50,13 @@ class ControllerState:
         if statistics is not None:
             (position, _), self.waiting = self.waiting, None
             self.statistics[position] = statistics
+
+    def end(self, step: OptimizerStep, position: str) -> None:
+        """Ends a step. If the optimizer took it, statistics that it collected wait for the next step's all-reduce."""
+        if step.taken:
+            self.step += 1
+            if step.collected:
+                self.waiting = position, sum(step.collected)
 
 
 def description(method: Method) -> dict[str, Any]:

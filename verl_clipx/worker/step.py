@@ -1,6 +1,5 @@
 """What is known about an optimizer step and a micro-batch beyond the arguments of verl's policy losses."""
 
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.observing import Part
+from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.schedule import position
 from verl_clipx.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
@@ -58,11 +58,6 @@ class OptimizerStep:
     def taken(self) -> bool:
         """Whether the optimizer takes the step: verl skips one whose gradient is not finite."""
         return self.gradient_norm is None or math.isfinite(self.gradient_norm)
-
-    @property
-    def statistics_of_training(self) -> Tensor | None:
-        """This rank's statistics of the whole training pass, float64; None if none were collected."""
-        return functools.reduce(torch.add, self.collected) if self.collected else None
 
 
 @dataclass
@@ -198,14 +193,6 @@ class MicroBatch:
     observing: Part = field(default_factory=lambda: Part("the metrics of a loss"))
 
 
-class Call(NamedTuple):
-    """The arguments with which verl's loss function is called in training, and what the policy loss knows besides."""
-
-    micro_batch: MicroBatch
-    model_output: Any
-    data: Any
-
-
 _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)
 
 
@@ -245,11 +232,39 @@ def micro_batch_of(
     return known
 
 
-def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any) -> Call:
-    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides."""
+def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
+    """Returns the inputs of a method's formulas for one micro-batch: the tensors, each (sequences, length), and more.
+
+    Tokens outside Lopti's pass have no advantage, as in the loss; those that +clipx/mask takes out are not in the mask.
+
+    Raises:
+        ValueError: the method needs a field that is missing; says how to provide it.
+    """
+    optional = {name: getattr(known, name) for name in settings.asks_for}
+    for name, tensor in optional.items():
+        if tensor is None:
+            raise ValueError(f"clipx_{settings.method.name} needs {name}: {REMEDIES[name]}.")
+    if known.counted is not None:
+        tensors["advantages"] = torch.where(known.counted, tensors["advantages"], 0.0)
+    inputs = Inputs(**tensors, counted=known.counted, **optional)
+    return inputs._replace(mask=remaining(settings.mask, inputs))
+
+
+def call_of(
+    settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any
+) -> tuple[MicroBatch, Any, Any]:
+    """Returns what the policy loss knows of a micro-batch, and the output and data that verl's loss function gets."""
     micro_batch = micro_batch_of(settings, step, data, model_output)
     if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}
     if step.token_pass is not None:
         model_output, data = restrict(model_output, data, micro_batch.counted)
-    return Call(micro_batch, model_output, data)
+    return micro_batch, model_output, data
+
+
+REMEDIES = {
+    "rollout_log_prob": "have the rollout return its log-probabilities (actor_rollout_ref.rollout.calculate_log_probs="
+    "True), or, outside verl, pass rollout_log_prob=",
+    "entropy": "the plugin's training worker provides it; outside verl, pass entropy=",
+    "group": "the plugin's training worker numbers the prompts; outside verl, pass group=",
+}

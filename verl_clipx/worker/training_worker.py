@@ -22,7 +22,7 @@ from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice
 from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.plan import finish_step, plan_observed_step, plan_step, token_passes
+from verl_clipx.worker.plan import plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.reports import Guarded, Reports
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
@@ -45,7 +45,7 @@ class ClipxTraining:
     # verl's policy-loss node with the clipx node; None in a run without one.
     policy_loss: Any = None
     skipped: SkippedUpdates | None = None
-    # What the bounds remember; unused under +clipx=observe, where the steps are verl's own.
+    # What the bounds remember; +clipx=observe has none, and its state is not kept.
     state: ControllerState
     # The pass over a mini-batch before its update; None if no step needs one.
     extra_pass: partial | None = None
@@ -171,8 +171,7 @@ class ClipxTraining:
             self.skipped.end_update(step, self.batch, data)
         finally:
             self.step = None
-        if isinstance(self.policy_loss.clipx, Settings):
-            finish_step(self.policy_loss.clipx, self.state, step, batch.position)
+        self.state.end(step, batch.position)
         if output is not None:
             metrics = tu.get(output, "metrics")
             if self.batch is not None:
@@ -186,16 +185,12 @@ class ClipxTraining:
     def _planned_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
         """Plans the next optimizer step, and adds to verl's data what its micro-batches need."""
         settings = self.policy_loss.clipx
-        if isinstance(settings, Observe):
-            step = plan_observed_step(self.policy_loss, data, all_reduce=self._all_reduce)
-            step.of_rollout_batch = self.batch is not None
-            return step
-        if batch.token_pass is None and settings.update is not None:
+        if batch.token_pass is None and self.policy_loss.run.schedule.passes:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
         sums = dict(extra_pass=self.extra_pass, all_reduce=self._all_reduce)
         step = plan_step(self.policy_loss, self.state, batch, data, **sums)
         step.of_rollout_batch = self.batch is not None
-        if settings.needs_entropy:
+        if isinstance(settings, Settings) and settings.needs_entropy:
             step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not batch.last_pass:
