@@ -6,7 +6,6 @@ import pytest
 
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import (
-    NULLABLE,
     SCHEMA,
     Shard,
     UpdateFacts,
@@ -16,6 +15,7 @@ from verl_clipx.common.traces import (
     write_shard,
 )
 
+NULLABLE = [field.name for field in SCHEMA if field.nullable]
 SHARD = Shard(step=3, update=1, rank=0)
 FACTS = UpdateFacts(0.05, 2, DecidedFrom.LAGGED, {1: [0.1 + 0.2, float("inf")], 3: []})
 

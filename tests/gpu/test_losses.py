@@ -104,7 +104,7 @@ def loss_call(bench, *overrides, parts=None):
         with in_micro_batch(MicroBatch()) as micro_batch:
             loss, _ = function(log_prob=log_prob, **tokens, loss_agg_mode="token-mean", config=actor)
         if parts is not None:
-            parts.append(HostCopy(tokens_of_method(micro_batch.applied, TRACED).trace.log_prob))
+            parts.append(HostCopy(tokens_of_method(micro_batch.applied, TRACED)["log_prob"]))
         loss.backward()
 
     return call, inputs

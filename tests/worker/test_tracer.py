@@ -29,7 +29,7 @@ from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.trace_writer import TraceWriter
 from verl_clipx.worker.traced_columns import regions
-from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
+from verl_clipx.worker.tracer import ROW, Tracer, is_chosen, prompt_name
 
 ROWS = [0, 1, 2, 3, 4]
 TRACE = "+clipx/trace=prompts"
@@ -158,7 +158,7 @@ def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_
     selected = dict(selected_tokens=torch.tensor(3.0), entropy_bucket=torch.tensor(7) if over == "mini_batch" else None)
     step = OptimizerStep(TokenPass("low", 0.25, True), counted_tokens=5.0, **selected)
     # Of the two prompts in the batch one is traced, or both.
-    one, other = (prompt_name(torch.zeros(length, dtype=torch.int64)) for length in (1, 2))
+    one, other = (prompt_name(numpy.zeros(length, dtype=numpy.int64)) for length in (1, 2))
     seed = next(s for s in range(99) if is_chosen(one, t := Trace(fraction=0.5, seed=s)) > is_chosen(other, t))
     for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
         data, output = micro_batch(batch, ROWS, entropy=batch["entropy"], reference=batch["log_prob"])
@@ -176,7 +176,7 @@ def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_
 
 
 def test_prompts_are_chosen_by_their_hash():
-    names = [prompt_name(torch.arange(length)) for length in range(1, 2001)]
+    names = [prompt_name(numpy.arange(length)) for length in range(1, 2001)]
     assert len(set(names)) == 2000
     chosen = {seed: {name for name in names if is_chosen(name, Trace(fraction=0.1, seed=seed))} for seed in (0, 1)}
     # Five standard deviations of a binomial distribution.
@@ -184,7 +184,7 @@ def test_prompts_are_chosen_by_their_hash():
     assert chosen[0] < {name for name in names if is_chosen(name, Trace(fraction=0.2))}
     assert all(is_chosen(name, Trace(fraction=1)) for name in names)
     # The same in other processes and versions: the trace of one run is compared with that of another.
-    assert prompt_name(torch.tensor([1, 2, 3])) == "77ba1ae68d5afbb4"
+    assert prompt_name(numpy.array([1, 2, 3])) == "77ba1ae68d5afbb4"
 
 
 def batch_of(prompts, *, session=False, **fields):
@@ -207,7 +207,7 @@ def traced_batch(tracer, data, updates=1, before=0):
             if responses:
                 zeros = torch.zeros(len(responses), 2)
                 trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
-                tracer.keep(TracedTokens(trace, {"unshaped_advantage": zeros}), responses)
+                tracer.keep({**trace._asdict(), "unshaped_advantage": zeros}, responses)
             tracer.end_update(OptimizerStep())
 
 
@@ -269,7 +269,7 @@ def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
     traced_batch(tracer, data)
     tokens = tokens_in(tracer)
     assert tokens.token_id.tolist() == [7, 8, 7] and tokens.score.tolist() == [0.25, 0.25, 0.75]
-    assert tokens.prompt.unique().tolist() == [prompt_name(torch.tensor(ids)) for ids in ([3], [4, 5])]
+    assert tokens.prompt.unique().tolist() == [prompt_name(numpy.array(ids)) for ids in ([3], [4, 5])]
     assert tokens.text.tolist() == ["[7]", "[8]", "[7]"] and tokens.prompt_text.isna().all()
     assert listed(tokens.context) == [[3], None, [4, 5]]
 
@@ -303,7 +303,7 @@ def test_what_stands_between_tokens_is_written_once_and_ends_a_turn_where_the_po
     with rollout_batch(tracer, batch := TensorDict(fields, batch_size=[1])):
         zeros = torch.zeros(1, len(ids))
         trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
-        tracer.keep(TracedTokens(trace, {"unshaped_advantage": zeros}), [tracer._responses[0]])
+        tracer.keep({**trace._asdict(), "unshaped_advantage": zeros}, [tracer._responses[0]])
         tracer.end_update(OptimizerStep())
     assert ROW in batch
     tokens = tokens_in(tracer)
@@ -363,7 +363,7 @@ def test_a_token_takes_few_bytes(tmp_path):
     with rollout_batch(tracer, data):
         shape = len(tracer._responses), batch["mask"].shape[1]
         trace = TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields))
-        tracer.keep(TracedTokens(trace, {"unshaped_advantage": trace.advantage}), tracer._responses)
+        tracer.keep({**trace._asdict(), "unshaped_advantage": trace.advantage}, tracer._responses)
         tracer.end_update(OptimizerStep())
     assert tracer.writer.flush()
     (shard,) = shards_in(tmp_path)

@@ -42,7 +42,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to; the file becomes `path`, and is on the disk, when the block ends without an exception.
+    """Yields a name to write to; the file becomes `path`, and is on the disk, when the block ends without an exception.
 
     Its folder is made if missing. After a crash it is the old file or the new one, never a part.
 
@@ -63,7 +63,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def making_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes `folder` when the block ends without an exception, and is removed after one.
+    """Yields a folder to fill; it becomes `folder` when the block ends without an exception, and is removed after one.
 
     If another process has made the same folder in the meantime, that one stays: either will do.
     """
@@ -85,23 +85,18 @@ def remove_partials(folder: Path, pattern: str = "*") -> None:
         partial.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text, whole or not at all."""
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Writes a text, whole or not at all; a private one may be read by nobody but its owner."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def write_private_text(path: Path, text: str) -> None:
-    """Write a text that nobody but its owner may read, whole or not at all."""
-    with replacing(path) as partial:
-        # The file has this mode from its first byte on, whatever the umask; one that a crashed process left may not.
-        partial.unlink(missing_ok=True)
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        if private:
+            # It has this mode from its first byte on, whatever the umask; one that a crashed process left may not.
+            partial.unlink(missing_ok=True)
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all."""
+    """Writes a value as indented JSON, whole or not at all."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -110,12 +105,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 
 def no_formula(cell: Any) -> Any:
-    """A cell of a CSV file; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP)."""
+    """Returns a cell of a CSV file; what a spreadsheet would take for a formula gets an apostrophe in front (OWASP)."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def hash_of_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with _naming(path), path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -124,20 +119,20 @@ def hash_of_file(path: Path) -> str:
 
 
 def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """SHA-256 of a value's canonical JSON, in hexadecimal; `default` converts what JSON does not have."""
+    """Returns the SHA-256 of a value's canonical JSON, in hexadecimal; `default` converts what JSON does not have."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=default)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file."""
+    """Reads a file."""
     _check_kind(path)
     with _naming(path):
         return path.read_bytes()
 
 
 def as_utf8(content: bytes) -> bytes:
-    """A text's bytes in UTF-8 without a mark in front, also of UTF-16, in which PowerShell writes what it redirects."""
+    """Returns a text's bytes in UTF-8 without a mark in front, also of UTF-16, which PowerShell writes into files."""
     encoding = json.detect_encoding(content)
     if encoding.startswith("utf-8"):
         return content.removeprefix(codecs.BOM_UTF8)
@@ -149,7 +144,7 @@ def as_utf8(content: bytes) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a text in UTF-8 or UTF-16."""
+    """Reads a text in UTF-8 or UTF-16."""
     try:
         return as_utf8(read_bytes(path)).decode()
     except UnicodeDecodeError as error:
@@ -157,14 +152,14 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its end."""
+    """Yields the lines of a file, each with its end."""
     _check_kind(path)
     with _naming(path), path.open("rb") as file:
         yield from file
 
 
 def file_names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted; none if there is no such folder.
+    """Returns the names in a folder, sorted; none if there is no such folder.
 
     Raises:
         OSError: it cannot be read, or is no folder; pathlib's glob would ignore both.
@@ -175,7 +170,7 @@ def file_names_in(folder: Path) -> list[str]:
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """A JSON text's value."""
+    """Returns a JSON text's value."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -183,14 +178,14 @@ def parse_json(content: str | bytes, where: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Reads a JSON file."""
     return parse_json(read_bytes(path), str(path))
 
 
 def read_json_object(
     path: Path, shape: Mapping[Any, Any] = EMPTY, remedy: str = "remove it, or create it again"
 ) -> dict[str, Any]:
-    """Read a JSON file that holds an object of a shape; see `check_shape`."""
+    """Reads a JSON file that holds an object of a shape; see `check_shape`."""
     content = read_json(path)
     check_shape(path, content, shape, remedy)
     return content
@@ -199,7 +194,7 @@ def read_json_object(
 def check_shape(
     path: Path | str, content: Any, shape: Mapping[Any, Any], remedy: str = "remove it, or create it again"
 ) -> None:
-    """Refuse what is not of a shape.
+    """Refuses what is not of a shape.
 
     Args:
         shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
@@ -232,7 +227,7 @@ def _misfit(value: Any, shape: Any, where: str) -> str | None:
 
 
 def read_config(path: Path) -> "DictConfig":
-    """Read a configuration as Hydra writes it, not resolved."""
+    """Reads a configuration as Hydra writes it, not resolved."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -249,7 +244,7 @@ def read_config(path: Path) -> "DictConfig":
 
 
 def read_whole_number(path: Path) -> int:
-    """Read a file that holds only one whole number, such as verl's file with the last checkpoint's step."""
+    """Reads a file that holds only one whole number, such as verl's file with the last checkpoint's step."""
     text = read_bytes(path).decode(errors="replace").strip()
     if not re.fullmatch("[0-9]{1,18}", text):
         raise ValueError(f"{path}: {text!r:.60} is not a whole number of at most 18 digits; was it cut off?")
@@ -258,7 +253,7 @@ def read_whole_number(path: Path) -> int:
 
 @contextlib.contextmanager
 def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """An open Parquet file; errors of pyarrow within the block become ValueError too."""
+    """Yields an open Parquet file; errors of pyarrow within the block become ValueError too."""
     import pyarrow
     import pyarrow.parquet
 
@@ -271,7 +266,7 @@ def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
-    """Read a Parquet file."""
+    """Reads a Parquet file."""
     with parquet_file(path) as file:
         missing = [name for name in columns or () if name not in file.schema_arrow.names]
         if missing:

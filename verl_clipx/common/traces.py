@@ -26,21 +26,22 @@ _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
 _FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
 
 
-# Field, type and meaning. A row for each token of whole responses; the tokens of a response are adjacent and in order.
+# Field, with ? where it may be missing, type and meaning. A row for each token of whole responses; the tokens of a
+# response are adjacent and in order.
 _FIELDS = (
     ("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
     ("update", pyarrow.int32(), "optimizer update within the step, from 0; a Lopti pass counts as one"),
     ("rank", pyarrow.int32(), "data-parallel rank"),
     ("prompt", pyarrow.string(), "the same for one prompt in every run: its hash"),
-    ("prompt_text", pyarrow.string(), "the prompt, decoded"),
+    ("prompt_text?", pyarrow.string(), "the prompt, decoded"),
     ("sample", pyarrow.int32(), "number of the response among those to the prompt in this step, from 0"),
-    ("score", pyarrow.float32(), "reward of the response, where the worker knows it"),
+    ("score?", pyarrow.float32(), "reward of the response, where the worker knows it"),
     ("position", pyarrow.int32(), "of the token in the response, from 0"),
     ("token_id", pyarrow.int32(), "in the policy's vocabulary"),
     ("text", pyarrow.string(), "the token, decoded when it was written"),
     ("log_prob", pyarrow.float32(), "under the current policy, in nats"),
     ("old_log_prob", pyarrow.float32(), "under the old policy, in nats"),
-    ("rollout_log_prob", pyarrow.float32(), "under the policy that sampled, in nats"),
+    ("rollout_log_prob?", pyarrow.float32(), "under the policy that sampled, in nats"),
     ("ratio", pyarrow.float32(), "current over old probability"),
     ("advantage", pyarrow.float32(), "after shaping"),
     ("bounded", pyarrow.float32(), "what the bounds act on: the ratio in most methods"),
@@ -48,25 +49,20 @@ _FIELDS = (
     ("high", pyarrow.float32(), "upper bound on it; inf: none"),
     ("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
     ("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
-    ("selected", pyarrow.bool_(), SELECTED),
-    ("entropy", pyarrow.float32(), "of the current policy, in nats, where computed"),
-    ("age", pyarrow.int32(), "weight versions since it was sampled, where known"),
+    ("selected?", pyarrow.bool_(), SELECTED),
+    ("entropy?", pyarrow.float32(), "of the current policy, in nats, where computed"),
+    ("age?", pyarrow.int32(), "weight versions since it was sampled, where known"),
     ("unshaped_advantage", pyarrow.float32(), "before shaping"),
-    ("correction", pyarrow.float32(), "of the rollout, a factor on F; without one missing"),
+    ("correction?", pyarrow.float32(), "of the rollout, a factor on F; without one missing"),
     ("micro_batch", pyarrow.int32(), "within the update and rank, from 0"),
-    ("group", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
-    ("counted", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing"),
-    ("rejected", pyarrow.bool_(), "by bypass mode; where nothing can be missing"),
-    ("context", pyarrow.list_(pyarrow.int32()), CONTEXT),
-    ("turn", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
-)
-NULLABLE = (
-    *("prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age"),
-    *("correction", "group", "counted", "rejected"),
-    *_SINCE,
+    ("group?", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
+    ("counted?", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing"),
+    ("rejected?", pyarrow.bool_(), "by bypass mode; where nothing can be missing"),
+    ("context?", pyarrow.list_(pyarrow.int32()), CONTEXT),
+    ("turn?", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
 )
 SCHEMA = pyarrow.schema(
-    [pyarrow.field(name, kind, name in NULLABLE, {"meaning": meaning}) for name, kind, meaning in _FIELDS],
+    [pyarrow.field(name.rstrip("?"), kind, "?" in name, {"meaning": meaning}) for name, kind, meaning in _FIELDS],
     metadata={_VERSION_KEY: str(VERSION).encode()},
 )
 
@@ -80,7 +76,7 @@ class Shard:
     rank: int
 
     def path_in(self, folder: Path) -> Path:
-        """The file's place in a run's folder of traces."""
+        """Returns the file's place in a run's folder of traces."""
         return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
 
 
@@ -101,16 +97,6 @@ class UpdateFacts:
     decided_from: DecidedFrom
     decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
     lost: int | None = 0
-
-    @classmethod
-    def of_json(cls, text: str) -> "UpdateFacts":
-        """The facts that a file's metadata holds; raises ValueError if they have another form."""
-        try:
-            read = cls(**json.loads(text))
-            decisions = {int(number): list(map(float, values)) for number, values in read.decisions.items()}
-            return cls(float(read.fraction), int(read.ranks), DecidedFrom(read.decided_from), decisions)
-        except (TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
 
 
 def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: UpdateFacts) -> Path:
@@ -141,19 +127,23 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
 
 
 def shards_in(folder: Path) -> list[Shard]:
-    """The files of a run's trace, by step, update and rank; empty if the run wrote none."""
+    """Returns the files of a run's trace, by step, update and rank; empty if the run wrote none."""
     names = filter(None, map(_FILE.fullmatch, file_names_in(folder)))
     return sorted(Shard(*map(int, name.groups())) for name in names)
 
 
-def remove_shards(folder: Path, shards: list[Shard]) -> None:
-    """Removes files of a trace; it does not matter if some are gone already."""
-    for shard in shards:
-        shard.path_in(folder).unlink(missing_ok=True)
+def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> None:
+    """Removes a trace's files of a step and of later ones, by default of all ranks; some may be gone already.
+
+    Each of several ranks removes its own, and some of those of ranks that a run before it had more.
+    """
+    for shard in shards_in(folder):
+        if shard.step >= step and shard.rank % ranks == rank:
+            shard.path_in(folder).unlink(missing_ok=True)
 
 
 def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
-    """The tokens of some files of a trace, a row for each, as SCHEMA says.
+    """Returns the tokens of some files of a trace, a row for each, as SCHEMA says.
 
     Raises:
         ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
@@ -162,7 +152,7 @@ def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
 
 
 def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
-    """What a file of a trace says about its update.
+    """Returns what a file of a trace says about its update.
 
     Raises:
         ValueError: the file is no Parquet file, or what it says has another form; names the file.
@@ -171,21 +161,23 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
     try:
         file = pyarrow.parquet.read_metadata(path)
         said = file.metadata or {}
-        rows = int(said[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in said else None
-        return dataclasses.replace(UpdateFacts.of_json(said.get(_UPDATE_KEY, b"").decode()), lost=rows)
-    except (ValueError, pyarrow.ArrowException) as error:
+        lost = int(said[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in said else None
+        read = UpdateFacts(**json.loads(said.get(_UPDATE_KEY, b"")), lost=lost)
+        decisions = {int(number): list(map(float, values)) for number, values in read.decisions.items()}
+        return UpdateFacts(float(read.fraction), int(read.ranks), DecidedFrom(read.decided_from), decisions, lost)
+    except (ValueError, TypeError, AttributeError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
 
 
 def is_whole(shards: list[Shard], facts: list[UpdateFacts]) -> bool:
-    """Whether the files of an update, of which each says so much, have every token of it, of all ranks."""
+    """Returns whether the files of an update, of which each says so much, have every token of it, of all ranks."""
     return all(one.fraction == 1 and not one.lost for one in facts) and {shard.rank for shard in shards} == set(
         range(facts[0].ranks)
     )
 
 
 def has_all_updates(shards: list[Shard], expected: int | None) -> bool:
-    """Whether the files of a step are of all its updates; if it is unknown how many, only a gap shows a missing one."""
+    """Returns whether the files of a step are of all its updates; if their number is unknown, only a gap shows one."""
     updates = {shard.update for shard in shards}
     return updates == set(range(max(expected or 0, len(updates))))
 
@@ -209,7 +201,7 @@ def _read(path: Path) -> pyarrow.Table:
 
 
 def _faults(table: pyarrow.Table) -> list[str]:
-    """What is not as SCHEMA says, each as a part of a sentence."""
+    """Returns what is not as SCHEMA says, each as a part of a sentence."""
     missing = [field.name for field in SCHEMA if field.name not in table.column_names]
     repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
     faults = [f"no column {', '.join(missing)}"] if missing else []

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from verl_clipx.common.commit import commit_here
-from verl_clipx.common.files import remove_partials, replacing, write_private_text
+from verl_clipx.common.files import remove_partials, replacing, write_text
 from verl_clipx.common.run_files import record_path, resumed_step, traces_path
 from verl_clipx.common.secrets import redact
 from verl_clipx.common.verl_version import installed_version
@@ -51,7 +51,7 @@ def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
 
 
 def kept_lines(path: Path, step: int) -> list[bytes]:
-    """The lines of a log up to a step (0: none), with their ends; one that can't be read is left out with a warning."""
+    """Returns a log's lines up to a step (0: none), with their ends; drops unreadable ones with a warning."""
     if not (step and path.exists()):
         return []
     return [entry.line for entry in entries_in(path.read_bytes(), path) if entry.step <= step]
@@ -61,10 +61,10 @@ def remove_later_traces(folder: Path, step: int) -> None:
     """Removes the traces of the steps after one: the run makes these steps again, or is another run."""
     if folder.is_dir():
         # Imports pyarrow.
-        from verl_clipx.common.traces import remove_shards, shards_in
+        from verl_clipx.common.traces import remove_shards
 
         remove_partials(folder)
-        remove_shards(folder, [shard for shard in shards_in(folder) if shard.step > step])
+        remove_shards(folder, step + 1)
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
@@ -80,11 +80,11 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "versions": {name: version for name in VERSIONED if (version := installed_version(name))},
         "configuration": redact({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
-    write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
+    write_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n", private=True)
 
 
 def _reward_hash(config: dict[str, Any]) -> str | None:
-    """The hash of the file of the user's reward function; None if the run has none, or it cannot be found."""
+    """Returns the hash of the file of the user's reward function; None if the run has none, or it cannot be found."""
     for node in (config.get("reward") or {}, config):
         path = str((node.get("custom_reward_function") or {}).get("path") or "")
         if path.startswith("pkg://"):
@@ -96,7 +96,7 @@ def _reward_hash(config: dict[str, Any]) -> str | None:
 
 
 def _accelerators() -> list[str]:
-    """The kinds of accelerators in the Ray cluster: this process need not see any itself."""
+    """Returns the kinds of accelerators in the Ray cluster: this process need not see any itself."""
     import ray
 
     found = ray.cluster_resources() if ray.is_initialized() else {}

@@ -6,7 +6,7 @@ for one chance in 2^64. Both processes hash rows alike, so that the updates' fin
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
@@ -16,31 +16,24 @@ FIELDS = ("prompts", "responses", "response_mask", "advantages")
 OLDEST, NEWEST = "min_global_steps", "max_global_steps"
 
 
-class RowHashes(NamedTuple):
-    """Hashes of a row: of its prompt; of this and the response; of both and the advantages. 64 bits each."""
+def row_hashes(data: Any) -> list[tuple[int, int, int] | None]:
+    """Returns three hashes of each row of verl's data, jagged or padded; None for a row without tokens that count.
 
-    prompt: int
-    response: int
-    row: int
-
-
-def row_hashes(data: Any) -> list[RowHashes | None]:
-    """Returns the hashes of each row of verl's data, jagged or padded; None for a row without tokens that count."""
-    rows = zip(*(_rows_of(data, name) for name in FIELDS), strict=True)
-    return [_hashes(*row) if row[2].any() else None for row in rows]
-
-
-def _hashes(prompt: numpy.ndarray, response: numpy.ndarray, mask: numpy.ndarray, advantages: numpy.ndarray) -> Any:
-    parts = (prompt.astype(numpy.int64), response.astype(numpy.int64), advantages[mask > 0].astype(numpy.float32))
-    hashes, before = [], b""
-    for part in parts:
-        before = blake2b(before + part.tobytes(), digest_size=8).digest()
-        hashes.append(int.from_bytes(before, "big"))
-    return RowHashes(*hashes)
+    They are of its prompt; of this and the response; of both and the advantages: 64 bits each.
+    """
+    hashes: list[tuple[int, ...] | None] = []
+    for prompt, response, mask, advantages in zip(*(rows_in(data, name) for name in FIELDS), strict=True):
+        parts = (prompt.astype(numpy.int64), response.astype(numpy.int64), advantages[mask > 0].astype(numpy.float32))
+        digest, of_row = b"", []
+        for part in parts:
+            digest = blake2b(digest + part.tobytes(), digest_size=8).digest()
+            of_row.append(int.from_bytes(digest, "big"))
+        hashes.append(tuple(of_row) if mask.any() else None)
+    return hashes
 
 
-def _rows_of(data: Any, name: str) -> list[numpy.ndarray]:
-    """The rows of a field, the tokens of prompts and responses without padding."""
+def rows_in(data: Any, name: str) -> list[numpy.ndarray]:
+    """Returns the rows of a field of verl's data, jagged or padded; those of prompts and responses without padding."""
     values = data[name].cpu()
     if values.is_nested:
         return [row.numpy() for row in values.unbind()]
@@ -107,5 +100,5 @@ def hexadecimal(hashes: Iterable[int]) -> str:
 
 def hash_field(data: Any) -> torch.Tensor:
     """Returns the hash of each row of verl's data as a field of theirs, int64, (rows,); 0 without tokens."""
-    hashes = [0 if of_row is None else of_row.row for of_row in row_hashes(data)]
+    hashes = [0 if of_row is None else of_row[-1] for of_row in row_hashes(data)]
     return torch.from_numpy(numpy.array(hashes, dtype=numpy.uint64).astype(numpy.int64))

@@ -1,8 +1,10 @@
 """Turns traced responses and the numbers of their tokens into the columns of a shard, in the writer's thread."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy
@@ -18,7 +20,7 @@ class Response:
     """What the host knows of a traced response.
 
     Args:
-        prompt, prompt_ids: the prompt's hash and its tokens, int64, (length of the prompt,).
+        prompt, prompt_ids: the prompt's hash and its tokens, an array, int64, (length of the prompt,).
         sample: the response's number among the responses to the prompt in this step.
         score: the reward, or None.
         age: weight versions since the response was sampled, or None.
@@ -28,7 +30,7 @@ class Response:
     """
 
     prompt: str
-    prompt_ids: Tensor
+    prompt_ids: numpy.ndarray
     sample: int
     score: float | None
     age: int | None
@@ -81,19 +83,14 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-
-    def of(self, token: int) -> str:
-        """A token's text as within a longer text, so including a leading space."""
-        if token not in self._known:
-            self._known[token] = self._decoded(token)
-        return self._known[token]
+        self.of = functools.cache(self._decoded)
 
     def whole(self, tokens: Sequence[int]) -> str | None:
-        """The text of several tokens; None without a tokenizer."""
+        """Returns the text of several tokens; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
     def _decoded(self, token: int) -> str:
+        """Returns a token's text as within a longer text, so including a leading space."""
         if self._tokenizer is None:
             return f"[{token}]"
         # Some tokenizers leave out a space at the beginning of a text.
@@ -105,12 +102,12 @@ FLAGS = frozenset({"selected", "counted", "rejected"})
 
 
 def decisions_of(parts: list[TracedRows]) -> dict[int, list[float]]:
-    """What the method decided for each micro-batch, by the micro-batch's number. Parts without a method are skipped."""
+    """Returns what the method decided for each micro-batch, by its number; nothing for parts without a method."""
     return {part.micro_batch: part.decision.numpy().tolist() for part in parts if part.decision is not None}
 
 
 def columns_of(parts: list[TracedRows], texts: TokenTexts) -> dict[str, Any]:
-    """The columns of `traces.SCHEMA`, except for those that follow from the shard; all parts have the same ones."""
+    """Makes the columns of `traces.SCHEMA`, except for those that follow from the shard; all parts have the same."""
     responses = [response for part in parts for response in part.responses]
     masks = [response.mask.numpy() for response in responses]
     rows = (row for part in parts for row in part.values.numpy())
@@ -131,10 +128,8 @@ def columns_of(parts: list[TracedRows], texts: TokenTexts) -> dict[str, Any]:
     columns["position"] = every(lambda one: numpy.arange(len(one.mask), dtype=numpy.int32))
     if all(one.rollout_log_prob is not None for one in responses):
         columns["rollout_log_prob"] = every(lambda one: one.rollout_log_prob.float())
-    columns["prompt"], columns["sample"] = each(lambda one: one.prompt), each(lambda one: one.sample)
+    columns |= {name: each(attrgetter(name)) for name in ("prompt", "sample", "score", "age", "group")}
     columns["prompt_text"] = each(lambda one: texts.whole(one.prompt_ids.tolist()))
-    columns["score"], columns["age"] = each(lambda one: one.score), each(lambda one: one.age)
-    columns["group"] = each(lambda one: one.group)
     contexts, turns = zip(*map(contexts_and_turns, responses), strict=True)
     columns["context"], columns["turn"] = list(itertools.chain(*contexts)), numpy.concatenate(turns)
     of_row = [part.micro_batch for part in parts for _ in part.responses]
@@ -165,7 +160,7 @@ def contexts_and_turns(response: Response) -> tuple[list[list[int] | None], nump
 
 
 def regions(bounded: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray, advantage: numpy.ndarray) -> numpy.ndarray:
-    """DGPO's region of each token, by the rules of `metrics.token_sums`. The arguments are columns of a trace."""
+    """Returns DGPO's region of each token, by the rules of `metrics.token_sums`, from columns of a trace."""
     above, below, positive, negative = bounded > high, bounded < low, advantage > 0, advantage < 0
     # If the bounds cross, above wins.
     outer = [below & ~above & negative, above & positive, below & ~above & positive, above & negative]

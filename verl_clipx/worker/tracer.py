@@ -7,19 +7,21 @@ from collections import Counter
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.observing import Part
-from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
+from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, write_shard
 from verl_clipx.loss.loss import apply
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.run.trace import Trace
 from verl_clipx.worker.aggregation import shares_of
+from verl_clipx.worker.fingerprints import rows_in
 from verl_clipx.worker.layout import ages, prompt_groups
 from verl_clipx.worker.step import AppliedLoss, AppliedMethod, MicroBatch, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.trace_writer import TraceWriter
@@ -32,32 +34,24 @@ ROW, NONE = "clipx_traced_row", -1
 RESPONSE_FIELDS = ("responses", "response_mask", "rollout_log_probs", "rm_scores", "token_level_scores")
 
 
-def prompt_name(prompt: Tensor) -> str:
-    """A hash of the prompt's tokens, which names the prompt in every run: hexadecimal; `prompt` is int64, (length,)."""
-    return blake2b(prompt.numpy().tobytes(), digest_size=8).hexdigest()
+def prompt_name(prompt: numpy.ndarray) -> str:
+    """Returns a hash of a prompt's tokens, int64, (length,), which names the prompt in every run, in hexadecimal."""
+    return blake2b(prompt.tobytes(), digest_size=8).hexdigest()
 
 
 def is_chosen(prompt: str, trace: Trace) -> bool:
-    """Whether a prompt, by its `prompt_name`, is traced. The answer is the same on every rank and in every run."""
+    """Returns whether a prompt, by its `prompt_name`, is traced; the same on every rank and in every run."""
     digest = blake2b(prompt.encode(), digest_size=8, key=trace.seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") < trace.fraction * 2**64
 
 
-class TracedTokens(NamedTuple):
-    """What is traced of some rows' tokens: columns, each (rows, response length), and the method's decision, if any."""
-
-    trace: TokenTrace
-    others: dict[str, Tensor]
-    decision: Tensor | None = None
-
-
 def rows_of(values: Tensor, places: list[int]) -> Tensor:
-    """Some rows of a tensor. An index tensor would have to be copied to the accelerator."""
+    """Returns some rows of a tensor. An index tensor would have to be copied to the accelerator."""
     return torch.stack([values[place] for place in places])
 
 
-def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
-    """What a method of the plugin did to the tokens of some rows.
+def tokens_of_method(applied: AppliedMethod, places: list[int]) -> dict[str, Tensor]:
+    """Returns the columns of what a method of the plugin did to the tokens of some rows, (rows, response length) each.
 
     Tokens that bypass mode rejects are traced as if they had been kept, except that their weight is 0.
     """
@@ -80,16 +74,16 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
         rejected = token_trace(method, apply(method, shaping, every, decision), factor)
         pairs = zip(trace, rejected, strict=True)
         trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
-    return TracedTokens(trace, others, decision)
+    return {**trace._asdict(), **others}
 
 
-def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> TracedTokens:
-    """What one of verl's losses did to the tokens of some rows."""
+def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> dict[str, Tensor]:
+    """Returns the same columns of what one of verl's losses did to the tokens of some rows."""
     share = shares_of(applied.inputs.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
     rows = Inputs(*(None if values is None else rows_of(values, places) for values in applied.inputs))
     gradient = rows_of(applied.gradient, places)
     trace = observed_token_trace(rows, gradient, applied.bounds, applied.by_sequence, rows_of(share, places))
-    return TracedTokens(trace, {"unshaped_advantage": trace.advantage})
+    return {**trace._asdict(), "unshaped_advantage": trace.advantage}
 
 
 class Tracer(Observer):
@@ -128,7 +122,7 @@ class Tracer(Observer):
         """Chooses the rows that are traced. The first call removes shards of its step and of later ones."""
         self._step = batch.number // self.batches_a_step + 1
         if not self._goes_on:
-            self.writer.put(partial(self._remove, self._step))
+            self.writer.put(partial(remove_shards, self.folder, self._step, self.rank, self.ranks))
             self._goes_on = True
         # Drops what an update that did not end has left.
         self._parts, self._micro_batch = [], 0
@@ -149,20 +143,22 @@ class Tracer(Observer):
         places = [place for place, row in enumerate(rows) if row != NONE]
         if not places or micro_batch.applied is None:
             return
-        tokens_of = tokens_of_method if isinstance(micro_batch.applied, AppliedMethod) else tokens_of_loss
+        of_method = isinstance(micro_batch.applied, AppliedMethod)
+        tokens_of, decision = (tokens_of_method, micro_batch.applied.decision) if of_method else (tokens_of_loss, None)
         with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
-            traced = tokens_of(micro_batch.applied, places)
+            columns = tokens_of(micro_batch.applied, places)
             if micro_batch.entropy is not None:
-                traced.others["entropy"] = rows_of(micro_batch.entropy, places)
-            self.keep(traced, [self._responses[rows[place]] for place in places], number)
+                columns["entropy"] = rows_of(micro_batch.entropy, places)
+            self.keep(columns, [self._responses[rows[place]] for place in places], number, decision)
 
-    def keep(self, traced: TracedTokens, responses: list[Response], micro_batch: int = 0) -> None:
-        """Keeps the columns of some rows, each with its response, until the update ends."""
-        columns = {**traced.trace._asdict(), **traced.others}
+    def keep(
+        self, columns: dict[str, Tensor], responses: list[Response], number: int = 0, decision: Tensor | None = None
+    ) -> None:
+        """Keeps the columns of some rows, each with its response, and the method's decision until the update ends."""
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
         # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
-        decision = None if traced.decision is None else HostCopy(traced.decision.detach().clone())
-        self._parts.append(TracedRows(responses, tuple(columns), HostCopy(values), micro_batch, decision))
+        copy = None if decision is None else HostCopy(decision.detach().clone())
+        self._parts.append(TracedRows(responses, tuple(columns), HostCopy(values), number, copy))
 
     def end_update(self, step: OptimizerStep) -> None:
         """Passes what the update's micro-batches added to the writer."""
@@ -188,16 +184,9 @@ class Tracer(Observer):
         """Waits until everything so far is written."""
         self.writer.flush()
 
-    def _remove(self, step: int) -> None:
-        def is_old(shard: Shard) -> bool:
-            # Rank 0 also removes the shards of ranks that this run does not have.
-            return shard.step >= step and (shard.rank == self.rank or (self.rank == 0 and shard.rank >= self.ranks))
-
-        remove_shards(self.folder, [shard for shard in shards_in(self.folder) if is_old(shard)])
-
 
 def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int) -> tuple[list[Response], list[int]]:
-    """The traced responses of a rollout batch, jagged or padded, and for each row its response's number, or NONE.
+    """Returns a rollout batch's traced responses and, for each row, jagged or padded, its response's number or NONE.
 
     `version` is that of the weights from which the training on the batch starts.
     """
@@ -205,7 +194,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
     scores = known.get("rm_scores", known.get("token_level_scores"))
     age, groups = ages(data, version), prompt_groups(data).tolist() if "uid" in data else None
     responses, rows, seen = [], [], Counter()
-    for place, prompt in enumerate(prompts_in(data)):
+    for place, prompt in enumerate(rows_in(data, "prompts")):
         name, mask = prompt_name(prompt), known["response_mask"][place].bool()
         # verl may fill up a batch with rows that have no tokens.
         if not is_chosen(name, trace) or not mask.any():
@@ -228,15 +217,6 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
         )
         seen[name] += 1
     return responses, rows
-
-
-def prompts_in(data: Any) -> list[Tensor]:
-    """The tokens of each row's prompt, int64, (length of the prompt,)."""
-    prompts = data["prompts"].cpu()
-    if prompts.is_nested:
-        return list(prompts.unbind())
-    attention = data["attention_mask"][:, : prompts.shape[1]].bool().cpu()
-    return [prompt[present] for prompt, present in zip(prompts, attention, strict=True)]
 
 
 def _plain(number: Any) -> int:
