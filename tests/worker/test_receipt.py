@@ -30,7 +30,7 @@ from verl_clipx.run.config import build
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker import step as step_module
 from verl_clipx.worker.layout import TokenPass, pad_rows
-from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
 
 REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
@@ -269,7 +269,7 @@ def whole_mask(data):
 WEIGHTS = (CALCULATED, f"{CORRECTION}.rollout_is=token")
 
 
-def trains(*overrides, step=None, batch=FIRST, made=None, loss_mode=None, **run):
+def trains(*overrides, step=None, batch=None, made=None, loss_mode=None, **run):
     """Plants a fault: trains one update, after which as many were made on the rollout batch; returns the difference.
 
     `step` returns the optimizer step, `loss_mode` comes in the configuration's place, `run` is as for `Update.run`.
@@ -335,7 +335,7 @@ def with_another_pass(how, actor, monkeypatch, _):
 
 
 def without_bounds(actor, monkeypatch, _):
-    Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep(), FIRST)
+    Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep(), RolloutBatch())
 
 
 def unseen(changed=None, **run):

@@ -21,7 +21,7 @@ from verl_clipx.worker import training_worker as worker_module
 from verl_clipx.worker.state import FILE, ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.worker.training_worker import ClipxTraining
 
-OWNER = description(METHODS["acpo"]())
+OWNER = METHODS["acpo"]()
 
 
 def a_state():
@@ -146,7 +146,7 @@ def test_counts_below_0_are_no_state(tmp_path, one_rank, method, size):
     owner = worker.policy_loss.clipx.method
     vector = torch.ones(size or owner.statistics_size, dtype=torch.float64)
     vector[0] = -1.0
-    write_state(tmp_path, ControllerState(1, {"update_0": vector}), description(owner))
+    write_state(tmp_path, ControllerState(1, {"update_0": vector}), owner)
     with pytest.raises(RuntimeError, match=rf"{FILE} .*update_0 have counts below 0.*clipx\.missing_state=fresh"):
         worker.load_checkpoint(str(tmp_path))
 

@@ -22,7 +22,7 @@ from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 ROWS = [0, 1, 2, 3, 4, 5]
 WHOLE = [[ROWS]]
@@ -110,8 +110,8 @@ class Update:
     Without a decision of the step, each of its micro-batches decides for itself; `loss_fn` comes in verl's place.
     """
 
-    def __init__(self, config, step=None, *, tested=True, loss_fn=None, batch=FIRST):
-        self.step, self.batch = step or OptimizerStep(), batch
+    def __init__(self, config, step=None, *, tested=True, loss_fn=None, batch=None):
+        self.step, self.batch = step or OptimizerStep(), batch or RolloutBatch()
         settings, run = config.policy_loss.clipx, config.policy_loss.run
         loss_fn = loss_fn or partial(ppo_loss, config=config)
         self.receipt = Receipt(settings, run, loss_fn, lambda part: part, rank=1, tested=tested)

@@ -11,13 +11,13 @@ from verl_clipx.base.metric import Over
 from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS, VERSIONS_SUM
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.not_finite import merge_counts, not_finite_in
 from verl_clipx.worker.reports import Reports
+from verl_clipx.worker.skipped_updates import merge_counts, not_finite_in
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
 
 
 def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict[str, Metric]:
-    """Metrics of a micro-batch whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
+    """Returns metrics of a micro-batch whose aggregate over micro-batches and ranks is exact over the mini-batch.
 
     verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum, which the
     policy loss has left, is multiplied by the number of ranks and divided by the number of tokens that count in the
@@ -63,7 +63,7 @@ def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
 
 
 def step_without_worker(settings: Settings | Observe) -> OptimizerStep:
-    """The step of a loss call outside train_batch; RuntimeError if the settings need what train_batch decides."""
+    """Makes the step of a loss call outside train_batch; RuntimeError if the settings need what train_batch decides."""
     if isinstance(settings, Observe):
         return OptimizerStep(of_rollout_batch=False)
     needs = {

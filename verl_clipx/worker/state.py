@@ -60,15 +60,15 @@ class ControllerState:
 
 
 def description(method: Method) -> dict[str, Any]:
-    """What a state belongs to: a method and its parameters. A state with another description is not used."""
+    """Describes a method and its parameters, to which a state belongs; one with another description is not used."""
     return {"method": method.name, "statistics_size": method.statistics_size, **method.parameters}
 
 
-def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
-    """Writes the state into the actor's checkpoint folder, either completely or not at all; returns the file's path."""
+def write_state(folder: Path, state: ControllerState, method: Method) -> Path:
+    """Writes the state of a method's bounds into the actor's checkpoint folder, or nothing; returns the file's path."""
     content = {
         "format": FORMAT,
-        "belongs_to": belongs_to,
+        "belongs_to": description(method),
         "step": state.step,
         # Python writes the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
@@ -78,9 +78,9 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
     return folder / FILE
 
 
-def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
-    """Reads a state that `write_state` wrote and that belongs to the run's `description`; raises UnusableState."""
-    path = folder / FILE
+def read_state(folder: Path, method: Method) -> ControllerState:
+    """Reads a state that `write_state` wrote and that belongs to a method with its parameters; raises UnusableState."""
+    path, belongs_to = folder / FILE, description(method)
     try:
         content = read_json(path)
         form, owner, step, statistics = (content[key] for key in ("format", "belongs_to", "step", "statistics"))
@@ -99,12 +99,11 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
         raise _damaged(path, f"step {step!r}")
     if not isinstance(statistics, dict):
         raise _damaged(path, f"statistics {statistics!s:.60}")
-    size = belongs_to["statistics_size"]
-    return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()})
+    return ControllerState(step, {key: _vector(path, key, values, method) for key, values in statistics.items()})
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """The rank that keeps the state, in the last pipeline stage, since others see no tokens. Every rank calls this."""
+    """Returns the rank that keeps the state: one of the last pipeline stage, which sees tokens. Every rank calls it."""
     own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
     rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
     torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
@@ -112,18 +111,14 @@ def state_rank(engine: Any, device: Any) -> int:
 
 
 def restored_state(folder: Path, settings: Settings, source: int, device: Any) -> ControllerState:
-    """The state in a checkpoint's actor folder, read by the rank `source` and sent to the others.
+    """Returns the state in a checkpoint's actor folder, read by the rank `source` and sent to the others.
 
     RuntimeError: it is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
     found: list[Any] = [None]
     if torch.distributed.get_rank() == source:
         try:
-            state = read_state(folder, description(settings.method))
-            for position, vector in state.statistics.items():
-                if (vector[settings.method.never_negative] < 0).any():
-                    raise _damaged(folder / FILE, f"statistics of {position} have counts below 0")
-            found = [state]
+            found = [read_state(folder, settings.method)]
         except UnusableState as error:
             found = [error]
     torch.distributed.broadcast_object_list(found, src=source)
@@ -141,10 +136,14 @@ def _damaged(path: Path, what: str) -> UnusableState:
     return UnusableState(f"{path} is cut short or not a state of this plugin ({what})")
 
 
-def _vector(path: Path, position: str, values: Any, size: int) -> Tensor:
+def _vector(path: Path, position: str, values: Any, method: Method) -> Tensor:
+    size = method.statistics_size
     if not (isinstance(values, list) and len(values) == size and all(map(_is_finite, values))):
         raise _damaged(path, f"statistics of {position} must be {size} finite numbers, not {values!s:.60}")
-    return torch.tensor(values, dtype=torch.float64)
+    vector = torch.tensor(values, dtype=torch.float64)
+    if (vector[method.never_negative] < 0).any():
+        raise _damaged(path, f"statistics of {position} have counts below 0")
+    return vector
 
 
 def _is_finite(value: Any) -> bool:

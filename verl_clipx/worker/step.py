@@ -18,7 +18,14 @@ from verl_clipx.modifiers.masks import remaining
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.schedule import position
 from verl_clipx.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
-from verl_clipx.worker.not_finite import NotFinite
+
+
+class NotFinite(NamedTuple):
+    """How much of a field is not finite in this rank's part of the mini-batch, and the uid of the first such prompt."""
+
+    tokens: int
+    sequences: int
+    prompt: str | None
 
 
 @dataclass
@@ -56,7 +63,7 @@ class OptimizerStep:
 
     @property
     def taken(self) -> bool:
-        """Whether the optimizer takes the step: verl skips one whose gradient is not finite."""
+        """Returns whether the optimizer takes the step: verl skips one whose gradient is not finite."""
         return self.gradient_norm is None or math.isfinite(self.gradient_norm)
 
 
@@ -89,12 +96,8 @@ class RolloutBatch:
 
     @property
     def position(self) -> str:
-        """The name of the next update within the rollout batch."""
+        """Returns the name of the next update within the rollout batch."""
         return position(self.update, None if self.token_pass is None else self.token_pass.name)
-
-
-# Used if a worker gets no rollout batch: each of its updates then counts as the first.
-FIRST = RolloutBatch()
 
 
 class Observer:
@@ -197,7 +200,7 @@ _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", d
 
 
 def current_micro_batch() -> MicroBatch | None:
-    """The micro-batch whose loss is being computed; None outside a training worker."""
+    """Returns the micro-batch whose loss is being computed; None outside a training worker."""
     return _current.get()
 
 
@@ -213,7 +216,7 @@ def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
 def micro_batch_of(
     settings: Settings | Observe, step: OptimizerStep, data: Any, model_output: Any = None
 ) -> MicroBatch:
-    """What is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
+    """Returns what is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
     `model_output` is None before a pass.
     """

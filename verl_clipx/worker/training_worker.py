@@ -26,16 +26,15 @@ from verl_clipx.worker.plan import plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.reports import Guarded, Reports
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
-from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
-from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
+from verl_clipx.worker.state import ControllerState, restored_state, state_rank, write_state
+from verl_clipx.worker.step import Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
-    """The clipx configuration inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
+    """Returns the clipx node inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
     config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
-    policy_loss = getattr(config, "policy_loss", None)
-    node = policy_loss.get("clipx", None) if policy_loss is not None else None
+    node = getattr(getattr(config, "policy_loss", None), "clipx", None)
     return node if isinstance(node, Settings | Observe) else None
 
 
@@ -98,7 +97,7 @@ class ClipxTraining:
             print(COMPILED, flush=True)
 
     def _observers(self, settings: Settings | Observe, loss_fn: partial) -> list[Observer]:
-        """Everything that observes this rank's updates, as far as the settings ask for it."""
+        """Makes what observes this rank's updates, as far as the settings ask for it."""
         config, observers = loss_fn.keywords["config"], []
         run, engine = config.policy_loss.run, self.engine
         if isinstance(settings, Settings) and settings.receipt != "off":
@@ -158,7 +157,8 @@ class ClipxTraining:
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.policy_loss is None:
             return super().train_batch(data)
-        batch, observers = (FIRST, ()) if self.batch is None else (self.batch, self.observers)
+        # Outside train_mini_batch each update counts as the first of a rollout batch.
+        batch, observers = (RolloutBatch(), ()) if self.batch is None else (self.batch, self.observers)
         self.reports.begin_update(data)
         self.step = step = self._planned_step(data, batch)
         try:
@@ -168,7 +168,7 @@ class ClipxTraining:
                 output = super().train_batch(data)
             for observer in observers:
                 observer.end_update(step)
-            self.skipped.end_update(step, self.batch, data)
+            self.skipped.end_update(step, batch, data)
         finally:
             self.step = None
         self.state.end(step, batch.position)
@@ -178,8 +178,7 @@ class ClipxTraining:
                 self.reports.end_update(metrics)
             self.reports.metrics.run(lambda: over_remaining(metrics))
             self.reports.remove(metrics)
-        if self.batch is not None:
-            self.batch.update += 1
+        batch.update += 1
         return output
 
     def _planned_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
@@ -208,7 +207,7 @@ class ClipxTraining:
             if self.state.waiting is not None:
                 self.state.remember(self._all_reduce(self.state.waiting[1]))
             if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
-                write_state(Path(local_path), self.state, description(settings.method))
+                write_state(Path(local_path), self.state, settings.method)
         for observer in self.observers:
             observer.flush()
         return result
@@ -228,7 +227,7 @@ class ClipxTraining:
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     def _finished(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """The metrics of a pass, with those added that need whole mini-batches or all of the pass's updates."""
+        """Returns the metrics of a pass, with those that need whole mini-batches or all of its updates."""
         metrics, settings = with_ratios_of_sums(metrics), self.policy_loss.clipx
         if isinstance(settings, Observe):
             return metrics
@@ -236,7 +235,7 @@ class ClipxTraining:
         return with_age(with_updates(metrics, settings.method), shown=self.stale)
 
     def _cut(self) -> dict[str, Any]:
-        """How verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
+        """Says how verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
         keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         cut = {key: getattr(self.engine_config, key) for key in keys}
         return {**cut, "use_remove_padding": self.model_config.get("use_remove_padding", False)}
@@ -251,7 +250,7 @@ class ClipxTraining:
 
 
 def computes_in_half_precision(config: Any) -> bool:
-    """Whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
+    """Returns whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
     precision = getattr(config, "mixed_precision", None)
     dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
     return str(dtype) not in ("fp32", "float32", "32")
