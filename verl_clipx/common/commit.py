@@ -1,22 +1,18 @@
-"""Which commit of this plugin runs."""
+"""Finds the commit of this plugin that runs."""
 
 import subprocess
 from pathlib import Path
 
 
 def commit_here() -> str | None:
-    """The commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
+    """Returns the commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
+    file = Path(__file__)
     # If the package is installed inside another repository, the commit would be that repository's.
-    if not git("ls-files", "--error-unmatch", Path(__file__).name):
+    is_its_own = ["ls-files", "--error-unmatch", file.name]
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    try:
+        for command in (is_its_own, describe):
+            done = subprocess.run(["git", *command], cwd=file.parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changes else commit
+    return done.stdout.strip()

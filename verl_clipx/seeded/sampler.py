@@ -11,6 +11,13 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 SEEDED_ENGINES = ("vllm", "cpu")
+# What a key must be, and why.
+NEEDED = {
+    "trainer.v1.trainer_mode": ("sync", "in other modes batches depend on timing"),
+    "trainer.v1.sync.parameter_sync_step": (1, "otherwise the first samples to arrive win"),
+    "algorithm.filter_groups.enable": (False, "otherwise the number of prompts that are drawn depends on timing"),
+    "clipx_rollout.versions_old": (0, "only training in one process (benchmarks/one_process) keeps weights"),
+}
 
 
 class SeededReplayBuffer(ReplayBuffer):
@@ -74,35 +81,18 @@ def seeded(
     Raises:
         ValueError: a setting makes batches depend on timing, or the engine takes no seed per request.
     """
-    filters = bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False))
-    needed = (
-        ("trainer.v1.trainer_mode", trainer_mode, "sync", "in other modes batches depend on timing"),
-        (
-            "trainer.v1.sync.parameter_sync_step",
-            trainer_config.get("parameter_sync_step", 1),
-            1,
-            "otherwise the first samples to arrive win",
-        ),
-        (
-            "algorithm.filter_groups.enable",
-            filters,
-            False,
-            "otherwise the number of prompts that are drawn depends on timing",
-        ),
-        (
-            "clipx_rollout.versions_old",
-            sampler_kwargs.get("versions_old", 0),
-            0,
-            "only training in one process (benchmarks/one_process) keeps weights",
-        ),
+    values = (
+        trainer_mode,
+        trainer_config.get("parameter_sync_step", 1),
+        bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False)),
+        sampler_kwargs.get("versions_old", 0),
     )
-    problems = [(key, value, f"{wanted}; {why}") for key, value, wanted, why in needed if value != wanted]
-    if sampler_kwargs["rollout_name"] not in SEEDED_ENGINES:
+    for (key, (wanted, why)), value in zip(NEEDED.items(), values, strict=True):
+        if value != wanted:
+            raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {wanted}; {why}")
+    if (engine := sampler_kwargs["rollout_name"]) not in SEEDED_ENGINES:
         allowed = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"
-        problems.append(("actor_rollout_ref.rollout.name", sampler_kwargs["rollout_name"], allowed))
-    if problems:
-        key, value, allowed = problems[0]
-        raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {allowed}")
+        raise ValueError(f"+clipx/rollout=seeded with actor_rollout_ref.rollout.name={engine}: must be {allowed}")
     refill_failed = bool(sampler_kwargs["sync_refill_failed_groups"])
     size = sampler_kwargs["train_batch_size"]
     if "poll_interval" in sampler_kwargs:
