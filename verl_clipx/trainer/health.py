@@ -105,8 +105,6 @@ def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
     """
     rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     fields = fetch(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    # A field without tensors: tensordict returns a list, or an object that can be turned into one.
-    extras = fields["extra_fields"]
-    extras = extras if isinstance(extras, list) else extras.tolist()
+    extras = [getattr(extra, "data", extra) for extra in fields["extra_fields"]]
     infos = [extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {} for extra in extras]
     return undecided_share([info.get("undecided") for info in infos])

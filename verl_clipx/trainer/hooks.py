@@ -26,8 +26,7 @@ class TrainedRun:
         from verl_clipx.common.observing import Part
         from verl_clipx.run.lengths import lengths_of
         from verl_clipx.trainer.log import open_log
-        from verl_clipx.trainer.receipt import ReceiptCheck
-        from verl_clipx.trainer.watch import Watch
+        from verl_clipx.trainer.watch import ReceiptCheck, Watch
 
         # The log, and what the run logged before it was resumed.
         self.file, before = (None, {}) if log is None else open_log(log, config)

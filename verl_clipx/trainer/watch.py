@@ -1,12 +1,15 @@
-"""The rules of diagnose, on a run's log so far: they warn, and a fact may end the run."""
+"""Looks at each step that a run logs: for the worker's receipt, and with the rules of diagnose, which may end it."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_clipx.base.method import NODE
+from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose
 from verl_clipx.diagnose.rule import Kind, Rule
 from verl_clipx.diagnose.rules import RULES
+from verl_clipx.run.groups import OBSERVE
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import Rows, not_finite_in, table_of, with_entropy
@@ -21,6 +24,36 @@ READ = {key for rule in (*FACTS, *TRENDS) for key in (*rule.reads, *rule.instead
     keys.ENTROPY_OF_UPDATES,
     keys.NOT_FINITE_RANK,
 }
+
+
+class ReceiptCheck:
+    """Looks for the receipt in the first logged step that trains the actor: without one, another worker trained it."""
+
+    def __init__(self, config: dict[str, Any]):
+        policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
+        node = policy_loss.get(NODE) or {"receipt": "off"}
+        asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
+        self._due = asked != "off"
+        self._stops = asked == "stop" or (asked == "auto" and not policy_loss["run"]["untested"])
+        # Before this step, verl trains only the critic.
+        self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
+
+    def look(self, data: dict[str, Any], step: int) -> None:
+        """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
+        if not self._due or data.get(keys.STEP, -1) < self._first:
+            return
+        self._due = False
+        if any(str(key).endswith(RECEIPT.key) for key in data):
+            return
+        if self._stops:
+            raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
+        logger.warning("clipx: %s", MISSING)
+
+
+MISSING = (
+    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so "
+    "nothing shows which loss it trained."
+)
 
 
 class Watch:
