@@ -9,7 +9,7 @@ from verl_clipx.loss.loss import per_token_loss, summed_loss
 
 
 def aggregate(log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any) -> Tensor:
-    """The result of verl's agg_loss applied to `per_token_loss`, 0-d; modes that are not known here are left to verl.
+    """Applies verl's agg_loss to `per_token_loss` and returns a scalar; modes that are not known here are left to verl.
 
     Args:
         log_prob, value, weighted: as for `per_token_loss`; value and weighted are 0 outside the mask.
@@ -35,7 +35,7 @@ def sequence_weight(
     loss_scale_factor: int | None = None,
     **others: Any,
 ) -> Tensor | float | None:
-    """The factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
+    """Returns the factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
 
     None if agg_loss itself must be called, because of another mode or argument (`others`), or one that it refuses.
     """
@@ -59,7 +59,7 @@ def sequence_weight(
 
 
 def shares_of(mask: Tensor, mode: str, dtype: torch.dtype = torch.float32, **normalisers: Any) -> Tensor:
-    """The factor of each token's loss in the scalar loss, by verl's own agg_loss, (sequences, length)."""
+    """Returns the factor of each token's loss in the scalar loss, by verl's own agg_loss, (sequences, length)."""
     from verl.trainer.ppo.core_algos import agg_loss
 
     with torch.enable_grad():

@@ -64,7 +64,7 @@ class Announced:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
 
     def difference(self, gradient: Tensor) -> float:
-        """The largest difference of a token's gradient, of the whole loss, from the announced one, relative to that.
+        """Returns the largest relative difference of a token's gradient, of the whole loss, from the announced one.
 
         It is infinite if the gradient, (tokens,), is not finite where all that is announced is, and 0 if that is not
         either: verl skips such an update.
@@ -74,8 +74,8 @@ class Announced:
         return float(apart(gradient, announced, at_ratio_1, self.besides).max())
 
     def sums(self) -> Tensor:
-        """The sequences, the tokens that verl counts, those that the method counts, those that are selected, and the
-        method's statistics, float64.
+        """Counts the sequences, the tokens that verl counts, those that the method counts and those that are selected,
+        and returns these numbers with the method's statistics, float64.
         """
         planned, whole, inputs = self.step.statistics, self.data["response_mask"], self.inputs
         if self.step.decided_from is DecidedFrom.RATIO_ONE:
@@ -87,15 +87,15 @@ class Announced:
         return torch.cat([tokens, token_statistics(*self._formulas, inputs, first).cpu()])
 
     def rollout_apart(self) -> float:
-        """The largest distance of a token's old_log_prob from the rollout's log-probability, in nats."""
+        """Returns the largest distance of a token's old_log_prob from the rollout's log-probability, in nats."""
         if "rollout_log_probs" not in self.data:
             return 0.0
         mask, old, rollout = fields_in(self.data, "response_mask", "old_log_probs", "rollout_log_probs")
         return float((old - rollout).where(mask.bool(), 0).abs().max())
 
     def weights_apart(self, normaliser: float | None) -> tuple[float, float | None, Tensor]:
-        """The largest difference of a weight of verl's correction from its own code's, relative to that; what the
-        weights are divided by, which the first ones tell where verl normalises them; and the sum and the number of
+        """Returns the largest difference of a weight of verl's correction from its own code's, relative to that; what
+        the weights are divided by, which the first ones tell where verl normalises them; and the sum and the number of
         those that it normalises, float64, infinite or NaN if some are unknown.
         """
         mask, weights = fields_in(self.data, "response_mask", "rollout_is_weights")
@@ -116,7 +116,7 @@ class Announced:
         return float(apart.max()), normaliser, sums / bool(whole_rows(options, self.data).all())
 
     def bounds_apart(self, *decisions: Tensor) -> float:
-        """The largest difference of the bounds under two decisions, relative to half the first ones' width."""
+        """Returns the largest difference of the bounds under two decisions, relative to half the first ones' width."""
         bounds = [apply(*self._formulas, self.inputs, decision).bounds for decision in decisions]
         first, second = (torch.stack([torch.as_tensor(end, dtype=torch.float64) for end in of]) for of in bounds)
         half = ((first[1] - first[0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
@@ -124,7 +124,7 @@ class Announced:
         return float(torch.where(first == second, 0.0, (first - second).abs() / half).max())
 
     def probe(self, number: int) -> "Announced":
-        """What is announced about a copy with ratios near which a gradient begins or ends, and |A| from 0.01 to 100.
+        """Announces the gradient of a copy with ratios near which one begins or ends, and |A| from 0.01 to 100.
 
         On the way from one draw of log-ratios to another, tokens cease to have a gradient or begin to have one: that is
         at a bound, whatever it acts on. By turns each token goes as far by itself; each sequence does, as for bounds on
@@ -185,7 +185,7 @@ class Announced:
         return Announced(self._settings, self._run, self.step, output, copy)
 
     def _gradient(self, moved: float) -> Tensor:
-        """The gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
+        """Returns the gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
         inputs = self.inputs._replace(log_prob=self.inputs.log_prob + moved)
         return self._in_output(-self._weighted(inputs).where(self._kept, 0.0))
 

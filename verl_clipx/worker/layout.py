@@ -19,12 +19,12 @@ AGE = "clipx_age"
 
 
 def pad_rows(values: Tensor) -> Tensor:
-    """A response field as (sequences, response length), 0 where there is no token."""
+    """Returns a response field as (sequences, response length), 0 where there is no token."""
     return values.to_padded_tensor(0) if values.is_nested else values
 
 
 def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
-    """Where the model's output for each response token stands, and which tokens there are, (sequences, width) each.
+    """Returns where the model's output for each response token stands, and which there are, (sequences, width) each.
 
     Prompts and responses are jagged, or padded with an attention mask; `width` is the length of the longest response,
     `total` that of all prompts and responses together.
@@ -41,32 +41,32 @@ def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
 
 
 def response_part(output: Tensor, data: Any, width: int) -> Tensor:
-    """The model's output for the response tokens, padded with 0 and detached, (sequences, width)."""
+    """Returns the model's output for the response tokens, padded with 0 and detached, (sequences, width)."""
     values = flat(output).detach()
     place, present = places(data, width, values.shape[0])
     return torch.where(present, values[place], 0)
 
 
 def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
-    """Values of response tokens where the model's output for them stands, and 0 elsewhere, (total,)."""
+    """Puts values of response tokens where the model's output for them stands, and 0 elsewhere, (total,)."""
     place, present = places(data, values.shape[1], total)
     inside = torch.where(present, values, 0)
     return inside.new_zeros(total).scatter_add(0, place.flatten(), inside.flatten())
 
 
 def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
-    """The model's output, replaced by `other` of it where it is not kept; `kept` is bool, (total,)."""
+    """Returns the model's output, replaced by `other` of it where it is not kept; `kept` is bool, (total,)."""
     values = torch.where(kept, flat(output), other(flat(output)))
     return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets()) if output.is_nested else values
 
 
 def flat(output: Tensor) -> Tensor:
-    """The model's output as (total, ...)."""
+    """Returns the model's output as (total, ...)."""
     return output.values() if output.is_nested else output
 
 
 def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
-    """The model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
+    """Returns the model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
     output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
     log_probs = output["log_probs"]
     leaf = flat(log_probs).clone().requires_grad_()
@@ -76,14 +76,14 @@ def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
 
 
 def prompt_groups(data: Any) -> Tensor:
-    """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,)."""
+    """Numbers each sequence's prompt, alike in every micro-batch and on every rank: int64, (sequences,)."""
     names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
     numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
     return torch.tensor(numbers, dtype=torch.int64, device=pad_rows(data["response_mask"]).device)
 
 
 def ages(data: Any, version: int) -> Tensor | None:
-    """The age of each sequence in weight versions, int64; None if the rollout does not say which version generated it.
+    """Returns the age of each sequence in weight versions, int64; None if the rollout does not say what generated it.
 
     `version` is the one from which the training on the current rollout batch starts.
     """
@@ -110,14 +110,14 @@ class TokenPass:
     equal: bool
 
     def tokens(self, data: Any) -> Tensor:
-        """The tokens of this pass in a mini-batch or micro-batch: bool, (sequences, response length)."""
+        """Returns the tokens of this pass in a mini-batch or micro-batch: bool, (sequences, response length)."""
         low = low_probability(pad_rows(data["old_log_probs"]), eta=self.eta, equal=self.equal)
         group = low if self.name == "low" else ~low
         return group & pad_rows(data["response_mask"]).bool()
 
 
 def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
-    """A micro-batch in which only some tokens have an advantage, gradient, entropy and distance to the reference.
+    """Makes a micro-batch in which only some tokens have an advantage, gradient, entropy and reference distance.
 
     The response mask stays, so that every aggregation keeps its normaliser. The given ones are not changed.
     """

@@ -62,8 +62,16 @@ def plan_step(
     if "statistics" in totals and settings.method.second_statistics_size:
         totals["statistics"] = with_second_stage(settings, totals["statistics"], seen, all_reduce)
     state.remember(totals.get("waiting"))
+    if "counted" in totals:
+        step.counted_tokens = float(totals["counted"])
+    if "selected" in totals:
+        step.selected_tokens = totals["selected"].squeeze(0)
+    if "entropies" in totals:
+        step.entropy_bucket, step.selected_tokens = settings.select.threshold(totals["entropies"])
     lagged = state.statistics[batch.position] if step.decided_from is DecidedFrom.LAGGED else None
-    decide(step, settings, totals, lagged)
+    step.statistics = totals.get("statistics", lagged)
+    if step.statistics is not None:
+        step.decision = settings.method.decide(step.statistics)
     if schedule.bounds is DecidedFrom.LAGGED:
         step.collected = []
     return step
@@ -100,19 +108,6 @@ def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> I
     known, mask = micro_batch_of(settings, step, data), pad_rows(data["response_mask"]).bool()
     advantages = pad_rows(data["advantages"])
     return inputs_of(settings, known, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
-
-
-def decide(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor], lagged: Tensor | None) -> None:
-    """Fills in what the sums over all ranks determine of a step; `lagged`: statistics of an earlier rollout batch."""
-    if "counted" in totals:
-        step.counted_tokens = float(totals["counted"])
-    if "selected" in totals:
-        step.selected_tokens = totals["selected"].squeeze(0)
-    if "entropies" in totals:
-        step.entropy_bucket, step.selected_tokens = settings.select.threshold(totals["entropies"])
-    step.statistics = totals.get("statistics", lagged)
-    if step.statistics is not None:
-        step.decision = settings.method.decide(step.statistics)
 
 
 def sum_over_ranks(sums: dict[str, Tensor], all_reduce: AllReduce) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from verl_clipx.worker.step import (
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """The settings of a call of the loss under a method's name without prefix, or "custom".
+    """Returns the settings of a call of the loss under a method's name without prefix, or "custom".
 
     Raises:
         ValueError: there is no ActorConfig; the loss mode and the clipx node name different methods; "custom" has no
@@ -118,7 +118,7 @@ def refuse_outside_worker(settings: Settings, config: Any) -> None:
 
 
 def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The statistics that a micro-batch's bounds come from, and what the method decides from them.
+    """Returns the statistics that a micro-batch's bounds come from, and what the method decides from them.
 
     The step has both if they are known before it; the micro-batch's own are added to those that it collects.
     """
@@ -132,7 +132,7 @@ def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Ten
 
 
 def loss_of_tokens(settings: Settings, known: MicroBatch, inputs: Inputs, decision: Tensor) -> TokenLoss:
-    """A micro-batch's loss per token; without the sums of the metrics once these have failed."""
+    """Computes a micro-batch's loss per token; without the sums of the metrics once these have failed."""
     tokens = known.observing.run(lambda: settings.functions(inputs.mask.device).loss(inputs, decision))
     if tokens is None:
         with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
@@ -175,7 +175,7 @@ def select(settings: Settings, known: MicroBatch, mask: Tensor, tokens: TokenLos
 def normaliser(
     settings: Settings, step: OptimizerStep, config: Any, mask: Tensor, kept: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:
-    """What verl's aggregation averages over: tokens, bool, and the totals of the mini-batch that it divides by."""
+    """Returns what verl's aggregation averages over, tokens, bool, and the mini-batch's totals that it divides by."""
     totals = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
     if settings.select is None or settings.select.normaliser != "selected":
         return mask, totals
@@ -202,24 +202,28 @@ def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistic
 
 
 def more_sums(known: MicroBatch) -> dict[str, Tensor]:
-    """The sums over a micro-batch's tokens that are not the loss's own, by metric key: 0-d float64 tensors."""
-    (settings, inputs, _, _, kept, unmasked, whole), metrics = known.applied, {}
+    """Sums over a micro-batch's tokens what is not the loss's own, by metric key: 0-d float64 tensors."""
+    (settings, inputs, _, _, kept, unmasked, whole), counted, metrics = known.applied, known.counted, {}
+
+    def number_of(tokens: Tensor) -> Tensor:
+        return (tokens if counted is None else tokens & counted).sum(dtype=torch.float64)
+
     # Within each sequence, the share of selected tokens is the configured one up to rounding.
     if settings.selects_over_mini_batch:
-        metrics[SELECTED.key] = number_of(kept, known.counted)
+        metrics[SELECTED.key] = number_of(kept)
     if inputs.mask is not whole:
-        metrics[REJECTED.key] = number_of(whole & ~inputs.mask, known.counted)
+        metrics[REJECTED.key] = number_of(whole & ~inputs.mask)
     if settings.mask is not None:
         masked = by_sign(unmasked & ~inputs.mask, inputs.advantages)
-        metrics |= {MASKED[sign].key: number_of(of_sign, known.counted) for sign, of_sign in masked.items()}
+        metrics |= {MASKED[sign].key: number_of(of_sign) for sign, of_sign in masked.items()}
     if known.age is not None:
-        counted = inputs.mask if known.counted is None else inputs.mask & known.counted
-        metrics[VERSIONS_SUM] = (known.age * counted.sum(1, dtype=torch.float64)).sum()
+        of_age = inputs.mask if counted is None else inputs.mask & counted
+        metrics[VERSIONS_SUM] = (known.age * of_age.sum(1, dtype=torch.float64)).sum()
     return metrics
 
 
 def masked_sequences(applied: AppliedMethod) -> dict[str, Tensor]:
-    """How many sequences a mask takes out whole, by metric key: 0-d tensors."""
+    """Counts the sequences that a mask takes out whole, by metric key: 0-d tensors."""
     inputs, unmasked = applied.inputs, applied.unmasked
     gone = unmasked.any(-1, keepdim=True) & ~inputs.mask.any(-1, keepdim=True)
     of_sign = by_sign(gone, mean_over_sequence(inputs.advantages, unmasked))
@@ -227,17 +231,12 @@ def masked_sequences(applied: AppliedMethod) -> dict[str, Tensor]:
 
 
 def by_sign(members: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Those of the members with a negative and those with a positive advantage, bool."""
+    """Returns those of the members with a negative and those with a positive advantage, bool."""
     return {"negative": members & (advantages < 0), "positive": members & (advantages > 0)}
 
 
-def number_of(tokens: Tensor, counted: Tensor | None) -> Tensor:
-    """How many of the tokens count, 0-d float64. Both are bool, (sequences, response length); None: all count."""
-    return (tokens if counted is None else tokens & counted).sum(dtype=torch.float64)
-
-
 def metrics_of_call(known: MicroBatch) -> dict[str, float]:
-    """The metrics of a single call outside a worker: means over its tokens, and what the method decided."""
+    """Returns the metrics of a single call outside a worker: means over its tokens, and what the method decided."""
     tokens = max(known.sums[TOKENS], 1.0)
     # Of the rejected tokens only the worker knows which share of the mini-batch they are.
     sums = {key: total for key, total in known.sums.items() if key not in (TOKENS, REJECTED.key)}

@@ -238,7 +238,7 @@ class Receipt(Observer):
             self._tokens += int(pad_rows(announced.data["response_mask"]).sum())
 
     def _gradient(self, of: Announced, dp_group: Any, *, policy: bool = True) -> Tensor:
-        """The whole loss's gradient on the model's log-probabilities, or that without the policy's term, (tokens,)."""
+        """Returns the whole loss's gradient on the log-probabilities, or that without the policy's term, (tokens,)."""
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as REGISTRY
 
         output, leaf = with_leaf(of.model_output)
@@ -267,7 +267,7 @@ class Receipt(Observer):
 
 
 def fields_of(data: Any) -> list[tuple[str, int]]:
-    """The name and a hash of every row's value of each field in `OF_ROW`, with the row's prompt and response."""
+    """Returns the name and a hash of every row's value of each field in `OF_ROW`, with its prompt and response."""
     columns = {name: data[name].cpu().unbind() for name in ("prompts", "responses", *OF_ROW) if name in data}
     read = {name: [row.contiguous().view(torch.uint8).numpy().tobytes() for row in of] for name, of in columns.items()}
     prompts, responses = read.pop("prompts"), read.pop("responses")

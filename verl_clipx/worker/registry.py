@@ -27,9 +27,10 @@ def register_loss(core_algos: ModuleType, name: str) -> None:
 def refuse_another(name: str, existing: Any) -> None:
     """Raises RuntimeError if a function that is registered under a name of the plugin's is another package's."""
     if existing is not None and not is_ours(existing):
+        other = described(getattr(existing, "func", existing))
         raise RuntimeError(
-            f"verl's policy loss {name!r} is already {described(target_of(existing))}; verl_clipx cannot "
-            "register its own under that name. Uninstall or rename the other one."
+            f"verl's policy loss {name!r} is already {other}; verl_clipx cannot register its own under that name. "
+            "Uninstall or rename the other one."
         )
 
 
@@ -43,13 +44,8 @@ def refuse_another_loss(config: Any) -> None:
 
 
 def is_ours(function: Any) -> bool:
-    """Whether a registered function is the plugin's, from this import of the plugin or an earlier one."""
-    return getattr(target_of(function), "__module__", "") == "verl_clipx.worker.policy_loss"
-
-
-def target_of(function: Any) -> Any:
-    """The function that a partial calls; any other function itself."""
-    return function.func if isinstance(function, functools.partial) else function
+    """Returns whether a registered function is the plugin's, from this import of the plugin or an earlier one."""
+    return getattr(getattr(function, "func", function), "__module__", "") == "verl_clipx.worker.policy_loss"
 
 
 def install_worker(engine_workers: ModuleType) -> None:

@@ -14,21 +14,20 @@ from verl_clipx.modifiers.rejection import Rejection, parse_criteria
 from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
 from verl_clipx.worker.layout import pad_rows, places
 
-NOTHING_REJECTED = Rejection()
 # What the order of a sum over a sequence may do to a log-ratio, in nats a token.
 ROUNDED = 1e-6
 
 
 def rejection_of(policy_loss: Any) -> Rejection:
-    """What the loss of a run has to reject: nothing outside bypass mode, where verl's trainer has done it already."""
+    """Returns what a run's loss has to reject: nothing outside bypass mode, where verl's trainer has done it."""
     options = getattr(getattr(policy_loss, "run", None), "options", {})
     if not options.get(BYPASS) or options.get(ROLLOUT_RS) is None:
-        return NOTHING_REJECTED
+        return Rejection()
     return parse_criteria(str(options[ROLLOUT_RS]), str(options.get(WITH_ROLLOUT_RS[0])))
 
 
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
-    """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
+    """Returns the tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
 
     `options` are the run's keys of `keys.READ`, `log_ratio` is relative to the rollout policy.
     """
@@ -41,7 +40,7 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
 
 
 def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
-    """The tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
+    """Returns the tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
     (mask, whole), names = masks_in(data), options.get(ROLLOUT_RS)
     if "loss_mask" not in data or names is None or options.get(BYPASS):
         return whole & present_in(data)
@@ -53,7 +52,7 @@ def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
 
 
 def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
-    """verl's own weights of its correction before it normalises them, (3, sequences, response length), or None.
+    """Returns verl's own weights of its correction before it normalises them, (3, sequences, length), or None.
 
     The second and third are those of log-ratios that differ by what rounding does, because at a threshold a weight
     jumps. None if the data lack the rollout's log-probabilities; NaN for a sequence's weight where the trainer may have
@@ -71,7 +70,7 @@ def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
 
 
 def whole_rows(options: Mapping[str, Any], data: Any) -> Tensor:
-    """Whether the data have a sequence's mask of before the trainer's rejection, bool, (sequences, 1)."""
+    """Returns whether the data have a sequence's mask of before the trainer's rejection, bool, (sequences, 1)."""
     mask, whole = masks_in(data)
     # The trainer may have rejected in both masks.
     unknown = options.get(ROLLOUT_RS) is not None and torch.equal(whole, mask)
@@ -79,25 +78,25 @@ def whole_rows(options: Mapping[str, Any], data: Any) -> Tensor:
 
 
 def present_in(data: Any) -> Tensor:
-    """Where a response has a token, bool, (sequences, response length)."""
+    """Returns where a response has a token, bool, (sequences, response length)."""
     return places(data, pad_rows(data["response_mask"]).shape[1], 1)[1]
 
 
 def masks_in(data: Any) -> tuple[Tensor, Tensor]:
-    """The mask of the tokens that are trained, and that of before any rejection as far as the data have it, bool."""
+    """Returns the mask of the tokens that are trained, and that of before any rejection as far as it is known, bool."""
     mask = fields_in(data, "response_mask")[0].bool()
     whole = pad_rows(data.get("loss_mask", mask)).bool()
     return mask, whole if whole.shape == mask.shape else mask
 
 
 def log_ratio_in(data: Any) -> Tensor:
-    """The log-ratio of the old policy to the rollout policy, (sequences, response length)."""
+    """Returns the log-ratio of the old policy to the rollout policy, (sequences, response length)."""
     old, rollout = fields_in(data, "old_log_probs", "rollout_log_probs")
     return old - rollout
 
 
 def fields_in(data: Any, *names: str) -> tuple[Tensor, ...]:
-    """Response fields as (sequences, response length)."""
+    """Returns response fields as (sequences, response length)."""
     # A jagged tensor that does not know its longest row is padded to the length of all rows together.
     width = pad_rows(data["response_mask"]).shape[1]
     return tuple(pad_rows(data[name])[:, :width] for name in names)
