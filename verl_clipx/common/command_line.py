@@ -58,7 +58,7 @@ def _finite(value: Any) -> Any:
 
 
 def messages_console() -> TerminalConsole:
-    """Where warnings go: to standard output like everything else, but beside JSON to standard error."""
+    """Returns where warnings go: to standard output like everything else, but beside JSON to standard error."""
     return TerminalConsole(stderr=_json_of.get() is not None)
 
 

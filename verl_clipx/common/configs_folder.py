@@ -1,10 +1,10 @@
-"""Where the Hydra groups are: inside the package in a wheel, next to it in a checkout or an editable install."""
+"""Finds the Hydra groups: inside the package in a wheel, next to it in a checkout or an editable install."""
 
 from pathlib import Path
 
 
 def configs_folder() -> Path:
-    """The folder of the Hydra groups."""
+    """Returns the folder of the Hydra groups."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "clipx").is_dir():

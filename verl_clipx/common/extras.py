@@ -22,12 +22,12 @@ TOGETHER = (OF_RUNS, OF_PAPERS, FOR_CPU, {"gguf": "gguf"}, {"vllm": "vLLM"})
 
 
 def pip_command(distributions: Iterable[str]) -> str:
-    """pip's command for packages of the index, where this project is not yet."""
+    """Returns pip's command for packages of the index, where this project is not yet."""
     return f"pip install {' '.join(distributions)}"
 
 
 def needs_tool(user: str, module: str) -> str:
-    """A line that says that a user, such as a command, misses a module and how to install it with what goes with it."""
+    """Returns a line that says that a user, such as a command, needs a module, and how to install it with its like."""
     if module in OF_VERL:
         name = f"'verl{VERL_RANGE}'" if module == "verl" else module
         return f"{user} needs {module}, which comes with verl: {pip_command([name])}"
@@ -37,6 +37,6 @@ def needs_tool(user: str, module: str) -> str:
 
 
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
-    """The same for a failed import; None if the missing module is none of these: then something else is broken."""
+    """Returns the same for a failed import; None if the module is none of these: then something else is broken."""
     module = (error.name or "").partition(".")[0]
     return needs_tool(user, module) if module in {*OF_VERL}.union(*TOGETHER) else None

@@ -11,7 +11,7 @@ BORDER = 3
 
 
 def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = ""):
-    """Print rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
+    """Prints rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
 
     Cells are in rich's markup; the first names its row.
     """
@@ -38,7 +38,7 @@ def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequ
 
 
 def _shared(least: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
-    """Widths between the least and the wanted ones: the spare width is shared evenly by columns that want more."""
+    """Returns widths from the least to the wanted ones: columns that want more share the spare width evenly."""
     widths = list(least)
     by_want = sorted(range(len(widths)), key=lambda column: wanted[column] - least[column])
     for place, column in enumerate(by_want):

@@ -18,7 +18,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 
 def log_path(project: str, experiment: str) -> Path:
-    """Where verl's file logger writes, by the environment variables that it reads."""
+    """Returns where verl's file logger writes, by the environment variables that it reads."""
     if LOG_VARIABLE in os.environ:
         return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
@@ -26,7 +26,7 @@ def log_path(project: str, experiment: str) -> Path:
 
 
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
-    """Where the plugin keeps a run's log and record: verl's file log, or without one in trainer.default_local_dir.
+    """Returns where the plugin keeps a run's log: verl's file log, or without one in trainer.default_local_dir.
 
     None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
@@ -44,22 +44,22 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
 
 
 def record_path(log: Path) -> Path:
-    """The record of a log's run, beside the log."""
+    """Returns the record of a log's run, beside the log."""
     return log.with_suffix(".run.json")
 
 
 def lock_path(log: Path) -> Path:
-    """The lock of a log's run, beside the log."""
+    """Returns the lock of a log's run, beside the log."""
     return log.with_suffix(".lock")
 
 
 def traces_path(log: Path) -> Path:
-    """The folder of the traces of a log's run: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
+    """Returns the folder of a run's traces: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
     return log.with_name("traces") if log.name == METRICS else log.with_suffix(".traces")
 
 
 def checkpoint_step(path: str | Path | None) -> int:
-    """The step of a checkpoint by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
+    """Returns a checkpoint's step by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
 
     Folders above it may have such a name too: like verl (trainer_base.py, `_load_checkpoint`), this goes by the last.
     """
@@ -68,7 +68,7 @@ def checkpoint_step(path: str | Path | None) -> int:
 
 
 def resumed_step(trainer: Mapping[str, Any]) -> int:
-    """The step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
+    """Returns the step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
     mode = trainer.get("resume_mode", "disable")
     if mode == "resume_path":
         return checkpoint_step(trainer.get("resume_from_path"))

@@ -51,7 +51,7 @@ def hold(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a run holds a lock; False where its file is missing, True where the file system has no locks."""
+    """Returns whether a run holds a lock; False where its file is missing, True where the file system has no locks."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

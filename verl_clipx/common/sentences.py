@@ -1,4 +1,4 @@
-"""What the page's sentences are made of: a claim with its numbers, and how numbers are written."""
+"""The parts of the page's sentences: a claim with its numbers, and how numbers are written."""
 
 import math
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 
 def number(value: float, low: float | None = None, high: float | None = None, *, digits: int = 3) -> str:
-    """A number with a real minus sign, a dash for NaN, and its interval where it has one."""
+    """Writes a number with a real minus sign, a dash for NaN, and its interval where it has one."""
     if math.isnan(value):
         return "–"
     interval = "" if low is None else f" [{number(low, digits=digits)}, {number(high, digits=digits)}]"
@@ -28,6 +28,6 @@ def number(value: float, low: float | None = None, high: float | None = None, *,
 
 
 def percent(value: float, low: float | None = None, high: float | None = None, *, digits: int | None = None) -> str:
-    """A share in per cent, as `number`; by default with two digits below one per cent, and one from there on."""
+    """Writes a share in per cent, as `number`; by default with two digits below one per cent, and one from there on."""
     ends = (end if end is None else 100 * end for end in (low, high))
     return f"{number(100 * value, *ends, digits=digits or (2 if abs(value) < HARDLY else 1))}\u202f%"

@@ -1,11 +1,11 @@
-"""What a mistyped name could have meant."""
+"""Says what a mistyped name could have meant."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
-    """A sentence, after a blank, that names the known words nearest to a mistyped one; empty if none is near.
+    """Returns a sentence, after a blank, that names the known words nearest to a mistyped one; empty if none is near.
 
     `before` stands before the word where the user writes it, such as "+clipx=".
     """

@@ -18,7 +18,7 @@ _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2
 
 
 def harmless(text: str) -> str:
-    """A text without what could control a terminal (ECMA-48, Unicode Standard Annex #9)."""
+    """Returns a text without what could control a terminal (ECMA-48, Unicode Standard Annex #9)."""
     return _STEERING.sub("", text)
 
 
@@ -26,17 +26,17 @@ class TerminalConsole(Console):
     """rich's console, which prints only harmless text, whatever it is given; its own styles stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render something; see `rich.console.Console.render`."""
+        """Renders something; see `rich.console.Console.render`."""
         for segment in super().render(renderable, options):
             # rich's own control codes, which move the cursor, come as separate segments.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
     def print_line(self, text: str) -> None:
-        """Print a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
+        """Prints a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
         self.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def print_row(self, text: str) -> None:
-        """Print a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
+        """Prints a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
         whole = dict(break_long_words=False, break_on_hyphens=False)
         self.print_line(
             textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
@@ -56,7 +56,7 @@ def warnings_on(console: Console) -> Iterator[None]:
 
 
 def print_plain(text: str) -> None:
-    """Print a text as it is, for other programs to read: not wrapped, not styled, and at once."""
+    """Prints a text as it is, for other programs to read: not wrapped, not styled, and at once."""
     print(harmless(text), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Which versions are installed, and those of verl that this plugin extends: they change between minor versions."""
+"""Finds installed versions, and says which of verl this plugin extends: verl changes between minor versions."""
 
 import sys
 from importlib import metadata
@@ -11,7 +11,7 @@ VERL_RANGE = SpecifierSet(">=0.9.0,<0.10")
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed distribution, or None."""
+    """Returns the version of an installed distribution, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -19,7 +19,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def verl_version() -> str | None:
-    """The version of the verl that Python imports here; None if there is none. It does not import verl."""
+    """Returns the version of the verl that Python would import, without importing it; None if there is none."""
     if "verl" in sys.modules:
         return sys.modules["verl"].__version__
     spec = find_spec("verl")
@@ -31,7 +31,7 @@ def verl_version() -> str | None:
 
 
 def unsuitable_verl() -> str | None:
-    """One line that says which verl is missing or here instead; None if a suitable one is here."""
+    """Returns one line that says which verl is missing or here instead; None if a suitable one is here."""
     version = verl_version()
     if version is not None and VERL_RANGE.contains(version, prereleases=True):
         return None

@@ -21,7 +21,7 @@ def is_active() -> bool:
 
 
 def check_platform(name: str) -> str:
-    """What the configuration's ``${clipx_platform:cpu}`` stands for: the name, if verl will run on that platform.
+    """Returns the name that ``${clipx_platform:cpu}`` stands for in a configuration, if verl will run on it.
 
     Raises:
         ValueError: the environment variable ``VERL_PLATFORM`` is unset or names another platform, or a package is

@@ -33,7 +33,7 @@ def _first() -> str:
 
 
 def describe(out: Path) -> str:
-    """What was written, and what to type next."""
+    """Says what was written, and what to type next."""
     grpo, acpo = (out / run for run in RUNS)
     return f"""{out / PAGE}: what clipping did to the tokens of two small runs, GRPO and ACPO.
 Each trained a policy of about a million parameters for 8 steps on two CPU cores, with seed 1. Try next{_first()}:

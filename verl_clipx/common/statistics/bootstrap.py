@@ -11,12 +11,12 @@ FEWEST_UNITS = 5
 
 
 def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
-    """The units of each replicate, drawn with replacement, ``[replicates, units]`` int64; equal for equal seeds."""
+    """Draws the units of each replicate with replacement, ``[replicates, units]`` int64; equal for equal seeds."""
     return np.random.default_rng(seed).integers(units, size=(replicates, units))
 
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The interval that holds all but the outer 5 % of the replicates' finite values; None if none is finite."""
+    """Returns the interval of all but the outer 5 % of the replicates' finite values; None if none is finite."""
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):

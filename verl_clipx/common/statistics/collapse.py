@@ -20,7 +20,7 @@ method's trainings lose 30 points and the others differ by 2 points: tests/commo
 
 
 def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int | None:
-    """Where a training collapsed: its level fell below a quarter of its best before, whether it recovered later or not.
+    """Finds where a training collapsed: its level fell below a quarter of its best before, for a while or for good.
 
     A level is the mean over a tenth of the steps, above 0 or above the lowest reward if that is negative. A fall within
     the noise of the steps is no collapse.
@@ -42,12 +42,12 @@ def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int |
 
 
 def last_level(values: Sequence[float] | np.ndarray) -> float:
-    """The level at which a training ends: the mean of the last tenth of its steps, at least three, as in `collapse`."""
+    """Returns the level at which a training ends: the mean of its last tenth of steps, as in `collapse`."""
     return float(np.mean(values[-max(STEPS, len(values) // PART) :]))
 
 
 def caution(seeds: int) -> str | None:
-    """A caution about collapses for an interval over so many seeds of each method; None below 3 and from 20 on."""
+    """Warns of collapses behind an interval over so many seeds of each method; None below 3 and from 20 on."""
     known = max((count for count in COVERAGE if count <= seeds), default=None)
     if known is None or seeds >= max(COVERAGE):
         return None

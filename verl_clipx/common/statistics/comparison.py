@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def is_of_methods(self) -> bool:
-        """Whether it has a p-value that speaks of the methods, not only of two checkpoints."""
+        """Returns whether it has a p-value that speaks of the methods, not only of two checkpoints."""
         return self.over in (SEEDS, SEEDS_AND_QUESTIONS)
 
     @property
@@ -66,12 +66,12 @@ class Comparison:
 
     @property
     def p_text(self) -> str:
-        """The p-value as it is printed."""
+        """Returns the p-value as it is printed."""
         return "p < 0.001" if self.p_value < 0.001 else f"p {self.p_value:.3f}"
 
 
 def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
-    """A family of comparisons with Holm's p-values; those that say nothing about methods are no members and stay."""
+    """Gives a family of comparisons Holm's p-values; those that say nothing about methods are no members and stay."""
     adjusted = holm([one.p_value if one.is_of_methods else None for one in family])
     return [one if p is None else replace(one, p_value=p) for one, p in zip(family, adjusted, strict=True)]
 
@@ -189,30 +189,30 @@ def compare_failures(first: tuple[int, int], second: tuple[int, int]) -> float:
 
 
 def least_seeds(arms: int) -> int:
-    """The fewest seeds with which one of so many arms can have p below `LEVEL` after Holm: all fail against none."""
+    """Returns the fewest seeds with which one of so many arms can have p below `LEVEL` after Holm: all against none."""
     return next(seeds for seeds in range(2, 99) if arms * compare_failures((seeds, seeds), (0, seeds)) < LEVEL)
 
 
 def chance_of_missing(rate: float, seeds: int) -> float:
-    """The chance that a failure of a rate comes up in no more than half of so many reruns."""
+    """Returns the chance that a failure of a rate comes up in no more than half of so many reruns."""
     return float(stats.binom.cdf(seeds // 2, seeds, rate))
 
 
 def _describe(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """The means of two methods' trainings, without any inference."""
+    """Returns the means of two methods' trainings, without any inference."""
     means, seeds = [float(side.mean()) for side in (first, second)], (len(first), len(second))
     return Comparison(*means, float(second.mean() - first.mean()), seeds, refused=too_few_seeds(seeds))
 
 
 def too_few_seeds(seeds: tuple[int, int]) -> str | None:
-    """Why two methods with so many trainings get no interval; None if they get one."""
+    """Says why two methods with so many trainings get no interval; None if they get one."""
     if min(seeds) >= MIN_SEEDS:
         return None
     return f"{seeds[0]} and {seeds[1]} training seeds; whether a method is better takes {MIN_SEEDS} of each"
 
 
 def _seeds_spread(parts: Sequence[float], seeds: tuple[int, int]) -> float:
-    """The squared parts of the seeds over their degrees of freedom, at most those of equally few seeds of both.
+    """Divides the squared parts of the seeds by their degrees of freedom, at most those of equally few seeds of both.
 
     Satterthwaite's formula relies on the side with many seeds where that varies more by chance: without the limit of
     2 (fewest seeds - 1), 3 and 10 seeds of one setting were told apart in 6.3 % of the cases, with it in 4.1 %.
@@ -222,7 +222,7 @@ def _seeds_spread(parts: Sequence[float], seeds: tuple[int, int]) -> float:
 
 
 def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
-    """What of a method's variance between seed means, over seeds, the residuals of questions and samples explain."""
+    """Returns what residuals of questions and samples explain of a method's variance of seed means, over seeds."""
     seeds = len(next(iter(side.values())))
     return sum(
         float(squared_error(residuals(values), clusters.get(name)).sum()) / (seeds * (seeds - 1))

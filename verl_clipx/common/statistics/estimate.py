@@ -58,7 +58,7 @@ def estimate_over_seeds(values: Sequence[float]) -> Estimate:
 
 
 def share(count: int, of: int) -> Estimate:
-    """A share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), which shares of 0 and 1 have too.
+    """Returns a share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), also for shares of 0 and 1.
 
     Args:
         of: independent units, at least 1.

@@ -9,7 +9,7 @@ MIN_CLUSTERS = 5
 
 
 def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
-    """Squared standard error of a mean over questions, which may come in clusters.
+    """Returns the squared standard error of a mean over questions, which may come in clusters.
 
     sum over clusters of (sum of the deviations)^2 / questions^2, times n / (n - 1) with the effective number n
     of clusters, which makes it unbiased where questions are independent. With a question a cluster it is
@@ -29,14 +29,14 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
 
 
 def effective_units(questions: int, clusters: np.ndarray | None) -> float:
-    """How many clusters of equal size say as much: questions^2 / sum of size^2 (Kish), one more than the freedom."""
+    """Returns how many equal clusters say as much, one more than the freedom: questions^2 / sum of size^2 (Kish)."""
     if clusters is None:
         return float(questions)
     return float(questions**2 / (np.unique(clusters, return_counts=True)[1] ** 2).sum())
 
 
 def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
-    """Why these questions allow no interval; None if they do."""
+    """Says why these questions allow no interval; None if they do."""
     units = effective_units(questions, clusters)
     if clusters is not None and units < MIN_CLUSTERS:
         return f"clusters that count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
@@ -44,5 +44,5 @@ def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
 
 
 def residuals(values: np.ndarray) -> np.ndarray:
-    """What remains of ``[seeds, questions]`` without the means of its rows and columns."""
+    """Returns what remains of ``[seeds, questions]`` without the means of its rows and columns."""
     return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()

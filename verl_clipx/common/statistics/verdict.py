@@ -33,7 +33,7 @@ def judge(
     family: int = 1,
     equal: bool = False,
 ) -> Judgement:
-    """The verdict on the second of two methods against the first, and its sentence.
+    """Returns the verdict on the second of two methods against the first, and its sentence.
 
     Args:
         comparison: from `compare` or `compare_means`; its p-value is Holm's where it is one of several.
@@ -77,10 +77,10 @@ def judge(
 
 
 def format_signed(difference: float) -> str:
-    """A difference with its sign."""
+    """Writes a difference with its sign."""
     return f"{'+' if difference > 0 else ''}{number(difference)}"
 
 
 def interval_of(comparison: Comparison) -> str:
-    """The interval of a comparison that has one."""
+    """Writes the interval of a comparison that has one."""
     return f"95\u202f% interval {number(comparison.low)} to {number(comparison.high)}"

@@ -34,7 +34,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether a stop token or the length limit has been reached."""
+        """Returns whether a stop token or the length limit has been reached."""
         if not self.token_ids:
             return False
         return len(self.token_ids) >= self.parameters.max_tokens or self.token_ids[-1] in self.parameters.stop_token_ids
@@ -80,7 +80,7 @@ class Generator:
 
     @property
     def pending(self) -> int:
-        """Number of requests that are waiting or decoding."""
+        """Returns the number of requests that are waiting or decoding."""
         return len(self._waiting) + len(self._running)
 
     @property
