@@ -1,5 +1,6 @@
 """A run as what reads it sees it: its numbers, its configuration and where its traces are. Needs pandas alone."""
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,14 @@ class Run:
         if own or self.method == self.name:
             return str(own).rpartition(":")[2] if own else self.name
         return self.method.upper().replace("_", " ")
+
+    @cached_property
+    def significant(self) -> dict[str, str]:
+        """What makes up its setting, see `sameness.setting_of_run`: dotted key to value in JSON."""
+        from verl_clipx.runs.sameness import setting_of_run
+
+        values = setting_of_run(self.configuration)
+        return {key: json.dumps(value, default=str) for key, value in sorted(values.items())}
 
     def values(self, key: str) -> pandas.Series:
         """Returns a metric by step, without steps that lack it or at which it is not finite."""

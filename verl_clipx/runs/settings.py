@@ -3,13 +3,11 @@
 import json
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import pandas
 
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.sameness import setting_of_run
 
 GRPO_METHOD = "grpo"
 
@@ -72,12 +70,6 @@ class Setting:
         return self.table(key).mean(axis=1)
 
 
-@lru_cache(maxsize=64)
-def significant(run: Run) -> dict[str, str]:
-    """Returns what makes up the setting of a run, see `sameness.setting_of_run`: dotted key to value in JSON."""
-    return {key: json.dumps(value, default=str) for key, value in sorted(setting_of_run(run.configuration).items())}
-
-
 def significant_of(runs: list[Run]) -> list[dict[str, str]]:
     """Returns what makes up the setting of each run: dotted key to value in JSON.
 
@@ -87,7 +79,7 @@ def significant_of(runs: list[Run]) -> list[dict[str, str]]:
     for run in runs:
         given = {key.removeprefix(UNREAD) for key in run.configuration if key.startswith(UNREAD)}
         unread.setdefault(run.method, set()).update(given)
-    return [{key: value for key, value in significant(run).items() if key not in unread[run.method]} for run in runs]
+    return [{key: value for key, value in run.significant.items() if key not in unread[run.method]} for run in runs]
 
 
 def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
@@ -157,7 +149,7 @@ def _labels(runs: list[Run]) -> list[str]:
 
 def _value_of(run: Run, key: str) -> str:
     """Returns a key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters."""
-    value, name = significant(run).get(key), key.rpartition(".")[2]
+    value, name = run.significant.get(key), key.rpartition(".")[2]
     if not key.startswith("clipx."):
         return f"{name} {value or 'unset'}"
     name = key.removeprefix("clipx.").replace(".", " ")
