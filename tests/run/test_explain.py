@@ -280,6 +280,18 @@ def test_a_sweep_is_answered_for_its_first_run_and_writes_nothing(explain, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "bounds"),
+    [
+        ("clip_ratio_c", "ratio 0.8 to 1.2; clip_ratio_c null, at which verl stops"),
+        ("clip_ratio_low", "ratio 0.8 to 1.2; clip_ratio_c 3"),
+        ("clip_ratio_high", "ratio 0.8 to 1.2; clip_ratio_c 3"),
+    ],
+)
+def test_bounds_of_verls_own_loss_where_one_is_null(explain, key, bounds):
+    assert explain(f"{ACTOR}.{key}=null")["bounds"] == bounds
+
+
 @pytest.mark.parametrize("group", [(), ("+clipx=grpo",), ("+clipx=observe",)])
 def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, group):
     lengths = ("data.max_prompt_length=4", "data.max_response_length=6")

@@ -241,6 +241,10 @@ def outcome(number):
     hold_served(one, config, decision)
     try:
         gradients = trained(one, config)
+    except TypeError:
+        # verl's vanilla loss compares it with a number, as explain says.
+        assert one.group == "observe" and one.values[f"{ACTOR}.clip_ratio_c"] is None, one
+        return "refused by verl"
     except InstantiationException as refusal:
         # What verl's own configuration of distillation says.
         assert "verl.workers.config.distillation" in str(refusal), one

@@ -86,7 +86,9 @@ def bounds_of_verl(actor: DictConfig) -> str:
     loss_mode = actor.policy_loss.loss_mode
     if loss_mode != "vanilla":
         return f"those of verl's own loss {loss_mode}, which the plugin does not know"
-    return f"ratio {interval(*clip_range(actor))}; clip_ratio_c {actor.clip_ratio_c:g}"
+    dual_clip = actor.clip_ratio_c
+    last = "clip_ratio_c null, at which verl stops" if dual_clip is None else f"clip_ratio_c {dual_clip:g}"
+    return f"ratio {interval(*clip_range(actor))}; {last}"
 
 
 def terms(config: DictConfig) -> list[str]:
