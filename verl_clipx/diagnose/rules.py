@@ -47,21 +47,31 @@ def find_skipped_updates(run: Run) -> Onset | None:
     return _not_finite_updates(run) if run.fate_of_skipped != "taken" else None
 
 
+def steps_skipped(run: Run) -> list[int]:
+    """Returns the steps with such an update: by the plugin's count or, in a log without it, by the gradient's norm."""
+    if keys.SKIPPED_UPDATES not in run.log:
+        return run.not_finite.get(keys.GRADIENT_NORM, [])
+    counts = run.log[keys.SKIPPED_UPDATES]
+    return list(counts.index[counts > 0])
+
+
 def _not_finite_updates(run: Run) -> Onset | None:
-    skipped = run.skipped_updates
-    if skipped is None:
+    steps, fate, updates = steps_skipped(run), run.fate_of_skipped, numpy.nan
+    if not steps:
         return None
-    fate = run.fate_of_skipped
-    count = f"updates {fate} in {skipped.steps} of {skipped.trained} steps since, how many this log does not say"
-    if skipped.updates is not None:
-        all_updates = (run.schedule.updates_a_step or 0) * skipped.trained
-        of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
-        count = f"{skipped.updates}{of_all} update{'' if skipped.updates == 1 and not of_all else 's'} {fate} since"
+    trained = int((run.log.index >= steps[0]).sum())
+    count = f"updates {fate} in {len(steps)} of {trained} steps since, how many this log does not say"
+    if keys.SKIPPED_UPDATES in run.log:
+        updates = run.log[keys.SKIPPED_UPDATES][steps].sum()
+    if numpy.isfinite(updates):
+        all_updates = (run.schedule.updates_a_step or 0) * trained
+        of_all = f" of {all_updates}" if all_updates >= updates else ""
+        count = f"{updates:.0f}{of_all} update{'' if updates == 1 and not of_all else 's'} {fate} since"
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
         # -1: it came up in the backward pass.
         count += f", first on rank {int(ranks.iloc[0])}" if ranks.iloc[0] >= 0 else ", in the gradient only"
-    return Onset(skipped.first, count)
+    return Onset(int(steps[0]), count)
 
 
 # That the gradient is not finite is what a skipped update says.
@@ -241,7 +251,7 @@ def find_single_updates(run: Run) -> Onset | None:
     """Make actor.ppo_mini_batch_size smaller than data.train_batch_size."""
     ratio, kl = trained(run, keys.RATIO), trained(run, keys.KL)
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
-    if run.skipped_updates is not None or ratio.empty or kl.empty:
+    if steps_skipped(run) or ratio.empty or kl.empty:
         return None
     if (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
         return None

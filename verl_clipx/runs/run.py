@@ -1,7 +1,6 @@
 """A run as what reads it sees it: its numbers, its configuration and where its traces are. Needs pandas alone."""
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import numpy
 import pandas
 
 from verl_clipx.run.schedule import Schedule, recorded_schedule
-from verl_clipx.runs import keys
 
 if TYPE_CHECKING:
     from verl_clipx.common.traces import Shard
@@ -21,19 +19,6 @@ if TYPE_CHECKING:
 
 # A run's name as the recipes make it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
-
-
-@dataclass(frozen=True)
-class SkippedUpdates:
-    """Optimizer updates that verl left out, because their gradients were not finite.
-
-    From the `first` step with one on, `steps` of `trained` steps have one; `updates` is None if the log does not count.
-    """
-
-    first: int
-    steps: int
-    trained: int
-    updates: int | None
 
 
 # Two runs are the same only if they are one object: tables have no truth value.
@@ -121,21 +106,6 @@ class Run:
         """Says what verl 0.9.1 did with an update whose gradient is not finite, by the run's engine."""
         strategy = self.configuration.get("actor_rollout_ref.actor.strategy")
         return {None: "skipped or taken, depending on the engine,", "megatron": "taken"}.get(strategy, "skipped")
-
-    @property
-    def skipped_updates(self) -> SkippedUpdates | None:
-        """The optimizer updates that verl skipped, None if it took them all.
-
-        Where the log has no count of the plugin's, the gradient norms that are not finite say in which steps.
-        """
-        steps, updates = self.not_finite.get(keys.GRADIENT_NORM, []), None
-        if keys.SKIPPED_UPDATES in self.log:
-            counts = self.log[keys.SKIPPED_UPDATES]
-            steps = list(counts.index[counts > 0])
-            updates = round(total) if math.isfinite(total := float(counts[steps].sum())) else None
-        if not steps:
-            return None
-        return SkippedUpdates(int(steps[0]), len(steps), int((self.log.index >= steps[0]).sum()), updates)
 
     @cached_property
     def schedule(self) -> Schedule:
