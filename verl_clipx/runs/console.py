@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_clipx.common.files import as_utf8, read_bytes
 from verl_clipx.common.terminal import harmless
-from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run
+from verl_clipx.runs.run_log import VERL_ONLY, Entry, Rows, last_run
 
 # A step as verl's console logger prints it, at the beginning of a line or glued to a progress bar; not in a metric's
 # name, such as training/global_step.
@@ -50,7 +50,7 @@ def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
         for step, after in itertools.pairwise([*STEP.finditer(line), None]):
             metrics, unread = _metrics_in(line[step.end() : after and after.start()])
             process = [one[0].strip() for one in PROCESS.finditer(line, 0, step.start())][-1:]
-            logged.append(Logged(int(step[1]), metrics, *process))
+            logged.append(Entry(int(step[1]), metrics, *process))
             damaged += [
                 f"{path}, step {step[1]}: damaged, and left out: {' - '.join(filter(None, unread))!r:.80}."
             ] * any(unread)

@@ -13,7 +13,7 @@ import pandas
 
 from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 from verl_clipx.runs.console import read_console
-from verl_clipx.runs.run_log import VERL_ONLY, Logged, Rows, last_run, numbers_in
+from verl_clipx.runs.run_log import VERL_ONLY, Entry, Rows, last_run, numbers_in
 
 EVENTS = "events.out.tfevents.*"
 
@@ -65,7 +65,7 @@ def read_tensorboard(path: Path) -> tuple[Rows, dict[str, Any]]:
         (one.wall_time, one.step, tag, one.value) for tag in events.Tags()[SCALARS] for one in events.Scalars(tag)
     ]
     steps = itertools.groupby(sorted(scalars), key=lambda scalar: scalar[1])
-    rows = (Logged(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps)
+    rows = (Entry(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps)
     return last_run(path, rows), {}
 
 

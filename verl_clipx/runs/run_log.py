@@ -22,23 +22,17 @@ Rows = dict[int, dict[str, float]]
 VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard's folder, or W&B's run or export."
 
 
-class Logged(NamedTuple):
-    """The part of a step that was logged at once, and by which process, if the log says it."""
-
-    step: int
-    metrics: dict[str, float]
-    process: str = ""
-
-
 class Entry(NamedTuple):
-    """A line of verl's file log, as it stands there with its end, and what it says: metric to value.
+    """The part of a step that was logged at once: metric to value.
 
-    `batch` is what the plugin's log adds: the fingerprints of the step's rollout batch.
+    Of a console's output `process` is the one that logged it, if the log says it; of verl's file log `line` is the line
+    with its end, and `batch` what the plugin's log adds: the fingerprints of the step's rollout batch.
     """
 
-    line: bytes
     step: int
     data: dict[str, Any]
+    process: str = ""
+    line: bytes = b""
     batch: Mapping[str, Any] = EMPTY
 
 
@@ -60,7 +54,7 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
             damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
             continue
         any_whole = True
-        yield Entry(line + b"\n", step, data, batch if isinstance(batch, dict) else EMPTY)
+        yield Entry(step, data, line=line + b"\n", batch=batch if isinstance(batch, dict) else EMPTY)
     for where, shown in damaged:
         if not any_whole:
             raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}. {VERL_ONLY}')
@@ -69,10 +63,10 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
 
 def rows_of(text: bytes, path: Path) -> Rows:
     """Returns the numbers of a log's last run, as for `entries_in` and `last_run`."""
-    return last_run(path, (Logged(entry.step, numbers_in(entry.data)) for entry in entries_in(text, path)))
+    return last_run(path, (entry._replace(data=numbers_in(entry.data)) for entry in entries_in(text, path)))
 
 
-def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
+def last_run(path: Path, logged: Iterable[Entry]) -> Rows:
     """Returns the last run's numbers in a log, by step; a step that was logged in parts, as by a validation, is one.
 
     Where the steps go back, a run was resumed, and what it logged since counts; where they go back to the first, it is
@@ -84,7 +78,7 @@ def last_run(path: Path, logged: Iterable[Logged]) -> Rows:
     rows: Rows = {}
     logged, last, said, ahead = list(logged), 0, [], []
     turns = [process for process, _ in itertools.groupby(one.process for one in logged if one.process)]
-    for step, metrics, _ in logged:
+    for step, metrics, *_ in logged:
         ahead.append((step, metrics))
         # A validation may be of an earlier checkpoint; the next step that trains says what it belongs to.
         if all(key.startswith("val-") for key in metrics):
