@@ -14,13 +14,12 @@ from verl_clipx.base.method import declared
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.run_files import METRICS, traces_path
-from verl_clipx.common.traces import Shard, UpdateFacts, read_shards, write_shard
+from verl_clipx.common.traces import Shard, UpdateFacts, read_shards, regions_of, write_shard
 from verl_clipx.loss.loss import apply, token_loss
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.token_trace import token_trace
 from verl_clipx.methods import method_named
 from verl_clipx.modifiers.masks import Mask, remaining
-from verl_clipx.runs.traced import regions_of
 from verl_clipx.trainer.log import write_record
 from verl_clipx.worker.policy_loss import by_sign
 

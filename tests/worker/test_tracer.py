@@ -19,7 +19,7 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import jagged, micro_batch, rollout_batch
 from tests.worker.updates import loss_function, train
 from verl_clipx.check.contract import example
-from verl_clipx.common.traces import Shard, read_shards, shards_in
+from verl_clipx.common.traces import Shard, read_shards, regions_of, shards_in
 from verl_clipx.loss.metrics import VERSIONS_SUM
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
@@ -28,7 +28,6 @@ from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.trace_writer import TraceWriter
-from verl_clipx.worker.traced_columns import regions
 from verl_clipx.worker.tracer import ROW, Tracer, is_chosen, prompt_name
 
 ROWS = [0, 1, 2, 3, 4]
@@ -382,7 +381,7 @@ def test_a_tokens_region():
         *((1.0, 1.1, 0.9, 1, "HP"), (1.0, 1.1, 0.9, -1, "HN")),
         strict=True,
     )
-    assert regions(*(numpy.array(column, dtype=numpy.float32) for column in columns)).tolist() == [*expected]
+    assert regions_of(*(numpy.array(column, dtype=numpy.float32) for column in columns)).tolist() == [*expected]
 
 
 # The thread that writes: order, too little room, a disk that fails or hangs. A process's end is not covered.

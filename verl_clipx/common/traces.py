@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 
@@ -65,6 +66,14 @@ SCHEMA = pyarrow.schema(
     [pyarrow.field(name.rstrip("?"), kind, "?" in name, {"meaning": meaning}) for name, kind, meaning in _FIELDS],
     metadata={_VERSION_KEY: str(VERSION).encode()},
 )
+
+
+def regions_of(bounded: Any, low: Any, high: Any, advantages: Any) -> numpy.ndarray:
+    """Returns DGPO's region of each token, from columns of a trace, by the rules of `metrics.token_sums`."""
+    above, below = bounded > high, bounded < low
+    # If the bounds cross, above wins.
+    sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
+    return numpy.select(sides, ["HP", "HN", "LP", "LN"], "M")
 
 
 @dataclass(frozen=True, order=True)

@@ -9,11 +9,11 @@ import pandas
 import torch
 
 from verl_clipx.base.shared_metrics import CONTRIBUTION
+from verl_clipx.common.traces import regions_of
 from verl_clipx.replay.loss import LossOnTokens, apply_to, is_own, why_refused
 from verl_clipx.replay.of_run import HIGH, LOW, Number, is_counted, numbers_of_run, with_intervals
 from verl_clipx.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.run.config import Settings
-from verl_clipx.runs.traced import regions_of
 
 POSITIVE, NEGATIVE = CONTRIBUTION["positive"].key, CONTRIBUTION["negative"].key
 

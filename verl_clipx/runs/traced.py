@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy
 import pandas
 
-from verl_clipx.common.traces import read_shards
+from verl_clipx.common.traces import read_shards, regions_of
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting
 
@@ -94,18 +94,9 @@ def events(
     return pandas.Series(numpy.select(conditions, [NONE, LOW, HIGH, ABOVE, BELOW], KEPT), index=advantages.index)
 
 
-def regions_of(
-    bounded: pandas.Series, low: pandas.Series | float, high: pandas.Series | float, advantages: pandas.Series
-) -> pandas.Series:
-    """Returns DGPO's region of each token: LN, HP, LP, HN or M."""
-    above, below = bounded > high, bounded < low
-    sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
-    return pandas.Series(numpy.select(sides, ["HP", "HN", "LP", "LN"], "M"), index=bounded.index)
-
-
 def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> pandas.Series:
     """Says what GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
-    regions = regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages)
+    regions = pandas.Series(regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages), index=ratios.index)
     return events(advantages, regions, ratios.where(~regions.isin(["HP", "LN"]), 0.0), ratios)
 
 

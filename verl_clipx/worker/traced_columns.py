@@ -12,7 +12,7 @@ import pyarrow
 import torch
 from torch import Tensor
 
-from verl_clipx.base.shared_metrics import REGIONS
+from verl_clipx.common.traces import regions_of
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def columns_of(parts: list[TracedRows], texts: TokenTexts) -> dict[str, Any]:
     columns["micro_batch"] = numpy.repeat(numpy.array(of_row, dtype=numpy.int32), lengths)
     for name in FLAGS & columns.keys():
         columns[name] = columns[name] > 0
-    columns["region"] = regions(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
+    columns["region"] = regions_of(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
     return columns
 
 
@@ -157,11 +157,3 @@ def contexts_and_turns(response: Response) -> tuple[list[list[int] | None], nump
         begins[place] = place > 0 and (sampled is None or bool((sampled == 0).any()))
     contexts[0] = [*response.prompt_ids.tolist(), *(contexts[0] or [])]
     return contexts, begins.cumsum(dtype=numpy.int32)
-
-
-def regions(bounded: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray, advantage: numpy.ndarray) -> numpy.ndarray:
-    """Returns DGPO's region of each token, by the rules of `metrics.token_sums`, from columns of a trace."""
-    above, below, positive, negative = bounded > high, bounded < low, advantage > 0, advantage < 0
-    # If the bounds cross, above wins.
-    outer = [below & ~above & negative, above & positive, below & ~above & positive, above & negative]
-    return numpy.select(outer, REGIONS[:-1], REGIONS[-1])
