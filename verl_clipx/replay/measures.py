@@ -43,9 +43,9 @@ class Replay:
     against_run: float | None = None
 
     @property
-    def changed(self) -> pandas.DataFrame:
-        """The tokens that have a gradient either in the run or under the setting, but not in both."""
-        return self.tokens[self.tokens.change != ""]
+    def changes(self) -> dict[str, pandas.DataFrame]:
+        """REGAINED to the tokens that have a gradient under the setting alone, LOST to those that lost theirs."""
+        return {change: self.tokens[self.tokens.change == change] for change in (REGAINED, LOST)}
 
     @property
     def bounds(self) -> dict[str, tuple[float, float, float]]:
@@ -86,7 +86,7 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
         whole,
         with_intervals(numbers, [] if whole else list(map(len, rows)), measure),
         pandas.concat(tokens, ignore_index=True),
-        _against(tokens, updates) if is_own(settings, own) else None,
+        float(numpy.max([*map(_against, tokens, updates)])) if is_own(settings, own) else None,
     )
 
 
@@ -135,12 +135,9 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
     return table.assign(counts=counts[batch.whole].numpy(), trained=loss.mask[batch.whole].numpy())
 
 
-def _against(tokens: Sequence[pandas.DataFrame], updates: Sequence[TracedTokens]) -> float:
+def _against(tokens: pandas.DataFrame, update: TracedTokens) -> float:
     """Returns the largest relative difference of the bounds of a token that is trained on from the traced ones."""
-    sides = ["low", "high"]
-    ours = pandas.concat([table[sides] for table in tokens]).to_numpy(dtype=float)
-    traced = pandas.concat([update.table[sides] for update in updates]).to_numpy(dtype=float)
-    trained = numpy.concatenate([table.trained.to_numpy() for table in tokens])
-    ours, traced = ours[trained], traced[trained]
+    tables = (tokens, update.table)
+    ours, traced = (table.loc[tokens.trained.to_numpy(), ["low", "high"]].to_numpy(float) for table in tables)
     apart = numpy.abs(numpy.where(ours == traced, 0.0, ours - traced))
     return float((apart / numpy.maximum(numpy.abs(traced), 1e-12)).max(initial=0.0))

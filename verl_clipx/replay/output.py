@@ -11,7 +11,7 @@ from verl_clipx.common.listed import print_list
 from verl_clipx.common.sentences import number, percent
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.replay.command import ReplayedRun
-from verl_clipx.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
+from verl_clipx.replay.measures import HIGH, LOW, Replay
 from verl_clipx.replay.of_run import OF_RATIOS, OF_SAMPLER, cells_of, sampler_by
 from verl_clipx.runs.traced import has_bounds_on_ratio
 
@@ -58,8 +58,8 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
             rows = [(name, *cells_of(numbers)) for name, numbers in found.items()]
             print_list(console, f"the sampler against the trainer, by {title}", (group, *OF_SAMPLER), rows, OF_RATIOS)
     for one in replayed.settings:
-        regained, lost = changes_of(one)
-        console.print_line(f"{one.label}: regained {regained}; lost {lost}.")
+        changes = (f"{what} {len(of)}{': ' * bool(len(of))}{words_of(of)}" for what, of in one.changes.items())
+        console.print_line(f"{one.label}: {'; '.join(changes)}.")
     for one in replayed.settings:
         if one.against_run is not None:
             within = f"its bounds are within {one.against_run:.1g} of those it trained with"
@@ -84,13 +84,6 @@ def row_of(replay: Replay) -> tuple[str, ...]:
         number(*numbers["cosine"]),
         number(*numbers["norm_ratio"]),
     )
-
-
-def changes_of(replay: Replay) -> tuple[str, str]:
-    """Says how many tokens regain and how many lose a gradient, and which words they are."""
-    changed = (replay.tokens[replay.tokens.change == change] for change in (REGAINED, LOST))
-    regained, lost = (f"{len(one)}: {words_of(one)}" if len(one) else "0" for one in changed)
-    return regained, lost
 
 
 def keeps_outside(replay: Replay, region: str) -> bool:
@@ -118,7 +111,7 @@ def words_of(tokens: pandas.DataFrame) -> str:
 
 def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
     """Returns a replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
-    changed = replay.changed.head(most_tokens)
+    changed = replay.tokens[replay.tokens.change != ""].head(most_tokens)
     fields = ["update", "prompt", "sample", "position", "text", "change", "ratio", "low", "high", "advantage"]
     ends = ("least", "median", "greatest")
     return {
@@ -127,8 +120,7 @@ def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
         "numbers": {name: number._asdict() for name, number in replay.numbers.items()},
         "bounds": {side: dict(zip(ends, bounds, strict=True)) for side, bounds in replay.bounds.items()},
         "bounds_against_run": replay.against_run,
-        "regained": int((replay.changed.change == REGAINED).sum()),
-        "lost": int((replay.changed.change == LOST).sum()),
+        **{change: len(tokens) for change, tokens in replay.changes.items()},
         "tokens": changed[fields].to_dict("records"),
     }
 

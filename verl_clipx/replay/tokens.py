@@ -1,6 +1,7 @@
 """A traced update as the tensors that a loss takes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -15,8 +16,7 @@ from verl_clipx.runs.run import Run
 FINITE = ("log_prob", "old_log_prob", "unshaped_advantage", "weight", "advantage")
 
 
-@dataclass(frozen=True)
-class TokenBatch:
+class TokenBatch(NamedTuple):
     """The traced tokens of an update as padded whole responses.
 
     Args:
@@ -42,8 +42,8 @@ class TokenBatch:
         def of(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[chosen]
 
-        rest = (self.whole, self.correction, self.weighted, self.micro_batch, self.prompt)
-        return TokenBatch(Inputs(*map(of, self.inputs)), *map(of, rest))
+        inputs, *others = self
+        return TokenBatch(Inputs(*map(of, inputs)), *map(of, others))
 
 
 @dataclass(frozen=True)
