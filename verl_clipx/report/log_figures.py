@@ -302,13 +302,9 @@ def draw_declared(settings: list[DrawnSetting]) -> Plate:
     for index, (chart, metrics) in enumerate(declared_charts(columns).items()):
         of_chart = dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
         meanings |= of_chart
-        names = dict(zip(metrics, apart(list(metrics)) if len(metrics) > 1 else [""], strict=True))
+        parts = differing_parts([key.split("/") for key in metrics]) if len(metrics) > 1 else [[]]
+        names = {key: "/".join(part).replace("_", " ") for key, part in zip(metrics, parts, strict=True)}
         drawing = draw_lines(settings, names, from_zero=False)
         panels.append(Panel(f"declared_{index}", chart, f"{'; '.join(of_chart)}, over training steps.", drawing))
     folded = "" if columns & {*keys.MASKED.values()} else f"{', '.join(panel.title for panel in panels)}."
     return Plate("declared", "What else was logged", panels, folded, {"meanings": meanings})
-
-
-def apart(columns: list[str]) -> list[str]:
-    """Returns the keys of a chart's columns without the parts with which all of them begin or end."""
-    return ["/".join(key).replace("_", " ") for key in differing_parts([column.split("/") for column in columns])]

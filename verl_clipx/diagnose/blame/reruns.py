@@ -94,23 +94,21 @@ def outcome_of(plan: Plan, rerun: Rerun) -> str | None:
     return FAILED if onset is not None and onset.step > plan.step else HELD
 
 
-def run_command(plan: Plan, rerun: Rerun) -> int:
-    """Makes a rerun with the plan's launcher; returns its exit code. It ends with this process."""
-    with (rerun.folder / "console.log").open("wb") as output:
-        command = [sys.executable, with_parent.__file__, *plan.launcher, *rerun.words]
-        variables = os.environ | {LOG_VARIABLE: str(rerun.folder / METRICS)}
-        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=variables).returncode
-
-
 def make_reruns(plan: Plan, out: Path, say: Callable[[str], None]) -> None:
-    """Makes the reruns that are missing; what a kill left unfinished begins anew."""
+    """Makes the reruns that are missing with the plan's launcher; what a kill left unfinished begins anew.
+
+    Each ends with this process.
+    """
     for number, rerun in enumerate(reruns := plan.reruns(out), 1):
         if outcome_of(plan, rerun) is None:
             shutil.rmtree(rerun.folder, ignore_errors=True)
             rerun.folder.mkdir(parents=True)
-            code = run_command(plan, rerun)
+            command = [sys.executable, with_parent.__file__, *plan.launcher, *rerun.words]
+            variables = os.environ | {LOG_VARIABLE: str(rerun.folder / METRICS)}
+            with (rerun.folder / "console.log").open("wb") as output:
+                ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
             if outcome_of(plan, rerun) is None:
-                write_text(rerun.folder / CODE, f"{code}\n")
+                write_text(rerun.folder / CODE, f"{ended.returncode}\n")
             say(f"{number} of {len(reruns)}, {rerun.folder.name}: {outcome_of(plan, rerun)}")
 
 
