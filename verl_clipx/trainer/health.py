@@ -33,8 +33,6 @@ def step_metrics(batch: Any, longest: Lengths) -> dict[str, float]:
         if wrong:
             metrics[NOT_FINITE[name].key] = float(torch.stack([of.any(-1) for of in wrong]).any(0).sum())
     scores, numbers = data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted]
-    if (alike := share_alike(scores, numbers)) is not None:
-        metrics[ALIKE_PROMPTS.key] = alike
     if longest != (None, None) and counted.any():
         if "response_length" in data:
             prompts, responses = data["prompt_length"], data["response_length"]
@@ -47,8 +45,8 @@ def step_metrics(batch: Any, longest: Lengths) -> dict[str, float]:
         metrics[CUT_RESPONSES.key] = float(cut[counted].float().mean())
     if "undecided" in batch.non_tensor_batch:
         metrics |= undecided_share(batch.non_tensor_batch["undecided"])
-    error = standard_error(scores, numbers)
-    return metrics | ({} if error is None else {STANDARD_ERROR.key: error})
+    known = {ALIKE_PROMPTS.key: share_alike(scores, numbers), STANDARD_ERROR.key: standard_error(scores, numbers)}
+    return metrics | {key: value for key, value in known.items() if value is not None}
 
 
 def prompt_numbers(batch: Any) -> Tensor:
