@@ -86,6 +86,8 @@ class HeldBounds(Method):
     hold: ClassVar[Hold]
     bounds_width: ClassVar[Width]
     octaves: ClassVar[Octaves]
+    # The target and the range of the width, in words.
+    held_target: ClassVar[str]
 
     logs = (HELD_WIDTH, HELD_REACHED, HELD_MISSED)
 
@@ -95,31 +97,13 @@ class HeldBounds(Method):
         return held, (kind(**{field.name: getattr(self, field.name) for field in fields(self)}), self.hold)
 
     @property
-    def held_target(self) -> str:
-        """The target and the range of the width, in words."""
-        width = self.bounds_width
-        return f"{self.hold.target} {self.hold.value:g} (width {width.floor:g} to {width.ceiling:g})"
-
-    @property
     def parameters(self) -> dict[str, Any]:
-        own = {name: value for name, value in super().parameters.items() if name not in self.bounds_width.parameters}
+        own = {name: value for name, value in super().parameters.items() if name not in self.solved_parameters}
         return {**own, "hold": self.held_target}
-
-    @property
-    def solved_parameters(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.bounds_width.parameters
 
     @property
     def limits(self) -> dict[str, str]:
         return {name: role for name, role in super().limits.items() if name not in self.solved_parameters}
-
-    @property
-    def formula(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("1 / (1 + width)", "1 + width") if self.bounds_width.of == "ratio" else ("-width", "width")
-
-    @property
-    def statistics_size(self) -> int:
-        return 2 * self.octaves.buckets
 
     def statistics(self, t: Tokens) -> Tensor:
         """`Octaves.sums` of the distances. A share is of all tokens: those that the clip can't act on have none."""
@@ -218,6 +202,14 @@ def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
     floor, ceiling = distances(width)
     lowest = math.floor(math.log2(floor))
     octaves = Octaves(lowest, math.ceil(math.log2(ceiling)) - lowest)
-    namespace = {"hold": hold, "bounds_width": width, "octaves": octaves}
+    namespace = {
+        "hold": hold,
+        "bounds_width": width,
+        "octaves": octaves,
+        "held_target": f"{hold.target} {hold.value:g} (width {width.floor:g} to {width.ceiling:g})",
+        "solved_parameters": width.parameters,
+        "formula": ("1 / (1 + width)", "1 + width") if width.of == "ratio" else ("-width", "width"),
+        "statistics_size": 2 * octaves.buckets,
+    }
     namespace |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     return type(kind.__name__, (HeldBounds, kind), namespace)
