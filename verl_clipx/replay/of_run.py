@@ -152,14 +152,14 @@ OF_RATIOS = (
 )
 
 
-def sampler_by(group: str, tables: Sequence[pandas.DataFrame]) -> dict[str, dict[str, float]]:
+def sampler_by(group: str, updates: Sequence[TracedTable]) -> dict[str, dict[str, float]]:
     """Returns OF_SAMPLER to their numbers for each value of a column; empty without the sampler's log-probabilities.
 
     Args:
         group: `age` or `turn`.
-        tables: the traced tokens of each update of a step, fields as in `traces.SCHEMA`.
+        updates: those of a step.
     """
-    tokens = pandas.concat(tables, ignore_index=True)
+    tokens = pandas.concat([update.table for update in updates], ignore_index=True)
     sampled = tokens.rollout_log_prob.astype(float)
     recomputed = tokens.old_log_prob
     if recomputed.eq(sampled).all():

@@ -39,7 +39,7 @@ def content_of(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
         "exact": replayed.of_run.exact,
         "of_run": as_json(replayed.of_run, 0),
         "settings": [as_json(one, tokens) for one in replayed.settings],
-        **{f"sampler_by_{group}": _sampler_by(replayed, group) for group in ("age", "turn")},
+        **{f"sampler_by_{group}": sampler_by(group, replayed.updates) for group in ("age", "turn")},
         "unknown": UNKNOWN,
     }
 
@@ -54,7 +54,7 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
     caption = "; ".join([*notes, *[estimates] * (not replayed.of_run.exact)])
     print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
     for group, title in (("age", "age of the weights that sampled"), ("turn", "turn of the response")):
-        if len(found := _sampler_by(replayed, group)) > (group == "turn"):
+        if len(found := sampler_by(group, replayed.updates)) > (group == "turn"):
             rows = [(name, *cells_of(numbers)) for name, numbers in found.items()]
             print_list(console, f"the sampler against the trainer, by {title}", (group, *OF_SAMPLER), rows, OF_RATIOS)
     for one in replayed.settings:
@@ -65,10 +65,6 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
             within = f"its bounds are within {one.against_run:.1g} of those it trained with"
             console.print_line(f"{one.label}: the run's own setting; {within}.")
     console.print_line(UNKNOWN)
-
-
-def _sampler_by(replayed: ReplayedRun, group: str) -> dict[str, dict[str, float]]:
-    return sampler_by(group, [update.table for update in replayed.updates])
 
 
 def row_of(replay: Replay) -> tuple[str, ...]:
