@@ -265,29 +265,14 @@ DUAL_CLIP = VerlKey(("clip_ratio_c",))
 
 def dual_clip_parameter(default: float | None, source: str) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
-    return parameter(
-        default,
-        optional(number(above=1, at_most=LARGEST_CAP, usual=(1.2, 20))),
-        "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
-        source,
-        DUAL_CLIP,
-        role="beside",
-    )
+    meaning = "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip"
+    return limit_parameter(default, meaning, source, DUAL_CLIP, at_least=None, above=1, usual=(1.2, 20))
 
 
-def limit_parameter(
-    default: float | None,
-    meaning: str,
-    source: str,
-    verl: VerlKey | None = None,
-    *,
-    at_least: float = 1.0,
-    at_most: float = LARGEST_CAP,
-) -> Any:
-    """A limit beside the bounds, mostly a cap on the weight; null: no limit. The arguments are as for `parameter`."""
-    return parameter(
-        default, optional(number(at_least=at_least, at_most=at_most)), meaning, source, verl, role="beside"
-    )
+def limit_parameter(default: float | None, meaning: str, source: str, verl: VerlKey | None = None, **ends: Any) -> Any:
+    """A limit beside the bounds, mostly a cap on the weight; null: no limit. As for `parameter` and `number`."""
+    allowed = optional(number(**{"at_least": 1, "at_most": LARGEST_CAP, **ends}))
+    return parameter(default, allowed, meaning, source, verl, role="beside")
 
 
 def not_above(method: Any, low: str, high: str) -> None:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import reduce
+from operator import add
 from typing import Any
 
 # The driver of verl reduces a key with one of these in it by maximum or minimum instead of the mean.
@@ -22,9 +24,9 @@ class Over(Enum):
     ROLLOUT_BATCH = "one number for all updates on a rollout batch"
 
 
-def same(value: Any) -> Any:
-    """Returns the metric of a single sum, which is this sum."""
-    return value
+def total(*sums: Any) -> Any:
+    """Returns the sum of several sums, or the only one."""
+    return reduce(add, sums)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Metric:
     numbered: str = ""
     adds_up: bool = False
     sums: tuple[str, ...] = ()
-    of: Callable[..., Any] = same
+    of: Callable[..., Any] = total
     logged_as: str = ""
 
     @property

@@ -5,7 +5,7 @@ advantages. M is the rest, including equality and an advantage of 0. PPO clips L
 """
 
 from functools import partial
-from operator import add, neg
+from operator import neg
 from typing import Any
 
 from verl_clipx.base.metric import Metric, Over
@@ -13,11 +13,6 @@ from verl_clipx.base.metric import Metric, Over
 REGIONS = ("LN", "HP", "LP", "HN", "M")
 # The middle region, split by the advantage's sign.
 NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
-
-
-def total(*parts: Any) -> Any:
-    """The sum of several sums."""
-    return sum(parts)
 
 
 def effective_sample_size(ratio: float, squared_ratio: float) -> float:
@@ -44,7 +39,7 @@ def declare(name: str, meaning: str, unit: str, over: Over, **further: Any) -> M
 
 CLIPPED = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
 MOVED = partial(declare, section="How far the policy moved")
-MASS = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from", of=total)
+MASS = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from")
 
 IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
@@ -65,7 +60,6 @@ PG_CLIPFRAC = CLIPPED(
     "pg_clipfrac",
     "the sum of these two, in every method: what PPO would clip; under the name that verl's dashboards use",
     sums=("LN", "HP"),
-    of=add,
     logged_as="actor/pg_clipfrac",
 )
 CLIPPED(

@@ -24,19 +24,17 @@ class Candidate:
 
     Args:
         group, node: the group that chose the method, and its clipx node.
-        given: from keys under the node to the values that the command line sets.
         modifiers: from the modifiers' groups, as the command line writes them, to their nodes.
-        swept: from keys under the node to the values that the command line lists for them.
+        values: from keys under the node to the values that the command line lists for them, often a single one.
     """
 
     group: str
     node: dict[str, Any]
-    given: dict[str, Any] = field(default_factory=dict)
     modifiers: dict[str, Any] = field(default_factory=dict)
-    swept: dict[str, list[Any]] = field(default_factory=dict)
+    values: dict[str, list[Any]] = field(default_factory=dict)
 
     def settings(self, chosen: Mapping[str, Any]) -> Settings:
-        """The settings with one value for each swept key.
+        """The settings with one value for each key.
 
         Raises:
             ValueError: an unknown key, a bad value, `observe`, or Lopti, which no single pass over tokens can show.
@@ -44,7 +42,7 @@ class Candidate:
         node = OmegaConf.create(self.node)
         for modifier in self.modifiers.values():
             node.merge_with(modifier)
-        for key, value in {**self.given, **chosen}.items():
+        for key, value in chosen.items():
             OmegaConf.update(node, key, value, force_add=True)
         built = build(**OmegaConf.to_container(node))
         if isinstance(built, Observe):
@@ -56,14 +54,14 @@ class Candidate:
         return built
 
     def each(self) -> list[tuple[str, Settings]]:
-        """Returns the settings for every combination of the swept values, each behind its label.
+        """Returns the settings for every combination of the values, each behind its label.
 
         A label is the group followed by what is added to it. Raises ValueError as `settings` does.
         """
         before, labelled = [self.group, *(name.removeprefix(f"{NODE}/") for name in self.modifiers)], []
-        for values in itertools.product(*self.swept.values()):
-            chosen = dict(zip(self.swept, values, strict=True))
-            added = [f"{key}={value}" for key, value in {**self.given, **chosen}.items()]
+        for values in itertools.product(*self.values.values()):
+            chosen = dict(zip(self.values, values, strict=True))
+            added = [f"{key}={value}" for key, value in chosen.items()]
             labelled.append((" ".join([*before, *added]), self.settings(chosen)))
         return labelled
 
@@ -96,11 +94,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
             name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
             candidates[-1].modifiers[f"{key}={values[0]}"] = _group(name)
         elif key.startswith(f"{NODE}."):
-            name = key.removeprefix(f"{NODE}.")
-            if override.is_sweep_override():
-                candidates[-1].swept[name] = values
-            else:
-                candidates[-1].given[name] = values[0]
+            candidates[-1].values[key.removeprefix(f"{NODE}.")] = values
         else:
             advice = f"Write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE."
             raise Refusal(word, ABSENT, "is no setting of the plugin's", advice)
