@@ -196,7 +196,7 @@ def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
     held = {"clipx.hold.value": 0.02}
     for group, changed in (("grpo", {"clip_high": 1.3, "clip_low": 0.7}), ("dppo", {"threshold_low": 0.1})):
         values = held | {f"clipx.{name}": value for name, value in changed.items()}
-        line = decide(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).line
+        line = decide(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).run.line
         for name, value in changed.items():
             assert re.search(rf"\b{name}={value} \(group: [\d.]+; not used, clipx\.hold ", line)
 

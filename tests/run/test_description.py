@@ -45,7 +45,7 @@ def line_of(words, group=None):
     """The line of a run with these overrides, its groups first."""
     groups = [word for word in words.split() if word.startswith("+")]
     values = parsed(*words.split()[len(groups) :])
-    return decide(merged(groups, values), group=group or groups[0].partition("=")[2]).line
+    return decide(merged(groups, values), group=group or groups[0].partition("=")[2]).run.line
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
 def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
     monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
     config = merged(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
-    line = decide(config, group="sapo").line
+    line = decide(config, group="sapo").run.line
     given = []
     of_verl = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
     worker = type("Worker", (ClipxTraining, of_verl), {})()

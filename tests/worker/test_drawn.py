@@ -270,7 +270,7 @@ def hold_refusal(one: Drawn, refusal: Refusal):
 def hold_served(one: Drawn, config, decision):
     """No drawn key that is refused was let through; tests/run/test_keys.py has what is taken over."""
     if one.group == "observe":
-        assert decision.line.startswith("clipx: verl's own loss")
+        assert decision.run.line.startswith("clipx: verl's own loss")
         return
     for key, value in one.values.items():
         alone = {LOSS_TYPE: value == "ppo_clip", TASK_REWARDS: not config.distillation.enabled}

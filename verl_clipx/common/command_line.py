@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -46,15 +45,9 @@ def print_json(**content: Any) -> None:
     Numbers that are not finite become null, since JSON has none.
     """
     head = {"command": _json_of.get(), "version": installed_version("verl-clipx")}
-    print_plain(json.dumps({**head, **_finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # Python writes such numbers as constants that are none of JSON's, and lets its reader say what they are.
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    print_plain(json.dumps({**head, **finite}, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def messages_console() -> TerminalConsole:

@@ -17,12 +17,13 @@ STEP_FOLDER = re.compile(r"global_step_(\d+)")
 LATEST = "latest_checkpointed_iteration.txt"
 
 
-def log_path(project: str, experiment: str) -> Path:
-    """Returns where verl's file logger writes, by the environment variables that it reads."""
+def log_path(config: Mapping[str, Any]) -> Path:
+    """Returns where verl's file logger writes, by the environment variables and names that it reads."""
     if LOG_VARIABLE in os.environ:
         return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
-    return root / project / f"{experiment}.jsonl"
+    trainer = config.get("trainer") or {}
+    return root / str(trainer.get("project_name")) / f"{trainer.get('experiment_name')}.jsonl"
 
 
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
@@ -35,7 +36,7 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
         return None
     loggers = trainer.get("logger") or ()
     if "file" in ([loggers] if isinstance(loggers, str) else loggers):
-        log = log_path(trainer.get("project_name"), trainer.get("experiment_name"))
+        log = log_path(config)
     elif trainer.get("default_local_dir"):
         log = Path(trainer["default_local_dir"]) / METRICS
     else:

@@ -32,7 +32,7 @@ from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import ACTOR, EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
 from verl_clipx.run.lengths import lengths_of
-from verl_clipx.run.resolve import NAMES, Resolved
+from verl_clipx.run.resolve import Resolved
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import decide, said_by_command_line
 from verl_clipx.run.support import has_run_on, read_costs, tested_values
@@ -132,7 +132,7 @@ def files(config: DictConfig, settings: Any) -> dict[str, str]:
     kept = {} if log is None else {"log": str(log), "record": str(record_path(log))}
     loggers = config.trainer.get("logger") or ()
     if log is None and "file" in ([loggers] if isinstance(loggers, str) else loggers):
-        kept = {"verl's log": str(log_path(*(config.trainer.get(name) for name in NAMES)))}
+        kept = {"verl's log": str(log_path(config))}
     return kept | ({} if settings.trace is None else {"traces": str(settings.trace.folder)})
 
 
@@ -193,13 +193,11 @@ def end_with(description: Description) -> NoReturn:
 def answer_and_end(config: DictConfig) -> NoReturn:
     """Takes the place of a start of verl's: answers, and ends this process."""
     description = answer(config, **said_by_command_line())
-    arguments = None
-    if HydraConfig.initialized() and (hydra := HydraConfig.get()).mode != RunMode.MULTIRUN:
-        arguments = [*hydra.overrides.task, *hydra.overrides.hydra]
-    elif HydraConfig.initialized():
-        loss = f"only the first run of a sweep is explained: {description.loss}"
-        description = dataclasses.replace(description, loss=loss)
-    end_with(dataclasses.replace(description, arguments=arguments))
+    if HydraConfig.initialized():
+        hydra, loss = HydraConfig.get(), f"only the first run of a sweep is explained: {description.loss}"
+        of_sweep, of_run = {"loss": loss}, {"arguments": [*hydra.overrides.task, *hydra.overrides.hydra]}
+        description = dataclasses.replace(description, **(of_sweep if hydra.mode == RunMode.MULTIRUN else of_run))
+    end_with(description)
 
 
 def end_without_configuration(*_: Any) -> NoReturn:

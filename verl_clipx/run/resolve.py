@@ -26,8 +26,6 @@ from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.support import untested
 from verl_clipx.run.takeover import clip_keys
 
-NAMES = ("project_name", "experiment_name")
-
 
 class Resolved(NamedTuple):
     """The loss that a run trains, the other facts about the run, and both in words."""
@@ -35,11 +33,6 @@ class Resolved(NamedTuple):
     clipx: Settings | Observe
     run: RunFacts
     description: Description
-
-    @property
-    def line(self) -> str:
-        """Returns the line that the run prints."""
-        return self.run.line
 
 
 def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
@@ -129,8 +122,7 @@ def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
 
 def traces_folder(config: DictConfig) -> str:
     """The folder of a run's traces, beside its log."""
-    log = own_log_path(config) or log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in NAMES))
-    return str(traces_path(log).absolute())
+    return str(traces_path(own_log_path(config) or log_path(config)).absolute())
 
 
 def instantiated(node: Any) -> Any:

@@ -38,7 +38,7 @@ def start(config: DictConfig) -> None:
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     require_accelerator(address, OmegaConf.select(config, "trainer.device"))
     hold_log(config)
-    print(resolved.line, flush=True)
+    print(resolved.run.line, flush=True)
 
 
 def start_unless_started(config: DictConfig) -> None:

@@ -122,23 +122,15 @@ def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     return same and all(shape[key] <= run[key] for key in ("nodes", "ranks", "tokens"))
 
 
-def devices() -> list[str]:
-    """Returns the names of the devices on which something has passed."""
-    return [
-        record["device"]
-        for record in read_records(RESULTS)
-        if any(part["outcome"] == PASSED for part in record["parts"].values())
-    ]
+def devices(holds: Callable[[Mapping[str, Any]], bool] = lambda part: part["outcome"] == PASSED) -> list[str]:
+    """Returns the names of the devices with a part of which something holds: by default, that it has passed."""
+    return [record["device"] for record in read_records(RESULTS) if any(map(holds, record["parts"].values()))]
 
 
 def has_run_on(config: DictConfig) -> str:
     """Returns on which devices something has run, and on which a run of this shape or a larger one has."""
     shape = shape_of(config)
-    tried = [
-        record["device"]
-        for record in read_records(RESULTS)
-        if any(is_covered(shape, run) for part in record["parts"].values() for run in part.get("runs", ()))
-    ]
+    tried = devices(lambda part: any(is_covered(shape, run) for run in part.get("runs", ())))
     nodes, ranks = (f"{shape[key]} {key.removesuffix('s')}{'s' * (shape[key] > 1)}" for key in ("nodes", "ranks"))
     parts = f"{nodes}, {ranks}, {shape['engine']}, {shape['rollout']}, {shape['tokens']:,} tokens, {shape['device']}"
     return f"{', '.join(devices())}; this run: {parts}: {'tried on ' + ', '.join(tried) if tried else 'not tried'}"
