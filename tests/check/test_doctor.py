@@ -43,15 +43,23 @@ def test_a_missing_package_has_the_command_that_installs_it(monkeypatch, module,
 
 @pytest.mark.slow
 def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_apart(run_fresh, tmp_path, monkeypatch):
-    findings = doctor.check_registration("here", doctor.REGISTERED, 120)
-    assert [finding.level for finding in findings] == ["ok", "ok"] and "clipx_acpo" in findings[0].found
-    assert "ZeroDivisionError" in doctor.check_registration("here", "1 / 0", 60)[0].advice
-    assert "no answer within 1 s" in doctor.check_registration("here", "import time; time.sleep(30)", 1)[0].advice
+    code = doctor.REGISTERED + doctor.HERE
+    fresh = doctor.run_python(code, 120)
+    findings = [*doctor.check_registration("here", *fresh), doctor.check_hydra(*fresh)]
+    assert [finding.level for finding in findings] == ["ok", "ok", "ok"] and "clipx_acpo" in findings[0].found
+    failed = doctor.run_python("1 / 0", 60)
+    assert "ZeroDivisionError" in doctor.check_registration("here", *failed)[0].advice
+    assert "ZeroDivisionError" in doctor.check_hydra(*failed).advice
+    slow = doctor.run_python("import time; time.sleep(30)", 1)
+    assert "no answer within 1 s" in doctor.check_registration("here", *slow)[0].advice
+    # A group that does not compose says nothing against the losses.
+    not_composed = (fresh[0].replace("COMPOSED", ""), "HydraException")
+    assert doctor.check_hydra(*not_composed).advice == "HydraException"
+    assert [finding.level for finding in doctor.check_registration("here", *not_composed)] == ["ok", "ok"]
     # Its interpreter starts as the first one's does.
     without = "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'\n"
-    monkeypatch.setattr(doctor, "run_python", lambda code, _: (run_fresh(without + code, tmp_path).stdout, ""))
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    (finding,) = doctor.check_registration("here", doctor.REGISTERED, 120)
+    (finding,) = doctor.check_registration("here", run_fresh(without + code, tmp_path).stdout, "")
     assert finding.level == "error" and "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
 
 

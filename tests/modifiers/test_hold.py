@@ -185,8 +185,8 @@ def test_the_line_and_explain_say_what_is_held():
     )
     held = "clip_fraction 0.02 (width 0.05 to 1)"
     # The solved bounds take nothing over from verl, and the group's own have no part in the run.
-    assert f"holds {held}" in decision.line and "verl's clip_ratio_high=0.3 not used" in decision.line
-    assert decision.run.taken == {} and "clip_high=" not in decision.line
+    assert f"holds {held}" in decision.run.line and "verl's clip_ratio_high=0.3 not used" in decision.run.line
+    assert decision.run.taken == {} and "clip_high=" not in decision.run.line
     assert f"the width that holds {held}" in bounds_of(decision.clipx.method)
     assert decision.description.settings == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
@@ -204,7 +204,7 @@ def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
 def test_verls_bounds_are_named_as_not_used_even_if_they_repeat_its_default():
     words = ("+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.2")
     _, decision = decided(*words)
-    assert "verl's clip_ratio_high=0.2 not used" in decision.line
+    assert "verl's clip_ratio_high=0.2 not used" in decision.run.line
     assert decision.run.unused == {f"{ACTOR}.clip_ratio_high": 0.2}
 
 

@@ -37,32 +37,28 @@ GPU_CHECKS = "To check losses and updates on GPUs, in a checkout: bash scripts/g
 WIDTH = 100
 
 REGISTERED = """
-import verl
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-import verl.workers.engine_workers as workers
-print("LOSSES " + " ".join(sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))))
-bases = workers.ActorRolloutRefWorker.actor_worker_cls.__mro__
-print("WORKER " + " ".join(f"{base.__module__}.{base.__qualname__}" for base in bases))
+def registered():
+    import verl
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    import verl.workers.engine_workers as workers
+    bases = workers.ActorRolloutRefWorker.actor_worker_cls.__mro__
+    yield "LOSSES", *sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))
+    yield "WORKER", *(f"{base.__module__}.{base.__qualname__}" for base in bases)
 """
 
 TRAINING_WORKER = "verl_clipx.worker.training_worker.ClipxTraining"
 
-REGISTERED_IN_RAY = f"""
+IN_RAY = """
 import ray
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
-
-@ray.remote
-def registered():
-    import contextlib, io
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec({REGISTERED!r}, {{}})
-    return out.getvalue()
-
-print(ray.get(registered.remote()))
+for words in ray.get(ray.remote(lambda: [*registered()]).remote()):
+    print(*words)
 """
 
-COMPOSED = """
+HERE = """
+for words in registered():
+    print(*words)
+
 from hydra import compose, initialize_config_module
 with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", ["+clipx=acpo", "clipx.alpha=2"])
@@ -160,14 +156,13 @@ def check_extras(has_gpu: bool) -> list[Finding]:
     return [tools, check_packages("packages of CPU runs", FOR_CPU, "error")]
 
 
-def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
-    """Checks whether losses and training worker are registered where code prints the LOSSES and WORKER lines."""
-    output, error = run_python(code, seconds)
+def check_registration(where: str, output: str, error: str) -> list[Finding]:
+    """Checks, by what `run_python` returns of `REGISTERED`, whether losses and training worker are registered there."""
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
     worker = lines.get("WORKER", "").split()
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
-    if error or not losses:
+    if not losses:
         advice = error or (
             f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {policy!r}; it must be auto or contain "
             f"clipx, and verl-clipx must be installed in this environment, {INSTALL_THIS}"
@@ -182,9 +177,8 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
     return [registered, Finding("error", f"training worker {where}", worker[0] if worker else "none", advice)]
 
 
-def check_hydra() -> Finding:
-    """Checks whether verl's own configuration finds the plugin's groups."""
-    output, error = run_python(COMPOSED, 120)
+def check_hydra(output: str, error: str) -> Finding:
+    """Checks, by what `run_python` returns of `HERE`, whether verl's own configuration finds the plugin's groups."""
     if "COMPOSED clipx_acpo 2" in output:
         return Finding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
     return Finding("error", "Hydra groups", "+clipx=acpo does not compose", error or output or "reinstall verl-clipx")
@@ -216,7 +210,8 @@ def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
     yield "accelerators", accelerators
     if unsuitable_verl():
         return
-    yield "Hydra groups", [check_hydra()]
-    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", REGISTERED, 180)
+    fresh = run_python(REGISTERED + HERE, 180)
+    yield "Hydra groups", [check_hydra(*fresh)]
+    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", *fresh)
     if ray:
-        yield "losses in a Ray worker", check_registration("in a Ray worker", REGISTERED_IN_RAY, 300)
+        yield "losses in a Ray worker", check_registration("in a Ray worker", *run_python(REGISTERED + IN_RAY, 300))
