@@ -123,7 +123,7 @@ ODD = f"{ACTOR}.ppo_mini_batch_size=30"
         # Several at once.
         (
             f"data.gen_batch_size=100 {ACTOR}.fsdp_config.fsdp_size=3",
-            f"{ACTOR}.fsdp_config.fsdp_size=3 data.gen_batch_size=100",
+            f"data.gen_batch_size=100 {ACTOR}.fsdp_config.fsdp_size=3",
         ),
         # Engines and trainers that divide a run in their own way.
         (f"{ACTOR}.strategy=megatron {ODD}", ""),

@@ -17,7 +17,7 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.groups import content_of, group_names, group_settings, node_of
+from verl_clipx.run.groups import group_names, group_settings, node_of
 from verl_clipx.run.listing import describe_methods
 
 # They choose no method of the plugin's; tests/worker/test_observe.py has the last one.
@@ -41,8 +41,9 @@ def test_group_reaches_the_actor_with_its_published_settings(group):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_parent(group):
-    content = content_of(group)
-    (parent, _), above = content.defaults, (configs_folder() / "clipx" / f"{group}.yaml").read_text()
+    above = (configs_folder() / "clipx" / f"{group}.yaml").read_text()
+    content = OmegaConf.create(above)
+    parent, _ = content.defaults
     parameters = parameters_of(METHODS[group_settings(group)["method"]])
     for name in content.clipx.keys() - {"method"}:
         before = node_of(parent).get(name, parameters[name].default)

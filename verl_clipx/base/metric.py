@@ -69,11 +69,7 @@ class Metric:
     @property
     def pattern(self) -> str:
         """A regular expression that matches its keys and no others."""
-        return self.pattern_after(self.key)
-
-    def pattern_after(self, beginning: str) -> str:
-        """A regular expression for what begins so and, for a family, goes on with the number of a member."""
-        return re.escape(beginning) + (rf"/{self.numbered}_\d+" if self.numbered else "")
+        return re.escape(self.key) + (rf"/{self.numbered}_\d+" if self.numbered else "")
 
 
 def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:
@@ -91,7 +87,7 @@ def same_key(one: Metric, other: Metric) -> bool:
     members = [f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name for metric in (one, other)]
     of_families = zip((one, other), reversed(members), strict=True)
     return one.name == other.name or any(
-        re.fullmatch(metric.pattern_after(metric.name), member) for metric, member in of_families
+        re.fullmatch(replace(metric, logged_as=metric.name).pattern, member) for metric, member in of_families
     )
 
 

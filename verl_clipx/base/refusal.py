@@ -28,11 +28,8 @@ class Refusal(ValueError):
         return f"Refusal({str(self)!r})"
 
     def __str__(self) -> str:
-        return "\n".join([self._line(), *map(str, self.others)])
-
-    def _line(self) -> str:
         setting = self.key if self.value is ABSENT else f"{self.key}={written(self.value)}"
-        return f"{setting}: {self.reason}. {self.advice}".rstrip()
+        return "\n".join([f"{setting}: {self.reason}. {self.advice}".rstrip(), *map(str, self.others)])
 
     @property
     def all(self) -> tuple["Refusal", ...]:

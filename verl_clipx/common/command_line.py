@@ -22,10 +22,8 @@ _json_of: ContextVar[str | None] = ContextVar("_json_of", default=None)
 
 
 def _remember(context: typer.Context, as_json: bool) -> bool:
-    names, at = [], context
-    while as_json and at.parent is not None:
-        names, at = [at.info_name, *names], at.parent
-    _json_of.set(" ".join(names) or None)
+    words = context.command_path.removeprefix(context.find_root().command_path)
+    _json_of.set(words.strip() if as_json else None)
     return as_json
 
 

@@ -133,7 +133,8 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
     """Describes a run of the plugin's, as far as its settings and facts go without the rest of its configuration."""
     term, mismatch = keys.distillation_term(run.options), keys.log_prob_mismatch(run.options)
     to_sampler = keys.ratio_to_the_rollout_policy(run.options, settings)
-    mode, of_group = keys.mode_of_v1(run.options), own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
+    mode = run.options.get(keys.TRAINER_MODE) if keys.reads_v1(run.options) else None
+    of_group = own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
     source, added, biased = source_of_old_log_probs(run, mode), corrections(run, settings), None
     if mismatch is not None and run.options.get(keys.CALCULATE_LOG_PROBS):
         which = "" if to_sampler else ", which only metrics use,"

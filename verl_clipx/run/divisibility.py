@@ -38,13 +38,13 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
         key = f"{ACTOR}.ulysses_sequence_parallel_size"
         return [f"{key}={sharing}: does not divide the {gpus} GPUs. Choose a divisor."]
     ranks = gpus // sharing
-    of_batches = [*batches(config, ranks), *micro_batches(config, ranks, sharing)]
-    return [*of_batches, *servers(config, gpus), *shards(config, gpus), *fetched(config)]
+    return [*batches(config, ranks), *micro_batches(config, ranks, sharing), *groups(config, gpus)]
 
 
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:
-    """Mini-batches that do not divide the rollout batch, or whose responses do not divide over data-parallel ranks."""
-    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    """What does not divide the rollout batch, and mini-batches whose responses do not divide over the ranks."""
+    prompts, fetched = config.data.train_batch_size, config.data.get("gen_batch_size")
+    n = config.actor_rollout_ref.rollout.n
     mini_batch, key = config.actor_rollout_ref.actor.ppo_mini_batch_size, f"{ACTOR}.ppo_mini_batch_size"
     if prompts % mini_batch:
         yield (
@@ -58,6 +58,8 @@ def batches(config: DictConfig, ranks: int) -> Iterator[str]:
             f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change trainer.nnodes or "
             f"{ACTOR}.ulysses_sequence_parallel_size."
         )
+    if fetched and prompts % fetched and not config.algorithm.get("filter_groups", {}).get("enable"):
+        yield f"data.gen_batch_size={fetched}: does not divide data.train_batch_size={prompts}. Leave it null."
 
 
 def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]:
@@ -89,8 +91,8 @@ def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]
             )
 
 
-def servers(config: DictConfig, gpus: int) -> Iterator[str]:
-    """A rollout server whose GPUs do not divide those of the run or of a machine."""
+def groups(config: DictConfig, gpus: int) -> Iterator[str]:
+    """Groups of GPUs, as a rollout server or with one copy of the parameters, that do not divide those of the run."""
     rollout, machine = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
     size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if gpus % size or (size % machine and machine % size):
@@ -98,20 +100,9 @@ def servers(config: DictConfig, gpus: int) -> Iterator[str]:
             f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: a rollout server takes {size} "
             f"GPUs, which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
         )
-
-
-def shards(config: DictConfig, gpus: int) -> Iterator[str]:
-    """A group of GPUs that share the parameters but does not divide all of them."""
-    size = config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    if 0 < size < gpus and gpus % size:
+    shard = config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    if 0 < shard < gpus and gpus % shard:
         yield (
-            f"{ACTOR}.fsdp_config.fsdp_size={size}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share "
+            f"{ACTOR}.fsdp_config.fsdp_size={shard}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share "
             "the parameters over all of them."
         )
-
-
-def fetched(config: DictConfig) -> Iterator[str]:
-    """A number of prompts that the loader fetches and that does not divide a rollout batch."""
-    size, prompts = config.data.get("gen_batch_size"), config.data.train_batch_size
-    if size and prompts % size and not config.algorithm.get("filter_groups", {}).get("enable"):
-        yield f"data.gen_batch_size={size}: does not divide data.train_batch_size={prompts}. Leave it null."

@@ -1,13 +1,8 @@
 """The files of configs/clipx: what each group sets in the clipx node. Importing this is cheap."""
 
 import functools
-from typing import TYPE_CHECKING
 
 from verl_clipx.common.configs_folder import configs_folder
-
-# Imported where a group is read, so that methods alone can be used where it is not installed.
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
@@ -19,6 +14,7 @@ def group_settings(group: str) -> dict:
     Raises:
         FileNotFoundError: there is no such group.
     """
+    # Here, so that methods alone can be used where it is not installed.
     from omegaconf import MISSING
 
     return {key: value for key, value in node_of(group).items() if value != MISSING}
@@ -29,25 +25,21 @@ def own_settings(group: str) -> dict:
     return group_settings(group) if group in group_names() else {}
 
 
+@functools.cache
 def node_of(group: str) -> dict:
-    """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
+    """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given.
+
+    A group's file is read once. Callers must not change the node.
+    """
     from omegaconf import MISSING, OmegaConf
 
-    content, below = content_of(group), {}
+    content, below = OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml"), {}
     for default in content.get("defaults", []):
         if isinstance(default, str) and default != "_self_":
             below |= node_of(default)
     node = content.get("clipx", {})
     own = {key: MISSING if OmegaConf.is_missing(node, key) else node[key] for key in node if key != "_target_"}
     return below | own
-
-
-@functools.cache
-def content_of(group: str) -> "DictConfig":
-    """A group's file, which is read once. Callers must not change it."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml")
 
 
 def group_names(folder: str = "clipx") -> list[str]:

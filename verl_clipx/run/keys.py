@@ -358,11 +358,6 @@ def reads_v1(values: Values) -> bool:
     return values.get(USE_V1) is not False and not experimental
 
 
-def mode_of_v1(values: Values) -> str | None:
-    """Returns the v1 trainer's mode; None under another trainer."""
-    return values.get(TRAINER_MODE) if reads_v1(values) else None
-
-
 # --- The engine ------------------------------------------------------------------------------------------------------
 
 # Each of these keys can switch torch.compile off.
