@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 
 from verl_clipx.common.command_line import AsJson, fail, failing, forget_json, messages_console, print_json, working
 from verl_clipx.common.extras import missing_tool
-from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.common.verl_version import installed_version
 
@@ -147,7 +146,7 @@ def methods(
     if name is None:
         rows = [(of["loss_mode"] or "", of["summary"], of["source"], ", ".join(of["groups"])) for of in descriptions]
         headings = ("method", "what it does", "source", "groups")
-        print_list(console, "methods: +clipx=<group>", headings, [list(map(escape, row)) for row in rows])
+        console.print_list("methods: +clipx=<group>", headings, [list(map(escape, row)) for row in rows])
         return
     (method,) = descriptions
     groups = ", ".join(method["groups"]) or f"+clipx=custom clipx.function={name}"
@@ -158,7 +157,7 @@ def methods(
         parts = [part for part in method["parameters"] if part["of_every_method"] == of_every_method]
         if parts:
             rows = [list(map(escape, parameter_row(part))) for part in parts]
-            print_list(console, f"{title}: clipx.<parameter>=…", (*headings, "allowed", "meaning", "source"), rows)
+            console.print_list(f"{title}: clipx.<parameter>=…", (*headings, "allowed", "meaning", "source"), rows)
 
 
 @app.command()
@@ -167,7 +166,7 @@ def metrics(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
-    from verl_clipx.common.suggestions import did_you_mean
+    from verl_clipx.base.refusal import did_you_mean
     from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
 
     if which not in LISTS:
@@ -177,7 +176,7 @@ def metrics(
         return
     rows = [("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in rows_of(which)]
     headings = ("key", "meaning", "unit", "over")
-    print_list(console, f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
+    console.print_list(f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
 
 
 @app.command(

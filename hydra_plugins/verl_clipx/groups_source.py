@@ -12,8 +12,8 @@ from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.base.refusal import did_you_mean
 from verl_clipx.common.presets import preset_names
-from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.common.verl_version import unsuitable_verl
 
 NODE = "clipx"

@@ -1,10 +1,12 @@
-"""The one error of refused settings: its text, its fields, several in one, pickled as by Ray."""
+"""The one error of refused settings: its text, its fields, several in one, pickled as by Ray; and what a mistyped name
+could have meant. Not covered: where commands say it (tests/test_command_line.py).
+"""
 
 import pickle
 
 import pytest
 
-from verl_clipx.base.refusal import ABSENT, Refusal, refuse
+from verl_clipx.base.refusal import ABSENT, Refusal, did_you_mean, refuse
 
 FIRST = Refusal("clipx.alpha", -1, "must be a number (at least 0)", "Set it to 3.")
 SECOND = Refusal("clipx.shaping", ABSENT, "is chosen without a method", "Choose one.")
@@ -24,3 +26,20 @@ def test_all_refusals_are_raised_together_and_each_once():
     assert str(raised.value) == f"{FIRST}\n{SECOND}"
     again = pickle.loads(pickle.dumps(raised.value))
     assert str(again) == str(raised.value) and again.value == -1 and again.others[0].value is ABSENT
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "sentence"),
+    [
+        ("acp0", ["acpo", "bapo"], " Did you mean acpo?"),
+        # Known under two headings, named once.
+        ("acp0", ["acpo", "acpo"], " Did you mean acpo?"),
+        # Letters that changed places come before words that are nearer by difflib.
+        ("gpro", ["gppo", "grpo"], " Did you mean grpo?"),
+        ("epsilon_mx", ["epsilon_min", "epsilon_max"], " Did you mean epsilon_max or epsilon_min?"),
+        *(("nothing", ["acpo"], ""), ("acpo", [], "")),
+    ],
+)
+def test_the_nearest_known_words_are_named_once(word, known, sentence):
+    assert did_you_mean(word, known) == sentence
+    assert did_you_mean("acp0", ["acpo"], "+clipx=") == " Did you mean +clipx=acpo?"

@@ -11,10 +11,9 @@ from torch import Tensor, minimum
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
 from verl_clipx.base.parameters import LOWER_WIDTH, NODE, UPPER_WIDTH, VerlKey, number, optional, parameter, validate
-from verl_clipx.base.refusal import Refusal
+from verl_clipx.base.refusal import Refusal, did_you_mean
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
-from verl_clipx.common.suggestions import did_you_mean
 
 # Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
 LARGEST_CLAMP = 40.0

@@ -6,8 +6,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from verl_clipx.base.refusal import ABSENT, Refusal
-from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.base.refusal import ABSENT, Refusal, did_you_mean
 
 # The node of a run's configuration that has the plugin's parameters.
 NODE = "clipx"

@@ -1,6 +1,7 @@
-"""The one error of a setting that cannot be meant as it stands: key, value, reason and advice are fields."""
+"""The one error of a setting that cannot be meant as it stands, and what a mistyped name could have meant."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 # The value of a refusal that is about a key alone; it is the same object after pickling.
@@ -54,3 +55,14 @@ def written(value: Any) -> str:
     if isinstance(value, str) and not value.isidentifier() and (not value or value[0].isdigit()):
         return repr(value)
     return "null" if value is None else str(value)
+
+
+def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
+    """Returns a sentence, after a blank, that names the known words nearest to a mistyped one; empty if none is near.
+
+    `before` stands before the word where the user writes it, such as "+clipx=".
+    """
+    known = list(dict.fromkeys(known))
+    # Two swapped letters are the commonest mistake, and difflib does not rank them first.
+    near = [one for one in known if sorted(one) == sorted(word)] or get_close_matches(word, known, n=3)
+    return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""

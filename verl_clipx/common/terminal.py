@@ -7,10 +7,15 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+# The width of the two blanks and the line of a table's column.
+BORDER = 3
 
 # Sequences that set colours and move the cursor; control characters other than tabs and line ends; marks that reverse
 # the direction of a line; lone surrogates, which no terminal can encode.
@@ -41,6 +46,44 @@ class TerminalConsole(Console):
         self.print_line(
             textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
         )
+
+    def print_list(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+        """Prints rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
+
+        No name is broken over two lines, so that names can be copied. Cells are in rich's markup, and a row's first is
+        its name.
+        """
+        columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(headings, *rows, strict=True)]
+        words = [max(len(word) for cell in column for word in ["", *cell.split()]) for column in columns]
+        lines = [max(len(line) for cell in column for line in ["", *cell.splitlines()]) for column in columns]
+        spare = self.width - sum(words) - BORDER * len(words) - 1
+        if spare >= 0:
+            table = Table(title=title, caption=caption or None)
+            for heading, width in zip(headings, shared_widths(words, lines, spare), strict=True):
+                table.add_column(heading, width=width)
+            for row in rows:
+                table.add_row(*row)
+            self.print(table)
+            return
+        self.print(f"[italic]{title}[/]", soft_wrap=True)
+        for first, *others in rows:
+            self.print(f"[bold]{first}[/]", soft_wrap=True)
+            for heading, cell in zip(headings[1:], others, strict=True):
+                if cell:
+                    self.print(f"    {heading}: {', '.join(cell.splitlines())}", soft_wrap=True)
+        if caption:
+            self.print(f"[italic]{caption}[/]", soft_wrap=True)
+
+
+def shared_widths(least: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
+    """Returns widths from the least to the wanted ones: columns that want more share the spare width evenly."""
+    widths = list(least)
+    by_want = sorted(range(len(widths)), key=lambda column: wanted[column] - least[column])
+    for place, column in enumerate(by_want):
+        more = min(wanted[column] - least[column], spare // (len(by_want) - place))
+        widths[column] += more
+        spare -= more
+    return widths
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.base.refusal import did_you_mean
 from verl_clipx.diagnose.diagnosis import cover, diagnose
 from verl_clipx.diagnose.rule import Kind
 from verl_clipx.diagnose.rules import RULES

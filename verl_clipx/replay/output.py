@@ -7,7 +7,6 @@ from typing import Any
 import pandas
 from rich.markup import escape
 
-from verl_clipx.common.listed import print_list
 from verl_clipx.common.sentences import number, percent
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.replay.command import ReplayedRun
@@ -52,11 +51,11 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
     console.print_line(heading_of(replayed.run.name, replayed.updates))
     rows = [list(map(escape, row_of(one))) for one in replays]
     caption = "; ".join([*notes, *[estimates] * (not replayed.of_run.exact)])
-    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
+    console.print_list("what each would do to this run's tokens", HEADINGS, rows, caption)
     for group, title in (("age", "age of the weights that sampled"), ("turn", "turn of the response")):
         if len(found := sampler_by(group, replayed.updates)) > (group == "turn"):
             rows = [(name, *cells_of(numbers)) for name, numbers in found.items()]
-            print_list(console, f"the sampler against the trainer, by {title}", (group, *OF_SAMPLER), rows, OF_RATIOS)
+            console.print_list(f"the sampler against the trainer, by {title}", (group, *OF_SAMPLER), rows, OF_RATIOS)
     for one in replayed.settings:
         changes = (f"{what} {len(of)}{': ' * bool(len(of))}{words_of(of)}" for what, of in one.changes.items())
         console.print_line(f"{one.label}: {'; '.join(changes)}.")

@@ -10,9 +10,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from verl_clipx.base.method import NODE
-from verl_clipx.base.refusal import ABSENT, Refusal
+from verl_clipx.base.refusal import ABSENT, Refusal, did_you_mean
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.modifiers import MODIFIERS
 from verl_clipx.run.config import Observe, Settings, build
 from verl_clipx.run.groups import group_names, group_settings

@@ -7,8 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_clipx.base.method import METHODS, Method
-from verl_clipx.base.refusal import Refusal
-from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.base.refusal import Refusal, did_you_mean
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.config import AROUND, parameters_of

@@ -12,11 +12,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.base.method import NODE
-from verl_clipx.base.refusal import ABSENT, Refusal, refuse
+from verl_clipx.base.refusal import ABSENT, Refusal, did_you_mean, refuse
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.run_files import log_path, own_log_path, traces_path
-from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.methods import METHODS
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.description import Description, describe

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.run.keys import paths
 
 # Keys in which two runs of one setting may differ; `.*` covers everything below a key.
 # Keys of the groups in configs/hardware are ignored too.
@@ -115,14 +116,9 @@ def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flat(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a configuration's leaves by dotted key; a list is a leaf."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    leaves: dict[str, Any] = {}
-    for key, value in node.items():
-        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return leaves
+    return {key: value for key, value in paths(node).items() if not isinstance(value, dict)}
 
 
 def name_of_model(path: Any) -> str:

@@ -7,7 +7,6 @@ import typer
 from rich.markup import escape
 
 from verl_clipx.common.command_line import fail, failing
-from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
 app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
@@ -30,7 +29,7 @@ def list_presets(
     if not names:
         fail(f"no preset has {containing!r} in its name; `clipx recipe list` names them all")
     headings = ("name", "method", "model", "data", "updates", "row")
-    print_list(console, "presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
+    console.print_list("presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
 
 
 def summary_of(name: str) -> tuple[str, ...]:
@@ -99,7 +98,7 @@ def show(
             rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
     console.print(f"{escape(title_of(name))}\n{updates_a_step(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
-    print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
+    console.print_list(f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
 
 
 @app.command()

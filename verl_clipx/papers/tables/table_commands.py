@@ -9,7 +9,6 @@ from rich.markup import escape
 
 from verl_clipx.common.command_line import AsJson, fail, failing, print_json
 from verl_clipx.common.files import check_shape, read_json_object, write_json, write_text
-from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def list_tables(as_json: AsJson = False) -> None:
         print_json(tables=found)
         return
     rows = [[escape(str(value)) for value in table.values()] for table in found]
-    print_list(
-        console,
+    console.print_list(
         "clipx table plan NAME",
         ("name", "what", "source", "cells", "presets", "made by"),
         rows,

@@ -11,7 +11,6 @@ from rich.panel import Panel
 from rich.table import Table
 
 from verl_clipx.common.command_line import fail, failing
-from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, warnings_on
 from verl_clipx.papers.messages import fault_of_prompt
 
@@ -28,7 +27,7 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
     if name is None:
         sets = definitions().values()
         rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in sets]
-        print_list(console, "clipx data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
+        console.print_list("clipx data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
         return
     with failing():
         one = definition_named(name)

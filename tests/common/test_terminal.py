@@ -1,14 +1,12 @@
-"""Lists: a table where every word fits on the console, else lines. Not covered: colours, which commands print lists."""
+"""A console's lists: a table where every word fits, else lines. Not covered: colours, which commands print lists."""
 
-from rich.console import Console
-
-from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 
 
 def shown(width, rows):
-    console = Console(width=width, record=True, file=None, force_terminal=False)
+    console = TerminalConsole(width=width, record=True, file=None, force_terminal=False)
     with console.capture() as captured:
-        print_list(console, "things", ("name", "what"), rows, "the end")
+        console.print_list("things", ("name", "what"), rows, "the end")
     return captured.get()
 
 
