@@ -15,10 +15,9 @@ from tests.worker.updates import ROWS, WHOLE, extra_passes
 from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.run.explaining import answer
-from verl_clipx.run.keys import FACTS
+from verl_clipx.run.keys import FACTS, flat
 from verl_clipx.run.schedule import Schedule, position, recorded_schedule
 from verl_clipx.run.start import decide
-from verl_clipx.runs.sameness import flat
 from verl_clipx.worker.plan import plan_step, token_passes
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import RolloutBatch

@@ -16,7 +16,7 @@ from tests.golden.runs import Run, per_token, registered_loss, run
 from tests.golden.settings import TOKEN_SETUPS, overrides_of, setups
 from tests.jagged import micro_batch
 from tests.worker.updates import loss_function, train
-from verl_clipx.base.tokens import saturation_limit
+from verl_clipx.base.tokens import saturate
 from verl_clipx.worker.plan import token_passes
 from verl_clipx.worker.step import OptimizerStep
 
@@ -111,7 +111,7 @@ def test_float32_overflow_is_finite_where_the_release_made_nan(case):
     log_ratio = twin.inputs["log_prob"] - twin.inputs["old_log_prob"]
     # Beyond e^42.6 this package's float32 ratio saturates, the twin's float64 one doesn't: there the expectation is
     # Eq. 9's right branch at the saturated ratio.
-    limit = saturation_limit(torch.float32)
+    limit = saturate(torch.tensor(torch.inf)).item()
     m, eps = (case.hyperparameters[name] for name in ("m", "eps_high"))
     saturated = (1 + eps) ** (1 / m) * torch.tensor(limit * (1 - 1 / m)).exp().item()
     at_limit = -saturated * twin.inputs["advantages"] / twin.inputs["response_mask"].sum()

@@ -133,18 +133,22 @@ class Method:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
+    def roles(self) -> dict[str, str]:
+        """The parameters that can limit the weight, with their roles, guards apart."""
+        roles = {field.name: field.metadata.get("role") for field in dataclasses.fields(self)}
+        return {name: role for name, role in roles.items() if role not in (None, "", "guard")}
+
+    @property
     def limits(self) -> dict[str, str]:
-        """Returns the parameters that limit the weight as they are set, with their roles, guards apart.
+        """Returns those of `roles` that limit the weight as they are set.
 
         Null limits nothing, and neither does 0, unless it bounds a difference.
         """
-        fields = ((field.metadata.get("role"), field.name) for field in dataclasses.fields(self))
         of_difference = () if self.bounds_on.endswith("ratio") else ("low", "high")
         return {
             name: role
-            for role, name in fields
-            if role not in (None, "", "guard")
-            and ((value := getattr(self, name)) or (value == 0 and role in of_difference))
+            for name, role in self.roles.items()
+            if (value := getattr(self, name)) or (value == 0 and role in of_difference)
         }
 
     @property
@@ -155,8 +159,7 @@ class Method:
     @property
     def declares_limits(self) -> bool:
         """Returns whether bounds, or roles of parameters, say what limits the weight; else only the weight knows."""
-        roles = {field.metadata.get("role") for field in dataclasses.fields(self)}
-        return type(self).bounds is not Method.bounds or bool(roles - {None, "", "guard"})
+        return type(self).bounds is not Method.bounds or bool(self.roles)
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 

@@ -113,14 +113,9 @@ def number_in(members: Tensor) -> Tensor:
     return parts(where(members, 1.0, 0.0)).sum(-1)
 
 
-def saturation_limit(dtype: torch.dtype) -> float:
-    """The largest magnitude of a log-ratio in `dtype`: about 42.6 in float32 and 340.7 in float64."""
-    return SATURATION * math.log(torch.finfo(dtype).max)
-
-
 def saturate(log_ratio: Tensor) -> Tensor:
-    """A log-ratio, or a sum or mean of them, within +-`saturation_limit` of its dtype."""
-    limit = saturation_limit(log_ratio.dtype)
+    """A log-ratio, or a sum or mean of them, within its dtype's limits: about +-42.6 in float32, +-340.7 in float64."""
+    limit = SATURATION * math.log(torch.finfo(log_ratio.dtype).max)
     return log_ratio.clamp(-limit, limit)
 
 

@@ -277,7 +277,7 @@ def traced(settings: Settings | Observe) -> str:
 
 def limits_in_words(method: Method) -> tuple[str, str, str]:
     """Returns what limits a method's weight, what of it can act where the ratio is not 1, and what where it is 1."""
-    limits = method.limits
+    limits, roles = method.limits, {*method.roles.values()}
     nouns = " and ".join(dict.fromkeys(role for role in limits.values() if role not in (LOW, HIGH, BESIDE)))
     beside = " and ".join(name for name, role in limits.items() if role == BESIDE)
     on = "" if method.bounds_on == "ratio" else f" on the {method.bounds_on.format(**method.parameters)}"
@@ -287,16 +287,11 @@ def limits_in_words(method: Method) -> tuple[str, str, str]:
         limit, acting = "no bounds", "a limit inside the gradient weight"
     elif nouns:
         limit, acting = f"a {nouns} and no bounds", f"the {nouns}"
-    elif method.solved_parameters or not roles_of(method):
+    elif method.solved_parameters or not roles - {BESIDE}:
         limit, acting = f"bounds of its own{on}", "clipping"
     else:
         limit, acting = f"no bounds but {beside}" if beside else "no bounds", beside
     return limit, acting, (f"the {nouns}" if nouns else acting) if method.acts_at_ratio_one else ""
-
-
-def roles_of(method: Method) -> set[str]:
-    """Returns the roles of a method's parameters that stand for bounds or for what is in their place."""
-    return {field.metadata.get("role") for field in dataclasses.fields(method)} - {None, "", GUARD, BESIDE}
 
 
 def bounds_of(method: Method) -> str:
@@ -311,8 +306,8 @@ def bounds_of(method: Method) -> str:
         names = [name for kind in type(method).__mro__ if (name := vars(kind).get("name")) in SYMBOLS]
         symbols = ["the width that holds {hold}"] if method.solved_parameters else [SYMBOLS[name] for name in names[:1]]
         bounds = ", ".join([f"{method.bounds_on} {interval(low or None, high)}", *equations, *symbols]).format(**values)
-    elif not {LOW, HIGH} & roles_of(method):
-        bounds = "bounds of its own" if method.declares_limits and not roles_of(method) else "no bounds"
+    elif not {LOW, HIGH} & (roles := {*method.roles.values()} - {BESIDE}):
+        bounds = "bounds of its own" if method.declares_limits and not roles else "no bounds"
     else:
         bounds = f"{method.bounds_on} {interval(*low or [None], *high or [None])}"
     beside = [f"{name} {values[name]}" for name in by_role.pop(BESIDE, ())]

@@ -615,3 +615,8 @@ def paths(node: dict[str, Any], before: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             full |= paths(value, f"{before}{key}.")
     return full
+
+
+def flat(node: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration's leaves by dotted key; a list is a leaf."""
+    return {key: value for key, value in paths(node).items() if not isinstance(value, dict)}

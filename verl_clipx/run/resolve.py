@@ -61,7 +61,8 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     if not isinstance(settings, Settings | Observe):
         raise missing_method(settings)
     before = taken_before(node)
-    folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
+    beside_log = settings.trace is not None and settings.trace.folder is None
+    folder = str(traces_path(own_log_path(config) or log_path(config)).absolute()) if beside_log else None
     values = read(config)
     taken, unused, refused = clip_keys(settings.method, values, named) if settings.trains else ({}, {}, [])
     refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *refused])
@@ -117,11 +118,6 @@ def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
         return {}
     before = OmegaConf.to_container(node.run).get("taken") or {}
     return {name: source for name, source in before.items() if node[NODE].get(name) == source["value"]}
-
-
-def traces_folder(config: DictConfig) -> str:
-    """The folder of a run's traces, beside its log."""
-    return str(traces_path(own_log_path(config) or log_path(config)).absolute())
 
 
 def instantiated(node: Any) -> Any:

@@ -14,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
 from verl_clipx.common.run_files import LATEST, METRICS, VALIDATION, record_path, traces_path
 from verl_clipx.common.secrets import redact
+from verl_clipx.run.keys import flat
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import VERL_ONLY, Rows, batches_in, not_finite_in, read_rows, table_of, with_entropy
-from verl_clipx.runs.sameness import flat, significant_values
+from verl_clipx.runs.sameness import significant_values
 
 KEPT = ".jsonl.gz"
 """Ending of the name of a kept run: one file, its record in the first line, then its steps."""

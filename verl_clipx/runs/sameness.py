@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.run.keys import paths
+from verl_clipx.run.keys import flat
 
 # Keys in which two runs of one setting may differ; `.*` covers everything below a key.
 # Keys of the groups in configs/hardware are ignored too.
@@ -114,11 +114,6 @@ def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(folder, {})
         node[name] = value
     return root
-
-
-def flat(node: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration's leaves by dotted key; a list is a leaf."""
-    return {key: value for key, value in paths(node).items() if not isinstance(value, dict)}
 
 
 def name_of_model(path: Any) -> str:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, STANDARD_ERROR, UNDECIDED
-from verl_clipx.run.lengths import Lengths
 
 # The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
 FIELDS = {
@@ -16,11 +15,11 @@ FIELDS = {
 }
 
 
-def step_metrics(batch: Any, longest: Lengths) -> dict[str, float]:
+def step_metrics(batch: Any, longest: tuple[int | None, int | None]) -> dict[str, float]:
     """Returns the metrics of a step's health, and the standard error of its reward, of verl's DataProto.
 
-    Without uids, responses to equal prompts count as one prompt's; without a length in `longest`, nothing is said about
-    cut responses.
+    Without uids, responses to equal prompts count as one prompt's; without a length in `longest`, which is of
+    `lengths_of`, nothing is said about cut responses.
     """
     data, mask = batch.batch, batch.batch["response_mask"].bool()
     # An aborted response has no tokens.

@@ -10,10 +10,10 @@ from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose
 from verl_clipx.diagnose.rule import Kind, Rule
 from verl_clipx.diagnose.rules import RULES
 from verl_clipx.run.groups import OBSERVE
+from verl_clipx.run.keys import flat
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import Rows, not_finite_in, table_of, with_entropy
-from verl_clipx.runs.sameness import flat
 
 logger = logging.getLogger(__name__)
 

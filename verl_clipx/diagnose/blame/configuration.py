@@ -15,8 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_clipx.base.method import NODE
 from verl_clipx.base.refusal import ABSENT, Refusal
 from verl_clipx.common.secrets import REDACTED
-from verl_clipx.run.keys import POLICY_LOSS
-from verl_clipx.runs.sameness import flat, nested, setting_of_run, value_of
+from verl_clipx.run.keys import POLICY_LOSS, flat
+from verl_clipx.runs.sameness import nested, setting_of_run, value_of
 
 # Of a record, what follows from other keys, and traces, which have a folder of their own.
 DERIVED = re.compile(
