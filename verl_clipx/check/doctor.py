@@ -210,7 +210,7 @@ def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
     yield "accelerators", accelerators
     if unsuitable_verl():
         return
-    fresh = run_python(REGISTERED + HERE, 180)
+    fresh = run_python(REGISTERED + HERE, 300)
     yield "Hydra groups", [check_hydra(*fresh)]
     yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", *fresh)
     if ray:
