@@ -58,8 +58,8 @@ def test_an_option_that_no_test_ran_is_named_and_the_receipt_only_warns(override
     _, decision = decided("+clipx=grpo", *RUN, *overrides)
     assert untested(decision.run.options) == names
     if names:
-        assert f"; no test has run {', '.join(names)}; ratio to the policy " in decision.line
-    assert names or "no test" not in decision.line
+        assert f"; no test has run {', '.join(names)}; ratio to the policy " in decision.run.line
+    assert names or "no test" not in decision.run.line
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
     assert all(of["key"] in keys and getattr(method, name) == of["value"] for name, of in taken.items())
     # Decided again, as in a notebook, it is the same.
     again = decide(config, group=group)
-    assert (again.line, again.run.taken) == (decision.line, taken)
+    assert (again.run.line, again.run.taken) == (decision.run.line, taken)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
     unused = {f"{ACTOR}.{key}": value for key, value in keys.items()} if is_named else {}
     in_order = sorted(keys.items(), key=lambda pair: [*CLIP_KEYS].index(pair[0]))
     said = f"; verl's {', '.join(f'{key}={value}' for key, value in in_order)} not used; "
-    assert (said in decision.line) == ("not used" in decision.line) == is_named
+    assert (said in decision.run.line) == ("not used" in decision.line) == is_named
     # The record and the workers have it too, and the parameters are the group's.
     policy_loss = actor_of(config).policy_loss
     assert config.actor_rollout_ref.actor.policy_loss.run.unused == unused == decision.run.unused
