@@ -142,7 +142,7 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
     unused = {f"{ACTOR}.{key}": value for key, value in keys.items()} if is_named else {}
     in_order = sorted(keys.items(), key=lambda pair: [*CLIP_KEYS].index(pair[0]))
     said = f"; verl's {', '.join(f'{key}={value}' for key, value in in_order)} not used; "
-    assert (said in decision.run.line) == ("not used" in decision.line) == is_named
+    assert (said in decision.run.line) == ("not used" in decision.run.line) == is_named
     # The record and the workers have it too, and the parameters are the group's.
     policy_loss = actor_of(config).policy_loss
     assert config.actor_rollout_ref.actor.policy_loss.run.unused == unused == decision.run.unused
