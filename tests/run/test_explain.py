@@ -160,6 +160,7 @@ def test_it_says_where_the_runs_files_go_and_what_the_receipt_does(explain, tmp_
     assert answer["files"] == {"verl's log": str(tmp_path / "metrics.jsonl")}
     assert answer["receipt"].startswith("off")
     assert explain("+clipx=acpo", "clipx.receipt=stop")["receipt"].startswith("stops the run")
+    assert explain("+clipx=acpo", "clipx.receipt=warn")["receipt"].startswith("warns")
     # Nothing is written: no log, no lock, no output folder of Hydra's.
     assert list(tmp_path.iterdir()) == []
 
