@@ -4,7 +4,7 @@ from typing import Any
 
 
 def fault_of_prompt(prompt: Any) -> str | None:
-    """Why a prompt is not what verl's data set takes, a list of chat messages with a text each; None if it is."""
+    """Says why a prompt is no list of chat messages with a text each, as verl's data set takes; None if it is."""
     if not isinstance(prompt, list):
         return f"prompt is {prompt!r:.60}, not a list of chat messages"
     if not prompt:

@@ -42,7 +42,7 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
 
 
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:
-    """What does not divide the rollout batch, and mini-batches whose responses do not divide over the ranks."""
+    """Names sizes that do not divide the rollout batch, or whose responses do not divide over the ranks."""
     prompts, fetched = config.data.train_batch_size, config.data.get("gen_batch_size")
     n = config.actor_rollout_ref.rollout.n
     mini_batch, key = config.actor_rollout_ref.actor.ppo_mini_batch_size, f"{ACTOR}.ppo_mini_batch_size"

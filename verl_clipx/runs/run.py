@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def significant(self) -> dict[str, str]:
-        """What makes up its setting, see `sameness.setting_of_run`: dotted key to value in JSON."""
+        """All that its setting consists of, see `sameness.setting_of_run`: dotted key to value in JSON."""
         from verl_clipx.runs.sameness import setting_of_run
 
         values = setting_of_run(self.configuration)

@@ -43,7 +43,7 @@ class EvaluationFolder:
 
     @property
     def config(self) -> Path:
-        """What was evaluated and how, as JSON."""
+        """Returns the evaluation's settings, as JSON."""
         return self.path / "config.json"
 
     @property
@@ -96,7 +96,7 @@ class EvaluationFolder:
 
 
 def _origin(config: dict[str, Any]) -> dict[str, Any]:
-    """What completions depend on. Seeds are left out, because more can be added, and so is what scores depend on."""
+    """Returns all that completions depend on, but no seeds, because more can be added, nor what scores depend on."""
     sampling, models, benchmarks = config["sampling"], config["checkpoints"], config["benchmarks"]
     return {
         **sampling,

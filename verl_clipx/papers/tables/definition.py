@@ -196,7 +196,7 @@ class Table:
 
     @property
     def of_one(self) -> float:
-        """What an accuracy of 1 is in the table's unit."""
+        """An accuracy of 1 in the table's unit."""
         return 100.0 if self.unit == "percent" else 1.0
 
     def benchmarks_of(self, row: Row, column: Column) -> list[str]:
