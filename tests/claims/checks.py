@@ -29,7 +29,7 @@ ELLIPSIS = "…"
 NEVER_RUN = ("pip", "git", "docker", "sbatch", "sky", "srun", "torchrun")
 PROGRAMS = ("clipx", "python", "pytest", "bash", *NEVER_RUN)
 # By tests/claims/test_architecture.py and tests/demo.
-RUN_ELSEWHERE = r"scripts/(draw_architecture|demo|walk)\.py"
+RUN_ELSEWHERE = r"scripts/(draw_architecture|demo)\.py"
 
 # What the NAME of a subcommand may be.
 _NAMES = {"data": definitions, "table": table_names, "recipe": preset_names, "methods": group_names}

