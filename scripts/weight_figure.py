@@ -60,13 +60,13 @@ def draw_weights(method: Method) -> str:
             axes.set(xlim=(0, HIGHEST_RATIO), xlabel="ratio r", title=f"A {'>' if advantage > 0 else '<'} 0")
             axes.set_ylim(-0.05, min(MOST_WEIGHT, axes.get_ylim()[1]))
             if not same:
-                axes.legend(frameon=False)
+                axes.legend(frameon=False, labelspacing=0.6)
         drawing.axes[0].set_ylabel("gradient weight F")
         given = ", ".join(f"{name} {value}" for name, value in method.parameters.items() if value is not None)
         title = f"{method.name}: the gradient is F·A; dotted: F = r"
         drawing.suptitle(title, x=0.02, ha="left", weight="bold", color=INK)
         note = " Bounds that adapt are those before any statistics." if method.statistics_size else ""
-        drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True)
+        drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True, linespacing=1.6)
         drawing.subplots_adjust(left=0.07, right=0.95, top=0.84, bottom=0.22, wspace=0.12)
         drawing.savefig(svg := StringIO(), format="svg")
         return svg.getvalue()

@@ -1,22 +1,28 @@
-"""What figures draw, by hand: medians and bands over windows, of 10 and 2,000 steps, with ticks that never touch;
-colours that stay apart, to eyes that see fewer of them and on white paper. Not covered: how figures look (screenshots
-are for people).
+"""What figures draw, by hand: medians and bands over windows, of 10 and 2,000 steps; that no two of their texts touch
+and none is cut off, whatever the names, numbers and counts; colours that stay apart, to eyes that see fewer of them and
+on white paper. Not covered: how figures look (screenshots are for people).
 """
 
 import re
+from types import SimpleNamespace
 
 import numpy
 import pandas
 import pytest
 
+from tests.report.drawn_texts import drawn_texts, outside, overlapping
 from tests.runs.commands import clipx, page_of
 from tests.runs.example_runs import write_log
-from verl_clipx.report.drawing import MOST_STEPS, take_windows
+from verl_clipx.base.metric import of_decision
+from verl_clipx.methods import METHODS
+from verl_clipx.report.drawing import MOST_STEPS, save, style, take_windows
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import COLOURS, GRPO, OTHERS, with_colours
+from verl_clipx.report.trace_figures import trace_plates
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting
+from verl_clipx.runs.traced import ABOVE, BELOW, HIGH, KEPT, LOW, TracedUpdate
 
 STEPS = 2000
 METRICS = (keys.REWARD, keys.ENTROPY, keys.KL, keys.GRADIENT_NORM, keys.LENGTH, keys.CUT, keys.ALIKE, keys.MISMATCH)
@@ -51,24 +57,85 @@ def test_a_long_run_is_drawn_by_windows_that_the_page_names(tmp_path):
         assert max(drawn) <= 4 * MOST_STEPS + 2, path.name
 
 
-def labels_of(axis):
-    """Where the labels of the ticks that are drawn stand."""
-    low, high = sorted(axis.get_view_interval())
-    labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-    return [label.get_window_extent() for label in labels if label.get_visible() and label.get_text()]
+def with_names(count, steps, names, scale=1.0):
+    """Settings whose runs log every metric of METRICS, as random numbers up to a scale."""
+    (setting,) = setting_of(steps)
+    runs = [Run(f"run-{index}", setting.runs[0].log * scale) for index in range(count)]
+    settings = [Setting(name, [run]) for name, run in zip(names, runs, strict=False)]
+    return with_colours(settings)
+
+
+LONG_NAMES = (
+    "GRPO, clip_high 0.28, use_kl_loss true",
+    "custom my_package.my_module:a_function_with_a_long_name",
+    "CUSTOM MY_PACKAGE.MY_MODULE:A_FUNCTION_WITH_A_LONG_NAME",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [10, STEPS])
-def test_labels_of_ticks_never_touch(steps):
-    panels = [panel for plate in log_plates(with_colours(setting_of(steps))) for panel in plate.panels]
-    assert len(panels) == 4 + 1 + 1 + 1 + 4 + 1
+@pytest.mark.parametrize(
+    ("count", "steps", "names", "scale"),
+    [
+        pytest.param(1, 10, ["M"], 1, id="a short run"),
+        pytest.param(1, STEPS, ["M"], 1, id="a long run"),
+        pytest.param(3, 10, LONG_NAMES, 1, id="long names"),
+        pytest.param(3, STEPS, LONG_NAMES, 1, id="long names of long runs"),
+        # KL of a ten-thousandth, and a clipped share of as little, are usual.
+        pytest.param(2, 10, ["M", "N"], 1e-4, id="small numbers"),
+        pytest.param(2, 10, ["M", "N"], 1e-9, id="numbers with a factor above the axis"),
+    ],
+)
+def test_texts_of_figures_of_logs_never_touch(tmp_path, count, steps, names, scale):
+    with style():
+        panels = [panel for plate in log_plates(with_names(count, steps, names, scale)) for panel in plate.panels]
+        # Outcomes, bounds, clipped tokens and mass of each setting, samples, and the declared metric's.
+        assert len(panels) == 4 + 3 * count + 4 + 1
+        assert_apart(panels, tmp_path)
+
+
+def assert_apart(panels, folder):
     for panel in panels:
-        panel.drawing.draw_without_rendering()
-        for name in ("xaxis", "yaxis"):
-            boxes = [box for axes in panel.drawing.axes if axes.axison for box in labels_of(getattr(axes, name))]
-            assert len(boxes) > 1, panel.name
-            assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at]), panel.name
+        save(panel.drawing, folder, panel.name)
+        texts = drawn_texts(panel.drawing)
+        assert len(texts) > 4, panel.name
+        assert (panel.name, overlapping(texts), outside(texts, panel.drawing)) == (panel.name, [], [])
+
+
+@pytest.mark.slow
+def test_a_legend_of_many_metrics_stays_in_its_panel(tmp_path, monkeypatch):
+    metric = of_decision("newly", "what no method has logged before", "nats", numbered="bin", chart="a new chart")
+    monkeypatch.setitem(METHODS, "new", SimpleNamespace(logs=(metric,)))
+    columns = tuple(f"actor/clipx/newly/bin_{bin}" for bin in range(50))
+    with style():
+        (plate,) = log_plates(with_colours(setting_of(10, columns)))
+        assert_apart(plate.panels, tmp_path)
+        legend = plate.panels[0].drawing.axes[0].get_legend()
+    names = [text.get_text() for text in legend.get_texts()]
+    assert (len(names), names[0], names[-1]) == (8, "bin 0", "bin 9")
+
+
+EVENTS_OF = {HIGH: (1.5, 1.0), LOW: (0.5, -1.0), ABOVE: (1.5, -1.0), BELOW: (0.5, 1.0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 3, 24, 812, 300_000])
+def test_counts_above_a_panel_of_tokens_never_touch(tmp_path, count):
+    """As many tokens of each kind; the last is an update of more than a million."""
+    rows = [
+        {"ratio": ratio, "bounded": ratio, "advantage": advantage, "event": event}
+        for event, (ratio, advantage) in EVENTS_OF.items()
+    ]
+    kept = pandas.DataFrame([{"ratio": 1.0, "bounded": 1.0, "advantage": 1.0, "event": KEPT}] * 10)
+    tokens = pandas.concat([pandas.DataFrame(rows * count), kept], ignore_index=True)
+    tokens = tokens.assign(low=0.8, high=1.2, old_log_prob=numpy.linspace(-3, 0, len(tokens)))
+    (setting,) = with_names(1, 2, ["M"])
+    with style():
+        (plate,) = trace_plates([TracedUpdate(setting, setting.runs[0], 8, 7, tokens)])
+        assert_apart(plate.panels, tmp_path)
+        texts = [drawn.text for drawn in drawn_texts(plate.panels[0].drawing)]
+    counted = [f"▲ {count} clipped high", f"▼ {count} clipped low"]
+    counted.append(f"○ {2 * count} outside its bounds, with a gradient")
+    assert {*counted} <= {*texts}
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.

@@ -1,40 +1,18 @@
 """The page of `clipx report` in a browser, 1200 and 400 pixels wide: order and folds, figures, an empty console, tokens
-by mouse, tap and keyboard, the rule's switch, a completion that looks like markup. Not covered: how it looks
-(screenshots are for people), other browsers.
+by mouse, tap and keyboard, the rule's switch, a completion that looks like markup; that no two texts of its figures
+overlap, 1280 and 420 pixels wide, in the fonts of this machine. Not covered: how it looks otherwise (screenshots are
+for people), other browsers and fonts.
 """
-
-import json
-import re
-import shutil
-import subprocess
-from html import escape, unescape
-from pathlib import Path
 
 import pytest
 
+from tests.report.browser import OVERLAPPING, open_page
 from tests.runs.commands import clipx
 from tests.runs.example_runs import UNSAFE, write_run
+from verl_clipx.demo.files import PAGE, SHIPPED
 
 pytestmark = pytest.mark.slow
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr"),
-)
-# Of the lines on stderr, those that a page's script or its security policy wrote.
-CONSOLE = re.compile(r":CONSOLE[:(].*")
-SECONDS = 60
-FRAMES = """<!doctype html><meta charset="utf-8"><body>{frames}<output></output><script>
-var frames = document.querySelectorAll("iframe"), found = {{}};
-frames.forEach(function (frame) {{
-  frame.addEventListener("load", function () {{
-    var page = frame.contentDocument;
-    found[frame.width] = {script};
-    var all = Object.keys(found).length === frames.length;
-    if (all) document.querySelector("output").textContent = JSON.stringify(found);
-  }});
-}});
-</script>"""
 LOOK = """
 (function () {
   var view = page.getElementById("tokens"), holder = page.querySelector(".tokens");
@@ -87,38 +65,14 @@ LOOK = """
 """
 
 
-def open_page(page: Path, folder: Path, widths: list[int], script: str) -> tuple[dict[int, dict], list[str]]:
-    """By width what a JavaScript expression of `page`, a frame's document, is there; and the console's lines.
-
-    The browser's own window cannot be narrow.
-    """
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert browser, "the page's test needs Debian's Chromium: apt-get install --no-install-recommends chromium"
-    text = escape(page.read_text(encoding="utf-8"), quote=True)
-    frames = "".join(
-        f'<iframe width="{one}" height="4000" style="border:0" srcdoc="{text}"></iframe>' for one in widths
-    )
-    (folder / "frames.html").write_text(FRAMES.format(frames=frames, script=script), encoding="utf-8")
-    command = [browser, *FLAGS, f"--user-data-dir={folder / 'browser'}", f"--window-size={max(widths)},4000"]
-    done = subprocess.run(
-        [*command, "--virtual-time-budget=10000", "--dump-dom", (folder / "frames.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    console = [found[0] for line in done.stderr.splitlines() if (found := CONSOLE.search(line))]
-    output = re.search(r"<output>(.*?)</output>", done.stdout, re.S)
-    assert output and output[1], f"the page did not load:\n{done.stderr[-3000:]}"
-    return {int(width): found for width, found in json.loads(unescape(output[1])).items()}, console
-
-
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """By width what the script found, and the lines of the console."""
+    """By width what the script found, the lines of the console, and the page."""
     folder = tmp_path_factory.mktemp("page")
     runs = [write_run(folder / f"{method}-seed1", method) for method in ("grpo", "acpo")]
     clipx("report", *runs, "--out", folder / "out")
-    return open_page(folder / "out" / "report.html", folder, [1200, 400], LOOK)
+    page = folder / "out" / "report.html"
+    return *open_page(page, folder, [1200, 400], LOOK), page
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -144,3 +98,12 @@ def test_the_page_at(opened, width):
     # A completion that looks like markup stays text.
     assert set(found["unsafe"]) == {UNSAFE}
     assert found["images"] == 0 and found["title"].startswith("GRPO clipped ")
+
+
+@pytest.mark.parametrize("of_demo", [False, True], ids=["made-up runs", "the demo"])
+def test_no_two_texts_of_its_figures_overlap(of_demo, opened, tmp_path):
+    page = SHIPPED / PAGE if of_demo else opened[2]
+    found, _ = open_page(page, tmp_path, [420, 1280], OVERLAPPING)
+    assert {width: seen["pairs"] for width, seen in found.items()} == {420: [], 1280: []}
+    # A wide page has the five numbers of the chosen token's ruler too.
+    assert found[420]["texts"] > 150 and found[1280]["texts"] == found[420]["texts"] + 5

@@ -76,12 +76,21 @@ def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Seri
     return middle
 
 
+def widen_left_margin(drawing: Figure) -> None:
+    """Widens a figure's left margin if the label of a tick would begin outside the figure."""
+    drawing.draw_without_rendering()
+    begins = min(axes.get_tightbbox().x0 for axes in drawing.axes)
+    if begins < 0:
+        drawing.subplots_adjust(left=drawing.subplotpars.left - begins / drawing.bbox.width)
+
+
 # The formats of a figure, each with matplotlib's options.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144}}
 
 
 def save(drawing: Figure, folder: Path, name: str) -> None:
-    """Writes a figure as SVG and PNG."""
+    """Writes a figure as SVG and PNG, with a left margin in which the labels of its ticks have room."""
+    widen_left_margin(drawing)
     for kind, options in FORMATS.items():
         with replacing(folder / f"{name}.{kind}") as partial:
             drawing.savefig(partial, format=kind, **options)

@@ -4,6 +4,7 @@ Every declared metric with a chart has one: to see a metric, declare it with one
 """
 
 import re
+import textwrap
 from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from verl_clipx.base.metric import Metric
 from verl_clipx.common.files import EMPTY
@@ -31,6 +32,9 @@ MOST_BINS = 9
 LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 # In a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
+# A legend of more lines, or of longer ones, would stand on the labels of the axes.
+MOST_NAMES = 8
+NAME_CHARACTERS = 32
 
 
 class Panel(NamedTuple):
@@ -116,12 +120,24 @@ def draw_lines(settings: list[DrawnSetting], names: dict[str, str], *, from_zero
     low, high = axes.get_ylim()
     axes.set_ylim(min(0, low) if from_zero else low, high)
     if keys.SHARES.issuperset(names):
-        axes.yaxis.set_major_formatter(PercentFormatter(1, symbol="\u202f%"))
+        axes.yaxis.set_major_formatter(_percent_of_tick)
     step_axis(axes)
-    handles, labels = axes.get_legend_handles_labels()
-    if len(named := dict(zip(labels, handles, strict=True))) > 1:
-        axes.legend(named.values(), named)
+    _name_lines(axes)
     return drawing
+
+
+def _name_lines(axes: Axes) -> None:
+    """Adds a legend if there are several names: long ones are wrapped, and of many lines only some are named."""
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    if len(named) < 2:
+        return
+    chosen = numpy.linspace(0, len(named) - 1, min(len(named), MOST_NAMES)).astype(int)
+    names = [list(named)[index] for index in chosen]
+    legend = axes.legend([named[name] for name in names], [textwrap.fill(name, NAME_CHARACTERS) for name in names])
+    for text in legend.get_texts():
+        # Browsers give a line of text more height than Matplotlib does.
+        text.set_linespacing(1.4)
 
 
 def _diamonds(axes: Axes, setting: DrawnSetting) -> None:
@@ -256,11 +272,18 @@ def _bar_panels(name: str, drawn: list[tuple[DrawnSetting, str, str, list[Layer]
         axes.set_ylim(-max(1.08 * lowest, room), max(1.08 * highest, room))
         axes.axhline(0, color=HAIR, lw=0.7)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.3g}\u202f%" if value else "0")
+        axes.yaxis.set_major_formatter(_percent_of_tick)
         step_axis(axes)
         axes.set_title(title, fontweight="normal")
         panels.append(Panel(f"{name}_{index}", setting.label, description, drawing))
     return panels
+
+
+def _percent_of_tick(share: float, _: int) -> str:
+    """Returns a tick's share in per cent without its sign, since bars point down for what is below a bound."""
+    if share == 0:
+        return "0"
+    return f"{abs(100 * share):.3g}\u202f%"
 
 
 def _bars(axes: Axes, to: pandas.Series, start: pandas.Series | float, colour: str, hatch: str | None) -> None:

@@ -62,6 +62,9 @@ def bin_of(tokens: pandas.DataFrame) -> pandas.Series:
     return (probabilities(tokens) * BINS).astype(int).clip(0, BINS - 1)
 
 
+# From one line of counts above a panel to the next, in CSS pixels.
+COUNT_LINE = 14
+
 MARKS = {
     NONE: ("o", 10, "white", "#a8a8a8"),
     KEPT: ("o", 11, INK, "none"),
@@ -102,7 +105,8 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
 def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
     """Returns a panel's description and its drawing."""
     row, of_all, tokens = 58, update.tokens, shown(update.tokens)
-    drawing, (axes,) = figure(46 + BINS * row + 38, left=50, top=26)
+    top = 3 * COUNT_LINE + 12
+    drawing, (axes,) = figure(top + BINS * row + 58, left=50, top=top)
     bins, medians = bin_of(tokens), medians_of_bounds(of_all)
     middles, places = [bin * row + row / 2 for bin in range(BINS)], pandas.Series(0.0, index=tokens.index)
     for bin, y in enumerate(middles):
@@ -121,13 +125,30 @@ def _draw_spread(update: TracedUpdate, right: float) -> tuple[str, Figure]:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("ratio r = probability now / when sampled")
     high, low, outside = (int(of_all.event.isin(kinds).sum()) for kinds in ([HIGH], [LOW], [ABOVE, BELOW]))
-    for text, colour, x, weight, side in (
-        (f"▲ {high}", CLIPPED_HIGH, 0.0, "bold", "left"),
-        (f"▼ {low}", CLIPPED_LOW, 0.27, "bold", "left"),
-        (f"○ {outside} outside its bounds, with a gradient", SOFT, 1, "normal", "right"),
-    ):
-        axes.annotate(text, (x, 1.03), xycoords="axes fraction", color=colour, weight=weight, ha=side)
+    _write_counts(axes, high, low, outside)
     text = (
         f"Ratios of {update.setting.label} by probability, and median bounds: {high} tokens clipped high, {low} low, "
     )
     return f"{text}{outside} outside the bounds with a gradient.", drawing
+
+
+def _write_counts(axes: Axes, high: int, low: int, outside: int) -> None:
+    """Writes above a panel how many tokens are clipped high, clipped low, and outside the bounds with a gradient.
+
+    Each count has a line of its own, so that no number of digits and no browser's font makes two of them overlap.
+    """
+    lines = (
+        (f"▲ {high} clipped high", CLIPPED_HIGH, "bold"),
+        (f"▼ {low} clipped low", CLIPPED_LOW, "bold"),
+        (f"○ {outside} outside its bounds, with a gradient", SOFT, "normal"),
+    )
+    for place, (text, colour, weight) in enumerate(reversed(lines)):
+        axes.annotate(
+            text,
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 8 + place * COUNT_LINE),
+            textcoords="offset points",
+            color=colour,
+            weight=weight,
+        )
