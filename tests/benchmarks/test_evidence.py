@@ -2,14 +2,18 @@
 covered: the training itself, which tests/end_to_end/test_one_process.py compares with verl's through Ray.
 """
 
+import re
+
 import evidence
 import evidence_table
 import numpy as np
 import pytest
+import yaml
 from evidence import COLUMNS, COUNTED, ROWS, SECOND_LOOK, TABLE, TUNING, Wanted, deviation_of, power, queue
 from scipy import stats
 
 from verl_clipx.common.files import read_json, read_text
+from verl_clipx.methods import METHODS
 
 ROOT = evidence.ROOT
 
@@ -114,27 +118,51 @@ def test_each_number_of_the_pages_is_the_table_s():
         assert max(below[row] for row in ("grpo", "bapo", "m2po")) < below["grpo_w1"]
 
 
-def test_readme_s_numbers_are_the_table_s_in_both_languages():
+def opening():
+    """What the page says above its picture."""
+    return " ".join(read_text(evidence_table.PAGE).partition("\n![")[0].split())
+
+
+def test_the_page_opens_with_mode_dual_clip_and_outcome_as_the_kept_runs_have_them():
+    base = yaml.safe_load(read_text(ROOT / "configs" / "recipe" / "reversal" / "base.yaml"))
+    assert base["algorithm"]["rollout_correction"]["bypass_mode"] is True
+    for path in evidence.RUNS.glob("counted/*/*.gz"):
+        run, record, _ = evidence.read_kept(path)
+        is_decoupled = "algorithm.rollout_correction.bypass_mode=false" in record["overrides"]
+        assert is_decoupled == (run.row == "corrected"), path
+        has_none = run.row in METHODS and METHODS[run.row]().parameters.get("dual_clip") is None
+        assert "clipx.dual_clip=null" in record["overrides"] or has_none, path
+    facts = ("bypass_mode=true", "default", "dual clip", "mean reward over all batches")
+    assert [fact for fact in facts if fact not in opening()] == []
+
+
+def test_the_page_opens_with_the_corrected_rows_and_the_keys_of_stock_verl():
+    described = read_json(evidence_table.RESULTS)["described"]
+    for column in ("old", "noisy"):
+        corrected, wide = described[column]["corrected"], described[column]["grpo_w1"]
+        numbers = (corrected["mean"][0], wide["mean"][0], corrected["end"][0] - wide["end"][0])
+        assert [f"{value:.1f}" for value in numbers if f"{value:.1f}" not in opening()] == []
+    low, high = (float(re.search(rf"actor\.clip_ratio_{side}=([\d.]+)", opening())[1]) for side in ("low", "high"))
+    # verl clamps the ratio to 1 - low and 1 + high.
+    assert {f"clipx.clip_low={1 - low:g}", f"clipx.clip_high={1 + high:g}"} <= {*ROWS["grpo_w1"]["overrides"]}
+
+
+def test_the_page_opens_with_the_same_seeds_of_bypass_mode_beside_those_of_the_default_mode():
     counted = read_json(evidence_table.RESULTS)[COUNTED]
+    for column in ("old", "noisy"):
+        narrow, wide = ({run["seed"]: run["mean"] for run in counted[column][row]} for row in ("grpo", "grpo_w1"))
+        assert "{:.1f} and {:.1f}".format(*(wide[seed] - narrow[seed] for seed in (1, 2))) in opening()
 
-    def chosen(row):
-        of_columns = [exact(rows)[row] for rows in counted.values()]
-        means = [np.mean(of) for of in of_columns]
-        return [f"{value:.0f}" for value in (min(means), max(means), min(map(min, of_columns)))]
 
-    wider = [np.mean(of["grpo_w1"]) - np.mean(of["grpo"]) for of in map(exact, counted.values())]
-    pages = (
-        ("README.md", "{} to {}, worst {}", "{} to {} points"),
-        ("README.zh.md", "{} 到 {}，最差 {}", "{} 到 {} 个"),
-    )
-    for name, form, range_of in pages:
-        page = one_line(ROOT / name)
-        said = [form.format(*chosen(row)) for row in ("grpo", "grpo_w1", "acpo", "bapo", "dgpo", "m2po")]
-        said += [
-            range_of.format(f"{min(wider):.1f}", f"{max(wider):.1f}"),
-            f"{sum(len(of) for rows in counted.values() for of in rows.values())} ",
-        ]
-        assert [text for text in said if text not in page] == []
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_readme_has_the_number_of_runs_and_none_of_their_rewards(name):
+    results = read_json(evidence_table.RESULTS)
+    page = one_line(ROOT / name)
+    assert f"{results['made'][COUNTED]} " in page and "bypass" in page and "dual clip" in page
+    means = {row: np.mean(runs) for of in results[COUNTED].values() for row, runs in exact(of).items()}
+    wider = [np.mean(of["grpo_w1"]) - np.mean(of["grpo"]) for of in map(exact, results[COUNTED].values())]
+    rewards = {f"{value:.1f}" for value in [*means.values(), *wider]}
+    assert rewards.isdisjoint(re.findall(r"\d+\.\d+", page))
 
 
 def test_what_repeated_on_another_machine_is_as_the_page_says():

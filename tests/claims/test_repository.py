@@ -93,6 +93,15 @@ def test_readme_shows_figures_before_its_first_section():
     assert figures and all((ROOT / figure).is_file() for figure in figures)
 
 
+@pytest.mark.parametrize(("page", "of_reward"), [(ENGLISH, r"reward|points|score"), (CHINESE, r"奖励|百分点|得分")])
+def test_readme_s_first_screen_has_no_number_of_reward(page, of_reward):
+    screen, _, _ = page.partition("\n## ")
+    sentences = re.split(r"[.:]\s|[。：]|\n\n|\n- ", screen)
+    assert len(sentences) > 15
+    # Of tokens, versions and bounds there may be numbers.
+    assert [one for one in sentences if re.search(of_reward, one) and re.search(r"\d", one)] == []
+
+
 def test_readme_names_both_commands_that_do_all_the_set_up():
     words = [" ".join(command) for command, _, _ in commands(ENGLISH)]
     assert "bash scripts/quickstart.sh" in words
