@@ -63,6 +63,32 @@ def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_
     assert finding.level == "error" and "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "signal SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 9)", "signal SIGKILL"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os; os._exit(1)", "exit code 1"),
+        # What it printed before is not what ended it.
+        ("import os, sys; print('a warning', file=sys.stderr, flush=True); os.kill(os.getpid(), 6)", "signal SIGABRT"),
+        ("import sys; sys.exit('no such plugin')", "no such plugin"),
+    ],
+)
+def test_an_interpreter_that_ends_without_a_traceback_is_a_failure_of_its_own(code, advice):
+    output, error = doctor.run_python(code, 60)
+    assert output == "" and advice in error
+    (finding,) = doctor.check_registration("here", output, error)
+    assert finding.level == "error" and advice in finding.advice
+    # Whether the plugin was loaded, nobody knows.
+    assert "VERL_USE_EXTERNAL_PLUGINS" not in finding.advice
+    assert advice in doctor.check_hydra(output, error).advice
+
+
+def test_an_interpreter_that_succeeds_has_no_error_whatever_it_prints():
+    assert doctor.run_python("import sys; print(1); print('a warning', file=sys.stderr)", 60) == ("1\n", "")
+
+
 def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(monkeypatch):
     for level, code in (("warning", 0), ("error", 1)):
         finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,7 +127,8 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
 
     Returns:
-        Standard output, and the last lines of standard error if the code failed (empty if it did not).
+        Standard output, and what went wrong: the last lines of standard error, and how the interpreter ended where
+        these lines don't tell it. Empty only if the exit code is 0.
     """
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
@@ -135,8 +137,24 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
             )
         except subprocess.TimeoutExpired:
             return "", f"no answer within {seconds} s"
-    error = "\n".join(done.stderr.strip().splitlines()[-3:]) if done.returncode else ""
-    return done.stdout, error
+    if done.returncode == 0:
+        return done.stdout, ""
+    last_lines = done.stderr.strip().splitlines()[-3:]
+    # A process that a signal ends has no traceback, and what it printed before is not the cause.
+    if done.returncode < 0 or not last_lines:
+        last_lines.append(describe_exit(done.returncode))
+    return done.stdout, "\n".join(last_lines)
+
+
+def describe_exit(code: int) -> str:
+    """Returns how a Python process ended, by its exit code other than 0; a negative one is that of a signal."""
+    if code > 0:
+        return f"Python ended with exit code {code} and printed no error"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    return f"Python was ended by signal {name}"
 
 
 def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str = "") -> Finding:
