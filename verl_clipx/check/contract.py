@@ -38,7 +38,16 @@ def evaluate(
 
 
 def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Applied, Tensor]:
-    """The loss per token and the gradient of its sum with respect to log_prob; `statistics` is as for `evaluate`."""
+    """Applies a method, and differentiates its loss by autograd.
+
+    Args:
+        method: what is applied.
+        tensors: as for `inputs_of`, each (sequences, length).
+        statistics: as for `evaluate`.
+
+    Returns:
+        What `evaluate` returns, and the gradient of the summed loss with respect to log_prob, (sequences, length).
+    """
     inputs = inputs_of(method, tensors)
     inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
     result = evaluate(method, statistics=statistics, **inputs)

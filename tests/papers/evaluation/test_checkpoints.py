@@ -88,6 +88,12 @@ def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(model, actor, m
     assert find_weights(of_actor(actor), RANKS, None).model == str(actor / "huggingface")
 
 
+def test_a_base_for_a_whole_model_is_refused(model):
+    (found,) = find_checkpoints(str(model))
+    with pytest.raises(ValueError, match="is a whole model, so it has no base"):
+        find_weights(found, 1, "/base")
+
+
 def test_shards_are_merged_once_and_again_when_they_change(actor, monkeypatch):
     commands = []
 

@@ -98,8 +98,8 @@ def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weight
         base: the model that was trained; None if it is not known.
 
     Raises:
-        ValueError: the checkpoint is from Megatron, or contains LoRA adapters.
-        OSError: the merged model cannot be written.
+        ValueError: the checkpoint is from Megatron, or contains LoRA adapters, or `base` is given for a whole model.
+        OSError: the checkpoint cannot be read or downloaded, or the merged model cannot be written.
         RuntimeError: the merger failed; the message contains the end of its output.
     """
     folder = Path(checkpoint.source)
