@@ -17,7 +17,7 @@ from verl import DataProto
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
-from verl_clipx.worker.fingerprints import fingerprints_of, hexadecimal
+from verl_clipx.worker.fingerprints import fingerprints_of, hash_batch, hexadecimal
 from verl_clipx.worker.reports import HASHES, OFF, UPDATES
 
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
@@ -127,7 +127,7 @@ def of_trainer(rows):
     present = [padded([torch.ones_like(row) for row in of], of is prompts) for of in (prompts, responses)]
     tensors |= {"response_mask": padded([row["mask"] for row in rows]), "attention_mask": torch.cat(present, 1)}
     tensors |= {"advantages": padded([row["advantage"] for row in rows])}
-    return fingerprints_of(DataProto.from_dict(tensors=tensors))["rows"]
+    return fingerprints_of(hash_batch(DataProto.from_dict(tensors=tensors)))["rows"]
 
 
 @pytest.mark.parametrize("world", WORLDS)

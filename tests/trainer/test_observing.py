@@ -111,8 +111,41 @@ def test_whatever_the_update_trains_on_changes_them(run, changed, same):
     assert {key for key in ("prompts", "responses", "rows") if first[key] == second[key]} == same
 
 
+def test_where_the_mask_lies_changes_the_rows_alone_and_a_zeros_sign_changes_nothing(run):
+    # The first response has four tokens, of which three count: 1110 becomes 0111, with the same advantages.
+    multi_turn, moved = batch(), batch()
+    for of_step in (multi_turn, moved):
+        of_step.batch["attention_mask"][0, -1] = 1
+    for name in ("response_mask", "advantages"):
+        moved.batch[name][0] = moved.batch[name][0].roll(1)
+    run(1, multi_turn)
+    run(2, moved)
+    run(3, batch(advantages=[0.5, -0.5, 1.0, -0.0]))
+    run(4, batch(advantages=[0.5, -0.5, 1.0, 0.0]))
+    first, second, third, fourth = batches_in(run.log).values()
+    assert {key for key in first if first[key] != second[key]} == {"rows"}
+    assert third == fourth and third["rows"] != first["rows"]
+
+
+def test_advantages_in_bfloat16_leave_the_fingerprints_on(run):
+    run(1)
+    half = batch()
+    half.batch["advantages"] = half.batch["advantages"].bfloat16()
+    run(2, half)
+    first, second = (json.loads(line) for line in run.log.read_text().splitlines())
+    assert "off" not in second and first["batch"] == second["batch"]
+
+
+def test_a_group_that_two_parts_of_a_step_cut_counts_once(run):
+    run(1)
+    metric_utils.compute_data_metrics(batch().select_idxs([0]), use_critic=False)
+    run(2, batch().select_idxs([1, 2, 3]))
+    first, second = batches_in(run.log).values()
+    assert first == second and first["groups"] == 2
+
+
 BROKEN = {
-    "fingerprints": (fingerprints, "row_hashes"),
+    "fingerprints": (fingerprints, "hash_rows"),
     "health": (health, "share_alike"),
     "rules": (watch, "table_of"),
     "log": (log.orjson, "dumps"),

@@ -5,11 +5,14 @@
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_clipx.base.method import NODE
 from verl_clipx.runs import keys
 from verl_clipx.worker.reports import OFF, UPDATES
+
+if TYPE_CHECKING:
+    from verl_clipx.worker.fingerprints import BatchHashes
 
 
 class TrainedRun:
@@ -33,9 +36,9 @@ class TrainedRun:
         self.longest = lengths_of(config)
         # A reward returns a verdict always or never.
         self.has_verdicts = True
-        # Of the rollout batch that is not in the log yet: its fingerprints, those of its updates, and the versions of
-        # the weights that sampled it.
-        self.batch: dict[str, Any] | None = None
+        # Of the rollout batch that is not in the log yet: the hashes of its rows, those of its updates, and the
+        # versions of the weights that sampled it.
+        self.batch: BatchHashes | None = None
         self.updates: list[int] = []
         self.versions: tuple[int, int] | None = None
         # The parts of the worker that are off.
@@ -60,8 +63,10 @@ class TrainedRun:
 
     def _write(self, data: dict[str, Any], step: int) -> None:
         from verl_clipx.trainer.log import line_of
+        from verl_clipx.worker.fingerprints import fingerprints_of
 
-        batch, self.batch = self.batch, None
+        hashes, self.batch = self.batch, None
+        batch = None if hashes is None else self.fingerprints.run(lambda: fingerprints_of(hashes))
         off = self.off | {part.name for part in self._parts if part.off}
         self.file.write(line_of(data, step, batch=batch, off=sorted(off)))
 
@@ -98,16 +103,12 @@ def add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -
     if _run is None:
         return metrics
     from verl_clipx.trainer.health import step_metrics
-    from verl_clipx.worker.fingerprints import fingerprints_of, hexadecimal, join
+    from verl_clipx.worker.fingerprints import hash_batch, join
 
     batch, run = positional[0] if positional else named["batch"], _run
 
-    def fingerprint() -> dict[str, Any]:
-        updates = {"updates": [hexadecimal([of]) for of in run.updates]} if run.updates else {}
-        return join(run.batch, fingerprints_of(batch, run.versions) | updates)
-
     if run.file is not None:
-        run.batch = run.fingerprints.run(fingerprint)
+        run.batch = run.fingerprints.run(lambda: join(run.batch, hash_batch(batch, run.versions, run.updates)))
         run.updates = []
     return metrics | run.health.run(lambda: step_metrics(batch, run.longest), {})
 
