@@ -219,6 +219,87 @@ def test_what_was_not_recorded_is_not_passed(tmp_path, question, given):
     assert said[question].startswith("not recorded: "), said[""]
 
 
+SEEDS = ("the runs of an arm differ in seeds only", "every seed reached its run")
+
+
+@pytest.mark.parametrize("stripped", [{}, without("batch")], ids=["with fingerprints", "without them"])
+@pytest.mark.parametrize(
+    ("first", "second", "single"),
+    [(1, 1, ("grpo-seed1", "acpo-seed1")), (2, 1, ("acpo-seed1",)), (1, 3, ("grpo-seed1",))],
+)
+def test_one_run_of_an_arm_supports_no_comparison(tmp_path, first, second, single, stripped):
+    said = certified(tmp_path, first=(stripped,) * first, second=(stripped,) * second, code=3)
+    for question in SEEDS:
+        assert said[question].startswith("not recorded: "), said[""]
+        assert "one seed supports no comparison" in said[question]
+        assert all(name in said[question] for name in single)
+
+
+def test_a_fault_in_one_arm_fails_though_the_other_has_one_run(tmp_path):
+    said = certified(tmp_path, first=({}, {"seed": 1}), second=({},), code=1)
+    assert said["every seed reached its run"].startswith("failed: ")
+
+
+def test_runs_without_a_common_step_show_nothing_of_their_seeds(tmp_path):
+    def only(*steps):
+        return {"keep": lambda line: line if line["step"] in steps else line | {"batch": None, "data": {}}}
+
+    said = certified(tmp_path, first=(only(1, 2), only(3, 4, 5)), second=({}, {}), code=None)
+    assert said["every seed reached its run"].startswith("not recorded: "), said[""]
+    said = certified(tmp_path / "pairs", first=(only(1, 2),), second=(only(3, 4, 5),), code=None)
+    assert said["runs of one seed are paired"].startswith("not recorded: "), said[""]
+
+
+def by_definition(number, since=1):
+    """The lines with fingerprints by a definition from a step on; those of an earlier one differ in every value."""
+
+    def keep(line):
+        if line["step"] >= since:
+            line["batch"] |= {name: name_of(line["batch"][name], number) for name in ("prompts", "responses", "rows")}
+            line["batch"] |= {"definition": number, "updates": []}
+        return line
+
+    return {"keep": keep}
+
+
+def test_fingerprints_of_two_definitions_are_not_compared(tmp_path):
+    said = certified(tmp_path, second=(by_definition(2),) * 2, code=3)
+    paired = said["runs of one seed are paired"]
+    assert paired.startswith("not recorded: ") and "grpo-seed1 and acpo-seed1" in paired
+    # Within each arm they can be.
+    within = said["every seed reached its run"]
+    assert within.startswith("passed: ") and "prompts and responses differ" in within
+    # Within an arm of both, the logged rewards decide.
+    said = certified(tmp_path / "within", first=(by_definition(2), {}), code=3)
+    assert said["every seed reached its run"].startswith("passed: "), said[""]
+    assert "the logged rewards and lengths" in said["every seed reached its run"]
+
+
+def test_a_run_that_went_on_with_another_definition_hides_a_repeated_batch(tmp_path):
+    said = certified(tmp_path, second=({}, by_definition(2, since=3)), code=3)
+    answer_of_run = said["no batch was trained twice"]
+    assert answer_of_run.startswith("not recorded: ") and "acpo-seed2" in answer_of_run
+
+
+def test_steps_without_fingerprints_are_not_passed(tmp_path):
+    """The part that makes them may go off while a run trains."""
+
+    def keep(line):
+        line["data"]["training/global_step"] = line["step"]
+        return line if line["step"] < 4 else line | {"batch": None}
+
+    said = certified(tmp_path, second=({}, {"keep": keep}), code=3)
+    assert "fingerprints of 2 steps in acpo-seed2, step 4" in said["no batch was trained twice"]
+
+
+def test_a_batch_in_which_no_token_counts_repeats_nothing(tmp_path):
+    empty = changed(rows="0" * 16, updates=["0" * 16] * 2, sequences=0, distinct=0)
+    said = certified(tmp_path, second=({}, empty), code=3)
+    assert not said["no batch was trained twice"].startswith("failed: "), said[""]
+    samples = said["the responses of a group differ"]
+    assert samples.startswith("not recorded: ") and "acpo-seed2" in samples
+
+
 def test_a_failure_counts_where_another_run_lacks_the_evidence(tmp_path):
     lacks = without("actor/clipx/clip")
     said = certified(tmp_path, first=(lacks, {}), second=({}, changed(**{LOW: 0.0, HIGH: 0.0})), code=1)

@@ -1,7 +1,7 @@
 """The questions about two arms, a function each, which returns the answer with its evidence."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -122,7 +122,16 @@ def differ_as_stated(arms: Arms) -> Found:
 def differ_in_seeds_only(arms: Arms) -> Found:
     """Do the runs of an arm differ in their seeds only?"""
     keys_within = sorted({key for arm in arms.both for key in differing_values(list(arm))})
-    return decided([f"the runs of one arm differ in {key}" for key in keys_within], "no other key differs")
+    wrong = [f"the runs of one arm differ in {key}" for key in keys_within]
+    return decided(wrong, "no other key differs", missing_seeds(arms))
+
+
+def missing_seeds(arms: Arms) -> list[str]:
+    """Returns what an arm of one run lacks, as `decided` takes what is not recorded; empty if both have two runs."""
+    names = [arm[0].name for arm in arms.both if len(arm) == 1]
+    if not names:
+        return []
+    return [f"a second run in the arm of {' and in that of '.join(names)}: one seed supports no comparison"]
 
 
 def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
@@ -136,54 +145,75 @@ def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
 @question("every seed reached its run", "the seed (data.seed)", lambda run: run.seed is not None)
 def seeds_reach(arms: Arms) -> Found:
     """Did every seed reach its run, so that it saw other prompts and drew other samples?"""
-    wrong, unknown, seen = [], [], "no arm has two runs"
+    wrong: list[str] = []
+    unknown = missing_seeds(arms)
+    seen = set()
     for left, right in [pair for arm in arms.both for pair in itertools.combinations(arm, 2)]:
         names = f"{left.name} and {right.name}"
         if left.seed == right.seed:
             wrong.append(f"{names} have the seed {left.seed}")
-            continue
-        if left.batches and right.batches:
-            seen = "prompts and responses differ between the runs of an arm"
-            wrong += [
-                f"{names} {what} in every step"
-                for name, what in (("prompts", "trained on the same prompts"), ("responses", "drew the same responses"))
-                if shared(left, right, name) == 1
-            ]
-        elif data_by_step(left) and data_by_step(right):
-            seen = "the logged rewards and lengths differ between the runs of an arm"
-            data = data_by_step(left), data_by_step(right)
-            steps = data[0].keys() & data[1].keys()
-            if steps and all(data[0][step] == data[1][step] for step in steps):
+        elif comparable_steps(left, right):
+            seen.add("prompts and responses")
+            if shared(left, right, "prompts") == 1:
+                wrong.append(f"{names} trained on the same prompts in every step")
+            if shared(left, right, "responses") == 1:
+                wrong.append(f"{names} drew the same responses in every step")
+        elif steps := data_by_step(left).keys() & data_by_step(right).keys():
+            seen.add("the logged rewards and lengths")
+            if all(data_by_step(left)[step] == data_by_step(right)[step] for step in steps):
                 wrong.append(f"{names} logged the same rewards and lengths in every step")
         else:
-            unknown.append(f"samples in {names}")
-    return decided(wrong, seen, unknown)
+            unknown.append(f"samples that can be compared in {names}")
+    return decided(wrong, f"{' and '.join(sorted(seen))} differ between the runs of an arm", unknown)
+
+
+def comparable_steps(left: Run, right: Run) -> list[int]:
+    """Returns the steps of which two runs have fingerprints by one definition."""
+    steps = left.batches.keys() & right.batches.keys()
+    return [step for step in steps if definition_of(left.batches[step]) == definition_of(right.batches[step])]
+
+
+def definition_of(batch: Mapping[str, Any]) -> int:
+    """Returns the number of the definition that a batch's fingerprints follow; the first is written without one."""
+    return batch.get("definition", 1)
+
+
+def shared(left: Run, right: Run, name: str) -> float:
+    """Returns in which share of the comparable steps of two runs, at least one, a fingerprint is the same."""
+    steps = comparable_steps(left, right)
+    return sum(left.batches[step][name] == right.batches[step][name] for step in steps) / len(steps)
 
 
 @question("the responses of a group differ", "fingerprints of responses", lambda run: run.batches)
 def samples_differ(arms: Arms) -> Found:
     """Were the responses of a group drawn apart, or by one seed again and again? The first batch says it best."""
-    first = {run.name: run.batches[min(run.batches)] for run in arms.runs}
-    shares = {name: batch["distinct"] / batch["sequences"] for name, batch in first.items() if batch["sequences"]}
-    wrong = [f"{name}: {percent(share)} of the first batch's" for name, share in shares.items() if share <= FEW]
-    return decided(wrong, f"{percent(min(shares.values(), default=1))} or more of the first batch's")
-
-
-def shared(left: Run, right: Run, name: str) -> float:
-    """Returns in which share of the steps that two runs have their batches agree in a fingerprint."""
-    steps = left.batches.keys() & right.batches.keys()
-    return sum(left.batches[step][name] == right.batches[step][name] for step in steps) / max(len(steps), 1)
+    wrong: list[str] = []
+    unknown: list[str] = []
+    shares: list[float] = []
+    for run in arms.runs:
+        batch = run.batches[min(run.batches)]
+        if not batch["sequences"]:
+            unknown.append(f"responses with tokens that count in the first batch of {run.name}")
+            continue
+        share = batch["distinct"] / batch["sequences"]
+        shares.append(share)
+        if share <= FEW:
+            wrong.append(f"{run.name}: {percent(share)} of the first batch's")
+    return decided(wrong, f"{percent(min(shares, default=0))} or more of the first batch's", unknown)
 
 
 @question("runs of one seed are paired", "fingerprints of prompts", lambda run: run.batches)
 def are_paired(arms: Arms) -> Found:
     """Did runs of one seed see the same prompts in the same order in both arms?"""
     pairs = [(left, right) for left in arms.first for right in arms.second if left.seed == right.seed is not None]
+    apart = [f"{left.name} and {right.name}" for left, right in pairs if not comparable_steps(left, right)]
+    if apart:
+        return Verdict.UNKNOWN, f"no step has fingerprints that can be compared in {listed(apart)}"
     paired = [str(left.seed) for left, right in pairs if shared(left, right, "prompts") == 1]
     if pairs and len(paired) == len(pairs):
         return Verdict.PASSED, f"paired by seed: {listed(paired)}"
-    apart = "another order of prompts under one seed" if pairs else "no seed in both arms"
-    return Verdict.PASSED, f"not paired ({apart}): compare them as independent runs"
+    reason = "another order of prompts under one seed" if pairs else "no seed in both arms"
+    return Verdict.PASSED, f"not paired ({reason}): compare them as independent runs"
 
 
 @question("no batch was trained twice")
@@ -192,9 +222,14 @@ def trained_once(arms: Arms) -> Found:
     wrong, unknown = [], []
     for run in arms.runs:
         wrong += [f"{run.name}: {what}" for what in wrong_updates(run)]
-        of_step = {step: batch["rows"] for step, batch in run.batches.items()} or data_by_step(run)
+        of_step = rows_by_step(run) or data_by_step(run)
         if not of_step:
-            unknown.append(run.name)
+            unknown.append(f"the batches' data in {run.name}")
+        if len({definition_of(batch) for batch in run.batches.values()}) > 1:
+            unknown.append(f"fingerprints of one definition in {run.name}, which two versions of the plugin made")
+        missing = [step for step in run.values(keys.STEP).index if step > 0 and step not in run.batches]
+        if run.batches and missing:
+            unknown.append(f"fingerprints of {len(missing)} steps in {run.name}, step {missing[0]} the first of them")
         first: dict[Any, int] = {}
         again = [(step, first[rows]) for step, rows in sorted(of_step.items()) if first.setdefault(rows, step) != step]
         if again:
@@ -204,22 +239,41 @@ def trained_once(arms: Arms) -> Found:
             )
     by = "fingerprints" if all(run.batches for run in arms.runs) else "logged rewards and lengths"
     by += " and updates" * all("updates" in batch for run in arms.runs for batch in run.batches.values())
-    return decided(wrong, f"by {by} of each step", [f"the batches' data in {name}" for name in unknown])
+    return decided(wrong, f"by {by} of each step", unknown)
+
+
+def rows_by_step(run: Run) -> dict[int, tuple[int, str]]:
+    """Returns the fingerprint of each step's rows with its definition, without steps in which no token counts."""
+    return {step: (definition_of(batch), batch["rows"]) for step, batch in run.batches.items() if batch["sequences"]}
 
 
 def wrong_updates(run: Run) -> list[str]:
     """Returns what is wrong with the rows of a run's updates: those of an earlier step, or not those of their batch."""
     first: dict[str, int] = {}
     for step, batch in sorted(run.batches.items()):
-        updates, rows = batch.get("updates", []), int(batch["rows"], 16)
-        before = [f"an update of step {step} has the rows of one of step {first[of]}" for of in updates if of in first]
-        # Epochs and Lopti's passes train every row as often.
-        trained = sum(int(of, 16) for of in updates) % 2**64
-        others = updates and all(trained != rows * times % 2**64 for times in range(1, len(updates) + 1))
-        if before or others:
-            return [*before[:1], *[f"the updates of step {step} trained other rows than its batch has"] * bool(others)]
-        first |= dict.fromkeys(updates, step)
+        updates = batch.get("updates", [])
+        wrong = []
+        repeated = [update for update in updates if update in first]
+        if repeated:
+            wrong.append(f"an update of step {step} has the rows of one of step {first[repeated[0]]}")
+        if updates and not trains_all(updates, batch["rows"]):
+            wrong.append(f"the updates of step {step} trained other rows than its batch has")
+        if wrong:
+            return wrong
+        # An update without a token that counts has the fingerprint 0.
+        first |= {update: step for update in updates if int(update, 16)}
     return []
+
+
+def trains_all(updates: Sequence[str], rows: str) -> bool:
+    """Returns whether updates have each row of their batch equally often, as epochs and Lopti's passes do.
+
+    Args:
+        updates: the fingerprint of each update's rows, in hexadecimal.
+        rows: that of the batch's.
+    """
+    trained = sum(int(update, 16) for update in updates) % 2**64
+    return any(trained == int(rows, 16) * times % 2**64 for times in range(1, len(updates) + 1))
 
 
 @question("no sample was older than allowed", "the configuration", lambda run: run.configuration)
@@ -286,7 +340,9 @@ def trained_as_much(arms: Arms) -> Found:
 @question("the clip acted")
 def clip_acts(arms: Arms) -> Found:
     """Could the clip act in each run, and did it?"""
-    wrong, unknown, shares = [], [], []
+    wrong: list[str] = []
+    unknown: list[str] = []
+    shares: list[str] = []
     for run in arms.runs:
         clipped = run.values(keys.CLIPPED_LOW).add(run.values(keys.CLIPPED_HIGH)).dropna()
         clipped = clipped if len(clipped) else run.values(keys.PG_CLIPPED)
@@ -294,9 +350,10 @@ def clip_acts(arms: Arms) -> Found:
             wrong.append(f"{run.name}: one update a rollout batch, at ratio 1: bounds cannot act")
         elif not len(clipped):
             unknown.append(f"the share of tokens clipped in {run.name}")
-        elif not clipped.max() > 0:
+        elif clipped.max() <= 0:
             wrong.append(f"{run.name}: no token was clipped in any step")
-        shares.append(f"{run.name} {percent(float(clipped.mean()))}" if len(clipped) else run.name)
+        else:
+            shares.append(f"{run.name} {percent(float(clipped.mean()))}")
     return decided(wrong, f"tokens clipped: {listed(shares)}", unknown)
 
 
