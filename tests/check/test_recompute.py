@@ -144,13 +144,141 @@ def test_a_sampler_in_bfloat16_sees_the_steps_or_they_are_one_for_it(tmp_path, t
     assert names(answer("recompute", run, *checkpoints, code=0 if seen else 3))[1] == "bfloat16"
 
 
-def test_other_weights_and_a_sampler_that_leaves_tokens_out_are_none_of_these(tmp_path, trained):
+def test_other_weights_are_none_of_these(tmp_path, trained):
     _, checkpoints = trained
     others, _ = write_run(tmp_path / "others", sample(random_policy(seed=1), PROMPTS))
     said = clipx("recompute", others, *checkpoints, code=1)
-    assert "none of these weights sampled them" in said
-    cut, _ = write_run(tmp_path / "cut", sample(of_sampler(checkpoints, 2), PROMPTS, top_p=0.7))
-    assert "none of these weights sampled them" in clipx("recompute", cut, *checkpoints, code=1)
+    assert "none of these weights sampled them, in float32 or bfloat16" in said
+
+
+MANY = [[5 + number, *PROMPTS[number % len(PROMPTS)]] for number in range(24)]
+
+
+def sample_parts(checkpoints, parts, precision=torch.float32, **parameters):
+    """Responses of several versions: of each as many as `parts` says, in its order."""
+    requests = []
+    for version, count in parts.items():
+        prompts = MANY[len(requests) : len(requests) + count]
+        model = of_sampler(checkpoints, version, precision)
+        requests += sample(model, prompts, seed=100 * len(requests), **parameters)
+    return requests
+
+
+def shares(said):
+    """By checkpoint's version, how many responses it explains; under None those that none explains."""
+    (only,) = said["answers"]
+    explained = {row["version"]: row["responses"] for row in only["distances"] if row["responses"]}
+    return explained | ({None: only["unexplained"]} if only["unexplained"] else {})
+
+
+PARTS = [{2: 12, 1: 12}, {2: 1, 1: 23}, {2: 14, 1: 7, 0: 3}]
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_responses_of_several_checkpoints_have_their_shares(tmp_path, trained, parts, precision):
+    size, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample_parts(checkpoints, parts, getattr(torch, precision)), dtype=precision)
+    if precision == "bfloat16" and size < 1e-3:
+        # All three round to the same weights.
+        assert names(answer("recompute", run, *checkpoints, code=3))[:2] == ("undecided", "bfloat16")
+        return
+    said = answer("recompute", run, *checkpoints, code=1)
+    assert names(said)[:2] == ("failed", precision)
+    assert shares(said) == parts
+    printed = clipx("recompute", run, *checkpoints, code=1)
+    for version, count in parts.items():
+        assert f"({count} of 24) from" in printed and f"global_step_{version}" in printed
+    assert "none of these weights" not in printed
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+def test_shares_are_found_at_the_configured_temperature_too(tmp_path, trained, temperature):
+    _, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 16, 1: 8}, temperature=temperature)
+    run, _ = write_run(tmp_path / "run", requests, dtype="float32", temperature=temperature)
+    assert shares(answer("recompute", run, *checkpoints, code=1)) == {2: 16, 1: 8}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_share_of_other_weights_is_counted(tmp_path, trained, precision):
+    size, checkpoints = trained
+    dtype = getattr(torch, precision)
+    requests = sample_parts(checkpoints, {2: 16}, dtype) + sample(random_policy(seed=1).to(dtype), MANY[16:])
+    run, _ = write_run(tmp_path / "run", requests, dtype=precision)
+    said = answer("recompute", run, *checkpoints, code=1)
+    assert names(said)[:2] == ("failed", precision) and said["answers"][0]["unexplained"] == 8
+    if precision == "float32" or size > 1e-3:
+        assert shares(said) == {2: 16, None: 8}
+
+
+def test_without_the_checkpoint_that_the_trace_says_shares_decide_nothing(tmp_path, trained):
+    _, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample_parts(checkpoints, {1: 12, 0: 12}), dtype="float32")
+    said = answer("recompute", run, *checkpoints[:2], code=3)
+    assert shares(said) == {1: 12, 0: 12} and names(said)[0] == "undecided"
+
+
+# With the precision that the configuration states.
+LEFT_OUT = [
+    ({"top_p": 0.999}, "float32"),
+    ({"top_p": 0.999}, "bfloat16"),
+    ({"top_p": 0.9}, "float32"),
+    ({"top_k": 10}, "float32"),
+]
+
+
+@pytest.mark.parametrize(("given", "announced"), LEFT_OUT, ids=str)
+def test_tokens_left_out_unlike_the_configuration_are_no_rounding(tmp_path, trained, given, announced):
+    _, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample_parts(checkpoints, {2: 24}, **given), dtype=announced)
+    said = answer("recompute", run, *checkpoints, code=1)
+    verdict, precision, _ = names(said)
+    assert verdict == "failed" and precision.startswith("float32")
+    # The checkpoint remains; where much is left out, its neighbours may too.
+    assert {row["version"]: row["remains"] for row in said["answers"][0]["distances"]}[2]
+    printed = clipx("recompute", run, *checkpoints, code=1)
+    assert "none of these weights sampled them as configured" in printed and "tokens left out" in printed
+
+
+def test_a_small_top_p_shows_that_the_sampler_is_in_float32(tmp_path, trained):
+    _, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample_parts(checkpoints, {2: 24}, top_p=0.999), dtype="float32")
+    assert names(answer("recompute", run, *checkpoints, code=1)) == ("failed", "float32", "2")
+    # A large rise hides rounding, so that the precision stays open.
+    hidden = sample_parts(checkpoints, {2: 24}, torch.bfloat16, top_k=3)
+    run, _ = write_run(tmp_path / "hidden", hidden, dtype="bfloat16")
+    assert names(answer("recompute", run, *checkpoints, code=1))[1] != "float32"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("given", [{"top_p": 0.999}, {"top_p": 0.9, "top_k": 20, "temperature": 0.8}], ids=str)
+def test_tokens_left_out_as_configured_are_scored_so(tmp_path, trained, given, precision):
+    size, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 24}, getattr(torch, precision), **given)
+    run, _ = write_run(tmp_path / "run", requests, dtype=precision, **given)
+    decided = precision == "float32" or size > 1e-3
+    verdict, said_precision, _ = names(answer("recompute", run, *checkpoints, code=0 if decided else 3))
+    assert (verdict, said_precision) == ("passed" if decided else "undecided", precision)
+
+
+def test_log_probabilities_before_temperature_and_top_p_are_scored_as_such(tmp_path, trained):
+    _, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 24})
+    # vLLM's `raw_logprobs`, whatever the sampling.
+    raw = {"logprobs_mode": "raw_logprobs", "temperature": 0.7, "top_p": 0.9}
+    run, _ = write_run(tmp_path / "run", requests, dtype="float32", **raw)
+    assert names(answer("recompute", run, *checkpoints)) == ("passed", "float32", "2")
+
+
+@pytest.mark.parametrize(("temperature", "announced"), [(0.995, "float32"), (0.999, "bfloat16"), (1.01, "float32")])
+def test_nearly_the_configured_temperature_is_no_rounding(tmp_path, trained, temperature, announced):
+    _, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 24}, temperature=temperature)
+    run, _ = write_run(tmp_path / "run", requests, dtype=announced)
+    assert names(answer("recompute", run, *checkpoints, code=1)) == ("failed", "float32", "2")
+    printed = clipx("recompute", run, *checkpoints, code=1)
+    assert f"at a temperature of about {temperature:g}, where the configuration has 1" in printed
 
 
 def test_the_tokens_of_a_tool_are_read_before_the_next_turn(tmp_path, trained):

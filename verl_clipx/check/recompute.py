@@ -1,6 +1,6 @@
 """`clipx recompute`: scores a run's traced tokens with checkpoints, and says which of them the sampler used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,20 +10,42 @@ import pandas
 import torch
 
 from verl_clipx.check.checkpoints import load_model
+from verl_clipx.check.sampler import LEFT_OUT, PRECISIONS, UNROUNDED, Judgement, Scores, judge, temperature_changes
 from verl_clipx.common.run_files import STEP_FOLDER
-from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.traces import read_shards
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
 
-PRECISIONS = ("float32", "bfloat16")
-UNROUNDED = ("float32", "fp32", "float64")
 ROLLOUT = "actor_rollout_ref.rollout"
-# Two passes in float32 differ by less, in nats: on average, and for 99 % of the tokens.
-LIMITS = (1e-4, 1e-3)
-# Two engines round apart by √2 of what rounding to bfloat16 does to these tokens.
-ENGINES_APART = 2.0
-REPLICATES = 200
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a run's sampler turns logits into the distribution whose log-probabilities it records.
+
+    Args:
+        temperature: the logits' divisor, above 0.
+        top_k: keeps this many of the likeliest tokens; below 1: all.
+        top_p: keeps the likeliest tokens until their probabilities reach this, in (0, 1].
+    """
+
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+def sampling_of(configuration: Mapping[str, Any]) -> Sampling:
+    """Returns the sampling that a run's configuration states; verl's defaults for what it doesn't."""
+    # vLLM's log-probabilities of this kind are those before temperature and truncation.
+    if str(configuration.get(f"{ROLLOUT}.logprobs_mode")).startswith("raw"):
+        return Sampling()
+    top_k = configuration.get(f"{ROLLOUT}.top_k")
+    return Sampling(
+        temperature=float(configuration.get(f"{ROLLOUT}.temperature") or 1),
+        top_k=-1 if top_k is None else int(top_k),
+        top_p=float(configuration.get(f"{ROLLOUT}.top_p") or 1),
+    )
 
 
 class Response(NamedTuple):
@@ -39,9 +61,10 @@ class Distance:
     """The distance of a checkpoint's log-probabilities from the sampler's, in nats.
 
     Args:
-        mean, most: of the sizes: their mean, and what 99 % of the tokens don't exceed.
-        remains: whether the sampler may have answered from it: it is as near as the precision allows, and its responses
-            are not farther than the nearest checkpoint's by more than chance explains.
+        mean, most: of the sizes: their mean, and what 99 % of the tokens don't exceed; after the answer's shift.
+        remains: whether the sampler may have answered all responses from it: it is as near as the precision allows, and
+            its responses are not farther than the nearest checkpoint's by more than chance explains.
+        responses: how many responses it explains, where several checkpoints explain them together; else all or none.
     """
 
     checkpoint: str
@@ -49,6 +72,7 @@ class Distance:
     mean: float
     most: float
     remains: bool
+    responses: int
 
     def __str__(self) -> str:
         far = f"{self.mean:.2g} nats away on average, 99 % of the tokens within {self.most:.2g}"
@@ -64,6 +88,9 @@ class Answer:
         announced: the run's `rollout.dtype`, None if unknown.
         distances: of all checkpoints at that precision, the nearest first.
         same: whether several remain, which in bfloat16 give every token one log-probability.
+        responses: how many there are.
+        unexplained: how many of them none of the checkpoints explains.
+        shift: how the sampler's distribution differs from the configured one; None: it doesn't.
     """
 
     step: int
@@ -73,25 +100,35 @@ class Answer:
     announced: str | None
     distances: tuple[Distance, ...]
     same: bool
+    responses: int
+    unexplained: int
+    shift: str | None
 
     @property
     def remaining(self) -> list[Distance]:
-        """The checkpoints that the sampler may have answered from."""
-        return [one for one in self.distances if one.remains]
+        """The checkpoints that the sampler may have answered all responses from."""
+        return [distance for distance in self.distances if distance.remains]
+
+    @property
+    def parts(self) -> list[Distance]:
+        """The checkpoints that explain a part of the responses each, where none explains all of them."""
+        return [distance for distance in self.distances if distance.responses and not distance.remains]
 
     @property
     def is_rounded(self) -> bool:
         """Returns whether the sampler rounds although its configuration says that it does not."""
-        return self.announced in UNROUNDED and self.precision != PRECISIONS[0] and bool(self.remaining)
+        return self.announced in UNROUNDED and self.precision == PRECISIONS[1] and bool(self.remaining)
 
     @property
     def verdict(self) -> str:
         """Says whether the sampler answered as the trace and the configuration say: passed, failed or undecided."""
-        said = [one for one in self.distances if one.version == self.version is not None]
+        traced = [distance for distance in self.distances if distance.version == self.version is not None]
         # Without the checkpoint of that version nothing rules it out.
-        if said and (self.is_rounded or not any(one.remains for one in said)):
+        if not traced:
+            return "undecided"
+        if self.is_rounded or self.shift is not None or not any(distance.remains for distance in traced):
             return "failed"
-        return "passed" if said and said == self.remaining else "undecided"
+        return "passed" if traced == self.remaining else "undecided"
 
 
 def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()) -> list[Answer]:
@@ -113,7 +150,7 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
         for step in steps or traced
         for version, responses in responses_by_version(run, step).items()
     }
-    temperature = float(run.configuration.get(f"{ROLLOUT}.temperature") or 1)
+    sampling = sampling_of(run.configuration)
     scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
     for checkpoint in checkpoints:
         model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -122,9 +159,20 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
             for weight in model.parameters():
                 weight.data = weight.to(getattr(torch, precision))
             for group, responses in groups.items():
-                scores[group].append(numpy.concatenate([score(model, one, temperature) for one in responses]))
+                scored = [score(model, response, sampling) for response in responses]
+                scores[group].append(numpy.concatenate(scored, axis=1))
     announced = run.configuration.get(f"{ROLLOUT}.dtype")
-    return [_answer(group, groups[group], announced, [*map(str, checkpoints)], scores[group]) for group in groups]
+    names = [str(checkpoint) for checkpoint in checkpoints]
+    return [
+        _answer(
+            group=group,
+            scores=scores_of(responses, scores[group]),
+            announced=announced,
+            checkpoints=names,
+            temperature=sampling.temperature,
+        )
+        for group, responses in groups.items()
+    ]
 
 
 def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]]:
@@ -155,71 +203,150 @@ def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]
 
 
 @torch.inference_mode()
-def score(model: Any, response: Response, temperature: float) -> numpy.ndarray:
-    """Returns the log-probabilities of a response's counted tokens under a model, in nats."""
+def score(model: Any, response: Response, sampling: Sampling) -> numpy.ndarray:
+    """Scores a response's counted tokens with a model.
+
+    Returns:
+        (2, tokens): the log-probabilities in nats, and how they change with the logarithm of the inverse temperature.
+    """
     tokens = torch.tensor([response.tokens], device=model.device)
     places = torch.tensor(response.places, device=model.device)
-    logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / temperature
-    return logits.log_softmax(-1).gather(-1, tokens[0, places, None])[:, 0].double().cpu().numpy()
+    logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / sampling.temperature
+    kept = truncate(logits, sampling)
+    # Not from `kept`: a token at its edge, which another engine kept, would have minus infinity.
+    own = logits.gather(-1, tokens[0, places, None])[:, 0]
+    expected = (kept.softmax(-1) * logits).sum(-1)
+    return torch.stack([own - kept.logsumexp(-1), own - expected]).double().cpu().numpy()
+
+
+def truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Returns the logits with minus infinity for the tokens that the sampling leaves out, (tokens, vocabulary)."""
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logits = TopKLogitsWarper(sampling.top_k)(None, logits)
+    if sampling.top_p < 1:
+        logits = TopPLogitsWarper(sampling.top_p)(None, logits)
+    return logits
+
+
+def scores_of(responses: Sequence[Response], scored: Sequence[numpy.ndarray]) -> Scores:
+    """Returns the sampler's and the checkpoints' log-probabilities of all tokens of some responses.
+
+    Args:
+        scored: what `score` returns, a checkpoint and a precision each, in the order of PRECISIONS within a checkpoint.
+    """
+    lengths = [len(response.log_probs) for response in responses]
+    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), *scored[0].shape)
+    return Scores(
+        sampled=numpy.concatenate([response.log_probs for response in responses]),
+        starts=numpy.cumsum([0, *lengths[:-1]]),
+        exact=by_checkpoint[:, 0, 0],
+        rounded=by_checkpoint[:, 1, 0],
+        slopes=by_checkpoint[:, 0, 1],
+    )
 
 
 def _answer(
+    *,
     group: tuple[int, int | None],
-    responses: Sequence[Response],
+    scores: Scores,
     announced: str | None,
     checkpoints: Sequence[str],
-    scores: Sequence[numpy.ndarray],
+    temperature: float,
 ) -> Answer:
-    """Returns the answer for these responses; `scores` has each checkpoint's in the order of PRECISIONS."""
-    sampled = numpy.concatenate([one.log_probs for one in responses])
-    starts = numpy.cumsum([0, *(len(one.log_probs) for one in responses[:-1])])
-    exact, rounded = numpy.array(scores).reshape(len(checkpoints), len(PRECISIONS), -1).swapaxes(0, 1)
-    apart, nearer = numpy.abs(exact - sampled), numpy.abs(rounded - sampled)
-    # A sampler whose kernels round in another order is nearer to what is not rounded.
-    nearer = numpy.where(apart.mean(1, keepdims=True) <= nearer.mean(1, keepdims=True), apart, nearer)
-    limits = (numpy.array(LIMITS), ENGINES_APART * _sizes(numpy.abs(rounded - exact)))
-    for precision, distances, limit in zip(PRECISIONS, (apart, nearer), limits, strict=True):  # noqa: B007
-        sizes = _sizes(distances)
-        # By response, since its tokens are not independent of each other.
-        of_responses, nearest = numpy.add.reduceat(distances, starts, axis=1), sizes[:, 0].argmin()
-        farther = numpy.array([_exceeds(of - of_responses[nearest]) for of in of_responses])
-        within = (sizes <= limit).all(1)
-        remains = within & ~farther & within[nearest]
-        if remains.any():
-            break
-    versions = [STEP_FOLDER.findall(path) for path in checkpoints]
-    known = [int(found[-1]) if found else None for found in versions]
-    rows = zip(checkpoints, known, *sizes.T.tolist(), remains.tolist(), strict=True)
-    distances = tuple(sorted((Distance(*row) for row in rows), key=lambda one: one.mean))
-    same = remains.sum() > 1 and bool((rounded[remains] == rounded[remains][0]).all())
-    return Answer(*group, len(sampled), precision, announced, distances, bool(same))
+    judgement = judge(scores, announced)
+    distances = [_distance(path, judgement, index, len(scores.starts)) for index, path in enumerate(checkpoints)]
+    explaining_first = sorted(
+        distances, key=lambda distance: (not distance.remains, -distance.responses, distance.mean)
+    )
+    rounded = scores.rounded[judgement.remains]
+    step, version = group
+    return Answer(
+        step=step,
+        version=version,
+        tokens=len(scores.sampled),
+        precision=judgement.precision,
+        announced=announced,
+        distances=tuple(explaining_first),
+        same=len(rounded) > 1 and bool((rounded == rounded[0]).all()),
+        responses=len(scores.starts),
+        unexplained=int(judgement.unexplained.sum()),
+        shift=_shift(judgement, scores, temperature),
+    )
 
 
-def _sizes(apart: numpy.ndarray) -> numpy.ndarray:
-    """Returns the mean of each checkpoint's sizes, and what 99 % of them don't exceed, (checkpoints, 2)."""
-    return numpy.stack([apart.mean(1), numpy.quantile(apart, 0.99, axis=1)], axis=1)
+def _distance(path: str, judgement: Judgement, index: int, responses: int) -> Distance:
+    sizes = judgement.distances[index]
+    steps = STEP_FOLDER.findall(path)
+    explained = responses if judgement.remains[index] else 0
+    if index in judgement.parts:
+        explained = int(judgement.parts[index].sum())
+    return Distance(
+        checkpoint=path,
+        version=int(steps[-1]) if steps else None,
+        mean=float(sizes.mean()),
+        most=float(numpy.quantile(sizes, 0.99)),
+        remains=bool(judgement.remains[index]),
+        responses=explained,
+    )
 
 
-def _exceeds(values: numpy.ndarray) -> bool:
-    """Returns whether responses' values are above 0 on average by more than chance; not with too few of them."""
-    if len(values) < FEWEST_UNITS:
-        return False
-    return bool(percentile_interval(values[resamples(len(values), REPLICATES)].mean(1))[0] > 0)
+def _shift(judgement: Judgement, scores: Scores, temperature: float) -> str | None:
+    """Returns in words how the sampler's distribution differs from the configured one; None: it doesn't."""
+    if judgement.shift is None:
+        return None
+    if judgement.shift == LEFT_OUT:
+        return (
+            "with tokens left out, as top_p and top_k do, unlike the configuration: the log-probabilities of the "
+            "others are raised, and none is lowered"
+        )
+    change = temperature_changes(scores)[judgement.remains][0]
+    return (
+        f"at a temperature of about {temperature * numpy.exp(-change):.4g}, where the configuration has {temperature:g}"
+    )
 
 
 def say(answer: Answer) -> str:
     """Returns a line on the tokens of a step: what the trace says, which checkpoints remain, and how far they are."""
-    said = "a version that the trace doesn't say" if answer.version is None else f"version {answer.version}"
-    head = f"{answer.verdict + ':':11}step {answer.step}, {answer.tokens} tokens, by the trace of {said}"
+    traced = "a version that the trace doesn't say" if answer.version is None else f"version {answer.version}"
+    head = f"{answer.verdict + ':':11}step {answer.step}, {answer.tokens} tokens, by the trace of {traced}"
+    if answer.parts:
+        return f"{head}: {_say_parts(answer)}."
     if not answer.remaining:
         nearest = answer.distances[0]
         return f"{head}: none of these weights sampled them, in float32 or bfloat16. The nearest are {nearest}."
-    others = [one for one in answer.distances if not one.remains]
-    return (
-        f"{head}: sampled in {answer.precision} from {' or '.join(map(str, answer.remaining))}"
-        + (f"; the next are {others[0]}" if others else "")
-        + (", which these tokens can't tell apart" * (len(answer.remaining) > 1))
-        + (": in bfloat16 they are one, so that no step between them reached the sampler" * answer.same)
-        + (f". {ROLLOUT}.dtype says {answer.announced}" * answer.is_rounded)
-        + "."
-    )
+    text = f"{head}: {_begin(answer)} {answer.precision} from {' or '.join(map(str, answer.remaining))}"
+    others = [distance for distance in answer.distances if not distance.remains]
+    if others:
+        text += f"; the next are {others[0]}"
+    if len(answer.remaining) > 1:
+        text += ", which these tokens can't tell apart"
+    if answer.same:
+        text += ": in bfloat16 they are one, so that no step between them reached the sampler"
+    if answer.shift is not None:
+        text += f", {answer.shift}"
+    if answer.is_rounded:
+        text += f". {ROLLOUT}.dtype says {answer.announced}"
+    return f"{text}."
+
+
+def _begin(answer: Answer) -> str:
+    if answer.shift is None:
+        return "sampled in"
+    return "none of these weights sampled them as configured. They were sampled in"
+
+
+def _say_parts(answer: Answer) -> str:
+    """Returns which share of the responses each checkpoint explains, and which none of them does."""
+    shares = [f"{_share(part.responses, answer.responses)} from {part.checkpoint}" for part in answer.parts]
+    if answer.unexplained:
+        shares.append(f"{_share(answer.unexplained, answer.responses)} from none of these weights")
+    text = f"{_begin(answer)} {answer.precision} from several weights: {', '.join(shares)}"
+    if answer.shift is not None:
+        text += f", {answer.shift}"
+    return text
+
+
+def _share(responses: int, total: int) -> str:
+    return f"{percent(responses / total)} of the responses ({responses} of {total})"
