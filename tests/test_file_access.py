@@ -19,8 +19,6 @@ EXCEPTIONS = [
     ("common/run_lock.py", ".open(", LOCK),
     ("common/terminal.py", "open(", "the null device"),
     ("common/terminal.py", ".open(", "the null device"),
-    ("diagnose/blame/reruns.py", ".save(", "in a folder that has its name once it is whole"),
-    ("diagnose/blame/reruns.py", ".open(", "a log that grows while a process runs"),
     ("papers/evaluation/checkpoints.py", ".open(", "read in parts of a fixed size"),
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
     ("run/explaining.py", "open(", OWN),

@@ -60,7 +60,6 @@ WITHOUT_WHAT_VERL_LACKS = (
     {
         **dict.fromkeys(("report . --out out", "diagnose .", "certify . vs .", "replay . +clipx=acpo"), "scipy"),
         "recompute . checkpoint": "scipy",
-        "blame . --from 1 --arm lr:actor_rollout_ref.actor.optim.lr=1": "scipy",
         **dict.fromkeys((f"table {verb} acpo_table1a" for verb in ("plan", "collect", "render")), "scipy"),
         **dict.fromkeys(("eval run model --benchmark aime24 --out out --max-tokens 1", "eval score out"), "scipy"),
         "eval compare first second": "scipy",

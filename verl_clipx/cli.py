@@ -364,49 +364,6 @@ def recompute(
 
 
 @app.command()
-def blame(
-    run: Annotated[Path, typer.Argument(help="The failed run: its folder or the file of its log.")],
-    step: Annotated[int, typer.Option("--from", help="The step of the checkpoint from which the reruns go on.")],
-    arm: Annotated[list[str], typer.Option(help="One change: 'NAME: KEY=VALUE', or 'NAME: +clipx=acpo'.")],
-    until: Annotated[
-        int | None, typer.Option(help="The last step; by default 3 after the failure could be said.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Of each arm; by default the fewest that can say anything.")] = None,
-    rule: Annotated[str | None, typer.Option(help="What counts as failed: a rule of clipx diagnose.")] = None,
-    common: Annotated[
-        list[str] | None, typer.Option("--with", help="An override of every arm, such as +hardware=cpu.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The plan's folder. The same command goes on with it.")] = Path(
-        "clipx-blame"
-    ),
-    launcher: Annotated[
-        str | None, typer.Option(help="What starts a training, by default python -m verl.trainer.main_ppo.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and their cost, and end.")] = False,
-) -> None:
-    """Say which single change would have prevented a run's failure. Trains it again from a checkpoint of verl's.
-
-    clipx blame runs/grpo --from 50 --arm "lr: actor_rollout_ref.actor.optim.lr=3e-7" --arm "acpo: +clipx=acpo"
-    """
-    sys.path.insert(0, "")
-    from verl_clipx.common.run_lock import hold
-    from verl_clipx.diagnose.blame import reruns
-    from verl_clipx.diagnose.blame.plan import make_plan
-
-    with failing(RuntimeError), warnings_on(console):
-        options = {"rule": rule, "until": until, "seeds": seeds, "common": common or [], "launcher": launcher}
-        plan = make_plan(run, step, arm, **options)
-        hold(out / "plan.lock")
-        plan.keep(out)
-        print_plain(reruns.costs_of(plan))
-        reruns.copy_checkpoints(plan, out)
-        if not dry_run:
-            reruns.make_reruns(plan, out, print_plain)
-        shown = map(plan.shell_line, plan.reruns(out)) if dry_run else reruns.lines_of(plan, out)
-        print_plain("\n".join(shown))
-
-
-@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
     settings: Annotated[

@@ -38,7 +38,7 @@ _HUB = "|".join(name for name, definition in definitions().items() if definition
 # By how a command begins, whether its block has to say what it needs, since no test can run it; None where it may.
 _WANTS_MARK = (
     # It launches verl, which takes a minute even for a small policy on a CPU.
-    (r"clipx (eval run|blame) ", True),
+    (r"clipx eval run ", True),
     # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
     (rf"clipx data build ({_HUB}) .*--from ", None),
     (rf"clipx data build ({_HUB}) ", True),

@@ -1,1 +1,1 @@
-"""What went wrong in a run, by one table of rules; whether arms may be compared; which change prevents a failure."""
+"""What went wrong in a run, by one table of rules on its log, and whether two arms of runs may be compared."""

@@ -179,25 +179,6 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
     return replace(described, p_value=p_value, over=SEEDS)
 
 
-def compare_failures(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """Fisher's exact p-value, one-sided, that the second of two arms fails less often than the first.
-
-    Each is how many of its reruns failed, and how many there were.
-    """
-    table = [[failed, of - failed] for failed, of in (first, second)]
-    return float(stats.fisher_exact(table, alternative="greater").pvalue)
-
-
-def least_seeds(arms: int) -> int:
-    """Returns the fewest seeds with which one of so many arms can have p below `LEVEL` after Holm: all against none."""
-    return next(seeds for seeds in range(2, 99) if arms * compare_failures((seeds, seeds), (0, seeds)) < LEVEL)
-
-
-def chance_of_missing(rate: float, seeds: int) -> float:
-    """Returns the chance that a failure of a rate comes up in no more than half of so many reruns."""
-    return float(stats.binom.cdf(seeds // 2, seeds, rate))
-
-
 def _describe(first: np.ndarray, second: np.ndarray) -> Comparison:
     """Returns the means of two methods' trainings, without any inference."""
     means, seeds = [float(side.mean()) for side in (first, second)], (len(first), len(second))
