@@ -73,8 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = target_of(match["target"], own)
         if target is None:
             return match[0]
-        inside = target.removeprefix("docs/") if target.startswith("docs/") else None
-        to = {**ELSEWHERE, "docs": "index.md"}.get(target) or inside or page_of(target)
+        to = place_of(target)
         return f"{match['before']}{os.path.relpath(to, Path(own).parent)}{match['anchor'] or ''}{match['after']}"
 
     return outside_code(with_printed(markdown), lambda text: _LINK.sub(turned, text))
@@ -110,14 +109,26 @@ def target_of(link: str, page: str) -> str | None:
 
 
 def linked_files(text: str, page: str) -> set[str]:
-    """What stands outside docs, has no page of the site, and is linked to by a page."""
+    """The files and folders that a page links to and of which a page has to be made."""
     targets = {target_of(match["target"], page) for match in _LINK.finditer(text)} - {None}
-    return {target for target in targets if not f"{target}/".startswith("docs/") and target not in ELSEWHERE}
+    return {target for target in targets if place_of(target) == page_of(target)}
+
+
+def place_of(target: str) -> str:
+    """Where the site has a file or folder of the repository: MkDocs copies the files in docs, but makes no folders."""
+    if target == "docs":
+        return "index.md"
+    if target in ELSEWHERE:
+        return ELSEWHERE[target]
+    if target.startswith("docs/") and not (ROOT / target).is_dir():
+        return target.removeprefix("docs/")
+    return page_of(target)
 
 
 def page_of(source: str) -> str:
-    """The page that shows a file, or a folder."""
-    return f"source/{source}.md"
+    """The page that shows a file, or a folder; MkDocs leaves out what is in a hidden folder."""
+    visible = re.sub(r"(^|/)\.(?=\w)", r"\1", source)
+    return f"source/{visible}.md"
 
 
 def shown(source: str) -> str:

@@ -85,8 +85,8 @@ lint-imports
 wait "$linted"
 
 say "the site of docs: mkdocs, every link and anchor; meanwhile the tests"
-# Its advice is to move to another generator before May 2027.
-NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet &
+# Its advice is to move to another generator before May 2027. Not --quiet: it hides warnings from --strict.
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict &
 site=$!
 
 if [[ -n $installing ]] && ! { wait "$installing" && browser >/dev/null; }; then

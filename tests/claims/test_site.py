@@ -1,10 +1,12 @@
-"""The site of docs, as `mkdocs build --strict` makes it: navigation, methods' pages, links out of docs; with `-m
-matrix` that the build takes nothing from another site. Not covered: how it looks.
+"""The site of docs: its navigation, the methods' pages, links out of docs, and that the build of scripts/test.sh, with
+the validation of mkdocs.yml, fails for a link to a missing page or anchor. With `-m matrix` the whole site is built,
+and takes nothing from another site. Not covered: links to other sites, how the site looks.
 """
 
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.claims.documents import ROOT, inline_code_of
+from tests.claims.documents import PAGES, ROOT, inline_code_of
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.run.listing import describe_methods
@@ -76,14 +78,79 @@ def test_the_site_shows_what_a_page_leaves_to_a_command():
         site_pages.with_printed("<!-- the site shows: clipx metrics nothing -->")
 
 
+def build_words():
+    """The words of the one command in scripts/test.sh that builds the site."""
+    lines = (ROOT / "scripts" / "test.sh").read_text().splitlines()
+    (line,) = [line for line in lines if "mkdocs build" in line and not line.lstrip().startswith(("#", "say"))]
+    return shlex.split(line.partition("mkdocs ")[2].rstrip("& "))
+
+
+def run_mkdocs(*words):
+    command = [sys.executable, "-m", "mkdocs", *words]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "link",
+    [
+        "[text](other.md#here)",
+        "[text](missing.md)",
+        "[text](other.md#missing)",
+        "[text](#missing)",
+        "![text](missing.png)",
+        "[text](folder)",
+        "[text](/other.md)",
+    ],
+)
+def test_the_build_fails_for_a_link_that_leads_nowhere(tmp_path, link):
+    pages = tmp_path / "docs"
+    (pages / "folder").mkdir(parents=True)
+    (pages / "index.md").write_text(f"# Start\n\n{link}\n")
+    (pages / "other.md").write_text("# Other\n\n## Here\n")
+    settings = {"docs_dir": str(pages), "site_dir": str(tmp_path / "site"), "nav": ["index.md", "other.md"]}
+    # Without what makes pages out of the source, which takes half a minute.
+    settings |= {"INHERIT": str(ROOT / "mkdocs.yml"), "hooks": [], "plugins": []}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
+    done = run_mkdocs(*build_words(), "--config-file", str(tmp_path / "mkdocs.yml"))
+    if "other.md#here" in link:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1, done.stderr
+        assert re.search(r"WARNING .*index\.md", done.stderr)
+
+
+def test_a_link_out_of_docs_leads_to_a_page_that_shows_the_file_or_folder():
+    places = {
+        "README.md": "index.md",
+        "docs/faq.md": "faq.md",
+        "docs/results/evidence.json": "results/evidence.json",
+        "docs/results/runs": "source/docs/results/runs.md",
+        "scripts/test.sh": "source/scripts/test.sh.md",
+        # MkDocs leaves out hidden folders.
+        ".github/workflows/checks.yml": "source/github/workflows/checks.yml.md",
+    }
+    assert {target: site_pages.place_of(target) for target in places} == places
+    linked = site_pages.linked_files("[a](evidence.md) [b](runs) [c](../../scripts/test.sh#x)", "results/page.md")
+    assert linked == {"docs/results/runs", "scripts/test.sh"}
+    assert "\nevidence\n" in site_pages.shown("docs/results/runs")
+    with pytest.raises(FileNotFoundError, match=r"missing\.sh"):
+        site_pages.shown("scripts/missing.sh")
+
+
+def test_links_are_written_in_markdown_since_the_build_checks_no_other():
+    html = re.compile(r"<(?:a|img)\b[^>]*\b(?:href|src)=", re.IGNORECASE)
+    assert [page.name for page in PAGES if html.search(page.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_the_site_loads_nothing_from_another(tmp_path):
-    # A link that leads nowhere is what `--strict` stops at.
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    done = run_mkdocs(*build_words(), "--site-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    # MkDocs only mentions a link to what it leaves out of the site.
+    assert "contains a link" not in done.stderr
     kinds = r"script|img|link rel=\"(?:stylesheet|preload|preconnect)\""
     loads = re.compile(rf"<(?:{kinds})[^>]*(?:src|href)=\"(?:https?:)?//")
     pages = list(tmp_path.rglob("*.html"))
