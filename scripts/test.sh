@@ -75,7 +75,9 @@ ruff check .
 ruff format --check .
 
 say "lint: shellcheck, hadolint"
-mapfile -t scripts < <(find scripts recipes .ci docker -type f \( -name '*.sh' -o -path '.ci/run' \) | sort)
+# By ending or first line, wherever a script stands.
+mapfile -t scripts < <({ git ls-files --cached --others --exclude-standard -- '*.sh'
+    git grep --untracked -lE '^#!.*sh$'; } | sort -u)
 shellcheck "${scripts[@]}" &
 linted=$!
 hadolint docker/Dockerfile.*

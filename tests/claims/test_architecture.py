@@ -1,11 +1,13 @@
-"""docs/dev/architecture.md against the source: its picture, names and tables, and that no arrow runs up. Not
-covered: that sentences and visits are in the order of a call.
+"""docs/dev/architecture.md against the source: its picture, names and tables, that no arrow runs up, and the
+packages that the mathematics imports. Not covered: that sentences and visits are in the order of a call.
 """
 
 import re
 import runpy
+import sys
 from importlib import import_module
 
+import grimp
 import pytest
 
 from .documents import ROOT
@@ -51,6 +53,23 @@ def test_no_arrow_runs_up_and_there_are_few_rooms():
     assert len(ROOMS) <= 20
     rooms, _ = DRAWING["imports"]()
     assert [(room, below) for room in rooms for below in rooms[room] if floor_of[below] <= floor_of[room]] == []
+
+
+def packages_imported_by(room: str) -> set[str]:
+    """The packages outside the standard library that a room's files import, this one left out."""
+    graph = grimp.build_graph("verl_clipx", include_external_packages=True)
+    modules = {room, *graph.find_descendants(room)}
+    imported = {name.split(".")[0] for module in modules for name in graph.find_modules_directly_imported_by(module)}
+    return imported - sys.stdlib_module_names - {"verl_clipx"}
+
+
+@pytest.mark.parametrize("room", ["base", "methods", "modifiers", "loss"])
+def test_the_mathematics_imports_torch_and_no_other_package(room):
+    assert packages_imported_by(f"verl_clipx.{room}") == {"torch"}
+
+
+def test_the_statistics_import_no_package_but_those_of_arrays():
+    assert packages_imported_by("verl_clipx.common.statistics") == {"numpy", "scipy"}
 
 
 def test_the_journey_is_a_dozen_sentences_of_functions_that_exist_and_the_table_has_every_folder():

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What bash reads before each script of a command that is explained, in a folder with `answers` and `notes`.
 #
 # Once there is an answer, a shell ends before its next command, of which it only looks up the name. It notes for

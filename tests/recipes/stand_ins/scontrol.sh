@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 case $1 in
     show) range=${3#*[}; range=${range%]}; for n in $(seq -w "${range%-*}" "${range#*-}"); do echo "gpu$n"; done ;;
     # The step ends before this does.

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
 [[ $* != *"hostname -I"* ]] || { echo "${ADDRESSES-10.0.0.7 192.168.1.7 fd00::7}"; exit; }
 echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$HOME/secrets"

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 [[ $1 == -o ]] && shift 2
 host=$1; shift
 [[ $host != "${GONE:-}" ]] || exit 255
