@@ -1,0 +1,80 @@
+"""scripts/test.sh, and .ci/run with it, with a stand-in for each program: whichever of its steps fails, it fails too.
+Not covered: what the steps find, and the environments that it makes.
+"""
+
+import shutil
+
+import pytest
+
+from tests.recipes.shell import Machine
+
+from .documents import ROOT
+
+# Each step by the words that its stand-in sees; a step whose words are in $FAILS fails.
+FAIL = '[[ "${0##*/} $*" != ${FAILS:-nothing}* ]]'
+PROGRAMS = ("ruff", "shellcheck", "hadolint", "lint-imports", "mkdocs", "python", "chromium")
+STEPS = [
+    "ruff check",
+    "ruff format --check",
+    "shellcheck",
+    "hadolint docker/Dockerfile",
+    "lint-imports",
+    "mkdocs build --strict",
+    "python -m pytest tests",
+]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with the two scripts, and stand-ins where the environment's programs would be."""
+    for script in ("scripts/test.sh", ".ci/run"):
+        copy = tmp_path / script
+        copy.parent.mkdir()
+        shutil.copy(ROOT / script, copy)
+    (tmp_path / "scripts" / "environment.sh").write_text("[[ ${FAILS:-} != environment ]]\n")
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "Dockerfile.cpu").touch()
+    # Triton is there, so that nothing is fetched.
+    (tmp_path / ".venv" / "triton" / "triton-3.7.1.dist-info").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def run(checkout):
+    """Runs one of the scripts with what is to fail."""
+    machine = Machine(checkout / ".venv", **dict.fromkeys(PROGRAMS, FAIL), git="echo scripts/test.sh")
+
+    def start(script: str, *words: str, **variables: str):
+        done = machine.run(checkout / script, *words, cwd=checkout, **variables)
+        return done, machine.calls
+
+    return start
+
+
+@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
+def test_where_nothing_fails_every_step_has_run(run, script):
+    done, calls = run(script)
+    assert done.returncode == 0, done.stderr
+    assert "everything passed" in done.stdout
+    lines = [" ".join(call) for call in calls]
+    assert [step for step in STEPS if not any(line.startswith(step) for line in lines)] == []
+    assert "shellcheck scripts/test.sh" in lines
+    assert not any("--quiet" in line for line in lines)
+
+
+@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
+@pytest.mark.parametrize("step", ["environment", *STEPS])
+def test_a_step_that_fails_fails_the_script(run, script, step):
+    done, _ = run(script, FAILS=step)
+    assert done.returncode != 0
+    assert "everything passed" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--fast",), ("--all",)])
+def test_each_selection_goes_to_pytest_with_further_arguments(run, words):
+    _, calls = run("scripts/test.sh", *words, "--maxfail=3", END_TO_END_VLLM="0")
+    (pytest_call,) = [call for call in calls if call[:3] == ["python", "-m", "pytest"]]
+    assert pytest_call[-1] == "--maxfail=3"
+    selection = pytest_call[pytest_call.index("-m", 3) + 1]
+    expected = {(): "not matrix", ("--fast",): "not end_to_end and not slow", ("--all",): "not vllm"}
+    assert selection == expected[words]
