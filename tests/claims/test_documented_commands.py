@@ -1,10 +1,12 @@
 """README.md and docs: each code block's commands run as printed in one folder, or a mark above it says what they need;
-what is marked, and inline code, has existing subcommands, options, files and variables. Not covered: what a mark,
-`<!-- needs: … -->`, excuses; what an output says that no page shows; doctor's interpreters and Ray worker, for which
+what is marked, and commands in inline code, have existing subcommands, options, files and variables; Hydra groups and
+keys of ours in inline code exist. Not covered: other keys and files in inline code; what a mark, `<!-- needs: … -->`,
+excuses; what an output says that no page shows; doctor's interpreters and Ray worker, for which
 this process stands in (tests/check/test_doctor.py); links (`mkdocs build --strict`).
 """
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -35,7 +37,9 @@ from tests.claims.preparation import PREPARATIONS
 from tests.hydra_main import MAIN_PPO, explained
 from verl_clipx.check import doctor
 from verl_clipx.cli import app
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
+from verl_clipx.run.config import NODES, Node, parameters_of
 
 # Inline code that is a command, with the variables before it.
 COMMAND = re.compile(rf"""([A-Z_]+=("[^"]*"|\S)* )*({"|".join(PROGRAMS)}) """)
@@ -212,14 +216,58 @@ def test_blocks_run_as_printed(name, folder):
 @pytest.mark.parametrize("name", NAMES)
 def test_inline_code_names_what_there_is(name):
     mistakes = []
-    # What is gone may be named where it is said to be gone.
-    text = re.sub(r"^### Removed\n.*?(?=^##|\Z)", "", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
-    for span in filter(COMMAND.match, inline_code_of(text)):
+    for span in filter(COMMAND.match, inline_code_of((ROOT / name).read_text())):
         try:
             check(command_of(span), complete=False)
         except Wrong as error:
             mistakes.append(f"{span}: {error}")
     assert mistakes == []
+
+
+# Keys of the node that no method or modifier has as a parameter.
+FURTHER_KEYS = {"method", "function"}
+NAMED_GROUP = re.compile(r"\+?clipx(?P<node>(?:/\w+)*)=(?P<name>\w+)")
+NAMED_KEY = re.compile(r"\+?clipx\.(?P<key>\w+)(?:\.(?P<inner>\w+))?(?:=.*)?")
+
+
+def names_of(kinds):
+    """The names of the fields of several dataclasses."""
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def known_keys():
+    """The names that may follow `clipx.`."""
+    of_methods = {name for method in METHODS.values() for name in parameters_of(method)}
+    return of_methods | names_of([Node]) | {*NODES} | FURTHER_KEYS
+
+
+def unknown_groups_and_keys(page: str) -> list[str]:
+    """The groups and keys of ours in a page's inline code that don't exist; a page's own loss may have its own keys."""
+    unknown = []
+    for word in {word for span in inline_code_of(page) for word in span.split()}:
+        if group := NAMED_GROUP.fullmatch(word):
+            if not (configs_folder() / f"clipx{group['node']}" / f"{group['name']}.yaml").is_file():
+                unknown.append(word)
+        elif key := NAMED_KEY.fullmatch(word):
+            is_of_page = re.search(rf"(?m)^.*\b{key['key']}: float", page)
+            if key["key"] not in known_keys() and not is_of_page:
+                unknown.append(word)
+            if key["inner"] and key["inner"] not in names_of(NODES.get(key["key"], ())):
+                unknown.append(word)
+    return unknown
+
+
+# docs/results/log.md names what is gone.
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/results/log.md"}))
+def test_groups_and_keys_in_inline_code_exist(name):
+    assert unknown_groups_and_keys((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "word", ["+clipx=acpi", "clipx/mask=x", "clipx.alhpa", "clipx.alhpa=3", "clipx.select.share=1"]
+)
+def test_an_unknown_group_or_key_is_found(word):
+    assert unknown_groups_and_keys(f"Use `{word}` and `clipx.alpha=3`, `+clipx/select=high_entropy`.") == [word]
 
 
 FENCE = "```"
