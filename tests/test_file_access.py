@@ -5,13 +5,21 @@ calls. Not covered: what libraries write, such as a model's save_pretrained, Hyd
 import re
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "verl_clipx"
+import pytest
 
-# Calls that open or write a file: Python's `open`, methods of a path, a table or a figure, and functions of modules.
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "verl_clipx"
+
+# Calls that open, write or replace a file: `open`, methods of a path, a table or a figure, functions of modules.
 CALL = re.compile(
     r"(?<![\w.])open\(|\.(?:open|write_text|write_bytes|to_csv|to_json|to_parquet|to_pickle|to_excel|savefig|savez|save"
-    r"|dump|write_table|ParquetWriter)\("
+    r"|dump|write_table|ParquetWriter|symlink_to|hardlink_to)\("
+    # Not a table's columns.
+    r"|\.rename\((?!columns=)"
+    r"|\b(?:shutil\.(?:copy\w*|move)|os\.(?:fdopen|rename|replace|link|symlink))\("
 )
+# `replacing` of files.py gives a file of this name to write to.
+PARTIAL = re.compile(r"\bpartial\b")
 OWN = "in a temporary folder of the command's own"
 LOCK = "a lock, of which nothing is read"
 EXCEPTIONS = [
@@ -19,10 +27,11 @@ EXCEPTIONS = [
     ("common/run_lock.py", ".open(", LOCK),
     ("common/terminal.py", "open(", "the null device"),
     ("common/terminal.py", ".open(", "the null device"),
+    ("demo/files.py", "shutil.copyfile(", "the finished runs, which the same command copies again"),
     ("papers/evaluation/checkpoints.py", ".open(", "read in parts of a fixed size"),
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
     ("run/explaining.py", "open(", OWN),
-    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(", ".open(")],
+    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(", ".open(", "shutil.copy(")],
     ("run/stand_in.py", "open(", OWN),
     ("run/without_plugin.py", "open(", OWN),
     ("trainer/log.py", ".open(", "a log that grows while a process runs"),
@@ -30,8 +39,9 @@ EXCEPTIONS = [
 
 
 def accesses(source: str) -> list[str]:
-    """Every call that opens or writes a file past files.py, whose `replacing` gives a `partial` to write to."""
-    return [call[0] for line in source.splitlines() if "partial" not in line for call in CALL.finditer(line)]
+    """Every call that opens, writes or replaces a file past files.py."""
+    lines = [line.partition("  # ")[0] for line in source.splitlines()]
+    return [call[0] for line in lines if not PARTIAL.search(line) for call in CALL.finditer(line)]
 
 
 def test_files_are_written_whole():
@@ -41,5 +51,23 @@ def test_files_are_written_whole():
         if path != PACKAGE / "common" / "files.py"
         for call in accesses(path.read_text(encoding="utf-8"))
     ]
+    plugin_of_hydra = [call for path in ROOT.glob("hydra_plugins/**/*.py") for call in accesses(path.read_text())]
+    assert plugin_of_hydra == []
     known = [(file, call) for file, call, _ in EXCEPTIONS]
     assert sorted(found) == sorted(known), "use verl_clipx/common/files.py, or say why not"
+
+
+@pytest.mark.parametrize(
+    ("line", "calls"),
+    [
+        ("shutil.copytree(a, b)", ["shutil.copytree("]),
+        ("os.replace(a, b)", ["os.replace("]),
+        ("with os.fdopen(3) as file:", ["os.fdopen("]),
+        ("path.rename(other)", [".rename("]),
+        ('path.write_text("x")  # not partial', [".write_text("]),
+        ("partial.write_text(text)", []),
+        ("table.rename(columns=names)", []),
+    ],
+)
+def test_each_way_to_write_is_seen(line, calls):
+    assert accesses(line) == calls
