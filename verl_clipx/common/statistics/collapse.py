@@ -19,18 +19,25 @@ COVERAGE = {3: 64, 5: 68, 10: 89, 20: 92}
 method's trainings lose 30 points and the others differ by 2 points: tests/common/statistics/test_collapse.py."""
 
 
-def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int | None:
-    """Finds where a training collapsed: its level fell below a quarter of its best before, for a while or for good.
+def level_steps(count: int) -> int:
+    """Returns over how many steps a level is taken in a training of so many."""
+    return max(STEPS, count // PART)
 
-    A level is the mean over a tenth of the steps, above 0 or above the lowest reward if that is negative. A fall within
-    the noise of the steps is no collapse.
+
+def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int | None:
+    """Returns the index of the step at which a training collapsed, None if it did not.
+
+    It collapsed if its level fell below a quarter of its best before, for a while or for good. A level is the mean over
+    a tenth of the steps, above 0 or above the lowest reward if that is negative. A fall within the noise of the steps
+    is no collapse. The step is the one that parts the higher rewards from the lower ones best: a change at once is
+    dated at its first low reward, a slow one near its middle.
 
     Args:
-        rewards: ``[steps]``, finite, in order; returned is the index of the first step of that level.
-        kept: the share of its best that a level must fall below.
+        rewards: ``[steps]``, finite, in order.
+        kept: the share of its best that a level must fall below, in (0, 1).
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    steps = max(STEPS, len(rewards) // PART)
+    steps = level_steps(len(rewards))
     if len(rewards) <= steps:
         return None
     levels = np.convolve(rewards, np.full(steps, 1 / steps), "valid") - min(0.0, rewards.min())
@@ -38,12 +45,28 @@ def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int |
     # With normal noise, neighbours differ by 2 / sqrt(pi) standard deviations on average.
     error = np.abs(np.diff(rewards)).mean() * np.sqrt(np.pi) / 2 / np.sqrt(steps)
     fallen = (levels < kept * best) & (best - levels > NOISE * error)
-    return int(np.argmax(fallen)) if fallen.any() else None
+    if not fallen.any():
+        return None
+    # The change lies between the last level of the upper half and the end of the first that had fallen.
+    window = int(np.argmax(fallen))
+    middle = (levels[window] + best[window]) / 2
+    last_high = int(np.flatnonzero(levels[:window] >= middle)[-1])
+    begin = max(0, last_high - steps + 1)
+    return begin + _first_of_lower(rewards[begin : window + steps])
+
+
+def _first_of_lower(values: np.ndarray) -> int:
+    """Returns the index at which values fall: means before and from there on leave the least squared error."""
+    before = np.arange(1, len(values))
+    after = len(values) - before
+    sums = np.cumsum(values)
+    fall = sums[:-1] / before - (sums[-1] - sums[:-1]) / after
+    return int(np.argmax(before * after * fall * np.abs(fall))) + 1
 
 
 def last_level(values: Sequence[float] | np.ndarray) -> float:
     """Returns the level at which a training ends: the mean of its last tenth of steps, as in `collapse`."""
-    return float(np.mean(values[-max(STEPS, len(values) // PART) :]))
+    return float(np.mean(values[-level_steps(len(values)) :]))
 
 
 def caution(seeds: int) -> str | None:
