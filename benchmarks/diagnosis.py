@@ -27,7 +27,7 @@ from verl_clipx.diagnose.timeline import changes
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.run_log import table_of, with_entropy
+from verl_clipx.runs.run_log import not_finite_in, table_of, with_entropy
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"
@@ -105,10 +105,12 @@ def controls() -> list[Run]:
 @cache
 def kept_runs(folder: Path) -> dict[Path, Run]:
     """The kept runs of a folder."""
-    return {
-        path: run_of(table_of((kept := RunFolder(path)).rows), kept.record.get("configuration", {}), path.name)
-        for path in sorted(folder.glob("*.jsonl.gz"))
-    }
+    runs: dict[Path, Run] = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        kept = RunFolder(path)
+        run = run_of(table_of(kept.rows), kept.record.get("configuration", {}), path.name)
+        runs[path] = replace(run, not_finite=not_finite_in(kept.rows))
+    return runs
 
 
 def known_faults() -> dict[Path, Run]:
@@ -144,6 +146,9 @@ def try_rules(path: Path, run: Run) -> Trial:
     explained |= {"values that are not finite"} if "skipped updates" in explained else set()
     explained |= {"no learning signal"} if "few prompts teach, because samples score alike" in explained else set()
     explained |= {"sampler jumps away from the trainer"} if "mismatch of rollout and training" in explained else set()
+    # The reward falls with the entropy, and a fall that is no collapse is a decline.
+    falls = {"reward collapse", "entropy collapse"} & explained
+    explained |= {"reward decline"} if falls else set()
     return Trial(
         record["name"],
         record["seed"],

@@ -250,7 +250,8 @@ def make(path: Path, name: str, seed: int) -> None:
         },
         **describe(config),
     }
-    wanted = {*(key for rule in RULES for key in rule.reads), *keys.DRAWN, *keys.HEALTH_COUNTS}
+    read = {key for rule in RULES for key in rule.reads}
+    wanted = {*read, *keys.DRAWN, *keys.HEALTH_COUNTS, *keys.FIRST_CAUSES}
 
     def select(data: Mapping[str, float]) -> dict[str, float]:
         # A value that is not finite is null in the log, and left out here.

@@ -283,6 +283,9 @@ def diagnose(
         list[str] | None,
         typer.Option(help="Exit code 3 on this rule's finding, or on those of a kind or graver: fact, trend, remark."),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Name the rules that could not be checked, and what each lacks.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run. From which step on, what shows it, and what to do.
@@ -300,7 +303,7 @@ def diagnose(
     with failing(), warnings_on(messages_console()):
         read = [read_run(run) for run in runs]
         parting = part(*read) if len(runs) == 2 else None
-        said = [content_of(run) if as_json else list(lines_of(run)) for run in read]
+        said = [content_of(run) if as_json else list(lines_of(run, verbose=verbose)) for run in read]
         failed = [fails(run, fail_on or []) for run in read]
     if as_json:
         named = [{"run": str(run), **content} for run, content in zip(runs, said, strict=True)]

@@ -8,10 +8,13 @@ Countdown changed nothing.
 """
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import diagnosis as counting
 import known_faults
+import numpy
 import pandas
 import pytest
 
@@ -24,11 +27,13 @@ from verl_clipx.diagnose.rules import HELD_OUT_FALLS, RULES
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import RunFolder
 from verl_clipx.runs.run import Run
+from verl_clipx.runs.run_log import not_finite_in
 from verl_clipx.runs.settings import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 STEPS, ONSET = 20, 9
+NAN = float("nan")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VALIDATION = "val-core/math/acc/mean@8"
 BATCH = {"data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR}.ppo_epochs": 1}
@@ -42,7 +47,13 @@ PATHOLOGIES = {
     "no learning signal": ({"critic/advantages/min": (-0.9, 0.0), "critic/advantages/max": (1.5, 0.0)}, {}, ONSET),
     "few prompts teach, because samples score alike": ({keys.ALIKE: (0.3, 0.95)}, {}, ONSET),
     "one-sided clipping": ({keys.CLIPPED_LOW: (0.02, 0.04), keys.CLIPPED_HIGH: (0.02, 0.0)}, {}, ONSET),
-    "bounds idle: one update a rollout batch": ({keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0)}, {}, 1),
+    "bounds idle: one update a rollout batch": ({keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0)}, BATCH, 1),
+    # Without a configuration a gradient shows that there is something to move.
+    "bounds idle: one update a rollout batch, by the gradient": (
+        {keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0), keys.GRADIENT_NORM: (0.2, 0.3)},
+        {},
+        1,
+    ),
     "bounds idle: the search never started": (IDLE, BAPO, 1),
     "bounds idle: too few tokens a bin": (
         {f"actor/clipx/count/bin_{index}": (100.0, 5.0) for index in range(3)},
@@ -85,6 +96,16 @@ PATHOLOGIES = {
     "answers without a verdict": ({keys.UNDECIDED: (0.01, 0.2)}, {}, ONSET),
     HELD_OUT_FALLS: ({VALIDATION: (0.6, 0.3), keys.REWARD: (0.3, 0.6)}, {}, ONSET),
     "values that are not finite": ({"health/not_finite/rewards": (0.0, 3.0)}, {}, ONSET),
+    "values that are not finite, by a term of the loss": ({"actor/kl_loss": (0.1, NAN)}, {}, ONSET),
+    "other logged values that are not finite": ({"training/rollout_probs_diff_max": (0.1, NAN)}, {}, ONSET),
+    "reward decline": ({keys.REWARD: (0.6, 0.36)}, {}, ONSET),
+    "reward decline, with its validations": ({keys.REWARD: (0.6, 0.36), VALIDATION: (0.5, 0.3)}, {}, ONSET),
+    # Of a W&B export: the longest response is the same in every step.
+    "responses cut at the limit, by the longest": (
+        {keys.AS_LONG_AS_LONGEST: (0.1, 0.75), keys.LONGEST: (8192.0, 8192.0)},
+        {},
+        ONSET,
+    ),
 }
 
 
@@ -99,7 +120,8 @@ def made_up(name: str) -> tuple[Run, int]:
         key: [after if step >= ONSET else before(step) if callable(before) else before for step in steps]
         for key, (before, after) in values.items()
     }
-    return run_of(pandas.DataFrame(log, index=steps), configuration), onset
+    run = run_of(pandas.DataFrame(log, index=steps), configuration)
+    return replace(run, not_finite=not_finite_in(run.log.to_dict("index"))), onset
 
 
 # What is said of the made-up log, where no committed log shows it (test_sentences.py).
@@ -115,7 +137,7 @@ EVIDENCE = {
 @pytest.mark.parametrize("name", PATHOLOGIES)
 def test_a_rule_finds_its_pathology_at_its_onset_and_no_other_does_and_the_page_says_it_once(name):
     run, onset = made_up(name)
-    rule = name.partition(", by ")[0]
+    rule = re.split(", (?:by|with) ", name)[0]
     assert diagnose(run)[0].onset.evidence.endswith(EVIDENCE.get(name, ""))
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [(rule, onset)]
     said = findings(settings_of([run]))
@@ -132,10 +154,16 @@ def test_what_is_no_finding_or_one_at_once():
     for rule in ("bounds idle: the search never started", "bounds saturated"):
         run, _ = made_up(rule)
         assert diagnose(run_of(run.log, {**run.configuration, "clipx.contribution": "other"})) == []
-    # A held-out score that falls with the training reward, or hardly.
-    for reward, validation in (((0.6, 0.3), (0.6, 0.3)), ((0.3, 0.6), (0.6, 0.57))):
-        log = {key: [one[0]] * 9 + [one[1]] * 9 for key, one in ((keys.REWARD, reward), (VALIDATION, validation))}
-        assert diagnose(run_of(pandas.DataFrame(log, index=range(1, 19)))) == []
+
+    # A held-out score that falls with the training reward, which is another finding, or hardly; and a training reward
+    # that falls alone, as with harder prompts, or not for good.
+    def rules_of(reward, validation):
+        log = {keys.REWARD: numpy.repeat(reward, 9), VALIDATION: numpy.repeat(validation, 9)}
+        return [one.rule.name for one in diagnose(run_of(pandas.DataFrame(log, index=range(1, len(reward) * 9 + 1))))]
+
+    assert rules_of((0.6, 0.3), (0.6, 0.3)) == ["reward decline"]
+    assert rules_of((0.3, 0.6), (0.6, 0.57)) == rules_of((0.6, 0.3), (0.6, 0.6)) == []
+    assert rules_of((0.6, 0.3, 0.6), (0.6, 0.3, 0.6)) == rules_of((0.6, 0.5), (0.6, 0.5)) == []
     # An entropy of which 0.11 is more than a twentieth of the mean of the first three steps.
     run = run_of(pandas.DataFrame({keys.ENTROPY: [2.8] + [0.11] * 9}, index=range(1, 11)))
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [("entropy collapse", 2)]
@@ -200,13 +228,14 @@ ACPO = {"method": "acpo", "alpha": 3.0}
 @pytest.mark.parametrize(
     ("node", "metrics", "checked", "others", "lacks"),
     [
-        # Entropy twice, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
-        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 7, 11, "the run's configuration: ratio"),
+        # Entropy twice, reward twice, gradient, skipped updates, which the gradient's norm shows too, one update, and
+        # what is not finite twice.
+        (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 9, 11, "the run's configuration: ratio"),
         # Nothing is said of another method's rules, and of its own only where a metric of theirs is missing.
-        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 5, 14, "val-core/*/mean@*: held-out score falls"),
-        (ACPO, {}, 4, 15, "this plugin's metrics (+clipx=observe): few prompts teach"),
-        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 4, 16, "bounds idle: the search never started"),
-        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 4, 15, "held target out of reach"),
+        (ACPO, {"actor/clipx/count/bin_0": 100.0}, 7, 14, "val-core/*/mean@*: held-out score falls"),
+        (ACPO, {}, 6, 15, "this plugin's metrics (+clipx=observe): few prompts teach"),
+        ({"method": "bapo", "target": 0.4, "hold": None}, {}, 6, 16, "bounds idle: the search never started"),
+        ({"method": "grpo", "hold": {"value": 0.1}}, {}, 6, 15, "held target out of reach"),
     ],
 )
 def test_the_command_says_how_many_rules_were_checked_and_what_the_others_need(
@@ -216,7 +245,9 @@ def test_the_command_says_how_many_rules_were_checked_and_what_the_others_need(
     if node:
         record = {"versions": {}, "configuration": {"clipx": node, "data": {"train_batch_size": 8}}}
         (tmp_path / "run/metrics.run.json").write_text(json.dumps(record))
-    said, content = clipx("diagnose", tmp_path / "run"), answer("diagnose", tmp_path / "run")
+    said, content = clipx("diagnose", tmp_path / "run", "--verbose"), answer("diagnose", tmp_path / "run")
+    folded = clipx("diagnose", tmp_path / "run")
+    assert f"{others} could not be checked: --verbose" in folded.splitlines()[-1] and "held-out score" not in folded
     assert f"run: checked {checked} of {checked + others} rules; none fired." in said and lacks in said
     assert ("the run's configuration" in said) == (node is None)
     assert len(content["checked"]) == checked and len(content["not_checked"]) == others
@@ -300,25 +331,30 @@ def test_a_held_out_fall_is_compared_with_the_training_reward_around_the_best_he
 @pytest.mark.parametrize(
     ("key", "values", "said"),
     [
-        # The rewards of a collapse that took 40 steps; a quarter of them is the rule's.
-        (keys.REWARD, [0.6] * 60 + [0.6 - 0.015 * at for at in range(1, 41)] + [0.0] * 60, ", halved by step 81"),
         (keys.ENTROPY, [1.0] * 60 + [0.4] * 40 + [0.01] * 60, ", halved by step 61"),
         # At once, and of a reward that may be negative.
         (keys.REWARD, [0.6] * 60 + [0.0] * 60, ""),
         (keys.REWARD, [0.6] * 60 + [0.6 - 0.015 * at for at in range(1, 41)] + [-0.1] * 60, ""),
+        # A reward that falls over 40 steps is dated near the middle of these, and how far it goes is said.
+        (keys.REWARD, [0.6] * 60 + [0.6 - 0.015 * at for at in range(1, 41)] + [0.0] * 60, ", 0 at the lowest"),
     ],
 )
 def test_a_collapse_is_dated_at_its_fall_too(key, values, said):
     (found,) = diagnose(run_of(pandas.DataFrame({key: values}, index=range(1, len(values) + 1))))
-    assert (said or "halved") in found.text if said else "halved" not in found.text
+    assert said in found.text and ("halved" in found.text) == ("halved" in said)
 
 
 def test_what_is_as_long_as_the_longest_response_is_cut_only_where_that_is_the_limit():
     for longest, found in ((512, True), (511, False)):
         log = pandas.DataFrame({keys.AS_LONG_AS_LONGEST: [0.5] * 9, keys.LONGEST: [longest] * 9}, index=range(1, 10))
         assert bool(diagnose(run_of(log, {"data.max_response_length": 512}))) == found
-    # Without the limit nothing is said, nor that the rule was checked.
-    assert diagnose(run_of(log)) == [] and cover(run_of(log))["responses cut at the limit"] == [keys.CUT]
+    # Without a configuration the longest response of the log is the limit, unless it is short; none without it.
+    (cut,) = diagnose(run_of(log))
+    assert cut.rule.name == "responses cut at the limit" and cover(run_of(log))[cut.rule.name] == []
+    short = log.assign(**{keys.LONGEST: 12.0})
+    grows = log.assign(**{keys.LONGEST: [500.0 + step for step in range(9)]})
+    assert diagnose(run_of(short)) == diagnose(run_of(grows)) == []
+    assert cover(run_of(log[[keys.AS_LONG_AS_LONGEST]]))["responses cut at the limit"] == [keys.CUT]
 
 
 SMALL, STALE = [2e-7, 5e-7, 3e-7, 4e-7], "training/off_policy/trajectory_staleness/mean"
@@ -363,6 +399,15 @@ def test_a_sampler_is_compared_with_its_own_past_and_its_cause_named_as_far_as_t
 
 FELL = {keys.ENTROPY: [1.0] * 9 + [0.01] * 9}
 ALIKE = {keys.ALIKE: [0.9] * 5}
+ROSE = {keys.ENTROPY: [0.3] * 9 + [13.0] * 9}
+IDLE_BATCH = {keys.RATIO: [1.0] * 5, keys.KL: [0.0] * 5}
+ONE_PROMPT = {"data.train_batch_size": 1, f"{ACTOR}.ppo_mini_batch_size": 1}
+FEW = {f"actor/clipx/count/bin_{index}": [5.0] * 5 for index in range(3)}
+ANCHORED = {keys.RATIO: [1.0] * 4 + [1.05] * 5}
+ANCHORED |= {keys.KL: [0.0] * 9}
+DRIFTED = {keys.SAMPLER_KL: [0.001] * 4 + [0.05] * 5, keys.PG_CLIPPED: [0.0] * 9}
+SOLVED = {keys.REWARD: [0.5] * 5}
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 LOW = {keys.CLIPPED_LOW: [0.05] * 9, keys.CLIPPED_HIGH: [0.0] * 9}
 SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
 
@@ -370,10 +415,35 @@ SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
 @pytest.mark.parametrize(
     ("log", "configuration", "named", "not_named"),
     [
-        (FELL, {}, "Raise the upper bound to 1.28 (+clipx=dapo).", "here"),
-        (FELL, {f"{ACTOR}.clip_ratio_high": 0.2}, "Raise the upper bound of 1.2 to 1.28", "acpo"),
-        (FELL, {f"{ACTOR}.clip_ratio_high": 0.28}, "The upper bound is 1.28 already: take +clipx=acpo", "+clipx=dapo"),
-        (FELL, {"clipx.method": "acpo", "clipx.clip_high": 1.3}, "is 1.3 already: take +clipx=cispo", "+clipx=acpo"),
+        # Entropy: what lowers it by itself, then wider bounds by the run's own keys, then the rate.
+        (FELL, {}, "Raise actor.clip_ratio_high to 0.28, which is a ratio of 1.28", "acpo"),
+        (FELL, {f"{ACTOR}.clip_ratio_high": 0.2}, "Raise actor.clip_ratio_high (here 0.2) to 0.28", "acpo"),
+        (FELL, {f"{ACTOR}.clip_ratio": 0.28}, "set actor.clip_ratio_high to 1, which is a ratio of 2, and", "+clipx"),
+        (
+            FELL,
+            {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_low": 0.2},
+            "(here 0.28) to 1, which is a ratio of 2, and actor.clip_ratio_low (here 0.2) to 0.5. On one toy task",
+            "+clipx",
+        ),
+        (
+            FELL,
+            {f"{ACTOR}.clip_ratio_high": 0.3, f"{ACTOR}.clip_ratio_low": 0.5},
+            "which is a ratio of 2.",
+            "ratio_low",
+        ),
+        (FELL, {f"{ACTOR}.clip_ratio_high": 1.0, f"{ACTOR}.optim.lr": 1e-5}, "actor.optim.lr (here 1e-05)", "set"),
+        (FELL, {"clipx.method": "grpo", "clipx.clip_high": 1.2}, "Raise clipx.clip_high (here 1.2) to 1.28", "ratio_"),
+        (FELL, {"clipx.method": "grpo", "clipx.clip_high": None}, "Lower actor.optim.lr", "Raise"),
+        (FELL, {"clipx.method": "gspo", "clipx.clip_high": 1.0004}, "Lower actor.optim.lr", "Raise"),
+        (FELL, {"clipx.method": "bapo"}, "Lower actor.optim.lr", "Raise"),
+        (FELL, {f"{ACTOR}.policy_loss.loss_mode": "gspo"}, "Lower actor.optim.lr", "Raise"),
+        (FELL, {f"{ACTOR}.entropy_coeff": -0.1}, "Set actor.entropy_coeff (here -0.1) to 0", "Raise"),
+        (ROSE, {f"{ACTOR}.entropy_coeff": 0.01}, "with a lower actor.entropy_coeff (here 0.01)", "optim"),
+        (ROSE, {f"{ACTOR}.entropy_coeff": 0}, "with a lower actor.optim.lr", "coeff"),
+        # Prompts whose samples score alike.
+        (ALIKE | SCORES | {keys.REWARD: [0.54] * 5}, {}, "take those that are solved sometimes", "harder"),
+        (ALIKE, {f"{ROLLOUT}.n": 1}, "raise rollout.n (here 1)", "prompts whose"),
+        (ALIKE, {f"{ROLLOUT}.n": 8, f"{ROLLOUT}.temperature": 0}, "rollout.temperature (here 0)", "prompts whose"),
         (ALIKE, {}, "Take prompts whose samples score differently.", "solved"),
         (ALIKE | SCORES | {keys.REWARD: [0.8] * 5}, {}, "is 0.8 in the last step, of 0 to 1 in all steps: ", "easier"),
         (ALIKE | SCORES | {keys.REWARD: [0.1] * 5}, {}, "take easier prompts", "harder"),
@@ -390,6 +460,35 @@ SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
             "Widen that side's bound, clipx.clip_low (here 0.9)",
             "clip_high",
         ),
+        # The other side has no bound.
+        (LOW, {"clipx.method": "grpo", "clipx.clip_low": 0.8, "clipx.clip_high": None}, "Set clipx.clip_high", "Widen"),
+        (LOW, {"clipx.method": "acpo", "clipx.alpha": 3.0}, "clipx replay", "Widen"),
+        # What is set already, or can't be smaller or larger.
+        (
+            IDLE_BATCH,
+            {**BATCH, f"{ACTOR}.ppo_mini_batch_size": 8},
+            "Make actor.ppo_mini_batch_size (here 8) small",
+            "epo",
+        ),
+        (IDLE_BATCH, {**BATCH, **ONE_PROMPT}, "Raise actor.ppo_epochs (here 1)", "Make"),
+        (FEW, {**BATCH, "clipx.alpha": 3.0}, "Lower clipx.alpha (here 3.0)", "larger"),
+        (FEW, {**BATCH, "clipx.alpha": 3.0, "data.train_batch_size": 64}, "ppo_mini_batch_size (here 8) larger", "Low"),
+        (FEW, {**BATCH, "clipx.alpha": 3.0, "clipx.scope": "micro_batch"}, "Set clipx.scope to mini_batch", "larger"),
+        (ANCHORED, BATCH, "Look whether", "off already"),
+        (ANCHORED, {**BATCH, BYPASS: True}, "bypass_mode (here True) to false", "Look"),
+        (ANCHORED, {**BATCH, BYPASS: False}, "bypass_mode is off already", "whether"),
+        (DRIFTED, {}, "Correct for the sampler (algorithm.rollout_correction)", "already"),
+        (DRIFTED, {"algorithm.rollout_correction.rollout_is": "token"}, "rollout_is is on already", "Correct"),
+        (DRIFTED, {BYPASS: True}, "Narrow the bounds", "Correct"),
+        (
+            {keys.REWARD: [0.5] * 5},
+            {f"{ROLLOUT}.top_p": 0.9, f"{ROLLOUT}.top_k": -1},
+            "Sample with top_p 1.",
+            "top_k -1",
+        ),
+        ({keys.REWARD: [0.5] * 5}, {f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.top_k": 50}, "Sample with top_k -1.", "top_p"),
+        ({keys.REWARD: [0.5] * 9 + [0] * 9}, {"trainer.save_freq": -1}, "Run again with a lower", "Go back"),
+        ({keys.REWARD: [0.5] * 9 + [0] * 9}, {"trainer.save_freq": 20}, "Go back to a checkpoint", "Run again"),
         ({keys.SKIPPED_UPDATES: [0, 1]}, {}, "Look at the prompts and fields that the run's output names.", "observe"),
     ],
 )

@@ -33,6 +33,8 @@ CONFIGURATION = {
 # A step's metrics while no update is taken: the ratio stays 1.
 STILL = {keys.REWARD: 0.5, keys.ENTROPY: 1.0, keys.KL: 0.0, keys.RATIO: 1.0, keys.GRADIENT_NORM: 0.3}
 STILL |= {keys.CLIPPED_LOW: 0.0, keys.CLIPPED_HIGH: 0.0}
+# All rewards are 0.
+DEAD = {keys.REWARD: 0.0, keys.GRADIENT_NORM: 0.0, keys.LOWEST_ADVANTAGE: 0.0, keys.HIGHEST_ADVANTAGE: 0.0}
 
 
 def write(folder, rows, configuration=CONFIGURATION):
@@ -53,7 +55,10 @@ def test_a_log_without_a_finite_number_is_not_called_healthy(tmp_path, value):
     text = clipx("diagnose", write_log(tmp_path / "metrics.jsonl", [row] * 20))
     assert "values that are not finite" in text and "none fired" not in text
     other = write_log(tmp_path / "other.jsonl", [{"actor/lr": value}] * 20)
-    assert "no metric in its log has a finite number" in clipx("diagnose", other, "--json", code=1)
+    assert "values that are not finite from step 1 on. not finite: actor/lr in 20 steps." in clipx("diagnose", other)
+    # The receipt's NaN says that nothing was compared.
+    nothing = write_log(tmp_path / "nothing.jsonl", [{keys.RECEIPT: value}] * 20)
+    assert "no metric in its log has a finite number" in clipx("diagnose", nothing, "--json", code=1)
     # Nor is a rule whose metric is never finite among the judged.
     finite, mixed = (
         clipx("diagnose", write_log(tmp_path / f"{one}.jsonl", [{keys.ENTROPY: 0.5, keys.REWARD: one}] * 20))
@@ -68,7 +73,10 @@ def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_pat
     assert first.head == "ACPO, seed 1: skipped updates from step 2 on."
     assert "18 of 24 updates skipped since." in first.text and "The policy stayed as it was" in first.text
     assert not any("mini_batch" in one.text for one in (first, *others))
-    healthy = write(tmp_path / "healthy", [{keys.SKIPPED_UPDATES: 0.0}] * 3)
+    # Nor where nothing moves the policy although each rollout batch has eight updates; only where it has one.
+    assert not any("mini_batch" in one.text for one in said_of(write(tmp_path / "still", [DEAD] * 3)))
+    single = {**CONFIGURATION, "data": {"seed": 1, "train_batch_size": 8}}
+    healthy = write(tmp_path / "healthy", [{keys.SKIPPED_UPDATES: 0.0}] * 3, single)
     assert any("mini_batch" in one.text for one in said_of(healthy))
     skipped = [{keys.SKIPPED_UPDATES: 1.0}, {keys.SKIPPED_UPDATES: 0.0}]
     for index, configuration in enumerate(({}, {"clipx": {"method": "acpo"}}, {"data": {"train_batch_size": 0}})):

@@ -1,6 +1,6 @@
 """`clipx diagnose`: what rules and timeline say of a run, for its reader and for programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -39,27 +39,54 @@ def content_of(run: Run) -> dict[str, Any]:
     }
 
 
-def lines_of(run: Run) -> Iterator[str]:
-    """Returns the same in lines with rich's markup: findings, what changed first, how many rules were checked."""
-    findings, missing = diagnose(run), cover(run)
+def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
+    """Yields the same in lines with rich's markup: findings, what changed first, how many rules were checked.
+
+    Args:
+        verbose: whether to name the rules that could not be checked, with what each lacks, or only to count them.
+    """
+    findings = diagnose(run)
     for finding in findings:
         yield f"[bold]{escape(finding.head)}[/] {escape(finding.text)}"
-    steps, found = int((run.log.index > 0).sum()), changes(run.log)
-    if steps < FEWEST + LASTING:
-        yield escape(f"{run.name}: what changed first shows in {FEWEST + LASTING} steps or more; here are {steps}.")
-    elif not found:
-        yield escape(f"{run.name}: no logged value {SOUGHT}.")
+    yield from map(escape, lines_of_changes(run))
+    missing = cover(run)
+    unchecked = {name: lacking for name, lacking in missing.items() if lacking}
+    checked = len(missing) - len(unchecked)
+    met = f"{run.name}: checked {checked} of {len(missing)} rules; {len(findings) or 'none'} fired."
+    if not unchecked:
+        yield escape(met)
+    elif not verbose:
+        yield escape(f"{met} {len(unchecked)} could not be checked: --verbose says what they lack.")
     else:
-        yield escape(f"{run.name}: what {SOUGHT} (it may be no fault):")
-        yield from map(escape, step_lines(found))
+        yield escape(f"{met} Not checked, for want of")
+        yield from map(escape, lines_of_lacks(run, unchecked))
+
+
+def lines_of_changes(run: Run) -> Iterator[str]:
+    """Yields what changed first in a run."""
+    steps = int((run.log.index > 0).sum())
+    found = changes(run.log)
+    if steps < FEWEST + LASTING:
+        yield f"{run.name}: what changed first shows in {FEWEST + LASTING} steps or more; here are {steps}."
+    elif not found:
+        yield f"{run.name}: no logged value {SOUGHT}."
+    else:
+        yield f"{run.name}: what {SOUGHT} (it may be no fault):"
+        yield from step_lines(found)
+
+
+def lines_of_lacks(run: Run, unchecked: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yields a line for each thing that rules lack.
+
+    Args:
+        unchecked: the name of a rule to the metrics and keys that it lacks.
+    """
     lacks: dict[str, list[str]] = {}
-    for name, keys in missing.items():
-        if keys:
-            lacks.setdefault(", ".join(dict.fromkeys(_source_of(key, run) for key in keys)), []).append(name)
-    checked = sum(not keys for keys in missing.values())
-    met = f"checked {checked} of {len(missing)} rules; {len(findings) or 'none'} fired"
-    yield escape(f"{run.name}: {met}.{' Not checked, for want of' * bool(lacks)}")
-    yield from (escape(f"  {lack}: {'; '.join(names)}") for lack, names in lacks.items())
+    for name, keys in unchecked.items():
+        sources = dict.fromkeys(_source_of(key, run) for key in keys)
+        lacks.setdefault(", ".join(sources), []).append(name)
+    for lack, names in lacks.items():
+        yield f"  {lack}: {'; '.join(names)}"
 
 
 def _source_of(key: str, run: Run) -> str:

@@ -1,13 +1,13 @@
 """What went wrong in a run and since when: which rules it meets, what to do, and which rules can't be checked."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import filter as matching
 from typing import NamedTuple
 
 import numpy
 
-from verl_clipx.diagnose.rule import Onset, Rule
+from verl_clipx.diagnose.rule import Kind, Onset, Rule
 from verl_clipx.diagnose.rules import RULES
 from verl_clipx.runs.run import Run
 
@@ -38,15 +38,33 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Diagnosis]:
-    """Returns the rules, by default of all, that a run meets, the earliest onset first.
+    """Returns the rules, by default of all, that a run meets, in the order of `in_order`.
 
     Args:
         run: a whole one, or one that still trains, with its log so far.
     """
-    met = [
-        Diagnosis(run.name, rule, onset, with_values(run, rule.remedy)) for rule in rules if (onset := rule.onset(run))
-    ]
-    return sorted(met, key=lambda one: one.onset.step)
+    met: list[Diagnosis] = []
+    for rule in rules:
+        onset = rule.onset(run)
+        if onset is not None:
+            met.append(Diagnosis(run=run.name, rule=rule, onset=onset, remedy=with_values(run, rule.remedy)))
+    return in_order(met)
+
+
+def in_order(met: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Returns diagnoses in the order in which they are said.
+
+    Facts come before trends, and trends before remarks; those of one kind by onset. One that makes the advice of others
+    void comes before these.
+    """
+    kinds = list(Kind)
+    ordered = sorted(met, key=lambda diagnosis: (kinds.index(diagnosis.rule.kind), diagnosis.onset.step))
+    for diagnosis in list(ordered):
+        place = ordered.index(diagnosis)
+        void = [index for index in range(place) if ordered[index].rule.name in diagnosis.rule.voids]
+        if void:
+            ordered.insert(void[0], ordered.pop(place))
+    return ordered
 
 
 def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
@@ -60,7 +78,12 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
         value = next((value for value in values if isinstance(value, int | float)), None)
         return key[0] if value is None else f"{key[0]} (here {value})"
 
-    return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", with_value, remedy if isinstance(remedy, str) else remedy(run))
+    return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", with_value, text_of(remedy, run))
+
+
+def text_of(remedy: str | Callable[[Run], str], run: Run) -> str:
+    """Returns what to do in a run."""
+    return remedy if isinstance(remedy, str) else remedy(run)
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:

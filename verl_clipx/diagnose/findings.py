@@ -17,8 +17,7 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
 from verl_clipx.common.statistics.verdict import format_signed, interval_of, judge
-from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose
-from verl_clipx.diagnose.rule import Kind
+from verl_clipx.diagnose.diagnosis import Diagnosis, diagnose, in_order, text_of
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES
 from verl_clipx.runs import keys
 from verl_clipx.runs.settings import Setting, baseline_of
@@ -85,9 +84,15 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     judged = correct_family([compare_shares(fell[base], fell[label]) for label in others])
     texts = [_collapsed(label, steps) for label, steps in fell.items()]
     texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
-    remedy = next(rule.remedy for rule in RULES if rule.name == REWARD_COLLAPSE)
-    texts += filter(None, [caution(fewest), remedy.rstrip(".") if some else ""])
+    texts += filter(None, [caution(fewest), _remedy_of_collapse(settings).rstrip(".") if some else ""])
     return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
+
+
+def _remedy_of_collapse(settings: list[Setting]) -> str:
+    """Returns what to do in the first run that collapsed."""
+    rule = next(rule for rule in RULES if rule.name == REWARD_COLLAPSE)
+    run = next(run for setting in settings for run in setting.runs if rule.onset(run))
+    return text_of(rule.remedy, run)
 
 
 def _collapses(setting: Setting) -> list[int | None]:
@@ -182,8 +187,9 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
             by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis._replace(run=name))
     if shares := collapses(settings, baseline):
         by_rule.pop(REWARD_COLLAPSE, None)
-    facts_first = sorted(by_rule.values(), key=lambda alike: alike[0].rule.kind is not Kind.FACT)
-    return [*(_say_of_all(alike, len(runs)) for alike in facts_first), *([shares] if shares else [])]
+    earliest = [min(alike, key=lambda diagnosis: diagnosis.onset.step) for alike in by_rule.values()]
+    said = [_say_of_all(by_rule[first.rule.name], len(runs)) for first in in_order(earliest)]
+    return [*said, *([shares] if shares else [])]
 
 
 def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:

@@ -52,6 +52,7 @@ class Rule:
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         any_of: whether one of what it reads is enough.
         instead: what serves as well where something that it reads is missing.
+        voids: rules whose advice is void while this one is met, so that this one is said before them.
     """
 
     name: str
@@ -65,9 +66,10 @@ class Rule:
     heuristic: bool = False
     any_of: bool = False
     instead: tuple[str, ...] = ()
+    voids: tuple[str, ...] = ()
 
 
-# Every rule, in the order in which a page lists them and in which onsets at one step are said.
+# Every rule, in the order in which a page lists them and in which those of one kind and onset are said.
 RULES: list[Rule] = []
 
 

@@ -5,7 +5,24 @@ from fnmatch import filter as matching
 import numpy
 import pandas
 
-from verl_clipx.common.statistics.collapse import PART, collapse
+from verl_clipx.common.statistics.collapse import PART, collapse, last_level, level_steps
+from verl_clipx.diagnose.remedies import (
+    calm_entropy,
+    change_prompts,
+    correct_sampler,
+    explain_skipped,
+    fill_bins,
+    find_signal,
+    go_back_before_fall,
+    go_back_to_best,
+    keep_entropy,
+    make_more_updates,
+    name_sources,
+    recompute_ratio,
+    resume_before,
+    score_tokens,
+    widen_side,
+)
 from verl_clipx.diagnose.rule import LASTING, RULES, Kind, Onset, halved, lasts, onset_at, rule, rule_of_limit, trained
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
@@ -14,34 +31,27 @@ __all__ = ["HELD_OUT_FALLS", "REWARD_COLLAPSE", "RULES"]
 
 REWARD_COLLAPSE = "reward collapse"
 HELD_OUT_FALLS = "held-out score falls while the training reward rises"
+NO_SIGNAL = "no learning signal"
+FEW_TEACH = "few prompts teach, because samples score alike"
+ONE_SIDED = "one-sided clipping"
+ONE_UPDATE = "bounds idle: one update a rollout batch"
+MISMATCH = "mismatch of rollout and training"
+CUT_AT_LIMIT = "responses cut at the limit"
+# Whose advice is void where the reward, or the batch, is not what it should be.
+ADVICE_ON_TRAINING = ("entropy collapse", "entropy explosion", NO_SIGNAL, FEW_TEACH, ONE_SIDED, CUT_AT_LIMIT)
 
 # --- What is not finite ----------------------------------------------------------------------------------------------
-
-
-def named_in_output(run: Run) -> str:
-    """Says where values that are not finite are named: only this plugin does."""
-    if any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS)):
-        return "Look at the prompts and fields that the run's output names."
-    return "Run again with +clipx=observe, whose output names rank, fields and prompts."
-
-
-def after_skipped(run: Run) -> str:
-    """Says what skipped updates leave, and what to look at."""
-    the = "The" if run.fate_of_skipped == "skipped" else "If skipped, the"
-    return f"{the} policy stayed as it was, so that such a step shows less of the method. {named_in_output(run)}"
-
 
 TAKEN = "updates taken with a gradient that is not finite"
 OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/reading.md#health", "any_of": True}
 
 
-@rule(TAKEN, Kind.FACT, about=("actor_rollout_ref.actor.strategy",), **OF_NORM)
+@rule(TAKEN, Kind.FACT, about=("actor_rollout_ref.actor.strategy",), remedy=resume_before, **OF_NORM)
 def find_taken_updates(run: Run) -> Onset | None:
-    """The weights may not be finite since: resume from a checkpoint before."""
     return _not_finite_updates(run) if run.fate_of_skipped == "taken" else None
 
 
-@rule("skipped updates", Kind.FACT, remedy=after_skipped, **OF_NORM)
+@rule("skipped updates", Kind.FACT, remedy=explain_skipped, **OF_NORM)
 def find_skipped_updates(run: Run) -> Onset | None:
     # verl skips an update whose gradient is not finite, but under Megatron takes it.
     return _not_finite_updates(run) if run.fate_of_skipped != "taken" else None
@@ -74,15 +84,11 @@ def _not_finite_updates(run: Run) -> Onset | None:
     return Onset(int(steps[0]), count)
 
 
-# That the gradient is not finite is what a skipped update says.
-OTHER_FINITE = tuple(key for key in keys.FINITE if key != keys.GRADIENT_NORM)
-
-
 @rule(
     "values that are not finite",
     Kind.FACT,
-    reads=(*keys.HEALTH_COUNTS, *OTHER_FINITE),
-    remedy=named_in_output,
+    reads=(*keys.HEALTH_COUNTS, *(f"{prefix}*" for prefix in keys.OF_TRAINING)),
+    remedy=name_sources,
     link="docs/reading.md#health",
     any_of=True,
 )
@@ -91,51 +97,85 @@ def find_values_not_finite(run: Run) -> Onset | None:
     begins: dict[str, int] = {}
     for key, what in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
-        if len(counts := counts[counts > 0]):
+        counts = counts[counts > 0]
+        if len(counts):
             begins[f"{what} of {int(counts.sum())} responses in {_steps(len(counts))}"] = int(counts.index[0])
-    begins |= {f"{key} in {_steps(len(at))}": at[0] for key in OTHER_FINITE if (at := run.not_finite.get(key))}
-    return Onset(min(begins.values()), f"not finite: {'; '.join(begins)}") if begins else None
+    for key in keys_not_finite(run):
+        if is_of_training(key):
+            steps = run.not_finite[key]
+            begins[f"{key} in {_steps(len(steps))}"] = steps[0]
+    return _onset_of_first(begins)
+
+
+@rule("other logged values that are not finite", reads=("*",), link="docs/reading.md#health")
+def find_others_not_finite(run: Run) -> Onset | None:
+    """Look whether what computes them had nothing to compute from: the training itself does not read them."""
+    # W&B's own keys begin with an underscore.
+    others = [key for key in keys_not_finite(run) if not (is_of_training(key) or key.startswith("_"))]
+    return _onset_of_first({f"{key} in {_steps(len(run.not_finite[key]))}": run.not_finite[key][0] for key in others})
+
+
+def keys_not_finite(run: Run) -> list[str]:
+    """Returns what was logged as a value that is not finite and should be, the first causes first."""
+    # That the gradient is not finite is what a skipped update says.
+    unsaid = {*run.not_finite} - {keys.GRADIENT_NORM, *keys.MAY_BE_NAN}
+    causes = [key for key in keys.FIRST_CAUSES if key in unsaid]
+    return [*causes, *sorted(unsaid - {*causes})]
+
+
+def is_of_training(key: str) -> bool:
+    """Returns whether the training computes from a metric, so that it is broken where this is not finite."""
+    return key == keys.HELD_OUT or key.startswith(keys.OF_TRAINING)
+
+
+MOST_NAMED = 6
+
+
+def _onset_of_first(begins: dict[str, int]) -> Onset | None:
+    """Returns the first step of several values that are not finite, and names the first of these."""
+    if not begins:
+        return None
+    named = list(begins)[:MOST_NAMED]
+    if len(begins) > MOST_NAMED:
+        named.append(f"and {len(begins) - MOST_NAMED} more")
+    return Onset(min(begins.values()), f"not finite: {'; '.join(named)}")
 
 
 def _steps(count: int) -> str:
-    return f"{count} step{'s' * (count > 1)}"
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 # --- Entropy ---------------------------------------------------------------------------------------------------------
 
-DAPO = 1.28
 ENTROPY_LEFT = 0.05
 
 
-def more_entropy(run: Run) -> str:
-    """Advises against a collapse of entropy: a higher bound or, if it is DAPO's or higher, another method."""
-    ours = run.configuration.get("clipx.method", "observe") != "observe"
-    bound = run.configuration.get("clipx.clip_high" if ours else "actor_rollout_ref.actor.clip_ratio_high")
-    high = bound + (not ours) if isinstance(bound, int | float) else 0.0
-    if high < DAPO:
-        return f"Raise the upper bound{f' of {high:g}' * (high > 0)} to {DAPO} (+clipx=dapo)."
-    other = "cispo" if run.method == "acpo" else "acpo"
-    return f"The upper bound is {high:g} already: take +clipx={other}, which gives improbable tokens more room."
-
-
-@rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=more_entropy, link="docs/faq.md", heuristic=True)
+@rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=keep_entropy, link="docs/faq.md", heuristic=True)
 def find_entropy_collapse(run: Run) -> Onset | None:
-    # Of its greatest value in the first steps little is left: healthy runs of docs/results/cpu_small.md keep 9 %.
+    # Little is left of its highest value in the first steps: healthy runs of docs/results/cpu_small.md keep 9 %.
     values = trained(run, keys.ENTROPY)
-    # The greatest, since a quick collapse lies within these steps.
-    first = values.iloc[:LASTING].max()
-    step = lasts(values < ENTROPY_LEFT * first) if first > 0 else None
+    # The highest of them, since a quick collapse begins within these steps.
+    begun_at = values.iloc[:LASTING].max()
+    if not begun_at > 0:
+        return None
+    step = lasts(values < ENTROPY_LEFT * begun_at)
     evidence = "{} {:.3g}, at most {:.3g} in its first steps{}"
-    return onset_at(step, lambda at: evidence.format(keys.ENTROPY, values[at], first, halved(values, first, at)))
+    return onset_at(step, lambda at: evidence.format(keys.ENTROPY, values[at], begun_at, halved(values, begun_at, at)))
 
 
 # An entropy far above where it began, of which e^5 is as of about 150 equally likely tokens.
 ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
 
 
-@rule("entropy explosion", Kind.TREND, reads=(keys.ENTROPY,), link="docs/faq.md", heuristic=True)
+@rule(
+    "entropy explosion",
+    Kind.TREND,
+    reads=(keys.ENTROPY,),
+    remedy=calm_entropy,
+    link="docs/faq.md",
+    heuristic=True,
+)
 def find_entropy_explosion(run: Run) -> Onset | None:
-    """Go back to a checkpoint before, with a lower actor.optim.lr."""
     # It is far above its first step, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long.
     values = trained(run, keys.ENTROPY)
     # Not of the first three, since a quick explosion lies within them.
@@ -150,35 +190,14 @@ def find_entropy_explosion(run: Run) -> Onset | None:
 ADVANTAGE_IS_ZERO, ADVANTAGE_OF_EQUALS = 1e-6, 0.1
 
 
-def other_prompts(run: Run) -> str:
-    """Advises harder or easier prompts where samples score alike, if the log says what they score."""
-    mean, low, high = (run.values(key) for key in (keys.REWARD, keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
-    if mean.empty or not low.min() < high.max():
-        return "Take prompts whose samples score differently."
-    score = f"The mean score is {mean.iloc[-1]:.3g} in the last step, of {low.min():g} to {high.max():g} in all steps"
-    return f"{score}: take {'harder' if mean.iloc[-1] > (low.min() + high.max()) / 2 else 'easier'} prompts."
-
-
-def some_signal(run: Run) -> str:
-    """Advises where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
-    low, high = (run.values(key) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
-    if low.empty or not low.tail(1).equals(high.tail(1)):
-        return other_prompts(run)
-    # A score that never changed is the greatest if it is above 0, as scores of 0 and 1 are.
-    score, least = low.iloc[-1], min(low.min(), 0.0)
-    said = f"All samples of the last step score {score:g}"
-    if score > least and score >= high.max():
-        return f"{said}, the most in this log, so nothing is left to learn: take harder prompts."
-    return f"{said}, so nothing is learned: look whether the reward function reads the answers as it should."
-
-
 @rule(
-    "no learning signal",
+    NO_SIGNAL,
     Kind.TREND,
     reads=(keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE, keys.ALIKE),
-    remedy=some_signal,
+    remedy=find_signal,
     link="docs/reading.md#health",
     any_of=True,
+    voids=(FEW_TEACH, ONE_UPDATE),
 )
 def find_no_signal(run: Run) -> Onset | None:
     # No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike.
@@ -194,7 +213,13 @@ def find_no_signal(run: Run) -> Onset | None:
     return onset_at(lasts(none), lambda at: evidence.format(sides[lowest][at], sides[highest][at]))
 
 
-@rule("one batch trained again and again", Kind.TREND, reads=(keys.REWARD, keys.LENGTH), link="docs/reading.md#rules")
+@rule(
+    "one batch trained again and again",
+    Kind.TREND,
+    reads=(keys.REWARD, keys.LENGTH),
+    link="docs/reading.md#rules",
+    voids=ADVICE_ON_TRAINING,
+)
 def find_repeated_batch(run: Run) -> Onset | None:
     """Look at the queue that serves the batches."""
     # Mean score and mean length, both of many samples, are each exactly what they were in an earlier step.
@@ -206,11 +231,11 @@ def find_repeated_batch(run: Run) -> Onset | None:
 
 # Such prompts have advantage 0, so fewer than a tenth teach.
 rule_of_limit(
-    "few prompts teach, because samples score alike",
+    FEW_TEACH,
     Kind.TREND,
     reads=keys.ALIKE,
     limit=0.9,
-    remedy=other_prompts,
+    remedy=change_prompts,
     link="docs/reading.md#health",
     heuristic=True,
 )
@@ -222,19 +247,18 @@ ONE_SIDE, WORTH_CLIPPING, LONG = 0.98, 0.01, 5
 RATIO_IS_ONE = 1e-6
 
 
-def wider_side(run: Run) -> str:
+def widen_clipped_side(run: Run) -> str:
     """Names the bound that nearly all clipped tokens are beyond."""
-    at = find_one_sided_clipping(run).step
-    side = "low" if run.values(keys.CLIPPED_LOW)[at] > run.values(keys.CLIPPED_HIGH)[at] else "high"
-    name = f"clipx.clip_{side}"
-    return f"Widen that side's bound, {name if name in run.configuration else f'actor.clip_ratio_{side}'}."
+    step = find_one_sided_clipping(run).step
+    side = "low" if run.values(keys.CLIPPED_LOW)[step] > run.values(keys.CLIPPED_HIGH)[step] else "high"
+    return widen_side(run, side)
 
 
 @rule(
-    "one-sided clipping",
+    ONE_SIDED,
     Kind.TREND,
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
-    remedy=wider_side,
+    remedy=widen_clipped_side,
     link="docs/methods.md",
     heuristic=True,
 )
@@ -246,16 +270,33 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
     return onset_at(step, lambda at: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[at].items()))
 
 
-@rule("bounds idle: one update a rollout batch", reads=(keys.RATIO, keys.KL), link="docs/scopes.md")
+@rule(
+    ONE_UPDATE,
+    reads=(keys.RATIO, keys.KL),
+    remedy=make_more_updates,
+    link="docs/scopes.md",
+)
 def find_single_updates(run: Run) -> Onset | None:
-    """Make actor.ppo_mini_batch_size smaller than data.train_batch_size."""
+    updates = run.schedule.updates_on_batch
     ratio, kl = trained(run, keys.RATIO), trained(run, keys.KL)
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
     if steps_skipped(run) or ratio.empty or kl.empty:
         return None
     if (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
         return None
+    # Several updates stay at ratio 1 where nothing moves the policy, which is another finding.
+    if updates is None and not moves(run):
+        return None
+    if updates is not None and updates > 1:
+        return None
     return Onset(int(ratio.index[0]), f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
+
+
+def moves(run: Run) -> bool:
+    """Returns whether the log shows that updates move the policy: they have a gradient, and a rate if it is logged."""
+    rate = run.values(keys.LEARNING_RATE)
+    has_rate = rate.empty or bool((rate > 0).any())
+    return has_rate and bool((run.values(keys.GRADIENT_NORM) > 0).any())
 
 
 def _target(run: Run) -> float | None:
@@ -285,11 +326,11 @@ def find_search_not_started(run: Run) -> Onset | None:
 @rule(
     "bounds idle: too few tokens a bin",
     reads=(keys.COUNTS, "clipx.alpha"),
+    remedy=fill_bins,
     link="docs/methods.md#acpo",
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
-    """Make actor.ppo_mini_batch_size larger."""
     # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
     names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
     if not names or alpha is None:
@@ -340,11 +381,11 @@ KL_IS_NOT_ZERO = 1e-3
 @rule(
     "ratio anchored to another policy",
     reads=(keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
+    remedy=recompute_ratio,
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
 def find_anchored_ratio(run: Run) -> Onset | None:
-    """Look whether algorithm.rollout_correction.bypass_mode is on: the clip acts on the mismatch too."""
     # The first update's ratio is 1 unless its old log-probabilities are another policy's.
     ratio = trained(run, keys.RATIO)
     # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
@@ -356,7 +397,7 @@ def find_anchored_ratio(run: Run) -> Onset | None:
 
 
 rule_of_limit(
-    "mismatch of rollout and training",
+    MISMATCH,
     reads=keys.MISMATCH,
     limit=0.02,
     remedy="Compare the precision in which the two engines compute.",
@@ -368,9 +409,15 @@ rule_of_limit(
 JUMPED, JUMP_TIMES, GROWN, LEFT_OUT = 1e-3, 4, 2, 0.02
 
 
-@rule("sampler jumps away from the trainer", reads=(keys.MISMATCH,), link="docs/certify.md", heuristic=True)
+@rule(
+    "sampler jumps away from the trainer",
+    reads=(keys.MISMATCH,),
+    remedy=score_tokens,
+    link="docs/certify.md",
+    heuristic=True,
+    voids=(MISMATCH,),
+)
 def find_sampler_jump(run: Run) -> Onset | None:
-    """Score its traced tokens with the checkpoints around that step: clipx recompute RUN CHECKPOINT…"""
     # Samples of age 0 are of the weights that recompute them, so that the engines differ as much as they did before.
     values = trained(run, keys.MISMATCH)
     values = values[trained(run, keys.STALENESS).reindex(values.index, fill_value=0.0) == 0]
@@ -397,11 +444,11 @@ DRIFTED, DRIFT_TIMES = 0.01, 4
 @rule(
     "bounds idle while the sampler drifts away",
     reads=(keys.SAMPLER_KL, keys.PG_CLIPPED),
+    remedy=correct_sampler,
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
 def find_drifting_sampler(run: Run) -> Onset | None:
-    """Correct for the sampler (algorithm.rollout_correction): the clip's ratio is to recomputed log-probabilities."""
     # Nothing is clipped, although the policy is far from the one that sampled, and farther than it was at first.
     kl, clipped = trained(run, keys.SAMPLER_KL).align(trained(run, keys.PG_CLIPPED), join="inner")
     first = kl.iloc[:LASTING].max()
@@ -410,18 +457,41 @@ def find_drifting_sampler(run: Run) -> Onset | None:
     return onset_at(step, lambda at: evidence.format(kl[at]))
 
 
-TOP_P, TOP_K = "actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top_k"
+TOP_P = "actor_rollout_ref.rollout.top_p"
+TOP_K = "actor_rollout_ref.rollout.top_k"
 
 
-@rule("truncated sampling", reads=(TOP_P, TOP_K), link="docs/scopes.md#staleness", any_of=True)
-def find_truncated_sampling(run: Run) -> Onset | None:
-    """Sample with top_p 1 and top_k -1."""
-    # The loss's probabilities are of the whole distribution.
+def truncations(run: Run) -> dict[str, str]:
+    """Returns what cuts the sampled distribution: evidence, and the value that would not."""
     top_p, top_k = (run.configuration.get(key) for key in (TOP_P, TOP_K))
-    cut = [f"{TOP_P} {top_p:g}"] if isinstance(top_p, int | float) and top_p < 1 else []
-    cut += [f"{TOP_K} {top_k}"] if isinstance(top_k, int) and top_k > 0 else []
+    cuts: dict[str, str] = {}
+    if isinstance(top_p, int | float) and top_p < 1:
+        cuts[f"{TOP_P} {top_p:g}"] = "top_p 1"
+    if isinstance(top_k, int) and top_k > 0:
+        cuts[f"{TOP_K} {top_k}"] = "top_k -1"
+    return cuts
+
+
+def sample_whole(run: Run) -> str:
+    """Advises to sample from the whole distribution."""
+    return f"Sample with {' and '.join(truncations(run).values())}."
+
+
+@rule(
+    "truncated sampling",
+    reads=(TOP_P, TOP_K),
+    remedy=sample_whole,
+    link="docs/scopes.md#staleness",
+    any_of=True,
+    voids=(MISMATCH,),
+)
+def find_truncated_sampling(run: Run) -> Onset | None:
+    # The loss's probabilities are of the whole distribution.
+    cuts = truncations(run)
     steps = run.log.index[run.log.index > 0]
-    return Onset(int(steps[0]), " and ".join(cut)) if cut and len(steps) else None
+    if not cuts or not len(steps):
+        return None
+    return Onset(int(steps[0]), " and ".join(cuts))
 
 
 # --- Gradient, reward and answers ------------------------------------------------------------------------------------
@@ -440,38 +510,108 @@ def find_gradient_explosion(run: Run) -> Onset | None:
     return onset_at(step, lambda at: f"{keys.GRADIENT_NORM} {values[at]:.3g}, median before {before[at]:.3g}")
 
 
-@rule(REWARD_COLLAPSE, Kind.TREND, reads=(keys.REWARD,), link="docs/reading.md", heuristic=True)
+@rule(
+    REWARD_COLLAPSE,
+    Kind.TREND,
+    reads=(keys.REWARD,),
+    remedy=go_back_before_fall,
+    link="docs/reading.md",
+    heuristic=True,
+)
 def find_reward_collapse(run: Run) -> Onset | None:
-    """Go back to a checkpoint before the fall, with a lower actor.optim.lr."""
     # The report's own definition of a collapse.
     values = trained(run, keys.REWARD)
     at = collapse(values.to_numpy())
     if at is None:
         return None
-    after, best, step = values.iloc[at : at + LASTING].mean(), values.iloc[:at].max(), int(values.index[at])
-    fell = halved(values, best, step) if values.min() >= 0 else ""
-    return Onset(step, f"{keys.REWARD} {after:.3g} on average over {LASTING} steps, at most {best:.3g} before{fell}")
+    step = int(values.index[at])
+    return Onset(step, _fall_of_reward(values, at))
 
 
-ARE_CUT, LIMIT = 0.25, "data.max_response_length"
+def _fall_of_reward(values: pandas.Series, at: int) -> str:
+    """Says what the reward was before and from the place on at which its level changed."""
+    steps = level_steps(len(values))
+    since = values.iloc[at : at + steps]
+    best = values.iloc[:at].max()
+    evidence = f"{keys.REWARD} {since.mean():.3g} on average over {len(since)} steps, at most {best:.3g} before"
+    if values.min() >= 0:
+        evidence += halved(values, best, int(values.index[at]))
+    # Of a slow fall, the steps after its middle don't show how far it went.
+    lowest = values.iloc[at:].rolling(len(since)).mean().min()
+    if lowest < since.mean() / 2:
+        evidence += f", {lowest:.3g} at the lowest"
+    return evidence
+
+
+# A level that ends below this part of its best has fallen; that of validations, which are fewer, may keep more.
+KEPT_REWARD, KEPT_HELD_OUT = 0.75, 0.9
 
 
 @rule(
-    "responses cut at the limit",
+    "reward decline",
+    reads=(keys.REWARD,),
+    remedy=go_back_before_fall,
+    link="docs/reading.md#rules",
+    heuristic=True,
+)
+def find_reward_decline(run: Run) -> Onset | None:
+    # It fell for good, though not to the quarter of a collapse, and so did a held-out score, if there is one.
+    values = trained(run, keys.REWARD)
+    rewards = values.to_numpy()
+    at = collapse(rewards, KEPT_REWARD)
+    if at is None or collapse(rewards) is not None:
+        return None
+    lowest = min(0.0, values.min())
+    best = values.rolling(level_steps(len(values))).mean().max() - lowest
+    if last_level(rewards) - lowest >= KEPT_REWARD * best:
+        return None
+    validations = [run.values(key).rename(key) for key in matching(run.log, keys.VALIDATIONS)]
+    validated = [scores for scores in validations if len(scores) > 1]
+    fallen = [scores for scores in validated if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
+    # Of harder prompts, say, only the training reward falls.
+    if validated and not fallen:
+        return None
+    evidence = f"{_fall_of_reward(values, at)}, {last_level(rewards):.3g} at the end"
+    if fallen:
+        scores = fallen[0]
+        best_step = scores.idxmax()
+        evidence += f"; {scores.name} {scores.iloc[-1]:.3g} at the end, in step {best_step} {scores[best_step]:.3g}"
+    return Onset(int(values.index[at]), evidence)
+
+
+ARE_CUT, LIMIT = 0.25, "data.max_response_length"
+# Answers of fewer tokens than this may all be equally long without a limit.
+LEAST_LIMIT = 64
+
+
+@rule(
+    CUT_AT_LIMIT,
     Kind.TREND,
     reads=(keys.CUT,),
-    instead=(keys.AS_LONG_AS_LONGEST, keys.LONGEST, LIMIT),
+    instead=(keys.AS_LONG_AS_LONGEST, keys.LONGEST),
     link="docs/reading.md#health",
     heuristic=True,
 )
 def find_cut_responses(run: Run) -> Onset | None:
     """Raise data.max_response_length."""
     key, values = keys.CUT, trained(run, keys.CUT)
-    if values.empty and LIMIT in run.configuration:
+    if values.empty:
         # verl counts responses as long as the batch's longest, which are cut where that is as long as may be.
         key, longest = keys.AS_LONG_AS_LONGEST, trained(run, keys.LONGEST)
-        values = trained(run, key).where(longest >= run.configuration[LIMIT], 0.0)
+        limit = response_limit(run)
+        values = trained(run, key)
+        values = values.where(longest.reindex(values.index) >= limit, 0.0)
     return onset_at(lasts(values >= ARE_CUT), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
+
+
+def response_limit(run: Run) -> float:
+    """Returns the most tokens of a response, by the configuration or by the log; infinity if neither tells them."""
+    limit = run.configuration.get(LIMIT)
+    if isinstance(limit, int):
+        return limit
+    # So many responses of exactly the greatest length of a whole log are cut there.
+    longest = trained(run, keys.LONGEST).max()
+    return float(longest) if longest >= LEAST_LIMIT else numpy.inf
 
 
 rule_of_limit(
@@ -482,23 +622,29 @@ rule_of_limit(
     link="docs/reading.md#health",
     about=(keys.UNDECIDED,),
     heuristic=True,
+    voids=(NO_SIGNAL, FEW_TEACH),
 )
 
-KEPT_HELD_OUT = 0.9
 # Standard errors by which the training reward's mean must be higher, from the differences of neighbouring steps.
 RISES = 2
 
 
-@rule(HELD_OUT_FALLS, reads=(keys.VALIDATIONS, keys.REWARD), link="docs/reading.md#rules", heuristic=True)
+@rule(
+    HELD_OUT_FALLS,
+    reads=(keys.VALIDATIONS, keys.REWARD),
+    remedy=go_back_to_best,
+    link="docs/reading.md#rules",
+    heuristic=True,
+    voids=ADVICE_ON_TRAINING,
+)
 def find_held_out_fall(run: Run) -> Onset | None:
-    """Go back to the checkpoint with the best held-out score."""
     # A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones.
     reward = trained(run, keys.REWARD)
     for key in matching(run.log, keys.VALIDATIONS):
         values = run.values(key)
         if (at := collapse(values.to_numpy(), KEPT_HELD_OUT)) is None:
             continue
-        best = values.iloc[: at + 1].idxmax()
+        best = values.iloc[:at].idxmax()
         low = values.iloc[at:][values.iloc[at:] < KEPT_HELD_OUT * values[best]]
         fell = low.index[0] if len(low) else numpy.inf
         before, since = reward.loc[: fell - 1], reward.loc[fell:]

@@ -25,6 +25,8 @@ ENTROPY = "actor/entropy"
 ENTROPY_OF_UPDATES = "actor/entropy_loss"
 KL = logged(declared.PPO_KL)
 GRADIENT_NORM = "actor/grad_norm"
+LEARNING_RATE = "actor/lr"
+LOSS = "actor/pg_loss"
 # What verl's own losses say of clipping.
 PG_CLIPPED = logged(declared.PG_CLIPFRAC)
 LENGTH, LONGEST = "response_length/mean", "response_length/max"
@@ -64,14 +66,18 @@ MASS = {region: logged(metric) for region, metric in declared.GRADIENT_MASS.item
 MASKED = {"A < 0": logged(declared.MASKED["negative"]), "A > 0": logged(declared.MASKED["positive"])}
 MASKED_SEQUENCES = tuple(map(logged, declared.MASKED_SEQUENCES.values()))
 
-# What is expected to be finite at every step of a run, the first causes first.
-FINITE = (
+# Begins what the training itself computes: where such a value is not finite, the training is not.
+OF_TRAINING = ("actor/", "critic/")
+# NaN here says that there was nothing to compare.
+MAY_BE_NAN = frozenset({RECEIPT})
+# Of values that are not finite these are named first, in this order, since the others follow from them.
+FIRST_CAUSES = (
     REWARD,
     "critic/rewards/mean",
     "critic/advantages/mean",
     "critic/returns/mean",
     GRADIENT_NORM,
-    "actor/pg_loss",
+    LOSS,
     ENTROPY,
     KL,
     RATIO,

@@ -1,6 +1,7 @@
 """Looks at each step that a run logs: for the worker's receipt, and with the rules of diagnose, which may end it."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from verl_clipx.run.groups import OBSERVE
 from verl_clipx.run.keys import flat
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.run_log import Rows, not_finite_in, table_of, with_entropy
+from verl_clipx.runs.run_log import Rows, not_finite_in, numbers_in, table_of, with_entropy
 
 logger = logging.getLogger(__name__)
 
@@ -88,4 +89,6 @@ class Watch:
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in data.items() if key in READ and value is not None}
+    """Returns what the rules read of a step: the metrics that they name, and others that are not finite."""
+    given = {key: value for key, value in data.items() if value is not None}
+    return {key: value for key, value in numbers_in(given).items() if key in READ or not math.isfinite(value)}
