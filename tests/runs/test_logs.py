@@ -175,6 +175,19 @@ def test_of_a_panel_with_one_metric_is_said_what_is_there(tmp_path, metric, valu
     clipx("report", tmp_path / "mine.csv", "--out", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "header", [",_step", "Unnamed: 0,_step", "Unnamed: 0.1,_step", "index,_step", "Step,_step", "level_0,_step"]
+)
+def test_a_table_s_own_count_is_no_metric(tmp_path, header):
+    """As `to_csv()` writes it before the first column; half-way it jumps, where two tables were put together."""
+    rows = [f"{number + 900 * (number >= 30)},{number + 1},0.5,{0.3 + 0.01 * (number % 5)}" for number in range(60)]
+    (tmp_path / "mine.csv").write_text("\n".join([f"{header},actor/entropy,critic/score/mean", *rows]))
+    if header.startswith("Step"):
+        assert [*read_run(tmp_path / "mine.csv").log.index[-2:]] == [958, 959]
+    assert {*read_run(tmp_path / "mine.csv").log} == {"actor/entropy", "critic/score/mean"}
+    assert "no logged value jumped" in clipx("diagnose", tmp_path / "mine.csv")
+
+
 def test_a_cell_of_any_length_is_read_over(tmp_path):
     (tmp_path / "mine.csv").write_text(HISTORY.replace(",a\n", f",{'x' * 200_000}\n"))
     assert read_run(tmp_path / "mine.csv").values("actor/entropy").to_dict() == {1: 0.5}
@@ -262,7 +275,18 @@ NOISE = gzip.compress(b"\x00\x80" * 99, mtime=0)
     ("contents", "said"),
     [
         ({"a.log": b"no steps\n"}, "a.log: no line `step:1 - …`"),
-        ({"a.csv": b"Name,actor/entropy\nmine,1\n"}, "a.csv: no column Step or _step"),
+        ({"a.csv": b"Run,actor/entropy\nmine,1\n"}, "a.csv: no column Step or _step"),
+        # Tables of runs, as W&B's page and its API export them, with steps and without.
+        *(
+            ({"a.csv": text}, "a.csv: W&B's table of runs, which has a row a run and no steps. Name a run as wandb://")
+            for text in (
+                b"Name,actor/entropy\nmine,1\n",
+                b"Name,State,User,Runtime,_step,actor/entropy\nmine,finished,me,9,20,0.5\nother,failed,me,8,30,0.4\n",
+                b"Name,training/global_step,actor/entropy\nmine,20,0.5\n",
+                b"State,Created,_step,actor/entropy\nfinished,2026-11-01,20,0.5\n",
+                b",name,id,_step,actor/entropy\n0,mine,a1,20,0.5\n1,other,b2,30,0.4\n",
+            )
+        ),
         ({"a.csv": b"Step,a - train/reward\n1,1\n"}, NOT_OF_VERL),
         ({"a.csv": b"Step,train/loss\n1,1\n"}, NOT_OF_VERL),
         *(

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,15 @@ EVENTS = "events.out.tfevents.*"
 
 # The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
+# Those that are no metric of verl's, if a table has several.
+STEPS_ALONE = ("Step", "_step", "step")
 ONE_RUN = "Name one as wandb://entity/project/run, with the run's ID, or export each by itself."
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
+# What pandas writes before the columns of a table, as it names it where it reads the table again.
+INDEX_COLUMN = re.compile(r"Unnamed: \d+(\.\d+)*|index|level_0")
+# Of a table of runs, as W&B's page and its API export it: a row a run. It names them, or has two other such columns.
+NAME_COLUMN = "name"
+TABLE_COLUMNS = frozenset({"id", "state", "created", "created_at", "runtime", "user", "sweep", "tags", "notes", "url"})
 
 
 def is_of_wandb(path: Path) -> bool:
@@ -73,7 +80,7 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
     """Reads W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
-        ValueError: a file is no table, has no column of steps, or those of several runs.
+        ValueError: a file is no table, has no column of steps, those of several runs, or a row a run.
     """
     rows, runs, words = {}, set(), {}
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
@@ -84,7 +91,12 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
             table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
         except ValueError as error:
             raise ValueError(f"{file}: no table that W&B exports ({error}). {VERL_ONLY}") from None
-        columns = [name for name in table if not RANGE_COLUMN.search(name)]
+        if is_table_of_runs(table.columns):
+            raise ValueError(
+                f"{file}: W&B's table of runs, which has a row a run and no steps. Name a run as "
+                "wandb://entity/project/run, with the run's ID, or export its line panels or `run.history()` as CSV."
+            )
+        columns = [name for name in table if not (RANGE_COLUMN.search(name) or INDEX_COLUMN.fullmatch(name))]
         steps = next((name for name in STEP_COLUMNS if name in columns), None)
         if steps is None:
             raise ValueError(
@@ -101,7 +113,9 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
             step = numbers_in(row).get(steps, math.nan)
             if not abs(step) <= 2**53 or step % 1:
                 raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
-            del row[steps]
+            for other in STEPS_ALONE:
+                row.pop(other, None)
+            row.pop(steps, None)
             texts = {name.rpartition(" - ")[2]: text.strip() for name, text in row.items() if text.strip()}
             # An empty cell or a word is no value; NaN is one.
             kept = numbers_in(texts)
@@ -113,6 +127,12 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
     for metric, text in words.items():
         warnings.warn(f"{path}: no number, and left out: {metric} {text!r:.60}", stacklevel=2)
     return rows, {}
+
+
+def is_table_of_runs(columns: Iterable[str]) -> bool:
+    """Returns whether columns are those of W&B's table of runs."""
+    names = {column.lower() for column in columns}
+    return NAME_COLUMN in names or len(names & TABLE_COLUMNS) > 1
 
 
 def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
