@@ -71,6 +71,26 @@ def test_what_is_a_change(steps, noise, of, step):
     assert len(found) == (step is not None) and all(abs(at - step) <= 3 for at in found)
 
 
+def test_noise_around_zero_is_no_change_and_a_level_that_leaves_it_is():
+    """As verl's loss is where ratios are near 1: its few first values may lie close together."""
+    generator = numpy.random.default_rng(3)
+    # Noise whose spread grows, and whose first values lie together, in half of the logs by construction.
+    for steps in (60, 300):
+        for number in range(60):
+            noise = generator.standard_normal(steps) * numpy.linspace(0.002, 0.012, steps)
+            if number % 2:
+                noise[:6] = 0.0005 * generator.standard_normal(6)
+            log = pandas.DataFrame({"actor/pg_loss": noise, "x": noise}, index=range(1, steps + 1))
+            assert changes(log) == [], (steps, number)
+    # The loss goes around 0 in runs to come, though all its values so far are above.
+    first = [0.0021, 0.0022, 0.0023, 0.0021, 0.0022, *(0.013 + 0.01 * (-1) ** number for number in range(20))]
+    assert changes(pandas.DataFrame({"actor/pg_loss": first}, index=range(1, 26))) == []
+    noise = 0.01 * generator.standard_normal(60)
+    noise[30:] += 0.2
+    (jump,) = changes(pandas.DataFrame({"actor/pg_loss": noise}, index=range(1, 61)))
+    assert (jump.step, jump.stays) == (31, True)
+
+
 @pytest.mark.parametrize(
     ("after", "of", "step"),
     [
