@@ -5,6 +5,7 @@ another form fails. Not covered: whether a finding is a fault (tests/diagnose/te
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import re
@@ -45,7 +46,7 @@ KEY = r"([\w-]+(?:/[\w@-]+)+)"
 
 
 def said_of(path: Path) -> list[str]:
-    done = CliRunner(env={"COLUMNS": "10000"}).invoke(app, ["diagnose", str(path)], catch_exceptions=False)
+    done = CliRunner(env={"COLUMNS": "10000"}).invoke(app, ["diagnose", "--verbose", str(path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output.splitlines()
 
@@ -141,6 +142,18 @@ def reward_collapse(log: Log, step: int, _: str):
     assert after < best / 4
     text = f"{SCORE} # on average over 3 steps, at most # before{halved(log, SCORE, best, step)}"
     return text, [after, best], step
+
+
+def reward_decline(log: Log, step: int, evidence: str):
+    after, count, best = re.match(
+        rf"{SCORE} {NUMBER} on average over (\d+) steps, at most {NUMBER} before", evidence
+    ).groups()
+    values = log.of[SCORE]
+    since = [value for at, value in values.items() if at >= step][: int(count)]
+    assert near(after, statistics.mean(since))
+    assert near(best, max(value for at, value in values.items() if at < step))
+    end = re.search(rf"(?<!mean@1 ){NUMBER} at the end", evidence)
+    assert near(end[1], statistics.mean([*values.values()][-3:])) and float(end[1]) < 0.75 * float(best)
 
 
 def single_updates(log: Log, step: int, _: str):
@@ -308,6 +321,7 @@ EVIDENCE = {
     "entropy collapse": entropy_collapse,
     "entropy explosion": entropy_explosion,
     "reward collapse": reward_collapse,
+    "reward decline": reward_decline,
     "bounds idle: one update a rollout batch": single_updates,
     "bounds idle: the search never started": idle_search,
     "bounds idle: too few tokens a bin": few_tokens,
@@ -351,16 +365,24 @@ def changes_in(log: Log) -> dict[tuple[str, bool], int]:
             continue
         steps = [step for step in values if step > 0]
         x = [values[step] for step in steps]
-        begins = [steps[at] for at in jumps(x) or rises(x)]
+        rarer = min(sum(value > 0 for value in x), sum(value < 0 for value in x))
+        around_zero = key == "actor/pg_loss" or (rarer > 0 and rarer >= len(x) / 10)
+        least = 0.0
+        if around_zero and len(x) > 1:
+            neighbours = statistics.mean(abs(two - one) for one, two in itertools.pairwise(x))
+            least = 4 * math.sqrt(math.pi) / 2 * neighbours
+        begins = [steps[at] for at in jumps(x, least) or ([] if around_zero else rises(x))]
         if begins:
             found[key, True] = min(begins)
+        if around_zero:
+            continue
         spike = next((at for at in range(5, len(x)) if 0 < 3 * max(map(abs, x[:at])) <= x[at] >= 1e-5), None)
         if spike is not None and steps[spike] < min(begins, default=math.inf):
             found[key, False] = steps[spike]
     return found
 
 
-def jumps(x: list[float]) -> list[int]:
+def jumps(x: list[float], least: float) -> list[int]:
     """At once by two widths of the 5 to 10 values before, or by four where up to three values are on the way."""
     found = []
     for way, widths in ((0, 2), (3, 4)):
@@ -371,7 +393,7 @@ def jumps(x: list[float]) -> list[int]:
             if beyond <= 0 or beyond < widths * (high - low):
                 continue
             level, later = statistics.median(before), statistics.median(after)
-            if abs(later - level) < max(abs(level), abs(later)) / 4:
+            if abs(later - level) < max(least, max(abs(level), abs(later)) / 4):
                 continue
             left = at - way
             while left < at and any(2 * low - high <= value <= 2 * high - low for value in x[left:at]):

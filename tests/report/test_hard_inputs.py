@@ -14,7 +14,7 @@ import pytest
 import verl
 
 from tests.diagnose.test_findings import findings
-from tests.runs.commands import clipx, page_of
+from tests.runs.commands import answer, clipx, page_of
 from tests.runs.example_runs import WHOLE, read_columns, write_log, write_run
 from verl_clipx.common.files import no_formula
 from verl_clipx.common.traces import Shard, shards_in, write_shard
@@ -65,6 +65,30 @@ def test_a_log_without_a_finite_number_is_not_called_healthy(tmp_path, value):
         for one in (0.5, value)
     )
     assert finite.split(" rules")[0] != mixed.split(" rules")[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "finding"),
+    [
+        *((key, "values that are not finite") for key in ("actor/kl_loss", "actor/lr", "critic/vf_loss", "actor/x")),
+        *((key, "other logged values that are not finite") for key in ("rollout_corr/kl", "response_length/max")),
+        ("val-core/math/acc/mean@8", "other logged values that are not finite"),
+    ],
+)
+@pytest.mark.parametrize("value", [NAN, INF, None])
+def test_whatever_is_logged_as_no_finite_number_is_said(tmp_path, key, finding, value):
+    rows = [STILL | {keys.RATIO: 1.01, key: 0.1 if step < 12 else value} for step in range(40)]
+    (found,) = answer("diagnose", write_log(tmp_path / "metrics.jsonl", rows))["findings"]
+    assert (found["finding"], found["onset"]) == (finding, 13)
+    assert found["evidence"] == f"not finite: {key} in 28 steps"
+
+
+def test_of_many_values_that_are_not_finite_the_first_causes_are_named(tmp_path):
+    moving = STILL | {keys.RATIO: 1.01}
+    broken = {f"actor/metric_{number}": NAN for number in range(9)} | {keys.REWARD: NAN, keys.ENTROPY: NAN}
+    (found,) = answer("diagnose", write_log(tmp_path / "metrics.jsonl", [moving, moving | broken]))["findings"]
+    named = f"not finite: {keys.REWARD} in 1 step; {keys.ENTROPY} in 1 step; actor/metric_0 in 1 step"
+    assert found["evidence"].startswith(named) and found["evidence"].endswith("and 5 more")
 
 
 def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_path):

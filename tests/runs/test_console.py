@@ -200,7 +200,7 @@ def test_the_configuration_that_verl_prints_is_read(tmp_path, prefix, among):
     text = behind(prefix, configuration(), among) + trained([1.0] * 9 + [0.01] * 9, prefix, cut=0.5)
     (tmp_path / "train.log").write_text(text)
     said = clipx("diagnose", tmp_path / "train.log")
-    assert "The upper bound is 1.28 already" in said and "Raise data.max_response_length (here 20)." in said
+    assert "set actor.clip_ratio_high (here 0.28) to 1" in said and "Raise data.max_response_length (here 20)." in said
     assert "train: responses cut at the limit from step 1 on. response_length/clip_ratio 0.5, at most 0.5." in said
     run = read_run(tmp_path / "train.log")
     assert (run.seed, run.schedule.updates_a_step) == (7, 8) and "hf_abc" not in str(run.configuration)

@@ -253,6 +253,20 @@ def test_with_stop_a_new_fact_alone_ends_a_run_that_goes_on_and_its_step_is_in_t
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("key", "stops"),
+    [("actor/kl_loss", True), ("critic/vf_loss", True), ("rollout_corr/kl", False), ("actor/clipx/receipt", False)],
+)
+def test_a_run_is_ended_by_what_the_training_computes_alone(tracking, key, stops):
+    run = tracking(health="stop")
+    run.log({"actor/kl_loss": 0.1, key: 0.1}, 1)
+    if not stops:
+        run.log({"actor/kl_loss": 0.1, key: NAN}, 2)
+        return
+    with pytest.raises(RuntimeError, match=f"values that are not finite from step 2 on: not finite: {key} in 1 step"):
+        run.log({key: NAN}, 2)
+
+
 @pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=observe"])
 def test_what_happens_then_is_a_key_of_every_run(group):
     assert instantiated(composition(group, "clipx.health=stop").clipx).health == "stop"
