@@ -136,7 +136,9 @@ def test_in_older_logs_the_gradient_norm_is_the_evidence(tmp_path, value):
     # The skipped updates are these values.
     assert not any("not finite" in one.head or "mini_batch" in one.text for one in others)
     zero = [{**one, keys.SKIPPED_UPDATES: 0.0} for one in rows]
-    assert not any("skipped" in one.head for one in said_of(write(tmp_path / "counted", zero)))
+    counted = said_of(write(tmp_path / "counted", zero))
+    assert not any("skipped" in one.head for one in counted)
+    assert any(f"not finite: {keys.GRADIENT_NORM} in 2 steps" in one.text for one in counted)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF, None])

@@ -117,8 +117,10 @@ def find_others_not_finite(run: Run) -> Onset | None:
 
 def keys_not_finite(run: Run) -> list[str]:
     """Returns what was logged as a value that is not finite and should be, the first causes first."""
-    # That the gradient is not finite is what a skipped update says.
-    unsaid = {*run.not_finite} - {keys.GRADIENT_NORM, *keys.MAY_BE_NAN}
+    unsaid = {*run.not_finite} - keys.MAY_BE_NAN
+    # That the gradient is not finite is what a skipped update says, unless the log counts none.
+    if steps_skipped(run):
+        unsaid -= {keys.GRADIENT_NORM}
     causes = [key for key in keys.FIRST_CAUSES if key in unsaid]
     return [*causes, *sorted(unsaid - {*causes})]
 
