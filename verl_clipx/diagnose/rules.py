@@ -5,7 +5,7 @@ from fnmatch import filter as matching
 import numpy
 import pandas
 
-from verl_clipx.common.statistics.collapse import PART, collapse, last_level, level_steps
+from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_level, level_steps
 from verl_clipx.diagnose.remedies import (
     calm_entropy,
     change_prompts,
@@ -527,20 +527,24 @@ def find_reward_collapse(run: Run) -> Onset | None:
     if at is None:
         return None
     step = int(values.index[at])
-    return Onset(step, _fall_of_reward(values, at))
+    return Onset(step, _fall_of_reward(values, at, KEPT))
 
 
-def _fall_of_reward(values: pandas.Series, at: int) -> str:
-    """Says what the reward was before and from the place on at which its level changed."""
-    steps = level_steps(len(values))
-    since = values.iloc[at : at + steps]
+def _fall_of_reward(values: pandas.Series, at: int, kept: float) -> str:
+    """Says what the reward was before and from the place on at which its level changed.
+
+    Args:
+        kept: the part of its best that the reward fell below.
+    """
+    since = values.iloc[at : at + level_steps(len(values))]
     best = values.iloc[:at].max()
     evidence = f"{keys.REWARD} {since.mean():.3g} on average over {len(since)} steps, at most {best:.3g} before"
-    if values.min() >= 0:
-        evidence += halved(values, best, int(values.index[at]))
+    if values.min() < 0:
+        return evidence
+    evidence += halved(values, best, int(values.index[at]))
     # Of a slow fall, the steps after its middle don't show how far it went.
-    lowest = values.iloc[at:].rolling(len(since)).mean().min()
-    if lowest < since.mean() / 2:
+    if since.mean() >= kept * best:
+        lowest = values.iloc[at:].rolling(len(since)).mean().min()
         evidence += f", {lowest:.3g} at the lowest"
     return evidence
 
@@ -573,7 +577,7 @@ def find_reward_decline(run: Run) -> Onset | None:
     # Of harder prompts, say, only the training reward falls.
     if validated and not fallen:
         return None
-    evidence = f"{_fall_of_reward(values, at)}, {last_level(rewards):.3g} at the end"
+    evidence = f"{_fall_of_reward(values, at, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
     if fallen:
         scores = fallen[0]
         best_step = scores.idxmax()
