@@ -23,8 +23,8 @@ import typer
 from known_faults import make_trainer, settings_of
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.diagnose.questions import Arms, Verdict, answers_of
-from verl_clipx.runs.folder import read_run
+from verl_clipx.analysis.certify.questions import Arms, Verdict, answers_of
+from verl_clipx.analysis.runs.folder import read_run
 
 DECLARED = known_faults.DECLARED["certified"]
 SETTINGS, SAMPLERS = settings_of("certified"), settings_of("samplers")
@@ -84,7 +84,7 @@ def write_table(runs: Path) -> int:
 
 def write_samplers(runs: Path) -> None:
     """Prints what `clipx recompute` says of each run with a planted sampler, a line a step."""
-    from verl_clipx.check.recompute import recompute, say
+    from verl_clipx.analysis.recompute.recompute import recompute, say
 
     for name in SAMPLERS:
         run = runs / f"{name}-seed{SEEDS[0]}"

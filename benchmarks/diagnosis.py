@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import numpy
 import pandas
 
+from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_for
+from verl_clipx.analysis.diagnose.parting import part
+from verl_clipx.analysis.diagnose.rule import Rule
+from verl_clipx.analysis.diagnose.rules import RULES
+from verl_clipx.analysis.diagnose.timeline import changes
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.folder import RunFolder
+from verl_clipx.analysis.runs.run import Run
+from verl_clipx.analysis.runs.run_log import not_finite_in, table_of, with_entropy
 from verl_clipx.common.files import read_text, write_text
 from verl_clipx.common.statistics.estimate import share
-from verl_clipx.diagnose.diagnosis import diagnose, keys_missing_for
-from verl_clipx.diagnose.parting import part
-from verl_clipx.diagnose.rule import Rule
-from verl_clipx.diagnose.rules import RULES
-from verl_clipx.diagnose.timeline import changes
-from verl_clipx.runs import keys
-from verl_clipx.runs.folder import RunFolder
-from verl_clipx.runs.run import Run
-from verl_clipx.runs.run_log import not_finite_in, table_of, with_entropy
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"

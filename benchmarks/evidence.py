@@ -22,8 +22,8 @@ from one_process import only_rank
 from one_process.kept import SEED_KEYS, describe, train_and_keep
 from scipy import stats
 
+from verl_clipx.analysis.runs.folder import KEPT, RunFolder
 from verl_clipx.common.statistics.comparison import LEVEL
-from verl_clipx.runs.folder import KEPT, RunFolder
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs" / "evidence"

@@ -33,11 +33,11 @@ from evidence import (
 from jinja2 import Environment
 from scipy import stats
 
+from verl_clipx.analysis.runs.folder import KEPT
 from verl_clipx.common.files import read_text, write_json, write_text
 from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.common.statistics.comparison import LEVEL, holm
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.runs.folder import KEPT
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "evidence.json"

@@ -23,10 +23,10 @@ import typer
 from omegaconf import OmegaConf
 from shared import table
 
+from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.files import read_json, write_json
 from verl_clipx.run.support import PASSED, shape_of
-from verl_clipx.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results/gpu"

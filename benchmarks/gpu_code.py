@@ -35,9 +35,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
-from verl_clipx.loss.compiled import EXAMPLE_LENGTH, EXAMPLE_SEQUENCES, TokenFunctions
-from verl_clipx.methods import METHODS
-from verl_clipx.modifiers import AdvantageReweighting, FutureInfluence
+from verl_clipx.losses.applying.compiled import EXAMPLE_LENGTH, EXAMPLE_SEQUENCES, TokenFunctions
+from verl_clipx.losses.methods import METHODS
+from verl_clipx.losses.modifiers import AdvantageReweighting, FutureInfluence
 
 # What may follow a method's name and a plus.
 SHAPINGS = {"": None, "advantage_reweighting": AdvantageReweighting(), "fipo": FutureInfluence()}

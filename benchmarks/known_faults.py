@@ -5,7 +5,8 @@ Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `tab
 
 Small policies on reversal, trained by verl's trainer and worker in this process. RUNS is where the logs go, a file
 each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault of
-known_faults.yaml should lead to was written down before the first of these runs; tests/diagnose/test_rules.py counts.
+known_faults.yaml should lead to was written down before the first of these runs; tests/analysis/diagnose/test_rules.py
+counts.
 """
 
 import math
@@ -21,8 +22,8 @@ import yaml
 from one_process.kept import kept_path
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.diagnose.rules import RULES
-from verl_clipx.runs import keys
+from verl_clipx.analysis.diagnose.rules import RULES
+from verl_clipx.analysis.runs import keys
 
 # A fault of the running training begins at one of these steps of 16, by name and seed.
 FIRST, CHOICES = 6, 5

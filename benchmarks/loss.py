@@ -25,13 +25,13 @@ from shared import actor_config, seconds_of, synchronize, table
 from torch.profiler import ProfilerActivity, profile
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.common.files import write_json
-from verl_clipx.methods import METHODS
+from verl_clipx.losses.base.tokens import OPTIONAL
+from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import OBSERVE
-from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.policy_loss import settings_for
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, inputs_of
+from verl_clipx.training.worker.observe import observe_registered
+from verl_clipx.training.worker.policy_loss import settings_for
+from verl_clipx.training.worker.step import MicroBatch, OptimizerStep, in_micro_batch, inputs_of
 
 FORMS = {"eager": "false", "compiled": "true"}
 OWN = ", own statistics"

@@ -16,12 +16,12 @@ import typer
 from one_process import only_rank
 from one_process.kept import kept_path
 
+from verl_clipx.analysis.runs.folder import KEPT, RunFolder
+from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.common.command_line import failing
 from verl_clipx.papers.tables.against_preset import as_written
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.table_plan import PREPARE, Job, Places, plan_table
-from verl_clipx.runs.folder import KEPT, RunFolder
-from verl_clipx.runs.sameness import significant_values
 
 # The entries of verl's log that tables and figures of such runs show.
 METRICS = (

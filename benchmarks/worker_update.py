@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.shared_metrics import RECEIPT
-from verl_clipx.worker.step import Observer, OptimizerStep, RolloutBatch
+from verl_clipx.losses.base.shared_metrics import RECEIPT
+from verl_clipx.training.worker.step import Observer, OptimizerStep, RolloutBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HARDWARE = ("+hardware=cpu",) if DEVICE == "cpu" else ()

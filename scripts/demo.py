@@ -1,4 +1,5 @@
-"""Makes what `clipx demo` writes, verl_clipx/demo/shipped, the pictures of README.md and the tutorial's notebook.
+"""Makes what `clipx demo` writes, verl_clipx/analysis/demo/shipped, the pictures of README.md and the tutorial's
+notebook.
 
     python scripts/demo.py runs runs/quickstart   # the runs, from the folder that scripts/quickstart.sh trained them in
     python scripts/demo.py page                   # their page, the pictures and docs/tutorial.ipynb; trains nothing
@@ -19,16 +20,16 @@ import pyarrow.types
 import typer
 from jinja2 import Environment
 
+from verl_clipx.analysis.demo.files import PAGE, RUNS, SHIPPED
+from verl_clipx.analysis.report import palette
+from verl_clipx.analysis.report.page import FIGURES, write_report
+from verl_clipx.analysis.report.page import METRICS as NUMBERS
+from verl_clipx.analysis.runs.folder import read_run
+from verl_clipx.analysis.runs.settings import settings_of
+from verl_clipx.analysis.runs.traced import HIGH, LOW, traced_updates
 from verl_clipx.common.files import read_lines, write_text
-from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
-from verl_clipx.common.traces import shards_in
-from verl_clipx.demo.files import PAGE, RUNS, SHIPPED
-from verl_clipx.report import palette
-from verl_clipx.report.page import FIGURES, write_report
-from verl_clipx.report.page import METRICS as NUMBERS
-from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import settings_of
-from verl_clipx.runs.traced import HIGH, LOW, traced_updates
+from verl_clipx.run.run_files import METRICS, VALIDATION, record_path, traces_path
+from verl_clipx.run.trace_format import shards_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, TUTORIAL = ROOT / "docs" / "figures", ROOT / "docs" / "tutorial.md"

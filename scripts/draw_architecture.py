@@ -1,8 +1,8 @@
-"""Draws docs/figures/architecture.svg: the folders of verl_clipx on their floors, and the imports between them.
+"""Draws docs/figures/architecture.svg: the wings of verl_clipx, the rooms inside them, and the imports between wings.
 
 python scripts/draw_architecture.py
 
-The floors are those of import-linter's contract in pyproject.toml, the arrows are read from the source.
+Wings and rooms are those of import-linter's contracts in pyproject.toml, the arrows are read from the source.
 """
 
 import ast
@@ -19,117 +19,162 @@ PICTURE = ROOT / "docs" / "figures" / "architecture.svg"
 PICTURE_TEMPLATE = Path(__file__).with_name("architecture.svg.jinja")
 PACKAGE = "verl_clipx"
 
-WIDTH, MARGIN, GAP = 1336, 20, 12
-ROOM_WIDTH, ROOM_HEIGHT, FLOOR_HEIGHT = 150, 114, 156
-# The rooms that stand beside the core begin here; the core is to their left, and a lane between them leads past it.
-BESIDE, LANE = 356, 344
-# Floors that every other one reaches, or is reached from: as wide as the picture.
-WIDE = ("cli", "common")
+MARGIN, GAP = 20, 12
+ROOM_WIDTH, ROOM_HEIGHT = 158, 112
+# Above a wing's rooms stand its name and what it is.
+TITLE_HEIGHT = 50
+FLOOR_GAP = 26
+# Arrows that pass a wing run beside the wings, each in a lane of its own.
+LANE = 16
 CAPTION_CHARACTERS, CAPTION_LINES = 23, 6
 
 
+def contracts() -> list[dict]:
+    """Returns import-linter's contracts that order what they name."""
+    listed = api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    return [contract for contract in listed if contract["type"] == "layers"]
+
+
+def names_in(layers: list[str]) -> list[list[str]]:
+    """Returns the names on each layer of a contract, from the top, without the package's."""
+    return [[name.strip().removeprefix(f"{PACKAGE}.") for name in layer.split("|")] for layer in layers]
+
+
 def floors() -> list[list[str]]:
-    """The rooms of each floor, from the top, as import-linter's contract has them."""
-    contracts = api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    return [[room.strip().removeprefix(f"{PACKAGE}.") for room in layer.split("|")] for layer in layers]
+    """Returns the wings on each floor, from the top."""
+    (whole,) = (contract for contract in contracts() if "containers" not in contract)
+    return names_in(whole["layers"])
+
+
+def inside(wing: str) -> list[str]:
+    """Returns what a wing's own contract orders, such as losses.base: what imports before what is imported."""
+    own = [contract for contract in contracts() if contract.get("containers") == [f"{PACKAGE}.{wing}"]]
+    return [f"{wing}.{name}" for contract in own for layer in names_in(contract["layers"]) for name in layer]
+
+
+def source_of(place: str) -> Path:
+    """Returns the folder or file of a wing or room."""
+    folder = ROOT.joinpath(PACKAGE, *place.split("."))
+    return folder if folder.is_dir() else folder.with_suffix(".py")
+
+
+def rooms_of(wing: str) -> list[str]:
+    """Returns the folders among what is inside a wing."""
+    return [name for name in inside(wing) if source_of(name).is_dir()]
+
+
+def files_of(wing: str) -> str:
+    """Returns the names of the files among what is inside a wing, in a line; empty if there are none."""
+    files = [source_of(name).name for name in inside(wing) if source_of(name).is_file()]
+    return f"Besides, from the top: {', '.join(files)}." if files else ""
 
 
 def imports() -> tuple[dict[str, set[str]], set[str]]:
-    """Which rooms each room imports, and which rooms import verl."""
+    """Returns which wings each wing imports, and which wings and rooms import verl."""
     graph = grimp.build_graph(PACKAGE, include_external_packages=True)
-    rooms = {room: set() for floor in floors() for room in floor}
+    wings = {wing: set() for floor in floors() for wing in floor}
     with_verl = set()
-    for room in rooms:
-        modules = {f"{PACKAGE}.{room}", *graph.find_descendants(f"{PACKAGE}.{room}")}
+    for place in [*wings, *(room for wing in wings for room in rooms_of(wing))]:
+        modules = {f"{PACKAGE}.{place}", *graph.find_descendants(f"{PACKAGE}.{place}")}
         for imported in {name for module in modules for name in graph.find_modules_directly_imported_by(module)}:
             package, *rest = imported.split(".")
             if package == "verl":
-                with_verl.add(room)
-            elif package == PACKAGE and rest and rest[0] != room:
-                rooms[room].add(rest[0])
-    return rooms, with_verl
+                with_verl.add(place)
+            elif place in wings and package == PACKAGE and rest and rest[0] != place:
+                wings[place].add(rest[0])
+    # What import-linter is told to overlook.
+    for module in ("losses.clip_loss", "losses.check_gradient"):
+        wings[module.split(".")[0]] -= {"run", "training"}
+    return wings, with_verl
 
 
-def needed(rooms: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The arrows that no other way of arrows already implies."""
+def needed(wings: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """Returns the arrows that no other way of arrows already implies."""
 
     def reached(start: str) -> set[str]:
-        return rooms[start].union(*(reached(room) for room in rooms[start]))
+        return wings[start].union(*(reached(wing) for wing in wings[start]))
 
     return [
-        (room, imported)
-        for room, all_imported in rooms.items()
+        (wing, imported)
+        for wing, all_imported in wings.items()
         for imported in sorted(all_imported)
         if not any(imported in reached(other) for other in all_imported - {imported})
     ]
 
 
-def caption(room: str) -> list[str]:
-    """The first sentence of a room's docstring, in lines."""
-    path = ROOT / PACKAGE / room / "__init__.py"
-    source = path if path.exists() else path.parent.with_suffix(".py")
-    sentence = (ast.get_docstring(ast.parse(source.read_text())) or "").split("\n")[0].split(". ")[0].rstrip(".")
-    characters = 200 if room in WIDE else CAPTION_CHARACTERS
-    lines = textwrap.wrap(sentence.replace("`", ""), characters)
-    if not sentence or len(lines) > CAPTION_LINES:
-        raise ValueError(f"{source}: the first sentence of its docstring must fill one to {CAPTION_LINES} lines.")
+def caption(place: str) -> str:
+    """Returns the first sentence of the docstring of a wing or room."""
+    source = source_of(place)
+    if source.is_dir():
+        source = source / "__init__.py"
+    docstring = ast.get_docstring(ast.parse(source.read_text())) or ""
+    sentence = docstring.replace("\n", " ").split(". ")[0].split("  ")[0].rstrip(".").replace("`", "")
+    if not sentence:
+        raise ValueError(f"{source} has no docstring, from which the picture takes its words.")
+    return sentence
+
+
+def caption_lines(room: str) -> list[str]:
+    """Returns a room's caption in lines that fit its box."""
+    lines = textwrap.wrap(caption(room), CAPTION_CHARACTERS)
+    if len(lines) > CAPTION_LINES:
+        raise ValueError(f"The first sentence of {room}'s docstring must fill {CAPTION_LINES} lines at most.")
     return lines
 
 
-def places(levels: list[list[str]]) -> dict[str, tuple[int, int, int]]:
-    """Left edge, top edge and width of each room."""
-    found = {}
-    for level, rooms in enumerate(levels):
-        top = MARGIN + level * FLOOR_HEIGHT
-        if rooms[0] in WIDE:
-            found[rooms[0]] = MARGIN, top, WIDTH - 2 * MARGIN
+def boxes() -> dict[str, dict]:
+    """Returns left, top, width and height of each wing, and the left edge of each of its rooms."""
+    order = [wing for floor in floors() for wing in floor]
+    width = max(len(rooms_of(wing)) for wing in order) * (ROOM_WIDTH + GAP) + GAP
+    placed, top = {}, MARGIN
+    for wing in order:
+        rooms = {room: MARGIN + GAP + number * (ROOM_WIDTH + GAP) for number, room in enumerate(rooms_of(wing))}
+        height = TITLE_HEIGHT + (ROOM_HEIGHT + GAP if rooms else 0)
+        placed[wing] = {"left": MARGIN, "top": top, "width": width, "height": height, "rooms": rooms}
+        top += height + FLOOR_GAP
+    return placed
+
+
+def ways(arrows: list[tuple[str, str]], placed: dict[str, dict]) -> list[str]:
+    """Returns the path of each arrow: straight down to the next wing, or past the wings between in a lane."""
+    order = list(placed)
+    paths, lanes = [], 0
+    for wing, imported in arrows:
+        above, below = placed[wing], placed[imported]
+        right = above["left"] + above["width"]
+        if order.index(imported) == order.index(wing) + 1:
+            middle = above["left"] + above["width"] // 2
+            paths.append(f"M{middle} {above['top'] + above['height']}V{below['top']}")
             continue
-        left = MARGIN if len(rooms) < 3 else BESIDE
-        for index, room in enumerate(rooms):
-            found[room] = left + index * (ROOM_WIDTH + GAP), top, ROOM_WIDTH
-    return found
-
-
-def ends(arrows: list[tuple[str, str]], place: dict[str, tuple[int, int, int]]) -> dict[tuple[str, str], list[float]]:
-    """Where each arrow leaves and enters: along a room's edge in the order of the rooms at the other ends."""
-
-    def middle(room: str) -> float:
-        return place[room][0] + place[room][2] / 2
-
-    found = {arrow: [0.0, 0.0] for arrow in arrows}
-    for end in (0, 1):
-        for room in place:
-            here = sorted((arrow for arrow in arrows if arrow[end] == room), key=lambda arrow: middle(arrow[1 - end]))
-            left, _, width = place[room]
-            for index, arrow in enumerate(here):
-                spread = left + width * (index + 1) / (len(here) + 1)
-                found[arrow][end] = middle(arrow[1 - end]) if room in WIDE else spread
-    return found
-
-
-def way_of(room: str, imported: str, at: list[float], place: dict[str, tuple[int, int, int]]) -> str:
-    """The path of an arrow; one of the core's to the bottom leads past the rooms beside the core."""
-    (left, top, width), bottom = place[room], place[imported][1]
-    if imported == "common" and left < BESIDE:
-        middle = top + ROOM_HEIGHT // 2
-        return f"M{left + width} {middle}H{LANE - 10}Q{LANE} {middle} {LANE} {middle + 10}V{bottom}"
-    (start, end), top = at, top + ROOM_HEIGHT
-    bend = (top + bottom) // 2
-    return f"M{start:.0f} {top}C{start:.0f} {bend} {end:.0f} {bend} {end:.0f} {bottom}"
+        lanes += 1
+        lane = right + lanes * LANE
+        # Where two arrows meet the same wing they must not meet each other.
+        start, end = above["top"] + 25, below["top"] + 12 + 6 * lanes
+        paths.append(f"M{right} {start}H{lane}V{end}H{right}")
+    return paths
 
 
 def picture() -> str:
-    """The drawing as SVG: the same text for the same imports."""
-    levels, (rooms, with_verl) = floors(), imports()
-    place = places(levels)
-    ways = [way_of(*arrow, at, place) for arrow, at in ends(needed(rooms), place).items()]
-    height = MARGIN + (len(levels) - 1) * FLOOR_HEIGHT + ROOM_HEIGHT + 46
+    """Returns the drawing as SVG: the same text for the same imports."""
+    wings, with_verl = imports()
+    placed, arrows = boxes(), needed(wings)
+    last = list(placed.values())[-1]
+    passing = sum(list(placed).index(below) > list(placed).index(above) + 1 for above, below in arrows)
     template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    template.filters["caption"] = lambda room: map(escape, caption(room))
-    sizes = {"width": WIDTH, "height": height, "margin": MARGIN, "room_height": ROOM_HEIGHT}
-    text = PICTURE_TEMPLATE.read_text()
-    return template.from_string(text).render(place=place, with_verl=with_verl, ways=ways, **sizes)
+    template.filters["caption"] = lambda wing: escape(caption(wing))
+    template.filters["files"] = files_of
+    template.filters["lines"] = lambda room: map(escape, caption_lines(room))
+    return template.from_string(PICTURE_TEMPLATE.read_text()).render(
+        placed=placed,
+        with_verl=with_verl,
+        ways=ways(arrows, placed),
+        width=last["width"] + 2 * MARGIN + passing * LANE,
+        height=last["top"] + last["height"] + 46,
+        margin=MARGIN,
+        title_height=TITLE_HEIGHT,
+        room_width=ROOM_WIDTH,
+        room_height=ROOM_HEIGHT,
+    )
 
 
 if __name__ == "__main__":

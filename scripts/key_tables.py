@@ -7,8 +7,8 @@ docs/dev/testing.md the goals on a GPU; README.md and README.zh.md the devices.
 import sys
 from pathlib import Path
 
-from verl_clipx.base.method import NODE
-from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run import support
 from verl_clipx.run.keys import ROWS
 from verl_clipx.run.takeover import verl_key

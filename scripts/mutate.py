@@ -1,7 +1,7 @@
 """Draws small changes of a package's source at random and shows which of its tests notice them.
 
 Run it in the root of a clean checkout (Python 3.11 or newer, POSIX, pytest; nothing else):
-    nice python scripts/mutate.py -n 40 --seed 1 --under base --under methods
+    nice python scripts/mutate.py -n 40 --seed 1 --under losses/base --under losses/methods
 
 N lines are drawn, each code line that can be changed being equally likely, then one change on the line: a comparison
 flipped, and/or, not removed, + - * / exchanged, a constant (n to n + 1, True/False), index, slice off by 1, a default,

@@ -44,7 +44,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def with_method_pages(nav: Any) -> Any:
     """A part of the navigation, with the list of the methods' pages in the place of `METHOD_PAGES`."""
-    from verl_clipx.methods import BUILT_IN
+    from verl_clipx.losses.methods import BUILT_IN
 
     if isinstance(nav, list):
         return [with_method_pages(part) for part in nav]
@@ -166,7 +166,7 @@ def method_pages() -> dict[str, str]:
 
 def figure(name: str) -> str:
     """The gradient weight of a method over the ratio."""
-    from verl_clipx.methods import METHODS
+    from verl_clipx.losses.methods import METHODS
 
     # MkDocs puts no folder of scripts into the path.
     draw_weights = runpy.run_path(str(Path(__file__).with_name("weight_figure.py")))["draw_weights"]
@@ -175,7 +175,7 @@ def figure(name: str) -> str:
 
 def method_page(method: dict[str, Any]) -> str:
     """A method's page, from its class and its groups."""
-    from verl_clipx.methods import METHODS
+    from verl_clipx.losses.methods import METHODS
     from verl_clipx.run.description import limits_in_words
 
     kind, (first, *others) = METHODS[method["name"]], method["groups"]

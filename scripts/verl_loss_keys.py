@@ -1,6 +1,6 @@
 """Lists the configuration keys that verl's losses read, with where they read them, from verl's source.
 
-    python scripts/verl_loss_keys.py [FOLDER] > tests/worker/fixtures/verl_loss_keys/VERSION.txt
+    python scripts/verl_loss_keys.py [FOLDER] > tests/training/worker/fixtures/verl_loss_keys/VERSION.txt
 
 FOLDER holds a version's `verl`, unpacked from a wheel or a checkout; without it the installed one is read. Only syntax
 trees are looked at, nothing is imported: a parameter's annotation says which node of the configuration it is, and

@@ -6,11 +6,11 @@ import numpy
 import torch
 from matplotlib.figure import Figure
 
-from verl_clipx.base.method import Method
-from verl_clipx.base.tokens import Inputs
-from verl_clipx.loss.loss import apply
-from verl_clipx.report.drawing import style
-from verl_clipx.report.palette import INK, OTHERS, SOFT
+from verl_clipx.analysis.report.drawing import style
+from verl_clipx.analysis.report.palette import INK, OTHERS, SOFT
+from verl_clipx.losses.applying.loss import apply
+from verl_clipx.losses.base.method import Method
+from verl_clipx.losses.base.tokens import Inputs
 
 HIGHEST_RATIO = 2.5
 # Under the old policy; at the highest ratio, the current probability is still at most 1.

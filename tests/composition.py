@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from verl_clipx.check.contract import example
+from verl_clipx.losses.contract.contract import example
 
 MICRO_BATCH = [
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_clipx import Bounds, Method, of_decision, parameter, register_loss
-from verl_clipx.base.parameters import number
+from verl_clipx.losses.base.parameters import number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_clipx.worker.step import Observer, RolloutBatch
+from verl_clipx.training.worker.step import Observer, RolloutBatch
 
 
 def jagged(values):

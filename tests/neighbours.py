@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from verl_clipx.base.method import Method
+from verl_clipx.losses.base.method import Method
 
 
 def neighbours(method: Method, share: float) -> list[Method]:

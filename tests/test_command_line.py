@@ -16,9 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 import verl_clipx
+from tests.analysis.runs.example_runs import write_run
 from tests.composition import composition
 from tests.papers.evaluation.tiny import save_questions
-from tests.runs.example_runs import write_run
 from verl_clipx.cli import OF_PAPERS, app
 from verl_clipx.common.extras import FOR_CPU
 
@@ -108,10 +108,10 @@ def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
 
 
 def test_doctor_as_json(monkeypatch):
-    from verl_clipx.check.doctor import Finding
+    from verl_clipx.training.doctor import Finding
 
     findings = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
-    monkeypatch.setattr("verl_clipx.check.doctor.examine", lambda ray: [("versions", findings)])
+    monkeypatch.setattr("verl_clipx.training.doctor.examine", lambda ray: [("versions", findings)])
     (_, wrong) = as_json("doctor", "--no-ray", code=1)["findings"]
     assert wrong == {"group": "versions", **vars(findings[1])}
 

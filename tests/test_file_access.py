@@ -23,18 +23,18 @@ PARTIAL = re.compile(r"\bpartial\b")
 OWN = "in a temporary folder of the command's own"
 LOCK = "a lock, of which nothing is read"
 EXCEPTIONS = [
-    ("common/run_lock.py", ".open(", LOCK),
-    ("common/run_lock.py", ".open(", LOCK),
+    ("run/run_lock.py", ".open(", LOCK),
+    ("run/run_lock.py", ".open(", LOCK),
     ("common/terminal.py", "open(", "the null device"),
     ("common/terminal.py", ".open(", "the null device"),
-    ("demo/files.py", "shutil.copyfile(", "the finished runs, which the same command copies again"),
+    ("analysis/demo/files.py", "shutil.copyfile(", "the finished runs, which the same command copies again"),
     ("papers/evaluation/checkpoints.py", ".open(", "read in parts of a fixed size"),
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
     ("run/explaining.py", "open(", OWN),
     *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", ".open(", ".open(", "shutil.copy(")],
     ("run/stand_in.py", "open(", OWN),
     ("run/without_plugin.py", "open(", OWN),
-    ("trainer/log.py", ".open(", "a log that grows while a process runs"),
+    ("training/trainer/log.py", ".open(", "a log that grows while a process runs"),
 ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.losses.methods import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 TRITON = Path(os.environ.get("TRITON_FOLDER") or Path(sys.prefix) / "triton")

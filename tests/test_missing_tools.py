@@ -38,7 +38,7 @@ NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution 
 SHOW = {
     "demo": "clipx-demo/report.html",
     "methods acpo": "parameters of acpo: clipx.<parameter>",
-    "check-loss verl_clipx.methods.grpo:Grpo": "kept",
+    "check-loss verl_clipx.losses.methods.grpo:Grpo": "kept",
     "recipe list cpu/countdown_acpo": "presets: +recipe",
     "recipe show cpu/countdown_acpo_off": "optimizer steps for each rollout batch",
 }

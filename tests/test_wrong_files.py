@@ -15,9 +15,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.analysis.runs.commands import clipx
+from tests.analysis.runs.example_runs import write_log, write_run
 from tests.papers.evaluation.tiny import evaluation_of, save_questions
-from tests.runs.commands import clipx
-from tests.runs.example_runs import write_log, write_run
 
 RUN = "run/metrics.jsonl"
 
@@ -53,7 +53,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
     # Drawing takes seconds and reads no file.
-    monkeypatch.setattr("verl_clipx.report.page.log_plates", lambda settings, baseline: [])
+    monkeypatch.setattr("verl_clipx.analysis.report.page.log_plates", lambda settings, baseline: [])
     copy = tmp_path / "all"
     shutil.copytree(whole, copy)
     config = copy / "evaluation" / "config.json"
@@ -136,7 +136,7 @@ def test_what_no_command_reads_is_refused_and_named(door, folder):
 def run(tmp_path, monkeypatch) -> Path:
     """A run with traces; drawing takes seconds and is another test's."""
     for plates in ("log_plates", "trace_plates"):
-        monkeypatch.setattr(f"verl_clipx.report.page.{plates}", lambda *arguments: [])
+        monkeypatch.setattr(f"verl_clipx.analysis.report.page.{plates}", lambda *arguments: [])
     return write_run(tmp_path / "run", "acpo", steps=2)
 
 

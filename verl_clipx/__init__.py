@@ -9,18 +9,18 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "register_loss": "verl_clipx.loss.user_method",
-    "check_gradient": "verl_clipx.elsewhere.check_gradient",
-    "check_loss": "verl_clipx.check.runner",
-    "clip_loss": "verl_clipx.elsewhere.clip_loss",
-    "Bounds": "verl_clipx.methods",
-    "FixedBounds": "verl_clipx.methods",
-    "METHODS": "verl_clipx.methods",
-    "Method": "verl_clipx.methods",
-    "Tokens": "verl_clipx.base.tokens",
-    "of_decision": "verl_clipx.base.metric",
-    "of_rollout_batch": "verl_clipx.base.metric",
-    "parameter": "verl_clipx.base.parameters",
+    "register_loss": "verl_clipx.losses.applying.user_method",
+    "check_gradient": "verl_clipx.losses.check_gradient",
+    "check_loss": "verl_clipx.losses.contract.runner",
+    "clip_loss": "verl_clipx.losses.clip_loss",
+    "Bounds": "verl_clipx.losses.methods",
+    "FixedBounds": "verl_clipx.losses.methods",
+    "METHODS": "verl_clipx.losses.methods",
+    "Method": "verl_clipx.losses.methods",
+    "Tokens": "verl_clipx.losses.base.tokens",
+    "of_decision": "verl_clipx.losses.base.metric",
+    "of_rollout_batch": "verl_clipx.losses.base.metric",
+    "parameter": "verl_clipx.losses.base.parameters",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -92,7 +92,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder to write the page and the two runs to.")] = Path("clipx-demo"),
 ) -> None:
     """Show what this project is about. Writes two small runs and their finished page; needs neither torch nor verl."""
-    from verl_clipx.demo.files import describe, write_demo
+    from verl_clipx.analysis.demo.files import describe, write_demo
 
     with failing():
         write_demo(out)
@@ -106,7 +106,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check this environment. The exit code is 1 if a run would fail here."""
-    from verl_clipx.check.doctor import GPU_CHECKS, examine, lines_of
+    from verl_clipx.training.doctor import GPU_CHECKS, examine, lines_of
 
     colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
     with messages_console().status("looking at versions") as status:
@@ -166,8 +166,8 @@ def metrics(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
-    from verl_clipx.base.refusal import did_you_mean
-    from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
+    from verl_clipx.losses.applying.metric_listing import LISTS, markdown_table, rows_of
+    from verl_clipx.losses.base.refusal import did_you_mean
 
     if which not in LISTS:
         fail(f"{which!r}: must be one of {', '.join(LISTS)}.{did_you_mean(which, LISTS)}", 2)
@@ -221,7 +221,7 @@ def check_loss(
 ) -> None:
     """Check a loss of your own against the contract that every loss keeps."""
     sys.path.insert(0, "")
-    from verl_clipx.check.runner import UNSEEN, check_method
+    from verl_clipx.losses.contract.runner import UNSEEN, check_method
     from verl_clipx.run.config import build
 
     with failing():
@@ -250,8 +250,8 @@ def report(
     ] = False,
 ) -> None:
     """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
-    from verl_clipx.report import follow as following
-    from verl_clipx.report.page import PAGE, write_report
+    from verl_clipx.analysis.report import follow as following
+    from verl_clipx.analysis.report.page import PAGE, write_report
 
     findings = []
 
@@ -294,9 +294,9 @@ def diagnose(
 
     Exit code 3 if --fail-on was found, 1 if it can't be checked or a run can't be read, else 0.
     """
-    from verl_clipx.diagnose.command import FAILED, content_of, fails, lines_of
-    from verl_clipx.diagnose.parting import part, say_where
-    from verl_clipx.runs.folder import read_run
+    from verl_clipx.analysis.diagnose.command import FAILED, content_of, fails, lines_of
+    from verl_clipx.analysis.diagnose.parting import part, say_where
+    from verl_clipx.analysis.runs.folder import read_run
 
     if len(runs) > 2:
         fail(f"{len(runs)} runs: name one, or two to compare.", 2)
@@ -328,7 +328,7 @@ def certify(
 
     Exit code 0 if every question passed, 1 if one failed, 3 if some have no evidence in these runs.
     """
-    from verl_clipx.diagnose import certify as command
+    from verl_clipx.analysis.certify import certify as command
 
     with failing(), warnings_on(messages_console()):
         answers = command.certify(runs, vary or [])
@@ -353,7 +353,7 @@ def recompute(
 
     Exit code 0 if it is the version that the trace says, 1 if it is not, 3 if these checkpoints don't decide it.
     """
-    from verl_clipx.check import recompute as command
+    from verl_clipx.analysis.recompute import recompute as command
 
     with failing(), warnings_on(messages_console()), working("scoring the traced tokens"):
         answers = command.recompute(run, checkpoints, step or [])
@@ -379,8 +379,8 @@ def replay(
 ) -> None:
     """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
-    from verl_clipx.replay.command import replay_run
-    from verl_clipx.replay.output import content_of, print_replayed
+    from verl_clipx.analysis.replay.command import replay_run
+    from verl_clipx.analysis.replay.output import content_of, print_replayed
 
     with failing():
         result = replay_run(run, settings or [], step=step)

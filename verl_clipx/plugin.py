@@ -22,8 +22,8 @@ CORE_ALGOS = "verl.trainer.ppo.core_algos"
 
 
 def _register_losses(core_algos: ModuleType) -> None:
-    from verl_clipx.base.method import WHEN_REGISTERED
-    from verl_clipx.worker.registry import register_loss, register_losses
+    from verl_clipx.losses.base.method import WHEN_REGISTERED
+    from verl_clipx.training.worker.registry import register_loss, register_losses
 
     register_losses(core_algos)
     # A method that a user's module adds later is registered too.
@@ -31,11 +31,11 @@ def _register_losses(core_algos: ModuleType) -> None:
 
 
 def _install_worker(engine_workers: ModuleType) -> None:
-    from verl_clipx import cpu
-    from verl_clipx.worker.registry import install_worker, replace_worker
+    from verl_clipx.training import cpu
+    from verl_clipx.training.worker.registry import install_worker, replace_worker
 
     if cpu.is_active():
-        from verl_clipx.cpu.process_group import with_gloo
+        from verl_clipx.training.cpu.process_group import with_gloo
 
         replace_worker(engine_workers, with_gloo(engine_workers.TrainingWorker))
     install_worker(engine_workers)
@@ -43,15 +43,15 @@ def _install_worker(engine_workers: ModuleType) -> None:
 
 def _register_agent_loop(build: Callable, worker: Any, positional: tuple, named: dict[str, Any]) -> None:
     build(*positional, **named)
-    from verl_clipx.seeded import AGENT_LOOP
+    from verl_clipx.training.seeded import AGENT_LOOP
 
     if worker.rollout_config.agent.default_agent_loop == AGENT_LOOP:
         # Importing the agent loop's module registers it with verl.
-        import verl_clipx.seeded.agent_loop  # noqa: F401
+        import verl_clipx.training.seeded.agent_loop  # noqa: F401
 
 
 def _register_resolvers(omegaconf: ModuleType) -> None:
-    from verl_clipx.cpu import check_platform
+    from verl_clipx.training.cpu import check_platform
 
     def run(*, _root_):
         from verl_clipx.run.resolve import facts_node
@@ -75,7 +75,7 @@ def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) 
     detect(*positional, **named)
     _answer_if_explained(*positional, **named)
     from verl_clipx.run.start import start
-    from verl_clipx.worker.registry import refuse_another_loss
+    from verl_clipx.training.worker.registry import refuse_another_loss
 
     refuse_another_loss(*positional, **named)
     start(*positional, **named)
@@ -84,7 +84,7 @@ def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) 
 def _start_before_ray(run: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
     config = positional[0] if positional else named["config"]
     _answer_if_explained(config)
-    from verl_clipx.common.run_lock import release
+    from verl_clipx.run.run_lock import release
     from verl_clipx.run.start import start_unless_started
 
     start_unless_started(config)
@@ -116,13 +116,13 @@ HOOKS = (
     # A worker of agent loops: +clipx/rollout=seeded names one of ours. With any other the call is verl's.
     ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
-    ("verl.utils.metric", _wrap("reduce_metrics", _imported("trainer.hooks", "hear_worker"))),
-    ("verl.utils.tracking", _wrap("Tracking.__init__", _imported("trainer.hooks", "open_logs"))),
+    ("verl.utils.metric", _wrap("reduce_metrics", _imported("training.trainer.hooks", "hear_worker"))),
+    ("verl.utils.tracking", _wrap("Tracking.__init__", _imported("training.trainer.hooks", "open_logs"))),
     # Every trainer imports this function by name, which it does once this module is there.
-    ("verl.trainer.ppo.metric_utils", _wrap("compute_data_metrics", _imported("trainer.hooks", "add_health"))),
+    ("verl.trainer.ppo.metric_utils", _wrap("compute_data_metrics", _imported("training.trainer.hooks", "add_health"))),
     (
         "verl.trainer.ppo.v1.trainer_base",
-        _wrap("PPOTrainer._compute_metrics", _imported("trainer.hooks", "add_verdicts")),
+        _wrap("PPOTrainer._compute_metrics", _imported("training.trainer.hooks", "add_verdicts")),
     ),
 )
 
@@ -138,8 +138,8 @@ def install() -> None:
 
     There a configuration that asks for a group of this plugin is refused (hydra_plugins/verl_clipx/groups_source.py).
     """
-    from verl_clipx import cpu
     from verl_clipx.common.verl_version import unsuitable_verl
+    from verl_clipx.training import cpu
 
     if unsuitable_verl():
         return

@@ -10,13 +10,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_clipx.analysis.runs.folder import KEPT, run_path
+from verl_clipx.analysis.runs.run_log import read_rows
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_file, hash_of_json, replacing
 from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
 from verl_clipx.papers.tables.presets import compose_preset
 from verl_clipx.papers.versions import versions_here
-from verl_clipx.runs.folder import KEPT, run_path
-from verl_clipx.runs.run_log import read_rows
 
 SEED_KEYS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
 """The keys that recipes/common.sh sets to SEED."""

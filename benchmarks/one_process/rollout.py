@@ -13,12 +13,12 @@ from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig
 
-from verl_clipx.cpu.rollout.generator import Generator, Request
-from verl_clipx.cpu.rollout.parameters import read_sampling_parameters
-from verl_clipx.cpu.rollout.sampling import derive_seed
-from verl_clipx.cpu.rollout.server import PRECISIONS, build_model, end_token_ids
-from verl_clipx.seeded.agent_loop import plain, sampling_seed
-from verl_clipx.seeded.sampler import row_order
+from verl_clipx.training.cpu.rollout.generator import Generator, Request
+from verl_clipx.training.cpu.rollout.parameters import read_sampling_parameters
+from verl_clipx.training.cpu.rollout.sampling import derive_seed
+from verl_clipx.training.cpu.rollout.server import PRECISIONS, build_model, end_token_ids
+from verl_clipx.training.seeded.agent_loop import plain, sampling_seed
+from verl_clipx.training.seeded.sampler import row_order
 
 from .queue import LocalQueue
 

@@ -12,9 +12,9 @@ from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.base.refusal import did_you_mean
-from verl_clipx.common.presets import preset_names
 from verl_clipx.common.verl_version import unsuitable_verl
+from verl_clipx.losses.base.refusal import did_you_mean
+from verl_clipx.run.presets import preset_names
 
 NODE = "clipx"
 

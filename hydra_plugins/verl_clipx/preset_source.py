@@ -4,7 +4,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from verl_clipx.common.presets import entry_at, preset_names
+from verl_clipx.run.presets import entry_at, preset_names
 
 
 class PresetSource(ConfigSource):

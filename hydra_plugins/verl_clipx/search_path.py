@@ -6,8 +6,8 @@ import sys
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.verl_version import unsuitable_verl
+from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.run.explain import EXPLAIN
 
 

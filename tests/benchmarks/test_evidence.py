@@ -13,7 +13,7 @@ from evidence import COLUMNS, COUNTED, ROWS, SECOND_LOOK, TABLE, TUNING, Wanted,
 from scipy import stats
 
 from verl_clipx.common.files import read_json, read_text
-from verl_clipx.methods import METHODS
+from verl_clipx.losses.methods import METHODS
 
 ROOT = evidence.ROOT
 

@@ -1,13 +1,13 @@
 """The settings of benchmarks/known_faults.yaml are within the ranges of their methods, and what they name exists. Not
-covered: the runs, whose kept logs tests/diagnose reads.
+covered: the runs, whose kept logs tests/analysis/diagnose reads.
 """
 
 import pytest
 from known_faults import ACTS, DECLARED, settings_of
 
 from tests.claims.configuration import parsed
-from verl_clipx.diagnose.questions import QUESTIONS
-from verl_clipx.diagnose.rules import RULES
+from verl_clipx.analysis.certify.questions import QUESTIONS
+from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.papers.tables.presets import values_of
 from verl_clipx.run.config import build
 

@@ -13,7 +13,7 @@ import table_fill
 import typer
 from typer.testing import CliRunner
 
-from tests.runs.example_runs import write_log
+from tests.analysis.runs.example_runs import write_log
 from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
 from verl_clipx.papers.tables.collect import collect as collect_table
 from verl_clipx.papers.tables.definition import load_table

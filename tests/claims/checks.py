@@ -19,16 +19,16 @@ from tests.claims.documents import ROOT, Command, Wrong
 from tests.composition import composition
 from tests.recipes.shell import Machine
 from verl_clipx.cli import app
+from verl_clipx.losses.groups import group_names
 from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.papers.tables.presets import preset_names
 from verl_clipx.papers.tasks.catalog import definitions
-from verl_clipx.run.groups import group_names
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
 NEVER_RUN = ("pip", "git", "docker", "sbatch", "sky", "srun", "torchrun")
 PROGRAMS = ("clipx", "python", "pytest", "bash", *NEVER_RUN)
-# By tests/claims/test_architecture.py and tests/demo.
+# By tests/claims/test_architecture.py and tests/analysis/demo.
 RUN_ELSEWHERE = r"scripts/(draw_architecture|demo)\.py"
 
 # What the NAME of a subcommand may be.

@@ -16,7 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from tests.composition import by_hydra, group_s_own
-from verl_clipx.base.refusal import Refusal
+from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.keys import READ
 from verl_clipx.run.resolve import Resolved
 from verl_clipx.run.start import decide

@@ -13,14 +13,14 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
 from tests.jagged import micro_batch
-from tests.worker import updates
-from tests.worker.updates import ROWS, WHOLE, extra_passes, loss_function
+from tests.training.worker import updates
+from tests.training.worker.updates import ROWS, WHOLE, extra_passes, loss_function
 from verl_clipx.run.config import Observe
-from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.plan import plan_step, token_passes
-from verl_clipx.worker.registry import is_ours
-from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import RolloutBatch
+from verl_clipx.training.worker.observe import observe_registered
+from verl_clipx.training.worker.plan import plan_step, token_passes
+from verl_clipx.training.worker.registry import is_ours
+from verl_clipx.training.worker.state import ControllerState
+from verl_clipx.training.worker.step import RolloutBatch
 
 # Log-ratios of a sequence's tokens: at ratio 1, between and beyond all usual bounds; then also beyond verl's clamp.
 NEAR = (0.0, 0.15, -0.15, 0.5, -0.7, 1.5, -3.0, 0.05, -0.4)

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from verl.utils.tracking import Tracking
 
+from tests.analysis.runs.example_runs import write_run
 from tests.claims.documents import ROOT
 from tests.papers.evaluation.tiny import evaluation_of, questions_file, save_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
-from tests.runs.example_runs import write_run
+from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.records import read_jsonl
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
-from verl_clipx.runs.folder import RunFolder
 
 TASKS = Path(__file__).parents[1] / "papers" / "tasks"
 SMALL = WarmStartConfig(

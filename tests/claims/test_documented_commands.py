@@ -2,7 +2,7 @@
 what is marked, and commands in inline code, have existing subcommands, options, files and variables; Hydra groups and
 keys of ours in inline code exist. Not covered: other keys and files in inline code; what a mark, `<!-- needs: … -->`,
 excuses; what an output says that no page shows; doctor's interpreters and Ray worker, for which
-this process stands in (tests/check/test_doctor.py); links (`mkdocs build --strict`).
+this process stands in (tests/training/test_doctor.py); links (`mkdocs build --strict`).
 """
 
 import contextlib
@@ -35,11 +35,11 @@ from tests.claims.documents import (
 )
 from tests.claims.preparation import PREPARATIONS
 from tests.hydra_main import MAIN_PPO, explained
-from verl_clipx.check import doctor
 from verl_clipx.cli import app
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.methods import METHODS
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import NODES, Node, parameters_of
+from verl_clipx.training import doctor
 
 # Inline code that is a command, with the variables before it.
 COMMAND = re.compile(rf"""([A-Z_]+=("[^"]*"|\S)* )*({"|".join(PROGRAMS)}) """)
@@ -163,7 +163,7 @@ def output_of(command_line, words: list[str], variables: dict[str, str]) -> str:
 
 def run_python(block: Block, names: dict) -> tuple[list[str], str]:
     """Runs a block; one that begins with `# name.py` is that file from then on, and knows no other block's names. One
-    with a mark is only compiled: tests/end_to_end/test_wheel.py and tests/elsewhere run them.
+    with a mark is only compiled: tests/end_to_end/test_wheel.py and tests/losses run them.
     """
     if block.needs:
         compile(block.text, "page", "exec")

@@ -1,6 +1,7 @@
 """The figures that README, docs and the site's pages of methods show: no two texts of a drawing overlap, in a browser
 420 and 1280 pixels wide; which figures are pictures, whose texts no program can measure. Not covered: those pictures,
-which people look at, what the figures draw, other fonts than this machine's. tests/report has those of `clipx report`.
+which people look at, what the figures draw, other fonts than this machine's. tests/analysis/report has those of
+`clipx report`.
 """
 
 import re
@@ -8,9 +9,9 @@ import runpy
 
 import pytest
 
+from tests.analysis.report.browser import OVERLAPPING, open_page
 from tests.claims.documents import PAGES, ROOT, links_of
-from tests.report.browser import OVERLAPPING, open_page
-from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 FIGURES = ROOT / "docs" / "figures"
 # Made by scripts that are gone; their pages name the commits.

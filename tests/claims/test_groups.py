@@ -1,7 +1,7 @@
 """Every Hydra group of configs/clipx, alone, with a quarter of the modifiers and under every scope, trains two steps
 through the composed configuration and verl's ppo_loss, or says in the driver why it does not; with `-m matrix` it meets
-every modifier; +clipx=observe with verl's losses. Not covered: what the numbers are (tests/methods, tests/worker), the
-engine and several ranks (tests/end_to_end).
+every modifier; +clipx=observe with verl's losses. Not covered: what the numbers are (tests/losses/methods,
+tests/training/worker), the engine and several ranks (tests/end_to_end).
 """
 
 from itertools import product
@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from tests.composition import MICRO_BATCH, by_hydra, composition
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.methods import BUILT_IN
-from verl_clipx.methods import METHODS as CLASSES
-from verl_clipx.run.groups import groups_of
-from verl_clipx.worker.registry import is_ours
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.groups import groups_of
+from verl_clipx.losses.methods import BUILT_IN
+from verl_clipx.losses.methods import METHODS as CLASSES
+from verl_clipx.training.worker.registry import is_ours
 
 from .configuration import ACTOR, actor_of, built, hydra_s, merged, parsed, refusals_in
 from .first_call import first_call

@@ -1,6 +1,6 @@
 """docs/swap.md against the code: its rows of verl's losses, each option of ours that it names. Not covered: its table
-of verl's keys (tests/methods/test_what_a_method_needs.py), what the forks' options are called, and that a translation
-trains the same (tests/golden).
+of verl's keys (tests/losses/methods/test_what_a_method_needs.py), what the forks' options are called, and that a
+translation trains the same (tests/golden).
 """
 
 import re
@@ -8,12 +8,12 @@ from dataclasses import fields
 
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.methods import METHODS
-from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.groups import group_settings
+from verl_clipx.losses.methods import METHODS
+from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.groups import group_settings
-from verl_clipx.worker.registry import is_ours
+from verl_clipx.training.worker.registry import is_ours
 
 from .documents import ROOT
 

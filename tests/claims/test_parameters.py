@@ -9,15 +9,15 @@ import math
 import pytest
 import torch
 
-from tests.methods.facts import fact, facts
-from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
-from verl_clipx.base.refusal import Refusal
-from verl_clipx.check.contract import finite_for_every_finite_input
-from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, FutureInfluence, Lopti
+from tests.losses.methods.facts import fact, facts
+from verl_clipx.losses.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.contract.contract import finite_for_every_finite_input
+from verl_clipx.losses.groups import group_names, group_settings
+from verl_clipx.losses.methods import BUILT_IN, METHODS
+from verl_clipx.losses.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, FutureInfluence, Lopti
 from verl_clipx.run.config import AROUND, build, parameters_of
 from verl_clipx.run.description import unusual
-from verl_clipx.run.groups import group_names, group_settings
 
 from .configuration import actor_of, merged, refusals_in
 from .first_call import first_call
@@ -27,7 +27,7 @@ MODIFIER_GROUPS = {
     kind: f"+clipx/{node}={({'select': 'high_entropy', 'update': 'lopti', 'pull': 'k2'}).get(node) or kind.rule}"
     for node, kinds in MODIFIERS.items()
     for kind in kinds
-    # Its parameters depend on each other and on the method (tests/modifiers/test_hold.py).
+    # Its parameters depend on each other and on the method (tests/losses/modifiers/test_hold.py).
     if node != "hold"
 }
 
@@ -69,7 +69,7 @@ MODIFIER_CASES = [
     for kind in MODIFIER_GROUPS
     for fields in [dataclasses.fields(kind)]
     for case in (*ends_of(fields), *words_of(fields))
-    # A mask without its threshold is refused (tests/modifiers/test_masks.py).
+    # A mask without its threshold is refused (tests/losses/modifiers/test_masks.py).
     if case != ("delta", None)
 ]
 

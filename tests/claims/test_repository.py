@@ -1,5 +1,5 @@
 """What stands beside the code: workflows and forms, the citation, README in two languages, versions, public names. Not
-covered: running a workflow, the words of pages, what the public functions do (tests/loss).
+covered: running a workflow, the words of pages, what the public functions do (tests/losses/applying).
 """
 
 import re
@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 import verl_clipx
-from verl_clipx.common.run_files import METRICS, record_path
+from verl_clipx.run.run_files import METRICS, record_path
 
 from .documents import PAGES, ROOT, blocks_of, commands_of, inline_code_of, links_of
 

@@ -9,11 +9,11 @@ from itertools import combinations
 import numpy as np
 import pandas
 
+from verl_clipx.analysis.demo import files as demo
+from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import Comparison, compare_means, holm
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.demo import files as demo
-from verl_clipx.runs.folder import RunFolder
 
 from .documents import ROOT
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.claims.documents import PAGES, ROOT, inline_code_of
-from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.papers.tables.definition import table_names
 from verl_clipx.run.listing import describe_methods
 

@@ -1,5 +1,5 @@
 """Files that appear whole or not at all, and files that cannot be read. Not covered: a kill
-(tests/trainer/test_log.py); what commands make of the errors (tests/test_wrong_files.py).
+(tests/training/trainer/test_log.py); what commands make of the errors (tests/test_wrong_files.py).
 """
 
 import os

@@ -109,6 +109,6 @@ def test_the_projects_own_files_stay():
     own = [Path(name) for name in files if not name.startswith(("tests/", *LOOKS_DRAWN))]
     texts = {path: path.read_text() for path in own if path.suffix in (".py", ".sh", ".yaml", ".yml", ".md", ".toml")}
     assert [path for path, text in texts.items() if redact(text) != text] == [] and len(texts) > 100
-    for path in Path("verl_clipx/demo/shipped").rglob("*.run.json"):
+    for path in Path("verl_clipx/analysis/demo/shipped").rglob("*.run.json"):
         record = json.loads(path.read_text())
         assert redact(record) == record

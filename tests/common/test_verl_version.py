@@ -11,8 +11,8 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.verl_clipx.search_path import VerlClipxSearchPath
 from tests.composition import by_hydra
-from verl_clipx.check import doctor
 from verl_clipx.common import verl_version as versions
+from verl_clipx.training import doctor
 
 # verl's main in a folder with a verl of its own, after the losses that it knows.
 MAIN = """

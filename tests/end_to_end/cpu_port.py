@@ -7,14 +7,14 @@ from importlib import import_module
 
 from wrapt import when_imported
 
-from verl_clipx import cpu
-from verl_clipx.cpu.process_group import with_gloo
-from verl_clipx.worker.registry import replace_worker
+from verl_clipx.training import cpu
+from verl_clipx.training.cpu.process_group import with_gloo
+from verl_clipx.training.worker.registry import replace_worker
 
 cpu.register()
 when_imported("verl.workers.engine_workers")(lambda module: replace_worker(module, with_gloo(module.TrainingWorker)))
 when_imported("verl.experimental.agent_loop.single_turn_agent_loop")(
-    lambda _: import_module("verl_clipx.seeded.agent_loop")
+    lambda _: import_module("verl_clipx.training.seeded.agent_loop")
 )
 when_imported("omegaconf")(
     lambda module: module.OmegaConf.register_new_resolver("clipx_platform", cpu.check_platform, replace=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 from verl_clipx.papers.evaluation.folder import read_completions
 
 from .conftest import Task

@@ -12,7 +12,7 @@ gc.disable()
 from verl.workers import engine_workers  # noqa: E402, F401
 from verl.workers.utils import losses  # noqa: E402, F401
 
-import verl_clipx.worker.step  # noqa: E402, F401
+import verl_clipx.training.worker.step  # noqa: E402, F401
 
 gc.freeze()
 gc.enable()

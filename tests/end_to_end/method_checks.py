@@ -6,11 +6,11 @@ outside. What else a method shows stands in its test, as `SEEN`.
 
 from typing import Any
 
-from tests.methods.facts import fact
-from verl_clipx.base.shared_metrics import REGIONS
-from verl_clipx.check.contract import evaluate, every_ratio, example, inputs_of
-from verl_clipx.loss.metrics import token_metrics, token_sums
-from verl_clipx.methods import BUILT_IN, METHODS
+from tests.losses.methods.facts import fact
+from verl_clipx.losses.applying.metrics import token_metrics, token_sums
+from verl_clipx.losses.base.shared_metrics import REGIONS
+from verl_clipx.losses.contract.contract import evaluate, every_ratio, example, inputs_of
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 # What makes a method show itself within a few steps.
 SETTINGS = {method: fact(method, "SEEN_UNDER", ()) for method in BUILT_IN}

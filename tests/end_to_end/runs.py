@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas
 import psutil
 
-from verl_clipx.runs.run_log import Rows, read_run_log, rows_of, table_of
+from verl_clipx.analysis.runs.run_log import Rows, read_run_log, rows_of, table_of
 
 SECONDS = 600
 MAIN = "verl.trainer.main_ppo"

@@ -1,8 +1,8 @@
 """What the plugin leaves behind in verl's engine (FSDP2, one rank, without Ray): nothing but the bounds. Covers: an
 observation's traces; a step that is not finite; a checkpoint that goes on under verl's own loss; +clipx=observe under
 several of verl's losses; verl's Tinker worker; fused kernels. Not covered: every method's steps that are not finite, a
-checkpoint without a state, rejected tokens, when an extra pass is made (tests/worker, tests/run/test_schedule.py);
-memory of an accelerator, packing, sequence parallelism.
+checkpoint without a state, rejected tokens, when an extra pass is made (tests/training/worker,
+tests/run/test_schedule.py); memory of an accelerator, packing, sequence parallelism.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.losses import ppo_loss
 
-from tests.cpu.policy import random_policy, save_checkpoint
-from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.worker.step import OptimizerStep, RolloutBatch
+from tests.training.cpu.policy import random_policy, save_checkpoint
+from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.training.worker.step import OptimizerStep, RolloutBatch
 
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 

@@ -1,6 +1,6 @@
 """What docs/dev/reliability.md says of faults that only verl's trainer answers, with `-m matrix`. Covers: a disk that
 is full while verl saves, and the start after that; a reward that is NaN for some prompts. Not covered: a reward that
-raises or hangs; which field is named (tests/worker/test_training_worker.py).
+raises or hangs; which field is named (tests/training/worker/test_training_worker.py).
 """
 
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 
 from .runs import SECONDS, launch, metrics_of, output_of, read_run_log, train
 

@@ -1,7 +1,7 @@
 """tests/gpu on two gloo ranks, with nothing but the device another: what a CPU can run of it passes. Covers, with
 `-m matrix`: all, compiled (the rehearsal in tests/benchmarks/test_gpu_command.py has a part in every run,
-test_invariance.py the engine's options and sharding, tests/loss the compiler). Not covered: what needs a GPU (FSDP1,
-flash attention, Ulysses, host waits, kernels) and vLLM (scripts/gpu.sh).
+test_invariance.py the engine's options and sharding, tests/losses/applying the compiler). Not covered: what needs a GPU
+(FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM (scripts/gpu.sh).
 """
 
 import re

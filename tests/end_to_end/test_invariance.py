@@ -10,8 +10,8 @@ import dataclasses
 import pytest
 import torch
 
-from verl_clipx.methods import BUILT_IN
-from verl_clipx.methods import METHODS as CLASSES
+from verl_clipx.losses.methods import BUILT_IN
+from verl_clipx.losses.methods import METHODS as CLASSES
 
 from .method_checks import SETTINGS, check_method
 from .training_ranks import Case, cases_on_rank, make_policy, make_rows, on_ranks

@@ -1,7 +1,7 @@
 """What a worker observes, by verl's worker and FSDP2 engine: an update's fingerprint is the same on 1 and 2 ranks (and
 with `-m matrix` 4), in any order and micro-batches, that of the trainer's process, and costs no collective; a part that
 raises on one rank goes off, on all of them if it is joined over ranks. Not covered: what the trainer's process does
-with it (tests/trainer/test_observing.py), skipped updates (tests/worker/test_training_worker.py).
+with it (tests/training/trainer/test_observing.py), skipped updates (tests/training/worker/test_training_worker.py).
 """
 
 import importlib
@@ -17,8 +17,8 @@ from verl import DataProto
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
-from verl_clipx.worker.fingerprints import fingerprints_of, hash_batch, hexadecimal
-from verl_clipx.worker.reports import HASHES, OFF, UPDATES
+from verl_clipx.training.worker.fingerprints import fingerprints_of, hash_batch, hexadecimal
+from verl_clipx.training.worker.reports import HASHES, OFF, UPDATES
 
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 
@@ -87,7 +87,9 @@ def observe_on_rank(rank, world, policy, rows, folder):
     for planted in PLANTED:
         module, name = planted.split(".")
         owner, calls = (
-            importlib.import_module(f"verl_clipx.{'loss' if module == 'compiled' else 'worker'}.{module}"),
+            importlib.import_module(
+                f"verl_clipx.{'losses.applying' if module == 'compiled' else 'training.worker'}.{module}"
+            ),
             [],
         )
         group = ("+clipx=observe",) if module == "observe" else GRPO

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from verl_clipx.runs.run_log import read_run_log
+from verl_clipx.analysis.runs.run_log import read_run_log
 
 from .runs import common_overrides, metrics_of, train
 from .training_ranks import on_ranks

@@ -14,7 +14,7 @@ import pandas
 import pytest
 from transformers import AutoModelForCausalLM
 
-from verl_clipx.common.traces import read_shards, shards_in
+from verl_clipx.run.trace_format import read_shards, shards_in
 
 from .runs import Run, check_receipt, loading, train
 

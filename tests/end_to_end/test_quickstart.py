@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.commands import answer
-from verl_clipx.common.traces import read_shards
-from verl_clipx.demo.files import RUNS, SHIPPED
-from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.run import Run
+from tests.analysis.runs.commands import answer
+from verl_clipx.analysis.demo.files import RUNS, SHIPPED
+from verl_clipx.analysis.runs.folder import read_run
+from verl_clipx.analysis.runs.run import Run
+from verl_clipx.run.trace_format import read_shards
 
 from .runs import REPOSITORY, SECONDS
 from .test_training import check_traces

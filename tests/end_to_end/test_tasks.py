@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 

@@ -12,7 +12,7 @@ import math
 import pandas
 import pytest
 
-from verl_clipx.common.traces import read_shards, shards_in
+from verl_clipx.run.trace_format import read_shards, shards_in
 
 from .evaluation_round import VALIDATION, check_both_ways
 from .method_checks import FRACTIONS, SETTINGS, check_method

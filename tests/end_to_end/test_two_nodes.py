@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_clipx.runs.run_log import read_run_log
+from verl_clipx.analysis.runs.run_log import read_run_log
 
 from .ray_nodes import HEAD, NODES, Cluster, ray_cluster
 from .runs import (

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.pretrained.smollm2 import prepare
-from verl_clipx.runs.folder import read_run
 
 from .conftest import Task
 from .method_checks import SETTINGS, check_method

@@ -111,7 +111,7 @@ def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     assert {f"verl_clipx/{name}" for name in below("configs")} == {name for name in names if "/configs/" in name}
     ran = {f"verl_clipx/{name.removeprefix('docs/')}" for name in below("docs/results/cpu") | below("docs/results/gpu")}
     assert ran == {name for name in names if "/results/" in name}
-    demo = below("verl_clipx/demo/shipped")
+    demo = below("verl_clipx/analysis/demo/shipped")
     assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
     assert len(names) == len({*names}) and not [name for name in names if re.search(r"(^|/)(tests?|runs/data)/", name)]
@@ -268,7 +268,7 @@ before = time.process_time()
 import verl_clipx
 from verl_clipx import check_gradient, clip_loss
 took = time.process_time() - before
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.losses.methods import BUILT_IN
 tokens = [torch.randn(4, 9) for _ in range(3)] + [torch.ones(4, 9)]
 for name in BUILT_IN:
     log_prob = tokens[0].clone().requires_grad_()

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
-from tests.cpu.policy import VOCABULARY_SIZE, random_policy, save_checkpoint
+from tests.training.cpu.policy import VOCABULARY_SIZE, random_policy, save_checkpoint
 
 MODEL_SEED = 3
 
@@ -177,8 +177,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_clipx.worker.layout import TokenPass
-    from verl_clipx.worker.step import RolloutBatch
+    from verl_clipx.training.worker.layout import TokenPass
+    from verl_clipx.training.worker.step import RolloutBatch
 
     engine = worker.engine
     result = Result(options=options_in_force(engine))

@@ -9,8 +9,8 @@ from verl.workers.config import ActorConfig
 from tests.composition import built_once
 from tests.golden.cases import GoldenCase
 from tests.golden.settings import overrides_of
-from verl_clipx.check.contract import evaluate
-from verl_clipx.loss.loss import Applied
+from verl_clipx.losses.applying.loss import Applied
+from verl_clipx.losses.contract.contract import evaluate
 from verl_clipx.run.config import Settings
 
 

@@ -33,7 +33,7 @@ class Setup:
     def overrides(self, case: GoldenCase) -> tuple[str, ...]:
         """The overrides of a vector, aggregation included."""
         # Their tests import this module.
-        from tests.methods.facts import facts
+        from tests.losses.methods.facts import facts
 
         published, chosen = {**facts("PUBLISHED")[self.group], **self.published}, []
         for parameter, reference in self.keys.items():
@@ -97,7 +97,7 @@ TOKEN_SETUPS: Mapping[str, Setup] = {
 
 def setups() -> dict[str, Setup]:
     """The references of methods, which their tests state, by the name that the manifest has."""
-    from tests.methods.facts import facts
+    from tests.losses.methods.facts import facts
 
     return facts("GOLDEN")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from worker_update import Row
 
-from tests.cpu.policy import random_policy
+from tests.training.cpu.policy import random_policy
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
 # verl's and GRPO's defaults.

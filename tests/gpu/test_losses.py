@@ -10,13 +10,13 @@ from worker_update import DEVICE
 
 from tests.gpu.conftest import needs_gpu
 from tests.gpu.test_updates import ROUNDING, SAME
-from verl_clipx.base.tokens import Inputs
-from verl_clipx.loss.compiled import TokenFunctions
-from verl_clipx.loss.loss import per_token_loss
-from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.worker.step import MicroBatch, in_micro_batch
-from verl_clipx.worker.traced_columns import HostCopy
-from verl_clipx.worker.tracer import tokens_of_method
+from verl_clipx.losses.applying.compiled import TokenFunctions
+from verl_clipx.losses.applying.loss import per_token_loss
+from verl_clipx.losses.base.tokens import Inputs
+from verl_clipx.losses.methods import BUILT_IN, METHODS
+from verl_clipx.training.worker.step import MicroBatch, in_micro_batch
+from verl_clipx.training.worker.traced_columns import HostCopy
+from verl_clipx.training.worker.tracer import tokens_of_method
 
 SIZE = (64, 4096) if DEVICE == "cuda" else (16, 96)
 # On a CPU, where compiling takes half a minute each, one whose bounds come from statistics.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 from verl_clipx.papers.evaluation import validation_run
 
 RUN = "{model} +hardware=cpu --benchmark {questions} --out out --max-tokens 6"

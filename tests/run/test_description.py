@@ -10,12 +10,12 @@ import torch
 from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.configuration import ACTOR, actor_of, merged, parsed
-from tests.methods.at import outcome, tokens_at
-from verl_clipx.methods import BUILT_IN, METHODS
+from tests.losses.methods.at import outcome, tokens_at
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.description import describe
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.start import decide
-from verl_clipx.worker.training_worker import ClipxTraining
+from verl_clipx.training.worker.training_worker import ClipxTraining
 
 V1 = "trainer.v1.trainer_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
@@ -274,7 +274,7 @@ def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
 def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
-    monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
+    monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
     config = merged(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
     line = decide(config, group="sapo").run.line
     given = []

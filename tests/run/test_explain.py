@@ -13,8 +13,8 @@ import huggingface_hub.constants
 import pytest
 
 from tests.hydra_main import ENTRIES, MAIN_PPO, NEEDED, SFT, explained
-from verl_clipx.methods import METHODS
-from verl_clipx.modifiers.pull import Pull, pulled
+from verl_clipx.losses.methods import METHODS
+from verl_clipx.losses.modifiers.pull import Pull, pulled
 from verl_clipx.run.description import bounds_of
 
 ACTOR = "actor_rollout_ref.actor"

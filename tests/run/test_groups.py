@@ -1,6 +1,6 @@
 """The Hydra groups: the published settings, what a file says beside them, how mistakes in values are reported, and the
 listing of methods. Not covered: that each group composes and trains (tests/claims/test_groups.py), what the listing's
-rows say, and the pages (tests/methods/test_what_a_method_needs.py).
+rows say, and the pages (tests/losses/methods/test_what_a_method_needs.py).
 """
 
 import re
@@ -10,17 +10,17 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from tests.claims.configuration import actor_of, decided, merged, parsed, refused
-from tests.methods.facts import facts
-from verl_clipx.base.refusal import Refusal
+from tests.losses.methods.facts import facts
 from verl_clipx.cli import app
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.methods import METHODS
-from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.groups import group_names, group_settings, node_of
+from verl_clipx.losses.methods import METHODS
+from verl_clipx.losses.modifiers import AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.run.config import parameters_of
-from verl_clipx.run.groups import group_names, group_settings, node_of
 from verl_clipx.run.listing import describe_methods
 
-# They choose no method of the plugin's; tests/worker/test_observe.py has the last one.
+# They choose no method of the plugin's; tests/training/worker/test_observe.py has the last one.
 GROUPS = sorted({*group_names()} - {"base", "custom", "observe"})
 PUBLISHED = facts("PUBLISHED")
 

@@ -17,7 +17,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s, merged, refusals_in, refused
-from verl_clipx.base.refusal import Refusal
+from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run import resolve as resolving
 from verl_clipx.run.keys import FACTS
 from verl_clipx.run.resolve import resolve

@@ -11,16 +11,16 @@ from omegaconf import OmegaConf
 
 from tests.claims.configuration import ACTOR, actor_of, built, hydra_s, merged, parsed
 from tests.jagged import micro_batch
-from tests.worker.updates import ROWS, WHOLE, extra_passes
-from verl_clipx.check.contract import example
-from verl_clipx.common.decided_from import DecidedFrom
+from tests.training.worker.updates import ROWS, WHOLE, extra_passes
+from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.explaining import answer
 from verl_clipx.run.keys import FACTS, flat
 from verl_clipx.run.schedule import Schedule, position, recorded_schedule
 from verl_clipx.run.start import decide
-from verl_clipx.worker.plan import plan_step, token_passes
-from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import RolloutBatch
+from verl_clipx.training.worker.plan import plan_step, token_passes
+from verl_clipx.training.worker.state import ControllerState
+from verl_clipx.training.worker.step import RolloutBatch
 
 ONE, FOUR = "data.train_batch_size=256", "data.train_batch_size=1024"
 LOPTI, LOW_ONLY = "+clipx/update=lopti", "+clipx/update=lopti clipx.update.order=low_only"

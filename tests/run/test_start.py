@@ -18,9 +18,9 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from tests.claims.configuration import actor_of, merged
 from tests.composition import composition
 from tests.hydra_main import NEEDED
-from verl_clipx.base.refusal import Refusal
-from verl_clipx.common import run_lock
-from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.run import run_lock
 from verl_clipx.run import start as starts
 
 ACTOR = "actor_rollout_ref.actor"

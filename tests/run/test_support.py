@@ -23,8 +23,8 @@ from verl_clipx.common.files import read_json, write_json
 from verl_clipx.run import support
 from verl_clipx.run.keys import READ
 from verl_clipx.run.support import untested
-from verl_clipx.worker.extra_pass import refuse_attention_on_a_slice
-from verl_clipx.worker.state import state_rank
+from verl_clipx.training.worker.extra_pass import refuse_attention_on_a_slice
+from verl_clipx.training.worker.state import state_rank
 
 REPOSITORY, MODELS = Path(__file__).parents[2], Path(__file__).parent / "fixtures" / "models"
 STRATEGY, NAME, ESTIMATOR = f"{ACTOR}.strategy", "actor_rollout_ref.rollout.name", "algorithm.adv_estimator"

@@ -1,7 +1,7 @@
 """What becomes of verl's keys, as the driver decides and the workers build it: taken over, not used, or refused, with
 the nearest run that is served; every key that verl composes has a row or is known to be off the loss's path. Not
-covered: that no key is missing which verl's losses read (tests/worker/test_verl_contract.py), what drawn configurations
-train (tests/worker/test_drawn.py).
+covered: that no key is missing which verl's losses read (tests/training/worker/test_verl_contract.py), what drawn
+configurations train (tests/training/worker/test_drawn.py).
 """
 
 import inspect

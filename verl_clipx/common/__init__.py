@@ -1,1 +1,1 @@
-"""What the folders beside each other share: files, messages, secrets, traces' schema, statistics."""
+"""What all folders share: files, messages, secrets, versions, statistics."""

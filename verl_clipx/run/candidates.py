@@ -9,12 +9,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from verl_clipx.base.method import NODE
-from verl_clipx.base.refusal import ABSENT, Refusal, did_you_mean
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.groups import group_names, group_settings
+from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.run.config import Observe, Settings, build
-from verl_clipx.run.groups import group_names, group_settings
 
 
 @dataclass

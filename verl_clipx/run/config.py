@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from verl_clipx.base.method import NODE, Bounds
-from verl_clipx.base.parameters import Parameters, boolean, choice, only, optional, parameter, reject_unknown
-from verl_clipx.base.refusal import Refusal
-from verl_clipx.loss.compiled import TokenFunctions, token_functions
-from verl_clipx.loss.user_method import load_method
-from verl_clipx.methods import METHODS, Method, method_named
-from verl_clipx.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Pull, Shaping
-from verl_clipx.modifiers.hold import HeldBounds, held
-from verl_clipx.modifiers.pull import PulledMethod, pulled
-from verl_clipx.run.groups import OBSERVE, group_names
+from verl_clipx.losses.applying.compiled import TokenFunctions, token_functions
+from verl_clipx.losses.applying.user_method import load_method
+from verl_clipx.losses.base.method import NODE, Bounds
+from verl_clipx.losses.base.parameters import Parameters, boolean, choice, only, optional, parameter, reject_unknown
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.groups import OBSERVE, group_names
+from verl_clipx.losses.methods import METHODS, Method, method_named
+from verl_clipx.losses.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Pull, Shaping
+from verl_clipx.losses.modifiers.hold import HeldBounds, held
+from verl_clipx.losses.modifiers.pull import PulledMethod, pulled
 from verl_clipx.run.trace import Trace
 
 # From the keys under the clipx node that have groups of their own to the classes of their nodes.

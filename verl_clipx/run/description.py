@@ -8,15 +8,15 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_clipx.base.method import NODE, Method
-from verl_clipx.base.parameters import BESIDE, GUARD, HIGH, LOW
-from verl_clipx.base.refusal import written
-from verl_clipx.modifiers.pull import Pull
+from verl_clipx.losses.base.method import NODE, Method
+from verl_clipx.losses.base.parameters import BESIDE, GUARD, HIGH, LOW
+from verl_clipx.losses.base.refusal import written
+from verl_clipx.losses.groups import OBSERVE, own_settings
+from verl_clipx.losses.modifiers.pull import Pull
 from verl_clipx.run import keys
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.groups import OBSERVE, own_settings
 from verl_clipx.run.support import read_costs
 
 # Which tokens the statistics behind the bounds are of.

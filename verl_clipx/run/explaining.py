@@ -20,11 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_clipx.base.method import NODE
-from verl_clipx.base.refusal import Refusal
 from verl_clipx.common.files import EMPTY
-from verl_clipx.common.run_files import log_path, own_log_path, record_path, resumed_step
 from verl_clipx.common.secrets import redact
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import clip_range
 from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, updates
 from verl_clipx.run.divisibility import what_does_not_divide
@@ -33,6 +32,7 @@ from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import ACTOR, EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
 from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import Resolved
+from verl_clipx.run.run_files import log_path, own_log_path, record_path, resumed_step
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import decide, said_by_command_line
 from verl_clipx.run.support import has_run_on, read_costs, tested_values

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from verl.workers.config.actor import PolicyLossConfig
 
-from verl_clipx.base.refusal import Refusal
+from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import Observe, Settings, build
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import FACTS

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.base.parameters import NODE
-from verl_clipx.base.refusal import Refusal, written
-from verl_clipx.run.groups import OBSERVE
+from verl_clipx.losses.base.parameters import NODE
+from verl_clipx.losses.base.refusal import Refusal, written
+from verl_clipx.losses.groups import OBSERVE
 
 if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings

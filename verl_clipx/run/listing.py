@@ -6,13 +6,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_clipx.base.method import METHODS, Method
-from verl_clipx.base.refusal import Refusal, did_you_mean
-from verl_clipx.loss.user_method import load_method
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.losses.applying.user_method import load_method
+from verl_clipx.losses.base.method import METHODS, Method
+from verl_clipx.losses.base.refusal import Refusal, did_you_mean
+from verl_clipx.losses.groups import OBSERVE, group_names, group_settings, groups_of
+from verl_clipx.losses.methods import BUILT_IN
 from verl_clipx.run.config import AROUND, parameters_of
 from verl_clipx.run.config import OBSERVED as NODE_OF_OBSERVE
-from verl_clipx.run.groups import OBSERVE, group_names, group_settings, groups_of
 
 OBSERVED = "verl's own loss, our metrics", "verl, any `loss_mode`"
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.base.method import NODE
-from verl_clipx.base.refusal import ABSENT, Refusal, did_you_mean, refuse
-from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import EMPTY
-from verl_clipx.common.run_files import log_path, own_log_path, traces_path
-from verl_clipx.methods import METHODS
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.description import Description, describe
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
+from verl_clipx.run.run_files import log_path, own_log_path, traces_path
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.support import untested
 from verl_clipx.run.takeover import clip_keys

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.run import keys
+from verl_clipx.run.decided_from import DecidedFrom
 
 if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings

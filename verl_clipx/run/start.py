@@ -13,12 +13,12 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_clipx.base.method import NODE
 from verl_clipx.common.files import EMPTY
-from verl_clipx.common.run_files import lock_path, own_log_path
-from verl_clipx.common.run_lock import hold
+from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.keys import NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
+from verl_clipx.run.run_files import lock_path, own_log_path
+from verl_clipx.run.run_lock import hold
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from verl_clipx.base.method import NODE, Method
-from verl_clipx.base.parameters import VerlKey
-from verl_clipx.base.refusal import Refusal, written
+from verl_clipx.losses.base.method import NODE, Method
+from verl_clipx.losses.base.parameters import VerlKey
+from verl_clipx.losses.base.refusal import Refusal, written
 from verl_clipx.run.description import shown
 from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 

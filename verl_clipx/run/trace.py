@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from verl_clipx.base.parameters import Parameters, integer, number, only, optional, parameter
+from verl_clipx.losses.base.parameters import Parameters, integer, number, only, optional, parameter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import ACTOR
 from tests.composition import by_hydra
-from verl_clipx.base.refusal import Refusal
+from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import completed
 from verl_clipx.run.start import decide, named_keys
 

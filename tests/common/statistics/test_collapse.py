@@ -1,5 +1,6 @@
 """What is called a collapse: the stored runs that did, noise, low rewards and recoveries; and what means make of it.
-Not covered: where it is printed (tests/diagnose/test_verdict.py, tests/papers/tables, tests/papers/evaluation).
+Not covered: where it is printed (tests/analysis/diagnose/test_verdict.py, tests/papers/tables,
+tests/papers/evaluation).
 """
 
 from pathlib import Path

@@ -10,8 +10,8 @@ from importlib.metadata import version
 
 import pytest
 
+from tests.analysis.runs.commands import clipx
 from tests.papers.evaluation.tiny import answer_as_verl, save_model, save_questions
-from tests.runs.commands import clipx
 from verl_clipx.papers.evaluation import validation_run
 from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions

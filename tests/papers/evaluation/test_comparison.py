@@ -9,8 +9,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from tests.analysis.runs.commands import clipx
 from tests.papers.evaluation.tiny import evaluation_of, questions_file
-from tests.runs.commands import clipx
 from verl_clipx.common.statistics.comparison import compare
 from verl_clipx.common.statistics.variance import squared_error
 

@@ -32,7 +32,7 @@ from verl_clipx.papers.evaluation.validation_run import (
     compose_base,
     ranks_of,
 )
-from verl_clipx.seeded.agent_loop import sampling_seed
+from verl_clipx.training.seeded.agent_loop import sampling_seed
 
 MODEL = Weights("/m", "/m", None, "f")
 SHARDS = Weights("/base", "/run/global_step_4/actor/huggingface", "/run/global_step_4", "f")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from tests.countdown_files import write_countdown
-from tests.cpu.policy import random_policy
+from tests.training.cpu.policy import random_policy
 from verl_clipx.common.files import hash_of_file
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.scores import score

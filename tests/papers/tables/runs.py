@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.papers.tables.collect import collect
 from verl_clipx.papers.tables.definition import Table
-from verl_clipx.runs.sameness import significant_values
 
 GRPO, ACPO = "made/grpo", "made/acpo"
 VERSIONS = {"verl": "0.9.1", "torch": "2.13.0", "vllm": None}

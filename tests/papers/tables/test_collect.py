@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.analysis.runs.commands import clipx
 from tests.papers.tables.compositions import on_a_machine
 from tests.papers.tables.runs import ACPO, GRPO, VERSIONS, collected, write_metrics, write_results, write_run
 from tests.papers.tables.tables import made_table
-from tests.runs.commands import clipx
 from verl_clipx.papers.tables.collect import collect
 from verl_clipx.papers.tables.render import render
 

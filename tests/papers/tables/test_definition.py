@@ -2,7 +2,7 @@
 not fit together is refused.
 
 That the numbers are the papers' is not tested here: there is no second source of them; that they and the
-tables stay is (tests/common/test_presets.py).
+tables stay is (tests/run/test_presets.py).
 """
 
 import re

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from tests.papers.tables.compositions import PAPERS
 from verl_clipx.cli import app
-from verl_clipx.common import presets
 from verl_clipx.papers.tables import origins, recipe_commands
 from verl_clipx.papers.tables.definition import load_table, table_names
 from verl_clipx.papers.tables.origins import LABELS, groups_of, overridden, read_origins, title_of
 from verl_clipx.papers.tables.presets import preset_names
+from verl_clipx.run import presets
 
 NAMES = preset_names()
 

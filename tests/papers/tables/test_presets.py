@@ -18,6 +18,7 @@ from verl.workers.config import RolloutConfig
 from tests.claims.first_call import first_call
 from tests.composition import composition, group_s_own
 from tests.papers.tables.compositions import PAPERS, on_a_machine
+from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.origins import groups_of, read_origins
 from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_a_step, values_of
@@ -26,7 +27,6 @@ from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
 from verl_clipx.run.config import completed
-from verl_clipx.runs.sameness import significant_values
 
 HARDWARE = "+hardware=a100x8"
 BY_HAND = yaml.safe_load(Path(__file__).with_name("by_hand.yaml").read_text())
@@ -88,7 +88,7 @@ def test_origins_are_those_of_the_values_that_hydra_takes(name):
     # What its group leaves to the class of its method.
     defaults = completed(alone["clipx"])
     rest = {key: origin for key, origin in found.items() if key not in of_hydra}
-    assert all(origin.file.startswith("verl_clipx/methods/") for origin in rest.values())
+    assert all(origin.file.startswith("verl_clipx/losses/methods/") for origin in rest.values())
     assert {key: origin.value for key, origin in rest.items()} == {key: defaults[key[6:]] for key in rest}
 
 

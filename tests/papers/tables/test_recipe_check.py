@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 
 
 def test_a_ground_truth_that_the_reward_cannot_use_is_named_with_its_row(tmp_path):

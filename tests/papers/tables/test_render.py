@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.runs.commands import clipx
 from tests.papers.tables.tables import made_table
-from tests.runs.commands import clipx
 from verl_clipx.papers.tables.collect import hash_of_definition
 from verl_clipx.papers.tables.definition import Footnote, load_table
 from verl_clipx.papers.tables.render import render

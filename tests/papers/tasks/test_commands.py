@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 from verl_clipx.papers.tasks import commands
 from verl_clipx.papers.tasks.building import read_record
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE

@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from verl_clipx.seeded.agent_loop import SeededSingleTurnAgentLoop, plain
+from verl_clipx.training.seeded.agent_loop import SeededSingleTurnAgentLoop, plain
 
 
 class EvaluationAgentLoop(SeededSingleTurnAgentLoop):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_clipx.common.files import making_folder, read_json_object, read_text, read_whole_number, write_text
-from verl_clipx.common.run_files import LATEST, STEP_FOLDER
+from verl_clipx.run.run_files import LATEST, STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 OF_LORA = ("lora_adapter", "lora_train_meta.json")

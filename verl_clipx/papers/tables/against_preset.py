@@ -24,7 +24,7 @@ def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Describe the differences between a preset and a run.
 
     Args:
-        preset, run: from `runs.sameness.significant_values`; apply `filled_in` first.
+        preset, run: from `analysis.runs.sameness.significant_values`; apply `filled_in` first.
     """
     nothing = "nothing"
     return [

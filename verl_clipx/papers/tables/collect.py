@@ -11,6 +11,8 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_clipx.analysis.runs.folder import KEPT, RunFolder, find_runs
+from verl_clipx.analysis.runs.sameness import is_left_out, significant_values
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
@@ -19,8 +21,6 @@ from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, S
 from verl_clipx.papers.tables.measures import NotThere, Value, evaluation_of, mean_of, measure
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
-from verl_clipx.runs.folder import KEPT, RunFolder, find_runs
-from verl_clipx.runs.sameness import is_left_out, significant_values
 
 # The parts of the results that rendering needs.
 RESULTS = {

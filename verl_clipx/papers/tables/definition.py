@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from verl_clipx.base.refusal import did_you_mean
+from verl_clipx.losses.base.refusal import did_you_mean
 
 DEFINITIONS = files("verl_clipx.papers.tables").joinpath("definitions")
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pandas import DataFrame
 
-from verl_clipx.runs import keys
-from verl_clipx.runs.run_log import read_run_log
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.run_log import read_run_log
 
 
 class MeasuredBounds(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.common.files import read_table
 from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
@@ -22,7 +23,6 @@ from verl_clipx.papers.tables.definition import (
     Row,
     Table,
 )
-from verl_clipx.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from verl_clipx.base.method import Method
-from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.common.presets import SELF, Entry, entry_at, file_of, settings_of
-from verl_clipx.methods import METHODS
+from verl_clipx.losses.base.method import Method
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.methods import METHODS
+from verl_clipx.run.presets import SELF, Entry, entry_at, file_of, settings_of
 
 LABELS = {
     "paper": "the paper",

@@ -5,8 +5,8 @@ from difflib import get_close_matches
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.common.presets import preset_names
 from verl_clipx.papers.tables.origins import read_origins
+from verl_clipx.run.presets import preset_names
 
 
 def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:

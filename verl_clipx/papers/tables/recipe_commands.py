@@ -71,7 +71,7 @@ def show(
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_clipx.base.method import NODE
+    from verl_clipx.losses.base.method import NODE
     from verl_clipx.papers.tables.origins import LABELS, is_wiring, overridden, read_origins, title_of
     from verl_clipx.papers.tables.presets import check_method, compose_preset, updates_a_step
     from verl_clipx.run.config import completed

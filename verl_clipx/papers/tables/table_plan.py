@@ -7,11 +7,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.analysis.runs.folder import RunFolder, run_path
 from verl_clipx.common.files import parquet_file
+from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.papers.tables.definition import Column, Row, Source, Table
 from verl_clipx.papers.tables.measures import evaluation_of, protocol_of
-from verl_clipx.runs.folder import RunFolder, run_path
 
 PREPARE, TRAIN, EVALUATE = "prepare", "train", "evaluate"
 

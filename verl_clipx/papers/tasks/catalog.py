@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from verl_clipx.base.refusal import did_you_mean
+from verl_clipx.losses.base.refusal import did_you_mean
 from verl_clipx.papers.tasks.definition import DatasetDefinition
 
 TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reversal", "sums")

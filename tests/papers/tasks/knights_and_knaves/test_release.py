@@ -6,8 +6,8 @@ Not covered: the release itself, of which docs/tasks/knights_and_knaves.md says 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.analysis.runs.commands import clipx
 from tests.papers.tasks.knights_and_knaves.released import OTHER, REORDERED, TRAIN, record, release
-from tests.runs.commands import clipx
 from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 

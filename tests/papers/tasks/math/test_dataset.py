@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.math.reward import compute_score

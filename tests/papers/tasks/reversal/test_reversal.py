@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tests.runs.commands import clipx
+from tests.analysis.runs.commands import clipx
 from verl_clipx.common.files import read_table
 from verl_clipx.papers.tasks.reversal import policy
 from verl_clipx.papers.tasks.reversal.policy import build_examples

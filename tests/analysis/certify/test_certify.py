@@ -1,0 +1,377 @@
+"""`clipx certify`: faults planted in the logs and records of two arms, each of which one question answers, and pairs of
+healthy runs without a false alarm. Not covered: runs of verl (tests/end_to_end/test_quickstart.py), what the trainer
+writes (tests/training/trainer/test_observing.py).
+"""
+
+import hashlib
+import json
+import shutil
+from pprint import pformat
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.analysis.runs.commands import answer, clipx
+from tests.analysis.runs.example_runs import write_validation
+from tests.composition import composition
+from verl_clipx.analysis.certify.questions import ROUNDING
+from verl_clipx.analysis.demo.files import RUNS, SHIPPED
+from verl_clipx.losses.applying.apart import RESOLVED
+
+STEPS = range(1, 6)
+ACTOR = "actor_rollout_ref.actor"
+CONFIGURATION = {
+    "data": {"seed": 1, "train_batch_size": 16, "train_files": "train.parquet"},
+    "actor_rollout_ref": {
+        "actor": {
+            "loss_agg_mode": "token-mean",
+            "ppo_mini_batch_size": 4,
+            "ppo_epochs": 1,
+            "policy_loss": {"loss_mode": "clipx_grpo"},
+            "optim": {"lr": 1e-6},
+        },
+        "rollout": {"n": 8},
+    },
+    "trainer": {"use_v1": True, "v1": {"trainer_mode": "sync", "sampler": {"max_off_policy_threshold": 8}}},
+    "reward": {"custom_reward_function": {"path": "reward.py", "name": "score"}},
+    "clipx": {"method": "grpo", "clip_low": 0.8, "clip_high": 1.2},
+}
+ACPO = {f"{ACTOR}.policy_loss.loss_mode": "clipx_acpo", "clipx.method": "acpo", "clipx.alpha": 3.0}
+
+
+def name_of(*parts):
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def write_run(folder, seed=1, change=None, loss=None, keep=lambda line: line, record=None):
+    """Writes a run's folder: five steps of a sound run, with changed keys, and lines as `keep` says."""
+    folder.mkdir(parents=True)
+    configuration = json.loads(json.dumps(CONFIGURATION))
+    for key, value in ({"data.seed": seed} | (loss or {}) | (change or {})).items():
+        *nodes, last = key.split(".")
+        node = configuration
+        for part in nodes:
+            node = node.setdefault(part, {})
+        node[last] = value
+    lines = []
+    for step in STEPS:
+        data = {
+            "critic/score/mean": 0.3 + 0.01 * step + 0.001 * seed,
+            "response_length/mean": 40.0 + step * seed,
+            "critic/advantages/max": 1.5 + 0.1 * step * seed,
+            "actor/clipx/clip_fraction_low": 0.01,
+            "actor/clipx/clip_fraction_high": 0.002,
+            "training/off_policy/trajectory_staleness/max": 0.0,
+        } | ({"actor/clipx/receipt": 0.0} if step == 1 else {})
+        batch = {
+            "prompts": name_of(seed, step),
+            "responses": name_of(folder.name, step),
+            "rows": name_of(folder.name, step, "rows"),
+            **{"groups": 16, "sequences": 128, "tokens": 5000, "distinct": 120},
+            "versions": [step - 1, step - 1],
+        }
+        # Two updates have the batch's rows between them.
+        half = int(name_of(folder.name, step, "half"), 16)
+        batch["updates"] = [f"{of % 2**64:016x}" for of in (half, int(batch["rows"], 16) - half)]
+        line = keep({"step": step, "data": data, "batch": batch})
+        lines.append(json.dumps({key: value for key, value in line.items() if value is not None}))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    kept = {"versions": {}, "reward_hash": "a" * 64, "configuration": configuration} | (record or {})
+    (folder / "metrics.run.json").write_text(json.dumps(kept))
+    write_validation(folder / "validation", {5: [(1.0,), (0.0,)]})
+    return folder
+
+
+def certified(tmp_path, *, first=({}, {}), second=({}, {}), words=(), code):
+    """What certify says of two runs, seeds 1 and 2, in each arm, each written with some arguments."""
+    arms = [
+        [write_run(tmp_path / f"{name}-seed{seed}", **{"seed": seed, "loss": loss} | given) for seed, given in given_of]
+        for name, loss, given_of in (("grpo", {}, enumerate(first, 1)), ("acpo", ACPO, enumerate(second, 1)))
+    ]
+    said = clipx("certify", *arms[0], "vs", *arms[1], *words, code=code)
+    return {
+        line.split(": ")[1]: line
+        for line in said.replace(" passed: ", "\npassed: ")
+        .replace(" failed: ", "\nfailed: ")
+        .replace(" not recorded: ", "\nnot recorded: ")
+        .splitlines()[1:]
+    } | {"": said}
+
+
+def test_two_sound_arms_pass_every_question(tmp_path):
+    said = certified(tmp_path, code=0)
+    assert said[""].startswith("13 questions: 13 passed, 0 failed, 0 not recorded")
+    assert "paired by seed: 1, 2" in said["runs of one seed are paired"]
+    assert "each 5 steps, 4 updates a step, 16 prompts a step, 8 responses a prompt" in said[""]
+
+
+def changed(**values):
+    """The lines with other values: under the key `at` of a line, or of its batch."""
+
+    def keep(line):
+        for key, value in values.items():
+            where = line["batch"] if key in line["batch"] else line["data"]
+            where[key.replace("__", "/")] = value(line["step"]) if callable(value) else value
+        return line
+
+    return {"keep": keep}
+
+
+LOW, HIGH = "actor__clipx__clip_fraction_low", "actor__clipx__clip_fraction_high"
+AGE = "training__off_policy__trajectory_staleness__max"
+ONE_UPDATE = {"change": {f"{ACTOR}.ppo_mini_batch_size": 16}}
+BELOW = "the arms differ in nothing but what should differ"
+
+
+@pytest.mark.parametrize(
+    ("question", "given", "evidence"),
+    [
+        (BELOW, dict(second=({"change": {f"{ACTOR}.optim.lr": 3e-6}},) * 2), f"{ACTOR}.optim.lr is 1e-06 and 3e-06"),
+        (BELOW, dict(second=({"loss": {}},) * 2), "one configuration: nothing is compared"),
+        (BELOW, dict(words=["--vary", f"{ACTOR}.optim.lr"]), "the arms do not differ in it"),
+        (
+            "the runs of an arm differ in seeds only",
+            dict(first=({}, {"change": {f"{ACTOR}.optim.lr": 3e-6}})),
+            f"differ in {ACTOR}.optim.lr",
+        ),
+        ("every seed reached its run", dict(first=({}, {"seed": 1})), "grpo-seed1 and grpo-seed2 have the seed 1"),
+        (
+            "every seed reached its run",
+            dict(first=(changed(responses=lambda step: name_of(step)),) * 2),
+            "drew the same responses in every step",
+        ),
+        (
+            "every seed reached its run",
+            dict(first=(changed(prompts=lambda step: name_of(step)),) * 2),
+            "trained on the same prompts in every step",
+        ),
+        (
+            "no batch was trained twice",
+            dict(second=({}, changed(rows=lambda step: name_of(min(step, 3)), updates=[]))),
+            "acpo-seed2: step 4 has the data of step 3; 2 of 5 repeat one",
+        ),
+        (
+            "no batch was trained twice",
+            dict(second=({}, changed(updates=lambda step: [name_of(min(step, 3)), name_of(step)]))),
+            "acpo-seed2: the updates of step 1 trained other rows than its batch has",
+        ),
+        (
+            "no batch was trained twice",
+            dict(second=({}, changed(rows="0" * 15 + "2", updates=["0" * 15 + "1"] * 2))),
+            "acpo-seed2: an update of step 2 has the rows of one of step 1",
+        ),
+        (
+            "no sample was older than allowed",
+            dict(second=({}, changed(versions=lambda step: [max(step - 3, 0), step - 1]))),
+            "acpo-seed2: 2 versions, 0 allowed",
+        ),
+        ("no sample was older than allowed", dict(second=({}, changed(**{AGE: 2.0}))), "2 versions, 0 allowed"),
+        # verl-omni's issue 561: 192 seeds for 768 requests.
+        ("the responses of a group differ", dict(second=({}, changed(distinct=32))), "acpo-seed2: 25.0"),
+        ("the clip acted", dict(first=(ONE_UPDATE,) * 2, second=(ONE_UPDATE,) * 2), "bounds cannot act"),
+        (
+            "the receipt agrees",
+            dict(second=({}, changed(actor__clipx__receipt=lambda step: 0.8 * (step == 2)))),
+            "acpo-seed2: 0.8 of a token's",
+        ),
+        ("the clip acted", dict(first=({}, changed(**{LOW: 0.0, HIGH: 0.0}))), "grpo-seed2: no token was clipped"),
+        ("as many steps, updates and prompts", dict(second=(ONE_UPDATE,) * 2), "1 updates a step, grpo-seed1: 4"),
+        (
+            "one denominator",
+            dict(second=({"change": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}},) * 2),
+            "is seq-mean-token-mean and token-mean",
+        ),
+        ("one reward", dict(second=({}, {"record": {"reward_hash": "b" * 64}})), "the reward's file differs"),
+        (
+            "one reward",
+            dict(second=({"change": {"reward.custom_reward_function.name": "other"}},) * 2),
+            "acpo-seed1 has another reward than grpo-seed1",
+        ),
+    ],
+)
+def test_a_planted_fault_fails_its_question(tmp_path, question, given, evidence):
+    said = certified(tmp_path, code=1, **given)
+    assert said[question].startswith("failed: ") and evidence in said[question], said[""]
+
+
+def without(*names):
+    """The lines without fingerprints or some metrics."""
+
+    def keep(line):
+        data = {key: value for key, value in line["data"].items() if not key.startswith(names)}
+        return line | {"data": data, "batch": None if "batch" in names else line["batch"]}
+
+    return {"keep": keep}
+
+
+@pytest.mark.parametrize(
+    ("question", "given"),
+    [
+        ("runs of one seed are paired", dict(first=(without("batch"),) * 2)),
+        ("the receipt agrees", dict(first=({}, without("actor/clipx/receipt")))),
+        ("no sample was older than allowed", dict(first=({}, without("training/off", "batch")))),
+        ("the clip acted", dict(first=({}, without("actor/clipx/clip")))),
+        ("one reward", dict(first=({}, {"record": {"reward_hash": None}}))),
+    ],
+)
+def test_what_was_not_recorded_is_not_passed(tmp_path, question, given):
+    said = certified(tmp_path, code=3, **given)
+    assert said[question].startswith("not recorded: "), said[""]
+
+
+SEEDS = ("the runs of an arm differ in seeds only", "every seed reached its run")
+
+
+@pytest.mark.parametrize("stripped", [{}, without("batch")], ids=["with fingerprints", "without them"])
+@pytest.mark.parametrize(
+    ("first", "second", "single"),
+    [(1, 1, ("grpo-seed1", "acpo-seed1")), (2, 1, ("acpo-seed1",)), (1, 3, ("grpo-seed1",))],
+)
+def test_one_run_of_an_arm_supports_no_comparison(tmp_path, first, second, single, stripped):
+    said = certified(tmp_path, first=(stripped,) * first, second=(stripped,) * second, code=3)
+    for question in SEEDS:
+        assert said[question].startswith("not recorded: "), said[""]
+        assert "one seed supports no comparison" in said[question]
+        assert all(name in said[question] for name in single)
+
+
+def test_a_fault_in_one_arm_fails_though_the_other_has_one_run(tmp_path):
+    said = certified(tmp_path, first=({}, {"seed": 1}), second=({},), code=1)
+    assert said["every seed reached its run"].startswith("failed: ")
+
+
+def test_runs_without_a_common_step_show_nothing_of_their_seeds(tmp_path):
+    def only(*steps):
+        return {"keep": lambda line: line if line["step"] in steps else line | {"batch": None, "data": {}}}
+
+    said = certified(tmp_path, first=(only(1, 2), only(3, 4, 5)), second=({}, {}), code=None)
+    assert said["every seed reached its run"].startswith("not recorded: "), said[""]
+    said = certified(tmp_path / "pairs", first=(only(1, 2),), second=(only(3, 4, 5),), code=None)
+    assert said["runs of one seed are paired"].startswith("not recorded: "), said[""]
+
+
+def by_definition(number, since=1):
+    """The lines with fingerprints by a definition from a step on; those of an earlier one differ in every value."""
+
+    def keep(line):
+        if line["step"] >= since:
+            line["batch"] |= {name: name_of(line["batch"][name], number) for name in ("prompts", "responses", "rows")}
+            line["batch"] |= {"definition": number, "updates": []}
+        return line
+
+    return {"keep": keep}
+
+
+def test_fingerprints_of_two_definitions_are_not_compared(tmp_path):
+    said = certified(tmp_path, second=(by_definition(2),) * 2, code=3)
+    paired = said["runs of one seed are paired"]
+    assert paired.startswith("not recorded: ") and "grpo-seed1 and acpo-seed1" in paired
+    # Within each arm they can be.
+    within = said["every seed reached its run"]
+    assert within.startswith("passed: ") and "prompts and responses differ" in within
+    # Within an arm of both, the logged rewards decide.
+    said = certified(tmp_path / "within", first=(by_definition(2), {}), code=3)
+    assert said["every seed reached its run"].startswith("passed: "), said[""]
+    assert "the logged rewards and lengths" in said["every seed reached its run"]
+
+
+def test_a_run_that_went_on_with_another_definition_hides_a_repeated_batch(tmp_path):
+    said = certified(tmp_path, second=({}, by_definition(2, since=3)), code=3)
+    answer_of_run = said["no batch was trained twice"]
+    assert answer_of_run.startswith("not recorded: ") and "acpo-seed2" in answer_of_run
+
+
+def test_steps_without_fingerprints_are_not_passed(tmp_path):
+    """The part that makes them may go off while a run trains."""
+
+    def keep(line):
+        line["data"]["training/global_step"] = line["step"]
+        return line if line["step"] < 4 else line | {"batch": None}
+
+    said = certified(tmp_path, second=({}, {"keep": keep}), code=3)
+    assert "fingerprints of 2 steps in acpo-seed2, step 4" in said["no batch was trained twice"]
+
+
+def test_a_batch_in_which_no_token_counts_repeats_nothing(tmp_path):
+    empty = changed(rows="0" * 16, updates=["0" * 16] * 2, sequences=0, distinct=0)
+    said = certified(tmp_path, second=({}, empty), code=3)
+    assert not said["no batch was trained twice"].startswith("failed: "), said[""]
+    samples = said["the responses of a group differ"]
+    assert samples.startswith("not recorded: ") and "acpo-seed2" in samples
+
+
+def test_a_failure_counts_where_another_run_lacks_the_evidence(tmp_path):
+    lacks = without("actor/clipx/clip")
+    said = certified(tmp_path, first=(lacks, {}), second=({}, changed(**{LOW: 0.0, HIGH: 0.0})), code=1)
+    assert said["the clip acted"].startswith("failed: ") and "acpo-seed2" in said["the clip acted"]
+
+
+def test_a_receipt_passes_up_to_what_rounding_does():
+    assert max(RESOLVED.values()) == ROUNDING
+
+
+def test_without_fingerprints_the_logged_data_decide_what_they_can(tmp_path):
+    said = certified(tmp_path, first=(without("batch"),) * 2, second=(without("batch"),) * 2, code=3)
+    assert said["every seed reached its run"].startswith("passed: ")
+    assert "logged rewards and lengths" in said["no batch was trained twice"]
+    twice = {"keep": lambda line: without("batch")["keep"](line) | ({"data": TWICE} if line["step"] > 3 else {})}
+    said = certified(tmp_path / "twice", second=({}, twice), code=1)
+    assert "acpo-seed2: step 5 has the data of step 4" in said["no batch was trained twice"]
+
+
+TWICE = {"critic/score/mean": 0.5, "response_length/mean": 41.0, "critic/advantages/max": 1.7}
+
+
+@pytest.mark.parametrize("words", [["a"], ["vs", "a"], ["a", "vs"], ["a", "vs", "b", "vs", "c"]])
+def test_arms_without_runs_are_refused(words):
+    assert "name the runs of two arms" in clipx("certify", *words, code=1)
+
+
+def test_the_demos_runs_fail_nothing(tmp_path):
+    runs = [shutil.copytree(SHIPPED / name, tmp_path / name) for name in RUNS]
+    said = clipx("certify", runs[0], "vs", runs[1], code=None)
+    assert " 0 failed" in said
+
+
+def console_log(path, seed, step=lambda step: step, **changed):
+    """A console log of stock verl: the configuration that it prints, then its steps."""
+    overrides = [f"data.seed={seed}", "data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16"]
+    given = [*overrides, *(f"{key.replace('__', '.')}={value}" for key, value in changed.items())]
+    printed = pformat(OmegaConf.to_container(composition(*given), resolve=True))
+    steps = [
+        f"step:{at} - critic/score/mean:{0.3 + 0.01 * step(at) + 0.001 * seed:.4f} - response_length/mean:"
+        f"{40 + step(at) * seed}.5 - critic/advantages/max:{1.5 + 0.1 * step(at) * seed:.3f} - actor/pg_clipfrac:0.002"
+        for at in STEPS
+    ]
+    path.write_text("\n".join([printed, *steps]) + "\n")
+    return path
+
+
+# What two stock logs have to decide: keys, seeds, repeated data, whether the clip could act.
+DECIDED = (
+    BELOW,
+    *("the runs of an arm differ in seeds only", "every seed reached its run", "no batch was trained twice"),
+    *("the clip acted", "as many steps, updates and prompts", "one denominator", "one reward"),
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "question"),
+    [
+        ({}, None),
+        ({"actor_rollout_ref__actor__optim__lr": 3e-6}, BELOW),
+        ({"step": lambda step: min(step, 3)}, "no batch was trained twice"),
+        ({"actor_rollout_ref__actor__ppo_mini_batch_size": 64}, "the clip acted"),
+        ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "one denominator"),
+    ],
+)
+def test_console_logs_of_stock_verl_decide_what_they_can(tmp_path, fault, question):
+    arms = [
+        [console_log(tmp_path / f"{name}{seed}.log", seed, **given) for seed in (1, 2)]
+        for name, given in (("a", {}), ("b", {"actor_rollout_ref__actor__clip_ratio_high": 0.28} | fault))
+    ]
+    answers = answer("certify", *arms[0], "vs", *arms[1], code=1 if question else 3)["answers"]
+    verdicts = {row["question"]: row["verdict"] for row in answers}
+    failed = {one for one in DECIDED if verdicts[one] == "failed"}
+    assert {verdicts[one] for one in DECIDED} <= {"passed", "failed"}, answers
+    assert failed == (set() if question is None else failed | {question}) and (not question or question in failed)

@@ -1,0 +1,150 @@
+"""Metrics by hand: of a micro-batch's tokens and of a rollout batch, and every list of them. Not covered: how a worker
+adds them up (tests/training/worker/test_logged_metrics.py), ages (tests/training/worker/test_layout.py), real stale
+samples.
+"""
+
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.losses.methods.at import tokens_at
+from verl_clipx.cli import app
+from verl_clipx.losses.applying.metric_listing import LISTS, rows_of
+from verl_clipx.losses.applying.metrics import (
+    VERSIONS_SUM,
+    merged_passes,
+    token_metrics,
+    token_sums,
+    with_age,
+    with_ratios_of_sums,
+    with_updates,
+)
+from verl_clipx.losses.base.shared_metrics import REGIONS
+from verl_clipx.losses.methods import Bounds
+from verl_clipx.losses.methods.acpo import Acpo
+from verl_clipx.losses.methods.bapo import Bapo
+from verl_clipx.losses.methods.grpo import Grpo
+from verl_clipx.losses.methods.m2po import M2po
+
+
+def metrics_of(ratio, advantages, bounds, *, bounded=None, weighted=None, dual_clip=None, counted=None, **given):
+    """The metrics of one sequence, summed over its tokens; `given`: what `tokens_at` takes."""
+    t = tokens_at(torch.tensor([ratio]), torch.tensor([advantages]), **given)
+    weighted = t.ratio * t.advantages if weighted is None else torch.tensor([weighted])
+    bounded = t.ratio if bounded is None else torch.tensor([bounded])
+    sums = token_sums(t, bounded, bounds, weighted, dual_clip, counted)
+    assert sums.dtype == torch.float64
+    found = token_metrics(sums, dual_clipped=dual_clip is not None)
+    return {name: value.item() for name, value in found.items()}
+
+
+RATIO = [0.5, 2.0, 0.5, 4.0, 1.0, 8.0]
+ADVANTAGES = [-1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
+WEIGHTED = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
+BOUNDS = Bounds(0.8, 1.2)
+
+
+def test_metrics_by_hand():
+    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, weighted=WEIGHTED, dual_clip=1.5)
+    assert found.pop("actor/ppo_kl") == pytest.approx(-4 * math.log(2), rel=1e-6)
+    assert found == {
+        **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
+        **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1},
+        **{"clipx/contribution/positive": 1.75, "clipx/contribution/negative": 12.0},
+        "clipx_sum/ratio": 16.0,
+        "clipx_sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
+        **dict(zip((f"clipx/gradient_mass/{name}" for name in REGIONS), (0.0, 0.25, 0.5, 12.0, 1.0), strict=True)),
+    }
+
+
+def test_the_effective_sample_size_by_hand():
+    # Ratios 3, 1, 0, 0: 16 / (4 * 10).
+    given = {"clipx_sum/ratio": [1.0, 0.0], "clipx_sum/squared_ratio": [2.5, 0.0], "actor/ppo_kl": [1.0]}
+    found = with_ratios_of_sums(given)
+    assert found == {"clipx/effective_sample_size": [pytest.approx(0.4), 0.0], "actor/ppo_kl": [1.0]}
+    # Another loss has no such sums.
+    assert with_ratios_of_sums({"actor/ppo_kl": [1.0]}) == {"actor/ppo_kl": [1.0]}
+
+
+@pytest.mark.parametrize("by", ["mask", "counted"])
+def test_only_tokens_in_the_mask_that_count_are_added_up(by):
+    chosen = torch.tensor([[False, True, False, True, False, False]])
+    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
+    assert [found[f"clipx/clip_fraction_{side}"] for side in ("low", "high")] == [0, 1]
+    assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
+    assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)
+
+
+def test_a_long_sequence_is_counted_exactly():
+    length = 1_000_003
+    t = tokens_at(torch.full((2, length), 2.0), torch.ones(2, length))
+    sums = token_sums(t, t.ratio, BOUNDS, t.advantages, None, None)
+    assert token_metrics(sums)["clipx/clip_fraction_high"] == 2 * length
+
+
+ACPO = {
+    "clipx/epsilon/bin_0": [0.2, 0.9],
+    "clipx/epsilon/bin_1": [0.3, 5.0],
+    "clipx/count/bin_0": [10.0, 30.0],
+    "clipx/count/bin_1": [10.0, 0.0],
+}
+
+
+def added(metrics, method):
+    """What `with_updates` adds."""
+    found = with_updates(metrics, method)
+    assert {key: found[key] for key in metrics} == metrics
+    return {key: values[0] for key, values in found.items() if key not in metrics}
+
+
+BAPO = {"clipx/c_low": [0.6, 0.8, 0.7], "clipx/c_high": [1.2, 3.0, 1.5], "clipx/positive_share_after": [0.4] * 3}
+ADDED = [
+    (
+        *(Acpo(bins=2), ACPO),
+        {
+            **{"epsilon_highest": 0.9, "epsilon_average": (0.2 * 10 + 0.3 * 10 + 0.9 * 30) / 50},
+            **{"epsilon_last/bin_0": 0.9, "epsilon_last/bin_1": 5.0},
+        },
+    ),
+    (Bapo(), BAPO, {"c_low_highest": 0.8, "c_low_last": 0.7, "c_high_highest": 3.0, "c_high_last": 1.5}),
+    (
+        *(M2po(), {"clipx/log_ratio_bound": [64.0, 0.25, 0.5]}),
+        {"log_ratio_bound_lowest": 0.25, "log_ratio_bound_last": 0.5},
+    ),
+    (Grpo(), {"clipx/ratio_mean": [1.0, 1.1]}, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "metrics", "expected"), ADDED)
+def test_what_is_said_of_all_updates(method, metrics, expected):
+    assert added(metrics, method) == pytest.approx({f"clipx/{name}": value for name, value in expected.items()})
+    # Of one update the last is the mean.
+    assert not [key for key in added({name: values[:1] for name, values in metrics.items()}, method) if "last" in key]
+
+
+def test_passes_are_kept_apart_and_together():
+    merged = merged_passes({"low": {"grad_norm": [1.0], "clipx/ratio_mean": [2.0]}, "high": {"grad_norm": [3.0]}})
+    assert merged["grad_norm"] == [1.0, 3.0]
+    assert merged["clipx/low/grad_norm"] == [1.0] and merged["clipx/high/grad_norm"] == [3.0]
+    assert merged["clipx/low/ratio_mean"] == [2.0]
+    assert not [key for key in merged if "max" in key or "min" in key]
+    assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
+
+
+def test_the_mean_age_is_shown_once_a_sample_was_older():
+    metrics = {VERSIONS_SUM: [7 / 6], "loss": [1.0]}
+    assert with_age(metrics, shown=True) == {"clipx/staleness/versions": [7 / 6], "loss": [1.0]}
+    assert with_age(metrics, shown=False) == with_age({"loss": [1.0]}, shown=True) == {"loss": [1.0]}
+
+
+@pytest.mark.parametrize("which", LISTS)
+@pytest.mark.parametrize("options", [(), ("--markdown",)])
+def test_the_command_lists_every_key_and_knows_no_other_list(which, options):
+    result = CliRunner().invoke(app, ["metrics", which, *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert [key for row in rows_of(which) for key in row.keys if key not in result.output] == []
+    unknown = CliRunner().invoke(app, ["metrics", "every", *options])
+    assert unknown.exit_code == 2
+    assert "'every': must be one of default, observe" in " ".join(unknown.output.split())

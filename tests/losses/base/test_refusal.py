@@ -1,0 +1,45 @@
+"""The one error of refused settings: its text, its fields, several in one, pickled as by Ray; and what a mistyped name
+could have meant. Not covered: where commands say it (tests/test_command_line.py).
+"""
+
+import pickle
+
+import pytest
+
+from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
+
+FIRST = Refusal("clipx.alpha", -1, "must be a number (at least 0)", "Set it to 3.")
+SECOND = Refusal("clipx.shaping", ABSENT, "is chosen without a method", "Choose one.")
+
+
+def test_its_text_names_key_value_reason_and_advice():
+    assert str(FIRST) == "clipx.alpha=-1: must be a number (at least 0). Set it to 3."
+    assert str(SECOND) == "clipx.shaping: is chosen without a method. Choose one."
+    assert str(Refusal("clipx.dual_clip", None, "must be a number")) == "clipx.dual_clip=null: must be a number."
+
+
+def test_all_refusals_are_raised_together_and_each_once():
+    refuse([None])
+    with pytest.raises(Refusal) as raised:
+        refuse([None, FIRST, SECOND, FIRST])
+    assert [part.key for part in raised.value.all] == ["clipx.alpha", "clipx.shaping"]
+    assert str(raised.value) == f"{FIRST}\n{SECOND}"
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert str(again) == str(raised.value) and again.value == -1 and again.others[0].value is ABSENT
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "sentence"),
+    [
+        ("acp0", ["acpo", "bapo"], " Did you mean acpo?"),
+        # Known under two headings, named once.
+        ("acp0", ["acpo", "acpo"], " Did you mean acpo?"),
+        # Letters that changed places come before words that are nearer by difflib.
+        ("gpro", ["gppo", "grpo"], " Did you mean grpo?"),
+        ("epsilon_mx", ["epsilon_min", "epsilon_max"], " Did you mean epsilon_max or epsilon_min?"),
+        *(("nothing", ["acpo"], ""), ("acpo", [], "")),
+    ],
+)
+def test_the_nearest_known_words_are_named_once(word, known, sentence):
+    assert did_you_mean(word, known) == sentence
+    assert did_you_mean("acp0", ["acpo"], "+clipx=") == " Did you mean +clipx=acpo?"

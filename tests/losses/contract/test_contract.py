@@ -1,0 +1,241 @@
+"""The contract's power: each check finds a method that breaks it and says what. Not covered: further ways to break it,
+and sound losses, which keep it (test_judgement.py); the built-in methods (tests/losses/methods/test_properties.py).
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from tests import example_losses
+from tests.example_losses import WithinSpread
+from verl_clipx import check_loss, of_decision
+from verl_clipx.losses.applying.compiled import token_functions
+from verl_clipx.losses.applying.user_method import method_of
+from verl_clipx.losses.contract import contract
+from verl_clipx.losses.contract.contract import CHECKS, COMPILED_CHECKS
+from verl_clipx.losses.contract.runner import check_method, first_line
+
+
+def broken(**methods):
+    """A sound method with some of its methods replaced."""
+    return type("Broken", (WithinSpread,), methods)()
+
+
+def weight(formula):
+    return broken(gradient_weight=lambda self, t, bounds: formula(t, bounds))
+
+
+def statistics(formula):
+    return broken(statistics=lambda self, t: formula(t, WithinSpread.statistics(self, t)))
+
+
+def second(formula):
+    """A method with a second stage, which its decision does not read."""
+    return broken(
+        second_statistics_size=1,
+        second_statistics=lambda self, t, first: formula(t, first),
+        decide=lambda self, statistics: WithinSpread.decide(self, statistics[:2]),
+    )
+
+
+def metrics(formula):
+    return broken(metrics=lambda self, statistics, decision: formula(statistics, decision))
+
+
+def writes(write):
+    """A method whose weight is the ratio, after it wrote to its tokens or bounds."""
+    return weight(lambda t, bounds: (write(t, bounds), t.ratio)[1])
+
+
+def failing(message):
+    raise RuntimeError(message)
+
+
+def added_up(**attributes):
+    """A method that divides by the ratios of its micro-batch, with some attributes."""
+    total = lambda t: torch.where(t.mask, t.ratio, 0.0).sum()  # noqa: E731
+    return broken(gradient_weight=lambda self, t, bounds: t.ratio / (1 + total(t)), **attributes)
+
+
+def prompts(self, t):
+    # One whose responses are split over micro-batches counts twice.
+    same = t.group[:, None] == t.group
+    return torch.stack([t.mask.sum(), (1 / same.sum(0)).sum()]).double()
+
+
+CALLS = itertools.count()
+
+READ = r"^a tensor's value is read on the host.* write torch\.where\(condition, a, b\) instead of `if`.* PyTorch said: "
+
+BROKEN = {
+    contract.the_loss_can_be_computed: [(weight(lambda t, _: t.ratio[:, 1.5]), "only integers")],
+    contract.one_weight_per_token: [
+        (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
+    ],
+    contract.weight_is_positive_at_ratio_1: [
+        # PPO's loss in the place of the weight is in tests/losses/applying/test_user_method.py.
+        (weight(lambda t, _: t.ratio * (t.advantages > 0)), r"F is 0 at ratio 1 for a token with A = -[0-9.]+"),
+    ],
+    contract.weight_is_nowhere_negative: [
+        (
+            weight(lambda t, _: torch.where((t.ratio - 1).abs() > 0.01, -t.ratio, t.ratio)),
+            r"F is -[01]\.\d+ at ratio (1\.01|0\.98)\d* for a token with A = [-+0-9.e]+, below 0\. Return the gradient",
+        ),
+    ],
+    contract.weight_does_not_depend_on_the_size_of_advantages: [
+        (weight(lambda t, _: t.ratio * t.advantages.abs()), r"when A is multiplied by 0\.25\. Return the gradient"),
+    ],
+    contract.weight_is_the_same_at_each_call: [
+        (
+            weight(lambda t, _: t.ratio * (next(CALLS) < 900)),
+            r"F goes from [0-9.]+ to 0 at call \d{3}\.",
+        ),
+    ],
+    contract.gradient_is_weight_times_advantage: [(weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")],
+    contract.finite_for_every_finite_input: [
+        (
+            weight(lambda t, _: torch.where(t.ratio > 10, 0 * t.ratio.exp(), t.ratio)),
+            r"F is nan for torch\.float64 inputs where log_prob - old_log_prob is 6\.5\d* \(the ratio is 7[12]\d\) and "
+            r"A = [-+0-9.e]+, log_prob = -[0-9.]+\. Clamp what goes into an exponential",
+        ),
+        (
+            broken(loss_value=lambda self, t, bounds, weight: t.free_ratio**3),
+            r"the loss is inf for torch\.float64 inputs where log_prob - old_log_prob is 10000 \(the ratio is 4\.85e\+0"
+            r"8\) .* t\.ratio is clamped unless log_ratio_clamp is null",
+        ),
+    ],
+    contract.order_of_sequences_does_not_matter: [(weight(lambda t, _: t.ratio * t.ratio[0, 0]), "order of the seq")],
+    contract.padding_does_not_matter: [
+        (statistics(lambda t, sums: sums + torch.tensor([t.ratio.numel(), 0.0]).double()), "statistics count padding"),
+    ],
+    contract.weight_does_not_depend_on_the_micro_batch: [
+        (weight(lambda t, _: t.ratio / t.ratio.mean()), r"F of a token goes from .* Use statistics, .* by_batch=T"),
+        (added_up(by_sequence=True), "other sequences of its micro-batch"),
+        (weight(lambda t, _: t.ratio / t.sequence_mean(t.ratio)), "other tokens of its sequence .* by_sequence=True"),
+    ],
+    contract.inputs_stay_unchanged: [
+        (writes(lambda t, _: t.mask.fill_(True)), "mask was written to by gradient_weight"),
+        (writes(lambda t, _: t.ratio.clamp_(0.8, 1.2)), r"ratio was written to .* Write ratio\.clamp\(…\) instead of"),
+        # Too wide to act on any usual ratio, and a write that no version counts.
+        (writes(lambda t, _: t.ratio.clamp_(1e-30, 1e30)), "ratio was written to"),
+        (writes(lambda t, _: t.ratio.data.clamp_(max=1e3)), "ratio was written to"),
+        (writes(lambda t, bounds: bounds.high.fill_(9.0)), "high was written to"),
+        (statistics(lambda t, sums: (t.log_ratio.abs_(), sums)[1]), "log_ratio was written to by statistics"),
+        (broken(decide=lambda self, statistics: statistics.clamp_(min=1)[:1]), "statistics was written to by decide"),
+        (metrics(lambda sums, decision: {"spread": decision.mul_(2)[0]}), "decision was written to by metrics"),
+        (second(lambda t, first: first.mul_(2)[:1]), "first was written to by second_statistics"),
+    ],
+    contract.statistics_are_the_same_each_time: [
+        (statistics(lambda t, sums: sums + torch.rand(2)), "the statistics of the same tokens differ"),
+        (second(lambda t, first: first), r"statistics of shape \(4,\)"),
+    ],
+    contract.statistics_add_up_over_any_split: [
+        (statistics(lambda t, sums: sums / sums[0].clamp(min=1)), "do not add up"),
+        (broken(asks_for=("group",), statistics=prompts), "do not add up"),
+        (second(lambda t, first: t.mask.sum().double().sqrt()[None]), "do not add up"),
+    ],
+    contract.tokens_outside_the_statistics_mask_do_not_count: [
+        (statistics(lambda t, sums: torch.stack([sums[0], t.log_ratio.square().sum()])), "count tokens outside t.mask"),
+    ],
+    contract.metrics_keep_their_keys: [
+        (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
+        (metrics(lambda sums, decision: {"width": decision[0]}), r"returns 'width', which it does not declare: add"),
+        (broken(logs=(of_decision("ratio_mean", "", ""),)), "'ratio_mean': another metric"),
+        (broken(over_updates=lambda self, metrics: {"last": 1.0}), r"returns \['last'\], which logs does not"),
+    ],
+    contract.no_value_is_read_on_the_host: [
+        (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), READ),
+        (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), READ),
+        (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
+        (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
+        # Another mistake gets no such advice.
+        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else failing("metadata is missing")), "^metadata"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "method", "message"),
+    [pytest.param(check, *case, id=check.__name__) for check, cases in BROKEN.items() for case in cases],
+)
+def test_a_check_finds_a_method_that_breaks_it(check, method, message):
+    with pytest.raises(Exception, match=message):
+        check(method)
+
+
+# What no method can break as long as the plugin keeps its part, and that part.
+KEPT_BY_THE_PLUGIN = {
+    contract.nothing_outside_the_mask_is_read: (
+        "losses.base.tokens.where",
+        lambda mask, values, other: values,
+        "are read",
+    ),
+    contract.not_finite_inside_the_mask_reaches_the_gradient: (
+        "losses.applying.loss.finite",
+        lambda t: torch.ones_like(t.mask),
+        "log_prob=inf, statistics its own: the loss is finite",
+    ),
+    # As good as `finite` uncompiled; to the compiler it is true of every number.
+    contract.compiled_it_is_the_same: (
+        "losses.applying.loss.finite",
+        lambda t: (t.log_prob - t.old_log_prob + t.advantages) * 0 == 0,
+        "compiled, log_prob=inf, statistics its own: the loss is finite",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=[pytest.mark.slow] * (check in COMPILED_CHECKS)) for check in KEPT_BY_THE_PLUGIN],
+    ids=lambda check: check.__name__,
+)
+def test_a_check_finds_a_fault_of_the_plugins_own(check, monkeypatch):
+    name, fault, message = KEPT_BY_THE_PLUGIN[check]
+    monkeypatch.setattr(f"verl_clipx.{name}", fault)
+    token_functions.cache_clear()
+    with pytest.raises(AssertionError, match=message):
+        check(method_of(example_losses.soft)())
+
+
+SIZE = contract.weight_does_not_depend_on_the_size_of_advantages
+LIFTED = {
+    "unconstrained_weight": (contract.weight_is_positive_at_ratio_1, contract.weight_is_nowhere_negative, SIZE),
+    "by_batch": (SIZE, contract.weight_does_not_depend_on_the_micro_batch),
+}
+
+
+@pytest.mark.parametrize("flag", LIFTED)
+def test_a_rule_that_a_method_lifts_is_skipped_and_not_kept(flag, monkeypatch):
+    monkeypatch.setattr(contract, "COMPILED_CHECKS", ())
+    report = check_method(broken(**{flag: True}))
+    found = {check: why for check, outcome, why in report if outcome == "skipped"}
+    assert found == dict.fromkeys(map(first_line, LIFTED[flag]), f"{flag}=True")
+
+
+def test_without_a_compiler_the_compiled_loss_is_skipped(monkeypatch):
+    def missing(function):
+        raise RuntimeError("no working compiler")
+
+    monkeypatch.setattr("verl_clipx.losses.applying.compiled.compile_alone", missing)
+    token_functions.cache_clear()
+    *kept, last = check_method(method_of(example_losses.soft)())
+    assert {found.outcome for found in kept} == {"kept"} and len(kept) == len(CHECKS)
+    assert last.outcome == "skipped" and "the compiler is missing or failed" in last.why
+
+
+def test_every_check_is_tried():
+    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS, *COMPILED_CHECKS}
+
+
+def test_a_report_says_what_was_checked_and_what_failed():
+    report = list(check_method(statistics(lambda t, sums: sums + torch.ones_like(sums) * t.ratio.shape[1])))
+    # The compiled loss waits for a method that keeps the rest.
+    assert len(report) == len(CHECKS)
+    assert sorted(found.why for found in report if found.outcome == "failed") == [
+        *("the statistics count padding", "the statistics do not add up over a split"),
+    ]
+    with pytest.raises(
+        AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: F is nan for"
+    ):
+        check_loss(example_losses.nan)

@@ -1,0 +1,125 @@
+"""ACPO's bins, standard deviations and bounds by hand; the release's and the paper's are in the golden vectors."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.golden.settings import UNCLAMPED, Setup
+from verl_clipx.losses.base.method import declared
+from verl_clipx.losses.methods.acpo import Acpo
+
+from .at import row, tokens_at
+
+PUBLISHED = {
+    "acpo": dict(
+        **dict(alpha=3.0, epsilon_base=0.2, epsilon_min=None, epsilon_max=None, bins=5, bin_on="old"),
+        **dict(variance_epsilon=0.0, dual_clip=None, scope="mini_batch"),
+    ),
+    "acpo_reference": dict(
+        **dict(alpha=3.0, epsilon_base=0.2, epsilon_min=0.0, epsilon_max=3.0, bins=5, bin_on="current"),
+        **dict(variance_epsilon=1e-8, dual_clip=3.0, scope="micro_batch"),
+    ),
+}
+GOLDEN = {
+    "acpo": Setup(
+        "acpo_reference",
+        {
+            **dict(alpha="variance_alpha", epsilon_base="variance_base_clip", epsilon_min="variance_clip_min"),
+            **dict(epsilon_max="variance_clip_max", bins="variance_num_bins", dual_clip="clip_ratio_c"),
+        },
+    ),
+    "paper_acpo": Setup(
+        "acpo",
+        dict(alpha="alpha", epsilon_base="eps_b", bins="bins", bin_on="bin_on", dual_clip="dual_clip"),
+        UNCLAMPED,
+    ),
+}
+ENDS = {("epsilon_max", 0.01): {"epsilon_base": 0}}
+PARTNERS = {"epsilon_max": ["epsilon_base"]}
+
+
+def SEEN(values):
+    epsilons = [values(f"actor/clipx/epsilon/bin_{index}") for index in range(5)]
+    means = [sum(of_bin) / len(of_bin) for of_bin in epsilons]
+    assert min(means) >= 0.2 - 1e-9 and max(means) > 0.21
+
+
+def decided(method, ratio, probability, mask=None):
+    ratio, mask = row(*ratio), None if mask is None else row(*mask, dtype=torch.bool)
+    t = tokens_at(ratio, torch.zeros_like(ratio), mask=mask, old_log_prob=row(*probability).log())
+    statistics = method.statistics(t)
+    return t, statistics, method.decide(statistics)
+
+
+def test_two_bins_by_hand():
+    method = Acpo(alpha=3.0, epsilon_base=0.2, bins=2)
+    # Low bin: 0.5 and 1.5, mean 1, sigma 0.5. High bin: 1.0 and 1.2, mean 1.1, sigma 0.1. The masked 9.0 is in neither.
+    t, statistics, decision = decided(
+        method, [0.5, 1.5, 1.0, 1.2, 9.0], [0.1, 0.4, 0.6, 0.9, 0.9], [True, True, True, True, False]
+    )
+    assert_close(statistics, torch.tensor([2, 2, 0, 0.2, 0.5, 0.04], dtype=torch.float64))
+    assert_close(decision, torch.tensor([0.5, 0.1, 1.7, 0.5], dtype=torch.float64))
+    low, high = method.bounds(t, decision)
+    assert_close(low, row(-0.7, -0.7, 0.5, 0.5, 0.5))
+    assert_close(high, row(2.7, 2.7, 1.5, 1.5, 1.5))
+    found = declared(method, method.metrics(statistics, decision))
+    named = {key: value.item() for _, members in found for key, value in members.items()}
+    expected = {"count": (2.0, 2.0), "epsilon": (1.7, 0.5)}
+    assert named == pytest.approx({f"{key}/bin_{k}": values[k] for key, values in expected.items() for k in (0, 1)})
+
+
+def test_bin_edges_and_equal_ratios_far_from_one():
+    # An edge belongs to the upper bin, 1 to the last one; rounding can put a probability above 1.
+    probabilities = [0.0, 0.25, 0.5, 0.75, 0.999, 1.0, 1.0 + 1e-6]
+    assert decided(Acpo(bins=4), [1.0] * 7, probabilities)[1][:4].tolist() == [1.0, 1.0, 1.0, 4.0]
+    # Zero, and not NaN.
+    for ratio in (1e-8, 3.7, 1e8):
+        sigma = decided(Acpo(bins=1), [ratio] * 7, [0.5] * 7)[2][0].item()
+        assert 0 <= sigma <= 1e-7 * max(1.0, ratio)
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio", "probability", "expected"),
+    [
+        # Caps apply to bins with tokens alone.
+        (
+            Acpo(bins=3, epsilon_min=0.5, epsilon_max=1.0),
+            [1, 1, 0.5, 2.5],
+            [0.1, 0.1, 0.5, 0.5],
+            [0, 1, 0, 0.5, 1, 0.2],
+        ),
+        # Bins with too few tokens keep the base.
+        (Acpo(bins=1, min_tokens=3), [0.5, 1.5], [0.5, 0.5], [0.0, 0.2]),
+        (Acpo(bins=1, min_tokens=2), [0.5, 1.5], [0.5, 0.5], [0.5, 1.7]),
+        # Under the root.
+        (Acpo(bins=1, variance_epsilon=1e-8), [1.3, 1.3], [0.5, 0.5], [1e-4, 0.2003]),
+    ],
+)
+def test_decisions_by_hand(method, ratio, probability, expected):
+    assert decided(method, ratio, probability)[2].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, 0.8 / 3),
+        (dict(alpha=2.0, epsilon_base=0.1), 0.45),
+        (dict(epsilon_max=1.0), 0.8 / 3),
+        (dict(epsilon_max=0.9), None),
+        (dict(alpha=0.0), None),
+        (dict(epsilon_min=1.0), 0.0),
+        (dict(alpha=0.0, epsilon_base=1.0), 0.0),
+    ],
+)
+def test_from_that_spread_on_the_lower_bound_is_0_and_below_it_is_not(parameters, expected):
+    method = Acpo(bins=1, **parameters)
+    assert method.unbounded_below_from == (expected if expected is None else pytest.approx(expected))
+
+    def lower_bound(sigma):
+        # Two tokens at 1 - sigma and 1 + sigma.
+        statistics = torch.tensor([2.0, 0.0, 2 * sigma**2], dtype=torch.float64)
+        return 1 - float(method.decide(statistics)[1])
+
+    spread = 5.0 if expected is None else expected
+    assert (lower_bound(spread + 1e-9) <= 0) == (expected is not None)
+    assert expected in (None, 0.0) or lower_bound(expected - 1e-6) > 0

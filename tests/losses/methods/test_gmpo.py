@@ -1,0 +1,61 @@
+"""GMPO's weight and value by hand, and the settings of verl's own geo_mean, with sequences' advantages as in the paper.
+Not covered: verl's mean of advantages that differ within a sequence, and its geometric mean of correction weights: ours
+weighs each token by itself.
+"""
+
+import math
+
+import pytest
+
+from verl_clipx.losses.methods.gmpo import Gmpo
+
+from .against_verl import AsVerl
+from .at import At, by_hand
+
+# A width of 0.4 on the log-ratio.
+PUBLISHED = {
+    "gmpo": dict(clip_low=pytest.approx(math.exp(-0.4)), clip_high=pytest.approx(math.exp(0.4)), log_ratio_clamp=None)
+}
+VARIANTS = ({"clip_low": None, "clip_high": None, "log_ratio_clamp": None},)
+
+
+def SEEN(values):
+    assert sum(values("actor/pg_clipfrac")) > 0
+
+
+def of_the_papers_form(batch):
+    """No empty sequence, and advantages that are the sequence's."""
+    batch.update({name: tensor[:-1] for name, tensor in batch.items()})
+    batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
+
+
+VERLS = {
+    "gmpo": AsVerl(
+        ("+clipx=gmpo",),
+        ("policy_loss.loss_mode=geo_mean", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
+        metrics=(),
+        spreads=(1e-2, 0.5, 3.0),
+        modes=("seq-mean-token-mean",),
+        change=of_the_papers_form,
+        # verl divides by (tokens + 1e-8).
+        rtol=1e-6,
+    )
+}
+METHOD, FREE = Gmpo(clip_low=0.5, clip_high=2.0), Gmpo(clip_low=None, clip_high=None)
+
+test_by_hand = by_hand(
+    {
+        # The geometric mean of 4 and 1/4 is 1; with 4 clipped at 2 it is the root of 1/2.
+        "clipped above": At(METHOD, (4.0, 0.25), 1.0, (0.0, 0.5**0.5), value=-(0.5**0.5)),
+        "clipped below": At(METHOD, (4.0, 0.25), -1.0, (2.0**0.5, 0.0), value=2.0**0.5),
+        "inside": At(METHOD, (1.5, 1.5), 1.0, 1.5, value=-1.5),
+        "below with A > 0": At(METHOD, (0.25, 0.25), 2.0, 0.25, value=-0.5),
+        "above with A < 0": At(METHOD, (4.0, 4.0), -2.0, 4.0, value=8.0),
+        "A = 0, as in verl": At(METHOD, (4.0, 2.0), 0.0, 1.0, value=0.0),
+        "no upper bound": At(FREE, (9.0, 1.0), 1.0, 3.0),
+        "no lower bound": At(FREE, (1 / 9, 1.0), -1.0, 1 / 3),
+        "tokens outside the mask": At(
+            Gmpo(), (4.0, 1.0, 9.0), (-1.0, -1.0, 0.0), (2.0, 2.0, math.nan), mask=(True, True, False)
+        ),
+    }
+)

@@ -1,0 +1,53 @@
+"""P3O's cap and pull by hand, and the cap over a split mini-batch;
+tests/training/worker/test_golden.py has the release's own numbers on one micro-batch. Not covered: the release's
+per-micro-batch cap, which is clipx.scope=micro_batch; which policy the ratio is to.
+"""
+
+import math
+
+import torch
+from torch.testing import assert_close
+
+from tests.golden.settings import Setup
+from verl_clipx.losses.methods import Bounds
+from verl_clipx.losses.methods.p3o import P3o
+
+from .against_verl import ragged
+from .at import At, by_hand, decision, row, tokens_at
+
+PUBLISHED = {"p3o": {}}
+GOLDEN = {"feynrl_p3o": Setup("p3o", {})}
+CAP = Bounds(0.0, 0.5)
+
+test_by_hand = by_hand(
+    {
+        # (1 + 3)^2 / (2 (1 + 9)) = 0.8.
+        "its own cap": At(P3o(), (1.0, 3.0), (1.0, -1.0), (0.8, 0.8 + 0.2 * (1 - 1 / 3))),
+        "at the cap, and beyond": At(P3o(), (0.5, 0.75), -1.0, (0.0, 0.5 + 0.5 * (1 - 4 / 3)), bounds=CAP),
+        # log r + 1 / r - 1 is 0.3069 at r = 2, and log pi is log 2 here.
+        "its value": At(
+            P3o(), (2.0,), 3.0, (0.5 - 0.25 / 3,), (-1.5 * math.log(2) + 0.5 * (math.log(2) - 0.5),), bounds=CAP
+        ),
+        "nothing moved": At(P3o(), (1.0, 1.0), (1.0, -2.0), 1.0),
+        "below the cap, and pulled back": At(P3o(), (0.25, 0.5), 2.0, (0.25 + 0.75, 0.5 + 0.25), bounds=CAP),
+        "the pull saturates": At(P3o(), (math.exp(-12),), 1.0, (math.exp(-12) + 0.5 * (math.exp(10) - 1),), bounds=CAP),
+        "where A is 0 it is not in F": At(P3o(), (2.0,), 0.0, (0.5,), bounds=CAP),
+    }
+)
+
+
+def test_it_pulls_where_the_advantage_is_0():
+    t = tokens_at(row(2.0, 0.5, 2.0), row(0.0, 0.0, 1.0))
+    assert_close(P3o().gradient(t, CAP, row(0.5, 0.5, 0.25)), row(-0.25, 0.5, 0.25))
+
+
+def test_the_cap_of_parts_is_that_of_the_whole():
+    batch = ragged(4)
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
+    whole = tokens_at(ratio, batch["advantages"], mask=batch["response_mask"])
+    sums = P3o().statistics(whole)
+    parts = [tokens_at(ratio[k::2], batch["advantages"][k::2], mask=batch["response_mask"][k::2]) for k in range(2)]
+    assert_close(sum(map(P3o().statistics, parts)), sums)
+    each = [float(decision(P3o(), part)) for part in parts]
+    assert 0 < float(decision(P3o(), whole)) < 1 and abs(each[0] - each[1]) > 1e-3
+    assert float(P3o().decide(torch.zeros(3, dtype=torch.float64))) == 1

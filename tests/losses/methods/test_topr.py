@@ -1,0 +1,74 @@
+"""TOPR's sequence ratio, limits and weights by hand, at both levels, and what the metrics count as clipped. Not
+covered: the paper's rewards, which stand where verl's advantages do.
+"""
+
+import math
+
+from verl_clipx.losses.methods.topr import Topr
+
+from .against_verl import AsVerl
+from .at import At, by_hand, outcome, rows, tokens_at
+
+PUBLISHED = {
+    "topr": dict(level="sequence", positive_low=1.0, positive_high=1.0, negative_low=0.0, negative_high=1.0),
+}
+VARIANTS = (
+    {"level": "token"},
+    {"level": "token", "positive_low": 0.5, "positive_high": 2.0},
+    {"positive_low": 0.0, "positive_high": 2.0, "log_ratio_clamp": None},
+)
+
+BYPASS = ("algorithm.rollout_correction.bypass_mode=true", "actor_rollout_ref.rollout.calculate_log_probs=true")
+TRUNCATED = ("clipx.positive_low=0", "clipx.positive_high=1.5", "clipx.negative_high=1.5")
+# verl's preset RolloutCorrectionConfig.bypass_pg_is(1.5), where verl's trainer writes it.
+PRESET = "rollout_correction={loss_type:reinforce,rollout_is:sequence,rollout_is_threshold:1.5}"
+VERLS = {
+    "gpg as topr": AsVerl(("+clipx=topr", "clipx.negative_low=1"), ("policy_loss.loss_mode=gpg",), ()),
+    "bypass_pg_is as topr": AsVerl(
+        ("+clipx=topr", *TRUNCATED, *BYPASS), ("policy_loss.loss_mode=bypass_mode", f"policy_loss.{PRESET}"), ()
+    ),
+}
+
+
+def SEEN(values):
+    # Negative tokens alone have a bound, and weight 1 above it.
+    assert not any(values("actor/clipx/clip_fraction_high")) and sum(values("actor/clipx/gradient_mass/HN")) > 0
+
+
+# Products 0.3, 0.3, 3, 3 and, without the masked token, 0.5.
+RATIO = ((0.5, 0.6), (0.5, 0.6), (1.5, 2.0), (1.5, 2.0), (0.5, 9.0))
+ADVANTAGES = ((-1.0, -1.0), (1.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-2.0, -2.0))
+MASK = (*[(True, True)] * 4, (True, False))
+
+
+def at(method, *weights):
+    """The example with a weight for each sequence, or for each of its tokens."""
+    each = tuple(one if isinstance(one, tuple) else (one, one) for one in weights)
+    return At(method, RATIO, ADVANTAGES, each, mask=MASK)
+
+
+test_by_hand = by_hand(
+    {
+        "a sequence has one weight": at(Topr(), 0.3, 1.0, 1.0, 1.0, 0.5),
+        "a token has its own": at(Topr(level="token"), (0.5, 0.6), 1.0, 1.0, 1.0, (0.5, 1.0)),
+        "limits": at(
+            Topr(positive_low=0.5, positive_high=2.0, negative_low=0.4, negative_high=0.45), 0.4, 0.5, 0.45, 2.0, 0.45
+        ),
+        "truncated importance sampling": at(Topr(positive_low=0.0, positive_high=1.0), 0.3, 0.3, 1.0, 1.0, 0.5),
+        "an advantage of 0 is positive": At(Topr(), (0.5,), 0.0, (1.0,)),
+        # Log-ratios -3 and 2.5, clamped to -1 and 1; unclamped they are -0.5 together.
+        "the clamp acts on each token": At(Topr(log_ratio_clamp=1.0), (math.exp(-3.0), math.exp(2.5)), -1.0, 1.0),
+        "unclamped": At(Topr(), (math.exp(-3.0), math.exp(2.5)), -1.0, math.exp(-0.5)),
+        "value": At(Topr(), (0.5,), -2.0, (0.5,), value=(math.log(0.5) - 1.0,), old=(math.exp(-1.0),)),
+    }
+)
+
+
+def test_limits_that_differ_are_bounds():
+    t = tokens_at(rows(RATIO), rows(ADVANTAGES), mask=rows(MASK).bool())
+    both = Topr(positive_low=0.5, positive_high=2.0, negative_low=1.0, negative_high=1.0)
+    # Of the paper's only the negative sequence whose weight is cut to 1.
+    for method, below, above in ((Topr(), [0] * 5, [0, 0, 1, 0, 0]), (both, [0, 1, 0, 0, 0], [0, 0, 0, 1, 0])):
+        bounds, bounded = outcome(method, t).bounds, method.bounded(t)
+        assert (bounded < bounds.low)[:, 0].int().tolist() == below
+        assert (bounded > bounds.high)[:, 0].int().tolist() == above

@@ -1,0 +1,106 @@
+"""The order of rows whatever the order of arrival, verl's replay buffer built from the configuration, and the settings
+that are refused. TransferQueue and verl's waiting are replaced. Not covered: a run (tests/end_to_end/test_resume.py).
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from tests.composition import composition
+from tests.training.cpu.test_replay_buffer import replay_buffer
+from verl_clipx.training.seeded import sampler as seeded_sampler
+from verl_clipx.training.seeded.sampler import SeededReplayBuffer, row_order, seeded
+
+
+def fields(index, seed):
+    return {"prompt_index": index, "sampling_seed": seed}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # By index, then sample, then output.
+        ({"a_10_0": (12, 5), "a_2_1": (12, 6), "b_0_0": (3, 9), "a_2_0": (12, 6)}, "b_0_0 a_2_0 a_2_1 a_10_0"),
+        # An index may be a text.
+        ({"a_0_0": ("x-10", 1), "b_0_0": (7, 2), "c_0_0": ("w", 3)}, "b_0_0 c_0_0 a_0_0"),
+        # Prompts with one index are ordered by seed and not mixed.
+        ({"a_0_0": (0, 50), "b_0_0": (0, 40), "a_1_0": (0, 1), "b_1_0": (0, 60)}, "b_0_0 b_1_0 a_0_0 a_1_0"),
+    ],
+)
+def test_rows_are_ordered_by_hand(rows, expected):
+    order = row_order([*rows], [fields(*of_row) for of_row in rows.values()])
+    assert [[*rows][row] for row in order] == expected.split()
+
+
+def test_a_row_of_another_agent_loop_is_refused():
+    with pytest.raises(ValueError, match=r"a_0_0 has no seed.*default_agent_loop.*agent_name"):
+        row_order(["a_0_0"], [{"turn_scores": []}])
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Replaces verl's waiting and TransferQueue by rows that have arrived, key to extra fields."""
+
+    def arrive(rows: dict[str, dict]) -> SeededReplayBuffer:
+        def wait(self, global_steps, partition_id, batch_size):
+            tags = [{"seq_len": key} for key in rows]
+            return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=tags), {"metric": 1.0}
+
+        def read(keys, partition_id, select_fields):
+            assert (partition_id, select_fields) == ("train", ["extra_fields"])
+            return {"extra_fields": [SimpleNamespace(data=rows[key]) for key in keys]}
+
+        monkeypatch.setattr(ReplayBuffer, "sample", wait)
+        monkeypatch.setattr(seeded_sampler.tq, "kv_batch_get", read)
+        return object.__new__(SeededReplayBuffer)
+
+    return arrive
+
+
+def test_tags_follow_their_rows_and_metrics_stay(waiting):
+    buffer = waiting({"a_1_0": fields(2, 8), "b_0_0": fields(1, 7), "a_0_0": fields(2, 9)})
+    batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert batch.keys == ["b_0_0", "a_0_0", "a_1_0"]
+    assert [tag["seq_len"] for tag in batch.tags] == batch.keys
+    assert metrics == {"metric": 1.0}
+    # A batch in which every sample failed passes.
+    assert waiting({}).sample(global_steps=1, partition_id="val", batch_size=2)[0].keys == []
+
+
+def built(*overrides):
+    config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
+    OmegaConf.resolve(config.trainer.v1.sampler)
+    return replay_buffer(config)
+
+
+@pytest.mark.slow
+def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights():
+    for refill_failed in (False, True):
+        refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
+        ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)
+        assert type(ours).__name__ == "SeededReplayBuffer" and type(theirs) is ReplayBuffer
+        assert vars(ours) == vars(theirs) | {"sampler_kwargs": ours.sampler_kwargs}
+    message = r"clipx_rollout\.versions_old=3: must be 0; only training in one process"
+    with pytest.raises(ValueError, match=message):
+        built("+clipx/rollout=stale", "clipx_rollout.versions_old=3")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"trainer_mode": "colocate_async"}, r"trainer_mode=colocate_async: must be sync"),
+        ({"trainer_config": {"parameter_sync_step": 2}}, r"parameter_sync_step=2: must be 1"),
+        ({"filter_groups": {"enable": True}}, r"filter_groups\.enable=True: must be False"),
+        ({"rollout_name": "sglang"}, r"rollout\.name=sglang: must be vllm or cpu"),
+    ],
+)
+def test_what_depends_on_time_is_refused(override, message):
+    arguments = {"trainer_mode": "sync", "trainer_config": {}, "max_off_policy_threshold": 8}
+    sampler = {"rollout_name": "vllm", "filter_groups": None, "train_batch_size": 8, "sync_refill_failed_groups": False}
+    for key, value in override.items():
+        (sampler if key in sampler else arguments)[key] = value
+    with pytest.raises(ValueError, match=message):
+        seeded(max_off_policy_strategy="drop", sampler_kwargs=sampler, **arguments)

@@ -1,0 +1,103 @@
+"""The doctor's findings: versions, registration, what is printed and how it ends. Not covered: GPUs, the
+check inside a Ray worker (it runs the code of the one in a fresh interpreter).
+"""
+
+import importlib.util
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.training import doctor
+
+
+def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
+    fine = doctor.in_range("verl", doctor.VERL_RANGE, "error")
+    assert (fine.level, fine.advice) == ("ok", "")
+    wrong = doctor.in_range("verl", SpecifierSet("<0.9"), "error")
+    assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice
+    missing = doctor.in_range("no-such-distribution", SpecifierSet(">=1"), "warning")
+    assert (missing.level, missing.found) == ("warning", "not installed")
+    # A local version counts as its public one.
+    monkeypatch.setattr(doctor, "installed_version", lambda _: "2.13.0+cpu")
+    assert doctor.in_range("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
+    # Who tested which combination.
+    monkeypatch.setattr(doctor, "installed_version", lambda _: "0.0.1")
+    for has_gpu, name, advice in (
+        (True, "vllm", f"{doctor.TESTED_BY_VERL}: vllm==0.24.0"),
+        (False, "torch", f"{doctor.TESTED_HERE}: torch==2.13.0"),
+    ):
+        assert advice in [finding.advice for finding in doctor.check_versions(has_gpu) if finding.subject == name]
+
+
+@pytest.mark.parametrize(("module", "level"), [("scipy", "warning"), ("uvicorn", "error")])
+def test_a_missing_package_has_the_command_that_installs_it(monkeypatch, module, level):
+    assert [finding.level for finding in doctor.check_extras(has_gpu=False)] == ["ok", "ok"]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    (wrong,) = [finding for finding in doctor.check_extras(has_gpu=False) if finding.level != "ok"]
+    assert (wrong.level, wrong.found) == (level, f"no {module}")
+    assert wrong.advice.endswith(f"pip install {module}")
+
+
+@pytest.mark.slow
+def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_apart(run_fresh, tmp_path, monkeypatch):
+    code = doctor.REGISTERED + doctor.HERE
+    fresh = doctor.run_python(code, 120)
+    findings = [*doctor.check_registration("here", *fresh), doctor.check_hydra(*fresh)]
+    assert [finding.level for finding in findings] == ["ok", "ok", "ok"] and "clipx_acpo" in findings[0].found
+    failed = doctor.run_python("1 / 0", 60)
+    assert "ZeroDivisionError" in doctor.check_registration("here", *failed)[0].advice
+    assert "ZeroDivisionError" in doctor.check_hydra(*failed).advice
+    slow = doctor.run_python("import time; time.sleep(30)", 1)
+    assert "no answer within 1 s" in doctor.check_registration("here", *slow)[0].advice
+    # A group that does not compose says nothing against the losses.
+    not_composed = (fresh[0].replace("COMPOSED", ""), "HydraException")
+    assert doctor.check_hydra(*not_composed).advice == "HydraException"
+    assert [finding.level for finding in doctor.check_registration("here", *not_composed)] == ["ok", "ok"]
+    # Its interpreter starts as the first one's does.
+    without = "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'\n"
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    (finding,) = doctor.check_registration("here", run_fresh(without + code, tmp_path).stdout, "")
+    assert finding.level == "error" and "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "signal SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 9)", "signal SIGKILL"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os; os._exit(1)", "exit code 1"),
+        # What it printed before is not what ended it.
+        ("import os, sys; print('a warning', file=sys.stderr, flush=True); os.kill(os.getpid(), 6)", "signal SIGABRT"),
+        ("import sys; sys.exit('no such plugin')", "no such plugin"),
+    ],
+)
+def test_an_interpreter_that_ends_without_a_traceback_is_a_failure_of_its_own(code, advice):
+    output, error = doctor.run_python(code, 60)
+    assert output == "" and advice in error
+    (finding,) = doctor.check_registration("here", output, error)
+    assert finding.level == "error" and advice in finding.advice
+    # Whether the plugin was loaded, nobody knows.
+    assert "VERL_USE_EXTERNAL_PLUGINS" not in finding.advice
+    assert advice in doctor.check_hydra(output, error).advice
+
+
+def test_an_interpreter_that_succeeds_has_no_error_whatever_it_prints():
+    assert doctor.run_python("import sys; print(1); print('a warning', file=sys.stderr)", 60) == ("1\n", "")
+
+
+def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(monkeypatch):
+    for level, code in (("warning", 0), ("error", 1)):
+        finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
+        monkeypatch.setattr(doctor, "examine", lambda ray, finding=finding: [("a group", [finding])])
+        result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+        assert result.exit_code == code
+        assert result.output.splitlines() == [f"{level:8}GPUs: none; pip install verl-clipx[gpu]", doctor.GPU_CHECKS]
+    groups = [(f"group {k}", [doctor.Finding("ok", f"what {k}.{i}", "x" * 60) for i in range(5)]) for k in range(8)]
+    monkeypatch.setattr(doctor, "examine", lambda ray: groups)
+    short, whole = (CliRunner().invoke(app, ["doctor", *more]).output.splitlines() for more in ([], ["--verbose"]))
+    assert len(short) == 9 and short[0].startswith("ok      group 0: what 0.0 x") and max(map(len, short)) <= 120
+    assert len(whole) == 41 and f"ok      what 7.4: {'x' * 60}" in whole

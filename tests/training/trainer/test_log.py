@@ -1,0 +1,197 @@
+"""What stays of a log when verl's own `Tracking` opens it again, also after a full disk or a kill, and what is written
+beside it: the record. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py,
+test_inert.py), a machine that loses power.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import stat
+from unittest import mock
+
+import numpy
+import pytest
+from verl.utils.tracking import FileLogger, Tracking
+
+from tests.analysis.runs.example_runs import WHOLE
+from tests.run.test_trace_format import columns
+from verl_clipx.analysis.runs.run_log import read_run_log
+from verl_clipx.run.run_files import record_path
+from verl_clipx.run.trace_format import Shard, shards_in, write_shard
+from verl_clipx.training.trainer.log import write_record
+
+NODE, LOG = {"clipx": {"method": "acpo"}}, "metrics.jsonl"
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts a run of the folder: logs steps, each with the start's number."""
+    log = tmp_path / "metrics.jsonl"
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
+
+    def run(number, steps, node=NODE, backend="file", **trainer):
+        folders = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto", "logger": [backend]}
+        config = {"trainer": folders | trainer, "ray_kwargs": {"token": "secret"}, **node}
+        tracking = Tracking("project", "run", [backend], config=config)
+        for step in steps:
+            tracking.log({"start": number}, step)
+        tracking.finish()
+        return read_run_log(log)["start"].to_dict() if log.exists() else None
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("node", "written"), [(NODE, True), ({"clipx": {"method": "acpo", "log": False}}, False), ({}, False)]
+)
+def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(start, tmp_path, node, written):
+    assert start(1, [1, 2, 3], node, "console") is None
+    log = tmp_path / "checkpoints" / "metrics.jsonl"
+    assert log.with_name("metrics.run.json").exists() == log.exists() == written
+    if written:
+        saved(tmp_path, 2)
+        start(2, [3], node, "console")
+        # As a file log: the lines that the run goes on from.
+        assert read_run_log(log)["start"].to_dict() == {1: 1, 2: 1, 3: 2}
+
+
+@pytest.mark.parametrize("node", [{}, {"clipx": None}, {"clipx": {"method": "acpo", "log": False}}])
+def test_the_file_log_is_verls_where_the_plugin_keeps_none(start, tmp_path, node):
+    start(1, [1, 2], node)
+    saved(tmp_path, 1)
+    # verl empties it.
+    assert start(2, [2], node) == {2: 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "checkpoints"}
+
+
+def test_a_line_is_what_verls_file_logger_writes(start, tmp_path, monkeypatch):
+    values = {"loss": numpy.float32(0.1), "steps": numpy.int64(3), "nan": float("nan"), "on": True}
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "verls.jsonl"))
+    FileLogger("project", "run").log(values, 3)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "ours.jsonl"))
+    tracking = Tracking("project", "run", ["console", "file"], config={"trainer": {"logger": ["file"]}, **NODE})
+    tracking.log(values, 3)
+    assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "verls.jsonl").read_bytes()
+
+
+def saved(tmp_path, step):
+    (tmp_path / "checkpoints" / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+FROM = {"resume_mode": "resume_path", "resume_from_path": "/runs/global_step_2"}
+OF_A_FOLDER_ABOVE = {"resume_from_path": "/runs/sft_global_step_9/global_step_8/again/checkpoints/global_step_2"}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "trainer", "kept"),
+    [
+        *((5, {}, 5), (7, {}, 7), (None, {}, 0), (4, {}, 0)),
+        (1, {"resume_mode": "disable"}, 0),
+        (None, FROM, 2),
+        # verl itself reads the number behind the path's last global_step_.
+        (None, FROM | OF_A_FOLDER_ABOVE, 2),
+    ],
+)
+def test_a_run_keeps_the_steps_that_it_goes_on_from_and_no_others(start, tmp_path, checkpoint, trainer, kept):
+    start(1, range(1, 8))
+    if checkpoint is not None:
+        saved(tmp_path, checkpoint)
+        # Of 4 only verl's file is left, which names it.
+        shutil.rmtree(tmp_path / "checkpoints/global_step_4", ignore_errors=True)
+    again = [kept + 1, kept + 2]
+    assert start(2, again, **trainer) == dict.fromkeys(range(1, kept + 1), 1) | dict.fromkeys(again, 2)
+
+
+def test_a_line_that_was_cut_off_is_named_and_a_last_one_without_its_end_keeps_apart(start, tmp_path):
+    start(1, [1, 2])
+    saved(tmp_path, 2)
+    log = tmp_path / "metrics.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole + b'{"step":3,"da')
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 3: cut off"):
+        assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
+    log.write_bytes(whole.removesuffix(b"\n"))
+    assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
+
+
+def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatch):
+    start(1, [1, 2, 3])
+    saved(tmp_path, 3)
+    log = tmp_path / "metrics.jsonl"
+    before = log.read_bytes()
+    with monkeypatch.context() as full:
+        # Just before the new log takes its place.
+        full.setattr(os, "replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match=r"metrics\.jsonl"):
+            start(2, [4])
+    child = os.fork()
+    if not child:
+        try:
+            os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            start(2, [4])
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL and log.read_bytes() == before
+    # What a killed start leaves behind confuses the next one as little.
+    assert len(list(tmp_path.glob(".metrics.jsonl.*.partial"))) == 1
+    assert start(2, [4]) == {1: 1, 2: 1, 3: 1, 4: 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "metrics.run.json", "checkpoints"}
+
+
+def test_traces_of_steps_that_are_made_again_go(start, tmp_path):
+    start(1, range(1, 8))
+    for step in (4, 6):
+        write_shard(tmp_path / "traces", Shard(step, 0, 0), columns(4), WHOLE)
+    saved(tmp_path, 5)
+    start(2, [6])
+    assert shards_in(tmp_path / "traces") == [Shard(4, 0, 0)]
+    # Another run in the same folder.
+    start(3, [1], resume_mode="disable")
+    assert shards_in(tmp_path / "traces") == []
+
+
+def test_a_log_that_is_no_file_is_verls(tmp_path, monkeypatch):
+    pipe = tmp_path / "metrics.jsonl"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(pipe))
+    tracking = Tracking("project", "run", ["file"], config={"trainer": {"logger": ["file"]}, **NODE})
+    tracking.log({"start": 1}, 1)
+    tracking.logger["file"].finish()
+    assert pipe.is_fifo() and os.read(reader, 100) == b'{"step":1,"data":{"start":1}}\n'
+    assert list(tmp_path.iterdir()) == [pipe]
+    os.close(reader)
+
+
+def test_the_record_has_configuration_and_versions_for_its_owner_alone_and_no_credentials(start, tmp_path):
+    start(1, [1])
+    record = json.loads(record_path(tmp_path / "metrics.jsonl").read_text())
+    # With the defaults of the method, which groups leave out.
+    assert {"method": "acpo", "alpha": 3.0}.items() <= record["configuration"]["clipx"].items()
+    assert record["versions"]["verl"].startswith("0.9.") and "secret" not in json.dumps(record)
+    engine = {"vllm": {"api_key": ["xyz"], "max_model_len": 8}}
+    log, before = tmp_path / "another.jsonl", os.umask(0)
+    try:
+        record_path(log).write_text("{}")
+        write_record(log, {"reward": {"urls": ["http://user:xyz@proxy:80"]}, "engine_kwargs": engine})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(record_path(log).stat().st_mode) == 0o600
+    text = record_path(log).read_text()
+    left = json.loads(text)["configuration"]["engine_kwargs"]
+    assert "xyz" not in text and left == {"vllm": {"api_key": "[redacted]", "max_model_len": 8}}
+
+
+@pytest.mark.parametrize("form", ["{path}", "file://{path}", "pkg://rewards_of_test.score"])
+@pytest.mark.parametrize("node", [lambda of: {"reward": of}, lambda of: of])
+def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form, node):
+    file = tmp_path / "rewards_of_test" / "score.py"
+    file.parent.mkdir()
+    file.write_text("def score(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    write_record(tmp_path / LOG, node({"custom_reward_function": {"path": form.format(path=file)}}))
+    recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward_hash"]
+    assert recorded == hashlib.sha256(file.read_bytes()).hexdigest()

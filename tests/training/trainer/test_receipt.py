@@ -1,0 +1,68 @@
+"""The receipt in the trainer's process, through verl's Tracking: the first logged step must have one.
+
+Covers: another worker stops the run where tests ran its options, and is a warning where none did; steps without actor;
+runs in which none is due. The receipt itself is in tests/training/worker/test_receipt.py.
+"""
+
+import types
+from contextlib import nullcontext
+
+import pytest
+from verl.utils.tracking import Tracking
+
+from verl_clipx.run.support import untested
+
+OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
+OF_RUN |= {"algorithm.adv_estimator": "grpo"}
+NO_RECEIPT = "has no clipx/receipt"
+
+
+def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
+    """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
+    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"untested": untested(options)}}}}
+    config = {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}
+    tracking, seen = Tracking("p", "e", [], config=config), []
+    of_verl = types.SimpleNamespace(log=lambda data, step: seen.append(step))
+    tracking.logger = {"of verl": of_verl, **tracking.logger}
+    for number, data in enumerate(metrics, 1):
+        tracking.log(data=data, step=number)
+    return seen
+
+
+VALIDATED, OF_SYNC, ACPO = {"val/score": 1.0}, {"timing_s/param_sync": 0.1}, {"method": "acpo"}
+
+
+def trained(step, **of_worker):
+    """What a trainer logs of a step, with what a worker gave it."""
+    return {"training/global_step": step, "training/epoch": 0} | of_worker
+
+
+@pytest.mark.parametrize("of_worker", [{}, {"actor/pg_loss": 0.1}], ids=str)
+def test_the_trainer_stops_at_the_first_step_without_a_receipt(of_worker):
+    with pytest.raises(RuntimeError, match=r"clipx/receipt.*clipx\.receipt=off"):
+        logged(metrics=[VALIDATED, OF_SYNC, trained(1, **of_worker)], node=ACPO)
+    with_receipt = trained(1, **{"actor/clipx/receipt": 1e-7})
+    assert logged(metrics=[VALIDATED, with_receipt, trained(2, **of_worker)], node=ACPO) == [1, 2, 3]
+
+
+def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():
+    before = [trained(1), trained(2)]
+    assert logged(metrics=before, node=ACPO, critic_warmup=3) == [1, 2]
+    with pytest.raises(RuntimeError, match="clipx/receipt"):
+        logged(metrics=[*before, trained(3)], node=ACPO, critic_warmup=3)
+
+
+@pytest.mark.parametrize(
+    ("receipt", "strategy", "stops"),
+    [("auto", "fsdp2", True), ("auto", "fsdp", False), ("stop", "megatron", True), ("warn", "fsdp2", False)],
+)
+def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strategy, stops):
+    options = OF_RUN | {"actor_rollout_ref.actor.strategy": strategy}
+    with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
+        assert logged(metrics=[trained(1)], node=ACPO | {"receipt": receipt}, options=options) == [1]
+    assert stops or NO_RECEIPT in caplog.text
+
+
+@pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])
+def test_the_trainer_expects_none_where_none_is_due(node):
+    assert logged(metrics=[trained(1)], node=node) == [1]

@@ -1,0 +1,348 @@
+"""Five hundred drawn configurations of verl's keys. Each trains as announced, with the receipt, and with the gradient
+of verl's own loss where verl has the same one; or it is refused with the keys named. Not covered: engines, ranks,
+Lopti.
+"""
+
+import copy
+import random
+import re
+from collections import Counter
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hydra.errors import InstantiationException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from torch.testing import assert_close
+from verl.trainer.distillation import distillation_ppo_loss
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.losses import ppo_loss
+
+from tests.composition import built_once, composition
+from tests.jagged import jagged
+from tests.training.worker.updates import Update
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.groups import group_names, node_of
+from verl_clipx.run.keys import (
+    ACTOR,
+    BYPASS,
+    DISTILLATION,
+    DISTILLATION_COEFFICIENT,
+    DISTILLATION_LOSS,
+    LOSS_TYPE,
+    NOT_IN_VERL,
+    READ_BY_VERL,
+    REFUSED,
+    ROLLOUT_IS,
+    ROLLOUT_RS,
+    ROWS,
+    TAKEN,
+    TASK_REWARDS,
+    WITH_ROLLOUT_IS,
+    WITH_ROLLOUT_RS,
+    row_of,
+)
+from verl_clipx.run.start import decide
+from verl_clipx.training.worker.layout import pad_rows
+from verl_clipx.training.worker.loss_function import with_micro_batch
+from verl_clipx.training.worker.step import OptimizerStep
+
+NUMBER, FEW = 500, 60
+
+# verl's loss that a group is, and what verl's keys say to be it where they are not drawn.
+OF_VERL = {
+    "grpo": ("vanilla", {}),
+    "dapo": ("vanilla", {"clip_ratio_high": 0.28}),
+    "cispo": ("cispo", {}),
+    "gspo": ("gspo", {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}),
+    "sapo": ("sapo", {}),
+    "dppo": ("dppo_tv", {"clip_ratio_c": 5.0}),
+    "dppo_kl": ("dppo_kl", {"clip_ratio_low": 0.05, "clip_ratio_high": 0.05, "clip_ratio_c": 5.0}),
+    "dro": ("dro", {"policy_loss.dro_beta": 0.05}),
+    "observe": ("vanilla", {}),
+}
+
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+OF_DISTILLATION = DISTILLATION_LOSS.rpartition(".")[0]
+
+# What is drawn of each key; NOT_DRAWN says why the others are not.
+VALUES: dict[str, tuple[Any, ...]] = {
+    f"{ACTOR}.clip_ratio": (0.1, 0.2, 0.3),
+    f"{ACTOR}.clip_ratio_low": (0.1, 0.3, 3e-4, 10),
+    f"{ACTOR}.clip_ratio_high": (0.28, 0.5, 4e-4),
+    f"{ACTOR}.clip_ratio_c": (3.0, 10.0, None),
+    f"{ACTOR}.tau_pos": (1.0, 2.0),
+    f"{ACTOR}.tau_neg": (1.05, 4.0),
+    f"{POLICY_LOSS}.tau_pos": (2.0,),
+    f"{POLICY_LOSS}.tau_neg": (1.05, 1.2),
+    f"{POLICY_LOSS}.dro_beta": (0.3, None),
+    f"{POLICY_LOSS}.loss_mode": ("vanilla", "gspo", "dro"),
+    f"{POLICY_LOSS}.clip_cov_ratio": (0.01,),
+    f"{POLICY_LOSS}.clip_cov_lb": (2.0,),
+    f"{POLICY_LOSS}.clip_cov_ub": (4.0,),
+    f"{POLICY_LOSS}.kl_cov_ratio": (0.01,),
+    f"{POLICY_LOSS}.ppo_kl_coef": (0.5,),
+    f"{POLICY_LOSS}.rollout_correction.rollout_is": ("token",),
+    f"{POLICY_LOSS}.rollout_correction.loss_type": ("reinforce",),
+    f"{ACTOR}.loss_agg_mode": (
+        *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    ),
+    f"{ACTOR}.loss_scale_factor": (100, None),
+    f"{ACTOR}.entropy_coeff": (0.0, 0.01),
+    f"{ACTOR}.use_kl_loss": (True, True, False),
+    f"{ACTOR}.kl_loss_coef": (0.5,),
+    f"{ACTOR}.kl_loss_type": ("k1", "k2", "k3", "k3+", "abs", "low_var_kl"),
+    f"{ACTOR}.strategy": ("fsdp", "fsdp2"),
+    BYPASS: (True, True, False),
+    ROLLOUT_IS: ("token", "sequence"),
+    WITH_ROLLOUT_IS[0]: (2.0, 1.1),
+    WITH_ROLLOUT_IS[1]: (True,),
+    ROLLOUT_RS: ("seq_mean_k3", "token_k3", "seq_mean_k1", "token_k2,seq_max_k2"),
+    WITH_ROLLOUT_RS[0]: ("0.01", "0.999_1.001", "0.5,0.5", 0.05),
+    LOSS_TYPE: ("ppo_clip", "reinforce"),
+    "algorithm.gamma": (0.9,),
+    "algorithm.norm_adv_by_std_in_grpo": (False,),
+    "algorithm.kl_ctrl.kl_coef": (0.01,),
+    DISTILLATION: (True, True, False),
+    TASK_REWARDS: (True, True, False),
+    DISTILLATION_LOSS: ("k1", "k3", "mse"),
+    DISTILLATION_COEFFICIENT: (0.5,),
+    f"{OF_DISTILLATION}.use_policy_gradient": (True, False),
+    f"{OF_DISTILLATION}.policy_loss_mode": ("vanilla",),
+    f"{OF_DISTILLATION}.loss_max_clamp": (0.2, None),
+    f"{OF_DISTILLATION}.clip_ratio": (0.1,),
+    f"{OF_DISTILLATION}.clip_ratio_low": (0.1,),
+    f"{OF_DISTILLATION}.clip_ratio_high": (0.4,),
+    "critic.cliprange_value": (0.3,),
+}
+
+NOT_DRAWN = {
+    # verl fills them in.
+    *(f"{ACTOR}.global_batch_info", f"{OF_DISTILLATION}.global_batch_info"),
+    # Of the loss on the student's logits, which a micro-batch of log-probabilities doesn't have.
+    *(f"{OF_DISTILLATION}.{key}" for key in ("topk", "log_prob_min_clamp", "use_chunked_topk")),
+    f"{OF_DISTILLATION}.chunked_topk_chunk_size",
+    # Of the critic's loss.
+    *("critic.loss_agg_mode", "critic.loss_scale_factor"),
+    # Every value but verl's own is refused.
+    "algorithm.rollout_correction.score_centering",
+    # verl's trainer doesn't compose them.
+    *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"),
+}
+
+# The keys that only matter together with others are drawn with them.
+TOGETHER = {
+    ROLLOUT_RS: WITH_ROLLOUT_RS,
+    DISTILLATION: (DISTILLATION_LOSS, f"{OF_DISTILLATION}.use_policy_gradient"),
+    f"{ACTOR}.use_kl_loss": (f"{ACTOR}.kl_loss_type",),
+}
+
+# Those that verl has, too, come more often. Two need bounds that a run has measured.
+GROUPS = tuple(OF_VERL) * 3 + tuple(
+    group
+    for group in group_names()
+    if group not in OF_VERL and "method" in node_of(group) and MISSING not in node_of(group).values()
+)
+MODIFIERS = ("shaping=advantage_reweighting", "select=high_entropy", "select=low_entropy")
+
+
+class Drawn(NamedTuple):
+    """A configuration: the group of a method, the groups on top of it, and verl's keys to their values."""
+
+    group: str
+    modifiers: tuple[str, ...]
+    values: dict[str, Any]
+
+
+def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
+    """verl's whole configuration, whose rollout returns its log-probabilities, with groups and then values."""
+    config = composition(*groups, "actor_rollout_ref.rollout.calculate_log_probs=True")
+    OmegaConf.set_struct(config, False)
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+# The keys that may be taken over are drawn most, those that are refused least.
+OFTEN = {TAKEN: 6, READ_BY_VERL: 3, REFUSED: 1}
+COUNTS = [OFTEN[row_of(key).fate] for key in VALUES]
+
+
+def drawn(number: int) -> Drawn:
+    """The configuration of that number; the groups come in turn."""
+    chance = random.Random(number)
+    keys = chance.sample(list(VALUES), counts=COUNTS, k=chance.choice((1, 2, 3, 4)))
+    for key in tuple(keys):
+        keys += TOGETHER.get(key, ())
+    values = {key: chance.choice(VALUES[key]) for key in dict.fromkeys(keys)}
+    modifiers = (chance.choice(MODIFIERS),) if chance.random() < 0.15 else ()
+    group = GROUPS[number % len(GROUPS)]
+    return Drawn(group, () if group == "observe" else modifiers, values)
+
+
+def test_every_key_on_the_path_is_drawn_or_says_why_not():
+    on_path = {row.key for row in ROWS.values() if row.on_path}
+    assert {row_of(key).key for key in (*VALUES, *NOT_DRAWN)} == on_path
+    assert not NOT_DRAWN & {*VALUES}
+
+
+def loss_function(config):
+    """verl's loss function of a configuration, as its worker makes it."""
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    if not config.distillation.enabled:
+        return actor, partial(ppo_loss, config=actor)
+    node = OmegaConf.masked_copy(config.distillation, ["_target_", "enabled", "distillation_loss"])
+    return actor, partial(distillation_ppo_loss, config=actor, distillation_config=omega_conf_to_dataclass(node))
+
+
+def as_the_trainer(config):
+    """What verl's trainer, by its own code, makes of the samples' weights and mask, and the teacher's server adds."""
+    correction = config.algorithm.rollout_correction
+    said = {key.rpartition(".")[2]: OmegaConf.select(config, key) for key in (*OF_WEIGHTS, *OF_REJECTION)}
+
+    def change(data):
+        # From none in the first sequence, which no criterion rejects, to half a nat.
+        apart = [0.04 * row * (torch.arange(9).remainder(7) - 2) for row in range(6)]
+        rollout = [old - by[: len(old)] for old, by in zip(data["old_log_probs"].unbind(), apart, strict=True)]
+        data["rollout_log_probs"] = jagged(rollout)
+        # A teacher's log-probabilities come for each token of prompt and response.
+        tokens = [len(prompt) + len(row) for prompt, row in zip(data["prompts"], data["responses"], strict=True)]
+        teacher = [torch.linspace(-2, -0.1, length)[:, None] for length in tokens]
+        data["teacher_logprobs"] = jagged(teacher)
+        if correction.bypass_mode:
+            data["rollout_log_probs"] = data["old_log_probs"]
+            return
+        mask, old, rollout = (pad_rows(data[key]) for key in ("response_mask", "old_log_probs", "rollout_log_probs"))
+        data["loss_mask"] = data["response_mask"].clone()
+        of_batch, left, _ = compute_rollout_correction_and_rejection_mask(old, rollout, mask.float(), **said)
+        if correction.rollout_is is not None:
+            data["rollout_is_weights"] = of_batch.batch["rollout_is_weights"]
+        if correction.rollout_rs is not None:
+            data["response_mask"] = left.bool()
+
+    return change
+
+
+OF_WEIGHTS, OF_REJECTION = (ROLLOUT_IS, *WITH_ROLLOUT_IS), (ROLLOUT_RS, *WITH_ROLLOUT_RS)
+
+
+def outcome(number):
+    """Decides a configuration, holds it to what the driver says, and returns "refused" or "announced"."""
+    one = drawn(number)
+    config = composed((f"+clipx={one.group}", *(f"+clipx/{modifier}" for modifier in one.modifiers)), one.values)
+    try:
+        decision = decide(config, named=one.values, group=one.group)
+        OmegaConf.resolve(config.actor_rollout_ref.actor.policy_loss)
+    except Refusal as refusal:
+        hold_refusal(one, refusal)
+        return "refused"
+    hold_served(one, config, decision)
+    try:
+        gradients = trained(one, config)
+    except TypeError:
+        # verl's vanilla loss compares it with a number, as explain says.
+        assert one.group == "observe" and one.values[f"{ACTOR}.clip_ratio_c"] is None, one
+        return "refused by verl"
+    except InstantiationException as refusal:
+        # What verl's own configuration of distillation says.
+        assert "verl.workers.config.distillation" in str(refusal), one
+        return "refused by verl"
+    same = verl_s_own(one)
+    if same is None:
+        return "announced"
+    for gradient, expected in zip(gradients, trained_by_verl(one, same), strict=True):
+        assert_close(gradient, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()) + 1e-9)
+    return "announced, verl's own gradient"
+
+
+def hold_refusal(one: Drawn, refusal: Refusal):
+    """Each refusal is about a drawn key that the table says may be refused, and names a second key."""
+    for part in refusal.all:
+        keys = {part.key, *re.findall(r"(?:[a-z_]\w*\.)+\w+|\+clipx", str(part))}
+        about = [key for key in one.values if key in keys]
+        assert about and len(keys) > 1, f"{one}: {part}"
+        rows = [row_of(key) for key in about]
+        assert any(row.refusal is not None or row.fate == TAKEN for row in rows), f"{one}: {part}"
+
+
+def hold_served(one: Drawn, config, decision):
+    """No drawn key that is refused was let through; tests/run/test_keys.py has what is taken over."""
+    if one.group == "observe":
+        assert decision.run.line.startswith("clipx: verl's own loss")
+        return
+    for key, value in one.values.items():
+        alone = {LOSS_TYPE: value == "ppo_clip", TASK_REWARDS: not config.distillation.enabled}
+        harmless = alone.get(key, False) or (key == TASK_REWARDS and value)
+        assert row_of(key).fate != REFUSED or harmless, f"{one}: {key} was let through"
+
+
+def trained(one: Drawn, config):
+    """The gradients of two updates through the worker's calls, which the receipt must not stop."""
+    actor, loss_fn = loss_function(config)
+    step = OptimizerStep(entropy_wanted=config.actor_rollout_ref.actor.entropy_coeff != 0)
+    change = as_the_trainer(config)
+    if one.group == "observe":
+        wrapped = with_micro_batch(loss_fn, actor.policy_loss.clipx, lambda: step)
+        return updates(wrapped, change)
+    update = Update(actor, step, loss_fn=loss_fn)
+    gradients = [update.run(change=change), update.run(moved=0.5, change=change)]
+    assert 0 <= update.end_rollout_batch(actor.policy_loss.run.schedule.updates) < 1e-4, one
+    assert f"under {config.actor_rollout_ref.actor.loss_agg_mode} to " in str(update.receipt)
+    return gradients
+
+
+def updates(function, change):
+    """The same two updates by another loss function, without a receipt; the configuration is any."""
+    update = Update(copy.deepcopy(built_once(("+clipx=grpo",))), loss_fn=function)
+    update.loss_function = function
+    return [update.run(change=change), update.run(moved=0.5, change=change)]
+
+
+def verl_s_own(one: Drawn):
+    """verl's configuration of the same loss of its own; None where it has none, or reads the keys another way."""
+    if one.group not in OF_VERL or one.modifiers:
+        return None
+    loss_mode, keys = OF_VERL[one.group]
+    values = {f"{ACTOR}.{key}": value for key, value in keys.items()} | {f"{ACTOR}.policy_loss.loss_mode": loss_mode}
+    if one.values.get(BYPASS) and one.group != "observe":
+        return None
+    for key, value in one.values.items():
+        name = key.removeprefix(f"{ACTOR}.policy_loss.")
+        if name in NOT_IN_VERL:
+            values[f"{ACTOR}.{name}"] = value
+        elif not (value is None and key in values):
+            values[key] = value
+    if f"{ACTOR}.clip_ratio" in one.values and one.group != "observe":
+        for key in ("clip_ratio_low", "clip_ratio_high"):
+            if f"{ACTOR}.{key}" not in one.values:
+                values[f"{ACTOR}.{key}"] = None
+    if one.values.get(f"{ACTOR}.clip_ratio_c", 0) is None and one.group != "observe":
+        values[f"{ACTOR}.clip_ratio_c"] = 1e9
+    if loss_mode == "sapo" and values.get(f"{ACTOR}.loss_agg_mode") != "seq-mean-token-mean":
+        return None
+    return composed((), values)
+
+
+def trained_by_verl(one: Drawn, config):
+    _, loss_fn = loss_function(config)
+    function = partial(without_entropy, loss_fn, config.actor_rollout_ref.actor.entropy_coeff != 0)
+    return updates(function, as_the_trainer(config))
+
+
+def without_entropy(loss_fn, wanted, model_output, data, dp_group=None):
+    """verl's engines return the entropy only where it is asked for."""
+    output = {key: value for key, value in model_output.items() if wanted or key != "entropy"}
+    return loss_fn(model_output=output, data=data, dp_group=dp_group)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "numbers", [range(FEW), pytest.param(range(FEW, NUMBER), marks=pytest.mark.matrix)], ids=["a few", "the others"]
+)
+def test_each_is_announced_and_true_or_refused(few_probes, numbers):
+    found = Counter(outcome(number) for number in numbers)
+    print(dict(found))
+    # Neither a driver that refuses everything nor one that lets everything through would pass.
+    assert all(found[kind] > len(numbers) / 10 for kind in ("refused", "announced", "announced, verl's own gradient"))

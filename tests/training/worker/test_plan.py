@@ -1,0 +1,111 @@
+"""What lagged bounds decide from and remember, over hand-made rollout batches. Not covered: what each scope costs
+(tests/run/test_schedule.py), whose statistics a pass finds (test_rejection.py), real ranks (tests/end_to_end).
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from verl_clipx.losses.applying.loss import token_statistics
+from verl_clipx.losses.base.tokens import Inputs
+from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.config import build
+from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, TRAINER_MODE
+from verl_clipx.run.schedule import schedule_of
+from verl_clipx.training.worker.plan import plan_step
+from verl_clipx.training.worker.state import ControllerState
+from verl_clipx.training.worker.step import RolloutBatch
+
+RANKS = 3
+
+
+class Run:
+    """A run of two updates a rollout batch, whose other ranks hold the same rows, and whose extra pass finds them."""
+
+    def __init__(self, method, **parameters):
+        self.settings = build(method, **parameters)
+        values = {TRAINER_MODE: "sync", ROLLOUT_PROMPTS: 2, MINI_BATCH: 1}
+        run = SimpleNamespace(schedule=schedule_of(values, self.settings))
+        self.policy_loss = SimpleNamespace(clipx=self.settings, run=run)
+        self.state = ControllerState()
+        self.reductions = self.passes = 0
+
+    def all_reduce(self, vector):
+        self.reductions += 1
+        return vector * RANKS
+
+    def own(self, data):
+        inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
+        return token_statistics(self.settings.method, self.settings.shaping, inputs)
+
+    def extra_pass(self, data, step, seen):
+        self.passes += 1
+        return {"statistics": self.own(data)}
+
+    def step(self, data, update=0, *, taken=True):
+        at = RolloutBatch(update=update)
+        step = plan_step(self.policy_loss, self.state, at, data, extra_pass=self.extra_pass, all_reduce=self.all_reduce)
+        if step.collected is not None:
+            step.collected.append(self.own(data))
+        step.gradient_norm = 1.0 if taken else math.nan
+        self.state.end(step, at.position)
+        return step
+
+    def save(self):
+        """What a checkpoint does first."""
+        if self.state.waiting is not None:
+            self.state.remember(self.all_reduce(self.state.waiting[1]))
+
+
+def batch(drift=1.0, seed=0):
+    found = example(seed=seed)
+    return {
+        "old_log_probs": found["old_log_prob"],
+        "log_prob": found["old_log_prob"] + drift * (found["log_prob"] - found["old_log_prob"]),
+        "advantages": found["advantages"],
+        "response_mask": found["mask"],
+    }
+
+
+def epsilons(step):
+    return step.decision[5:]
+
+
+def test_lagged_uses_the_same_position_of_the_rollout_batches_before_and_no_observation():
+    run = Run("acpo", scope="lagged")
+    old = [run.step(batch(drift=0), 0), run.step(batch(seed=1), 1)]
+    new = [run.step(batch(drift=0, seed=2), 0), run.step(batch(seed=3), 1)]
+    assert {step.decided_from for step in old} == {DecidedFrom.RATIO_ONE}
+    # Whatever the update will find.
+    assert torch.equal(old[1].statistics, RANKS * run.own(batch(drift=0, seed=1)))
+    assert {step.decided_from for step in new} == {DecidedFrom.LAGGED}
+    assert all((epsilons(step) == 0.2).all() for step in (*old, new[0])) and epsilons(new[1]).max() > 0.3
+    assert torch.equal(new[1].statistics, RANKS * run.own(batch(seed=1)))
+    assert run.passes == 0 and run.reductions == 4
+
+
+@pytest.mark.parametrize("scope", ["lagged", "mini_batch"])
+def test_only_lagged_bounds_remember_statistics_and_none_of_a_skipped_step(scope):
+    run = Run("acpo", scope=scope)
+    for seed, taken in ((1, True), (2, False)):
+        run.step(batch(seed=seed), taken=taken)
+        run.save()
+    remembered = [RANKS * run.own(batch(seed=1))] if scope == "lagged" else []
+    assert run.state.step == 1 and all(map(torch.equal, run.state.statistics.values(), remembered))
+    assert len(run.state.statistics) == len(remembered)
+
+
+def test_a_checkpoint_changes_nothing_later_and_what_waited_is_not_mixed_with_a_restored_state():
+    through, saved, restored = (Run("acpo", scope="lagged") for _ in range(3))
+    for seed in (1, 2):
+        through.step(batch(seed=seed))
+        saved.step(batch(seed=seed))
+        saved.save()
+    restored.step(batch(seed=7))
+    restored.state = saved.state
+    steps = [run.step(batch(seed=3)) for run in (through, saved)]
+    assert all(torch.equal(step.statistics, RANKS * through.own(batch(seed=2))) for step in steps)
+    assert torch.equal(restored.step(batch(seed=4)).statistics, RANKS * through.own(batch(seed=3)))

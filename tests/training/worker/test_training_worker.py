@@ -1,0 +1,395 @@
+"""The training worker: exact metrics, host syncs, skipped updates and what was not finite, distillation, dropout. Not
+covered: the real engine (tests/end_to_end).
+"""
+
+import logging
+import math
+from functools import partial
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+from verl.trainer.distillation import distillation_ppo_loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import DistillationConfig, DistillationLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from tests.host_syncs import counted_host_syncs
+from tests.jagged import micro_batch
+from tests.training.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
+from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.trace_format import shards_in
+from verl_clipx.training.worker.extra_pass import refuse_dropout
+from verl_clipx.training.worker.loss_function import with_micro_batch
+from verl_clipx.training.worker.observe import observe_registered
+from verl_clipx.training.worker.skipped_updates import keep_gradient_norm
+from verl_clipx.training.worker.step import OptimizerStep
+from verl_clipx.training.worker.tracer import Tracer
+from verl_clipx.training.worker.training_worker import ClipxTraining, clipx_node
+
+ACTOR = "actor_rollout_ref.actor"
+ROWS = [0, 1, 2, 3, 4]
+
+
+def test_without_a_clipx_node_verls_loss_function_stays(actor):
+    assert clipx_node(partial(ppo_loss, config=actor())) is None
+    assert clipx_node(partial(ppo_loss, config=actor("+clipx=grpo"))) is not None
+    assert clipx_node(lambda model_output, data, dp_group=None: None) is None
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_selection_takes_the_entropys_value_and_leaves_its_graph(actor, wanted):
+    config, batch = actor("+clipx=grpo", "+clipx/select=high_entropy", f"{ACTOR}.entropy_coeff=0.01"), example()
+    batch["log_prob"].requires_grad_(True)
+    data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
+    leaf = output["entropy"].detach().requires_grad_(True)
+    step = OptimizerStep(entropy_wanted=wanted)
+    loss, _ = loss_function(config, step)(model_output={**output, "entropy": leaf * 1}, data=data)
+    loss.backward()
+    assert (leaf.grad is not None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needing"),
+    [
+        (("+clipx=acpo",), "clipx.scope=mini_batch"),
+        (("+clipx=bapo", "clipx.scope=lagged"), "clipx.scope=lagged"),
+        (("+clipx=grpo", "+clipx/update=lopti"), r"\+clipx/update=lopti"),
+        (("+clipx=grpo", "+clipx/select=high_entropy"), r"\+clipx/select"),
+        (("+clipx=grpo",), None),
+        (("+clipx=acpo", "clipx.scope=micro_batch"), None),
+    ],
+)
+def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(actor, overrides, needing):
+    config = actor(*overrides)
+    # As in a worker without train_batch.
+    by_itself = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    if needing is None:
+        splits = (WHOLE, SPLITS["micro-batches"])
+        whole, parts = (aggregated(by_itself, example(), split)["clipx/ratio_mean"] for split in splits)
+        assert parts == pytest.approx(whole, rel=1e-6)
+        return
+    data, output = micro_batch(example(), [0, 1])
+    with pytest.raises(RuntimeError, match=rf"{needing} .*train_batch.*Tinker"):
+        by_itself(model_output=output, data=data)
+
+
+class Worker(ClipxTraining, VerlsWorker):
+    """Ours on top of it."""
+
+
+@pytest.fixture
+def worker_and_data(actor, monkeypatch):
+    def build(*overrides, kind=Worker):
+        """A worker and a mini-batch that was sampled by the weights after step 1."""
+        monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
+        observe_registered("vanilla")
+        data, output = micro_batch(example(), ROWS, sequences=len(ROWS))
+        data["rm_scores"] = torch.zeros_like(data["advantages"])
+        output["log_probs"].requires_grad_(True)
+        tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 1}] * 5)
+        # Its updates have no backward pass, or its rollout is another policy, of which the receipt would warn.
+        return kind(actor("clipx.receipt=off", *overrides), output), data
+
+    return build
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+@pytest.mark.parametrize("call", ["forward_backward", "train_batch", "train_mini_batch"])
+def test_sums_that_no_rollout_batch_makes_metrics_of_are_not_logged(worker_and_data, group, call):
+    worker, data = worker_and_data(group, "trainer.critic_warmup=4")
+    metrics = tu.get(getattr(worker, call)(data), "metrics")
+    assert "clipx/ratio_mean" in metrics
+    assert not [key for key in metrics if key.startswith("clipx_sum/")]
+    of_rollout_batches = {"clipx/effective_sample_size"}
+    if group == "+clipx=grpo":
+        of_rollout_batches.add("clipx/staleness/versions")
+    assert of_rollout_batches & metrics.keys() == (of_rollout_batches if call == "train_mini_batch" else set())
+
+
+def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_and_data, tmp_path):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace)
+    ages = [tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/staleness/versions"] for _ in range(2)]
+    # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
+    assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
+    (tracer,) = worker.observers
+    assert tracer.observer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+
+
+CALLS = ("begin_rollout_batch", "begin_update", "end_update", "end_rollout_batch", "flush")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_traces_that_fail_after_the_first_batch_go_off_and_training_goes_on(
+    worker_and_data, tmp_path, monkeypatch, caplog, call
+):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", *trace)
+    worker.train_mini_batch(data.clone())
+    (guarded,) = worker.observers
+    guarded.flush()
+
+    def fail(*_):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Tracer, call, fail)
+    metrics = tu.get(worker.train_mini_batch(data.clone()), "metrics")
+    guarded.flush()
+    assert "clipx/ratio_mean" in metrics
+    assert [record.exc_text for record in caplog.records if "the traces of rank 0 failed" in record.getMessage()]
+    assert guarded.finished
+    worker.train_mini_batch(data.clone())
+    assert not worker.observers and {shard.step for shard in shards_in(tmp_path)} <= {1, 2}
+
+
+def test_in_the_first_batch_they_end_the_run(worker_and_data, tmp_path, monkeypatch):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", *trace)
+    monkeypatch.setattr(Tracer, "end_update", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.train_mini_batch(data)
+
+
+class Stepping(VerlsWorker):
+    """As verl's worker, a rollout batch being three updates on one mini-batch, the second of which may be spoilt."""
+
+    # What the way back through the model multiplies the gradient by.
+    gradient_scale = 1.0
+
+    def spoil(self, data):
+        """What the second update's mini-batch has that the others have not."""
+
+    def train_batch(self, data):
+        leaf = self.output["log_probs"]
+        leaf.grad = None
+        loss, metrics = self.loss_fn(self.output, data)
+        loss.backward()
+        self.engine.norm = leaf.grad.values().norm() * self.gradient_scale
+        self.engine.optimizer_step()
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_mini_batch(self, data):
+        for update in range(3):
+            mini_batch = data.clone()
+            if update == 1:
+                self.spoil(mini_batch)
+            output = self.train_batch(mini_batch)
+        return output
+
+
+# What the line announces of it.
+THREE_UPDATES = ("data.train_batch_size=3", f"{ACTOR}.ppo_mini_batch_size=1")
+
+
+class SteppingWorker(ClipxTraining, Stepping):
+    """Ours on top of it."""
+
+    reductions = 0
+
+    def _all_reduce(self, vector):
+        self.reductions += 1
+        return super()._all_reduce(vector)
+
+    def set_loss_fn(self, loss_fn):
+        self.engine.optimizer_step = lambda: self.engine.norm
+        super().set_loss_fn(loss_fn)
+
+
+def spoilt(value, **places):
+    """Puts a value into fields of a mini-batch, each at some (sequence, token)."""
+
+    def spoil(data):
+        for field, indices in places.items():
+            for sequence, token in indices:
+                data[field][sequence][token] = value
+
+    return spoil
+
+
+def all_advantages_nan(data):
+    """So that each of Lopti's passes has some."""
+    data["advantages"].values().fill_(torch.nan)
+
+
+LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
+NAN_REWARD = spoilt(torch.nan, rm_scores=[(0, 2)], advantages=[(0, token) for token in range(3)])
+NAMED_REWARD = (
+    "rm_scores (rewards) in 1 token of 1 sequence, first of the prompt with uid prompt 0; advantages (advantages) in "
+    "3 tokens of 1 sequence, first of the prompt with uid prompt 0."
+)
+NAN_ADVANTAGES = spoilt(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
+NAMED_ADVANTAGES = "advantages (advantages) in 3 tokens of 2 sequences, first of the prompt with uid prompt 1."
+INFINITE_LOG_PROB = spoilt(-torch.inf, old_log_probs=[(0, 1)])
+NAMED_LOG_PROB = "old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first of the prompt wi"
+BY_ITSELF = "although everything that the loss is computed from"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spoil", "norm", "skips", "named", "rank"),
+    [
+        (["+clipx=grpo"], NAN_REWARD, "nan", 1, NAMED_REWARD, 0),
+        (["+clipx=grpo"], NAN_ADVANTAGES, "nan", 1, NAMED_ADVANTAGES, 0),
+        (LAGGED, INFINITE_LOG_PROB, "nan", 1, NAMED_LOG_PROB, 0),
+        (["+clipx=observe"], NAN_ADVANTAGES, "nan", 1, NAMED_ADVANTAGES, 0),
+        (["+clipx=grpo", "+clipx/update=lopti"], all_advantages_nan, "nan", 2, "advantages (advantages) in ", 0),
+        # The gradient by itself, on the way back through the model.
+        (["+clipx=grpo"], None, "inf", 3, BY_ITSELF, -1),
+        (["+clipx=observe"], None, "inf", 3, BY_ITSELF, -1),
+    ],
+)
+def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
+    stepping_worker, caplog, overrides, spoil, norm, skips, named, rank
+):
+    worker, skipped = stepping_worker(*overrides)
+    said = lambda: [record.getMessage() for record in caplog.records if record.name.startswith("verl_clipx")]  # noqa: E731
+    assert skipped() == 0 and not said()
+    worker.spoil, worker.gradient_scale = spoil or worker.spoil, float("inf" if spoil is None else 1)
+    assert skipped() == skips and skipped() == skips
+    (message,) = said()
+    assert named in message and f"verl skips an update whose gradient's norm is {norm}" in message
+    assert worker.logged["clipx/not_finite/rank"] == [rank]
+    # The current policy's follow from the model, which this worker's mini-batches don't spoil.
+    assert worker.logged["clipx/not_finite/log_probs"] == [float(spoil is INFINITE_LOG_PROB)]
+    worker.spoil, worker.gradient_scale = lambda data: None, 1.0
+    assert skipped() == 0 and not any("not_finite" in key for key in worker.logged)
+
+
+def test_what_verls_trainer_hands_on_of_whole_sequences_ends_no_skipped_update(stepping_worker):
+    def with_whole_sequences(data):
+        rows = [torch.zeros(len(row) + 3) for row in data["advantages"].unbind()]
+        data["log_probs"] = data["entropy"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    worker, skipped = stepping_worker("+clipx=grpo")
+    worker.spoil, worker.gradient_scale = with_whole_sequences, torch.inf
+    assert skipped() == 3 and worker.logged["clipx/not_finite/rank"] == [-1]
+
+
+def test_a_failure_to_name_what_was_not_finite_ends_no_run_after_its_first_rollout_batch(
+    stepping_worker, monkeypatch, caplog
+):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    assert skipped() == 0
+    monkeypatch.setattr("verl_clipx.training.worker.skipped_updates.not_finite_in", lambda data: 1 / 0)
+    worker.gradient_scale = torch.inf
+    assert (skipped(), skipped()) == (3, 3) and caplog.text.count("naming what was not finite failed") == 1
+
+
+def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker, monkeypatch):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)
+    # Rank 2's share of the sum; this rank, 0, has nothing.
+    theirs = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(worker.skipped, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
+    worker.gradient_scale = torch.inf
+    skipped()
+    assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])
+
+
+def test_an_engine_is_verls_again_after_an_update(stepping_worker):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    taken = worker.engine.optimizer_step
+    assert skipped() == 0 and worker.engine.optimizer_step is taken
+    # As a class of verl's has it; also where the update fails.
+    engine, step = type("Engine", (), {"optimizer_step": lambda self: math.inf})(), OptimizerStep()
+    with pytest.raises(ValueError), keep_gradient_norm(engine, step):
+        engine.optimizer_step()
+        raise ValueError
+    assert vars(engine) == {} and step.gradient_norm == math.inf and not step.taken
+
+
+@pytest.fixture
+def stepping_worker(worker_and_data, caplog):
+    """Makes a worker of some configuration, and what trains a rollout batch and returns the logged number of skips."""
+
+    def build(*overrides):
+        worker, data = worker_and_data(*THREE_UPDATES, *overrides, kind=SteppingWorker)
+
+        def skipped():
+            worker.logged = tu.get(worker.train_mini_batch(data.clone()), "metrics")
+            (number,) = worker.logged["clipx/skipped_updates"]
+            return number
+
+        return worker, skipped
+
+    caplog.set_level(logging.WARNING, "verl_clipx")
+    return build
+
+
+def costs_of(train, worker, name):
+    """What a call costs: host syncs, calls of a registered loss, hooks, and reductions over the ranks."""
+    made, loss, register = [], POLICY_LOSS_REGISTRY[name], torch.Tensor.register_hook
+    with pytest.MonkeyPatch.context() as patched, counted_host_syncs() as syncs:
+        patched.setitem(POLICY_LOSS_REGISTRY, name, lambda **given: made.append("loss") or loss(**given))
+        patched.setattr(torch.Tensor, "register_hook", lambda *given: made.append("hook") or register(*given))
+        before = worker.reductions
+        train()
+    return sorted(syncs.calls), sorted([*made, *["reduction"] * (worker.reductions - before)])
+
+
+def test_after_the_first_rollout_batch_the_receipt_costs_nothing(stepping_worker):
+    costs = {}
+    for receipt in ("stop", "off"):
+        worker, train = stepping_worker(*LAGGED, f"clipx.receipt={receipt}")
+        # At ratio 1 throughout, so that the receipt never has all that it looks for.
+        _, at_ratio_one = micro_batch(example() | {"log_prob": example()["old_log_prob"]}, ROWS)
+        worker.output["log_probs"] = at_ratio_one["log_probs"].requires_grad_(True)
+        costs[receipt] = [costs_of(train, worker, "clipx_acpo") for _ in range(2)]
+    assert costs["stop"][1] == costs["off"][1]
+    # The first one does cost something, so they can be told apart.
+    assert all(len(with_it) > len(without) for with_it, without in zip(costs["stop"][0], costs["off"][0], strict=True))
+
+
+def test_the_statistics_that_bounds_follow_are_the_sums_of_all_ranks(stepping_worker, monkeypatch):
+    # Another rank has the same tokens.
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector, op, group: vector.mul_(len(group)))
+    counted = []
+    for group in (None, (0, 1)):
+        worker, train = stepping_worker(*LAGGED)
+        monkeypatch.setattr(worker.engine, "get_data_parallel_group", lambda group=group: group)
+        train()
+        train()
+        counted.append(sum(sum(values) for key, values in worker.logged.items() if "count/bin" in key))
+    assert counted[1] == 2 * counted[0] > 0
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_distillations_loss_of_the_logits_passes_through(actor, group):
+    config = actor(group)
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
+    loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    wrapped = with_micro_batch(loss_fn, config.policy_loss.clipx)
+    batch = example()
+    data, output = micro_batch(batch, [0, 1])
+    tokens = len(output["log_probs"].values())
+    ids = torch.tensor([0, 2]).expand(tokens, 2)
+    teacher = torch.tensor([0.5, 0.25]).log().expand(tokens, 2)
+    for name, values in (("teacher_ids", ids), ("teacher_logprobs", teacher)):
+        data[name] = torch.nested.nested_tensor_from_jagged(values, offsets=output["log_probs"].offsets())
+    # As verl's engines call it, from the logits and then from the model's output.
+    of_logits = wrapped(student_logits=torch.zeros(1, tokens, 4), data=data)
+    # A uniform student over 4 tokens: 0.5 log(0.5 / 0.25) + 0.25 log(0.25 / 0.25).
+    torch.testing.assert_close(of_logits["distillation_losses"], torch.full((1, tokens), 0.5 * math.log(2)))
+    for name, values in of_logits.items():
+        output[name] = torch.nested.nested_tensor_from_jagged(values[0], offsets=output["log_probs"].offsets())
+    loss, metrics = wrapped(model_output=output, data=data)
+    assert loss.isfinite() and metrics["distillation/loss"].values
+    assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
+
+
+def test_dropout_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
+    # What is applied by a function inside attention no module shows, but the configuration does.
+    kinds = ("attention_dropout", "resid_pdrop")
+    model.config = PretrainedConfig(**dict.fromkeys(kinds, 0.0))
+    refuse_dropout(model)
+    for key in kinds:
+        model.config = PretrainedConfig(**{key: 0.2})
+        with pytest.raises(ValueError, match=rf"{key}=0\.2"):
+            refuse_dropout(model)
+    refuse_dropout([model[:2], torch.nn.Linear(2, 2)])
+    model[1].p = 0.1
+    with pytest.raises(ValueError, match=r"1=0\.1\..*scope=lagged or micro_batch"):
+        refuse_dropout(model[:2])

@@ -1,0 +1,221 @@
+"""What verl_clipx/run and worker and `clipx recompute` rely on in verl, so that another verl version fails here, by
+name. Not covered: what verl_clipx/training/cpu relies on (tests/training/cpu).
+`PYTHONPATH=<a checkout of verl> python -m pytest tests/training/worker/test_verl_contract.py` asks that checkout and
+says whether it is older or newer than 0.9.1.
+"""
+
+import inspect
+import json
+import pickle
+import re
+import runpy
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import verl
+from packaging.version import Version
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from verl.trainer import main_ppo, main_ppo_v0
+from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.metric import AggregationType, Metric
+from verl.workers import engine_workers
+from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+from verl.workers.config.engine import FSDPEngineConfig
+from verl.workers.engine import BaseEngine
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.utils import losses
+
+from tests.training.cpu.policy import random_policy
+from verl_clipx.analysis.recompute.checkpoints import load_model
+from verl_clipx.run.keys import row_of
+from verl_clipx.training.doctor import VERL_RANGE
+
+LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "verl_loss_keys.py"))
+STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+def compared_with_0_9_1():
+    """older, newer or the same: by content first, since some that are older in content call themselves 0.10.0.dev."""
+    if "use_no_sync_for_gradient_accumulation" not in FSDPEngineConfig.__dataclass_fields__:
+        return "older"
+    return "newer" if Version(verl.__version__) > Version("0.9.1") else "the same"
+
+
+def test_verl_is_in_the_tested_range():
+    found = compared_with_0_9_1()
+    said = f"verl {verl.__version__} in {verl.__path__[0]}, compared with 0.9.1: {found}"
+    if found == "newer":
+        warnings.warn(said, stacklevel=1)
+    assert VERL_RANGE.contains(verl.__version__, prereleases=True), said
+
+
+def source(of):
+    return inspect.getsource(inspect.unwrap(of))
+
+
+WORKER = engine_workers.ActorRolloutRefWorker
+(OF_VERL,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+KEYWORDS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "rollout_is_weights", "config")
+
+# What the plugin relies on, and the function or class of verl's in whose source it stands.
+SOURCES = {
+    "run_ppo starts Ray": (main_ppo.run_ppo, "ray.init("),
+    **{f"ppo_loss passes {key} by keyword": (losses.ppo_loss, f"{key}={key}") for key in KEYWORDS},
+    "the engine calls a loss_function": (transformer_impl, "loss_function(\n"),
+    "with these keywords": (transformer_impl, "model_output=model_output, data=micro_batch, dp_group="),
+    "the engine says how many tokens there are": (transformer_impl, "assign_non_tensor(data, batch_num_tokens="),
+    "and how many ranks": (transformer_impl, "assign_non_tensor(data, dp_size="),
+    "ranks that share a sequence are known": (transformer_impl, "self.ulysses_sequence_parallel_size = "),
+    "the actor's worker class can be chosen": (WORKER, "self.actor_worker_cls("),
+    "it is given the loss function": (WORKER, "self.actor.set_loss_fn(self.loss_fn)"),
+    "which is a partial with the configuration": (WORKER, "partial(ppo_loss, config=actor_config)"),
+    "log-probabilities come through infer_batch": (WORKER.compute_log_prob, "self.actor.infer_batch("),
+    "and the engine's": (OF_VERL.infer_batch, "self.engine.infer_batch("),
+    "they are of the tempered policy": (transformer_impl, "logits = _scale_logits_by_temperature("),
+    "at the rollout's temperature": (ray_trainer, "self.config.actor_rollout_ref.rollout.temperature"),
+    "an adapter can be left out": (OF_VERL.infer_batch, 'key="no_lora_adapter"'),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_stands_in_verls_source(name):
+    of, text = SOURCES[name]
+    assert text in source(of)
+
+
+def test_verls_functions_and_classes_have_the_names_that_ours_use():
+    assert parameters(inspect.unwrap(main_ppo.run_ppo))[0] == "config"
+    assert isinstance(core_algos.POLICY_LOSS_REGISTRY, dict)
+    needed = {"loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size"}
+    assert needed | {"loss_scale_factor"} <= {*parameters(core_algos.agg_loss)}
+    assert issubclass(WORKER.actor_worker_cls, engine_workers.TrainingWorker)
+    for name in ("is_mp_src_rank_with_outputs", "get_data_parallel_rank", "get_data_parallel_group"):
+        assert callable(getattr(BaseEngine, name))
+    assert "loss_mode" in PolicyLossConfig.__dataclass_fields__
+    bounds = {"clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"}
+    assert {"policy_loss", "global_batch_info", *bounds} <= ActorConfig.__dataclass_fields__.keys()
+
+
+def test_the_workers_name_can_be_rebound_and_merging_an_adapter_is_about_the_rollouts_weights_alone():
+    # Under the rebound name either would lead back to the plugin's subclass.
+    text = source(OF_VERL)
+    assert "super(TrainingWorker" not in text and "TrainingWorker." not in text.split('"""', 2)[2]
+    # So that a worker's numbers are LoRA's with and without it.
+    reads, of_rollout = 'lora.get("merge"', transformer_impl.FSDPEngine.get_per_tensor_param
+    assert source(transformer_impl).count(reads) == source(of_rollout).count(reads) == 1
+
+
+def test_only_distillation_chooses_another_loss_function_for_the_actor():
+    # verl's score centering chooses one by a function of its own, past the registry of policy losses.
+    text = source(WORKER)
+    assert "select_actor_loss_fn" not in source(engine_workers)
+    assert text.count("self.loss_fn = partial(") == 2 and text.count("self.actor.set_loss_fn(self.loss_fn)") == 1
+
+
+def test_metrics_are_summed_over_micro_batches_and_averaged_over_ranks():
+    for kind, expected in ((AggregationType.SUM, 5.0), (AggregationType.MEAN, 2.5)):
+        ranks = [Metric(kind, 1.0), Metric(kind, 3.0)]
+        for rank, second in zip(ranks, (2.0, 4.0), strict=True):
+            rank.append(second)
+        assert Metric.aggregate_dp(ranks) == expected
+
+
+def test_bypass_mode_names_verls_loss_on_the_driver_alone(composed):
+    config = composed("+clipx=grpo", "algorithm.rollout_correction.bypass_mode=True", "trainer.use_v1=False")
+    start = inspect.getsource(main_ppo_v0)
+    assert start.index("trainer.init_workers()") < start.index("trainer.fit()")
+    trainer = inspect.getsource(ray_trainer.RayPPOTrainer)
+    assert "config=self.config.actor_rollout_ref," in trainer and "actor_rollout_wg.set_loss_fn" not in trainer
+    # What Ray pickles for the workers, before the first step.
+    of_worker = pickle.loads(pickle.dumps(config.actor_rollout_ref))
+    rollout, policy_loss = SimpleNamespace(batch={"rollout_log_probs": 1}), config.actor_rollout_ref.actor.policy_loss
+    rollout_corr_helper.apply_bypass_mode(rollout, config.algorithm.rollout_correction, policy_loss)
+    assert rollout.batch["old_log_probs"] == 1 and policy_loss.loss_mode == "bypass_mode"
+    assert omega_conf_to_dataclass(of_worker.actor).policy_loss.loss_mode == "clipx_grpo"
+
+
+def unknown_keys(package):
+    """What to say of each key that verl's losses read, by their source, and that the table doesn't know."""
+    return [
+        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/keys.py what becomes of it under a "
+        "method of the plugin"
+        for key, places in LOSS_KEYS["keys_of"](package).items()
+        if row_of(key) is None
+    ]
+
+
+def test_the_table_knows_every_key_that_verls_losses_read_and_they_are_written_down_for_the_version():
+    assert unknown_keys(Path(verl.__path__[0])) == []
+    found = list(LOSS_KEYS["keys_of"](Path(verl.__path__[0])))
+    # Of what calls itself 0.10.0.dev nothing is.
+    again = (
+        "once each difference is understood: python scripts/verl_loss_keys.py > "
+        "tests/training/worker/fixtures/verl_loss_keys/"
+    )
+    assert found == STORED.get(verl.__version__, found), f"{again}{verl.__version__}.txt"
+    if compared_with_0_9_1() == "the same":
+        assert verl.__version__ in STORED
+
+
+@pytest.mark.parametrize("version", STORED)
+def test_the_table_knows_every_key_that_was_written_down(version):
+    assert {f"{LOSS_KEYS['ACTOR']}.clip_ratio_c", "algorithm.rollout_correction.bypass_mode"} <= set(STORED[version])
+    assert [key for key in STORED[version] if row_of(key) is None] == []
+
+
+NEW = """
+
+@register_policy_loss("new")
+def compute_policy_loss_new(log_prob, config: Optional[ActorConfig] = None, **others):
+    node, correction = config.policy_loss, config.get("rollout_correction", None) if config else None
+    width = node.get("new_width", 0.2) + getattr(config, "new_scale", 1.0) + config["new_shift"]
+    return width * log_prob + config.clip_ratio, {"new": correction.new_veto, **config.global_batch_info}
+"""
+
+
+def test_a_new_key_is_named(tmp_path):
+    package = Path(verl.__path__[0])
+    for module in LOSS_KEYS["MODULES"]:
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text((package / module).read_text() + NEW * module.endswith("core_algos.py"))
+    said = sorted(unknown_keys(tmp_path))
+    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/keys.py" in one for one in said)
+    keys = [re.search(r"reads actor_rollout_ref\.actor\.([\w.]+):", one).group(1) for one in said]
+    assert sorted(keys) == ["new_scale", "new_shift", "policy_loss.new_width", "rollout_correction.new_veto"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_verls_merger_makes_a_whole_model_of_shards_as_precise_as_they_were_saved(tmp_path, tied):
+    model = random_policy(tied=tied)
+    actor = tmp_path / "global_step_3" / "actor"
+    model.config.save_pretrained(actor / "huggingface")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
+    # Two ranks' shards, as verl's FSDP2 saves them.
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+        for rank in range(2):
+            halves = {name: weight.chunk(2)[rank].clone() for name, weight in model.state_dict().items()}
+            shards = {name: DTensor.from_local(half, mesh, [Shard(0)]) for name, half in halves.items()}
+            torch.save(shards, actor / f"model_world_size_2_rank_{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+    for folder in (actor, actor.parent):
+        loaded = load_model(folder).state_dict()
+        assert all(torch.equal(weight, loaded[name]) for name, weight in model.state_dict().items())
+    assert not all(torch.equal(weight, weight.bfloat16().float()) for weight in loaded.values())
+    adapted = {f"base_model.model.{name}": weight for name, weight in model.state_dict().items()}
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
+    torch.save(adapted, actor / "model_world_size_1_rank_0.pt")
+    with pytest.raises(ValueError, match="unknown, as adapters are"):
+        load_model(actor)

@@ -1,0 +1,209 @@
+"""Updates as a worker makes them, through verl's own ppo_loss, of a mini-batch cut into micro-batches and ranks.
+
+Not covered: engines and real ranks (tests/end_to_end).
+"""
+
+import contextlib
+import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.utils.losses import ppo_loss
+
+from tests.jagged import micro_batch
+from verl_clipx.losses.contract.contract import example
+from verl_clipx.training.worker.extra_pass import extra_pass
+from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
+from verl_clipx.training.worker.plan import plan_step
+from verl_clipx.training.worker.receipt import Receipt
+from verl_clipx.training.worker.state import ControllerState
+from verl_clipx.training.worker.step import OptimizerStep, RolloutBatch
+
+ROWS = [0, 1, 2, 3, 4, 5]
+WHOLE = [[ROWS]]
+# Ranks of micro-batches of rows.
+SPLITS = {"micro-batches": [[[0], [1, 2], [3, 4, 5]]], "ranks": [[[0, 5], [3]], [[1, 2], [4]]]}
+
+
+class Trained(NamedTuple):
+    """An update's loss, its gradient on each token's log-probability, (sequences, length), and verl's metrics."""
+
+    loss: Tensor
+    gradient: Tensor
+    metrics: dict[str, Any]
+
+
+def loss_function(config, step=None, observers=()):
+    """verl's loss function as the worker wraps it."""
+    step = OptimizerStep() if step is None else step
+    return with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step, observers)
+
+
+def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
+    """One update by verl's loss function, or a wrapped one, on a padded mini-batch.
+
+    `change` is done to verl's micro-batches; `extra`: entropy and reference, as for `micro_batch`.
+    """
+    log_prob, total, ranks = batch["log_prob"].detach().clone().requires_grad_(True), 0.0, []
+    for micro_batches in split:
+        ranks.append({})
+        for rows in micro_batches:
+            data, output = micro_batch({**batch, "log_prob": log_prob}, rows, dp_size=len(split), **extra)
+            if change is not None:
+                change(data)
+            loss, metrics = function(model_output=output, data=data)
+            # verl averages gradients over ranks.
+            (loss / len(split)).backward()
+            total = total + loss.detach() / len(split)
+            for key, value in metrics.items():
+                if isinstance(value, Metric):
+                    ranks[-1].setdefault(key, value.init_list()).append(value)
+    gathered = {key: [rank[key] for rank in ranks] for key in ranks[0]}
+    over_remaining(gathered)
+    return Trained(total, log_prob.grad, {key: Metric.aggregate_dp(values) for key, values in gathered.items()})
+
+
+class PassEngine:
+    """Runs a loss function over the micro-batches of one rank, as verl's engines do without gradient."""
+
+    def __init__(self, micro_batches):
+        self._micro_batches = micro_batches
+
+    def eval_mode(self, **_):
+        return contextlib.nullcontext()
+
+    def forward_backward_batch(self, data, loss_function, forward_only):
+        assert forward_only
+        for part, output in self._micro_batches:
+            loss_function(output, part)
+
+
+def extra_passes(policy_loss, batch, split, data, step, seen):
+    """What the extra pass finds, summed over the ranks of a split; `data` is verl's whole mini-batch."""
+    found = []
+    for micro_batches in split:
+        parts = [micro_batch(batch, rows, dp_size=len(split), entropy=batch["entropy"]) for rows in micro_batches]
+        found.append(extra_pass(policy_loss, PassEngine(parts), data, step, seen, cut={}, device="cpu"))
+    return {name: sum(rank[name] for rank in found) for name in found[0]}
+
+
+def planned(config, batch, split=WHOLE, token_pass=None, all_reduce=lambda vector: vector):
+    """A step as the worker plans it, with an extra pass over the ranks and micro-batches of a split."""
+    return plan_step(
+        config.policy_loss,
+        ControllerState(),
+        RolloutBatch(token_pass=token_pass),
+        micro_batch(batch, ROWS)[0],
+        extra_pass=partial(extra_passes, config.policy_loss, batch, split),
+        all_reduce=all_reduce,
+    )
+
+
+class Update:
+    """Runs updates as a worker does, with a receipt.
+
+    Without a decision of the step, each of its micro-batches decides for itself; `loss_fn` comes in verl's place.
+    """
+
+    def __init__(self, config, step=None, *, tested=True, loss_fn=None, batch=None):
+        self.step, self.batch = step or OptimizerStep(), batch or RolloutBatch()
+        settings, run = config.policy_loss.clipx, config.policy_loss.run
+        loss_fn = loss_fn or partial(ppo_loss, config=config)
+        self.receipt = Receipt(settings, run, loss_fn, lambda part: part, rank=1, tested=tested)
+        self.observers = [self.receipt]
+        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, self.observers)
+
+    def begin(self):
+        settings = self.receipt.settings
+        if settings.adaptive and self.step.decision is None:
+            object.__setattr__(settings, "scope", "micro_batch")
+        for observer in self.observers:
+            observer.begin_update(self.step, self.batch)
+
+    def run(self, parts=(ROWS,), *, moved=0.0, weights=None, besides=None, change=None, only=None, factors=None):
+        """One update, by micro-batches of these rows; returns its gradient on each token's log-probability.
+
+        Args:
+            moved: at most added to a log-probability of the old policy's to make the current one's.
+            weights: of verl's rollout correction, for a rollout policy that makes them so.
+            besides: what an engine adds to the loss, of the log-probabilities.
+            change, only: what is done to verl's micro-batches, and to which; None: to all.
+            factors: on each loss, as an engine's; a tuple: one for each of its backward passes.
+        """
+        batch = example()
+        mask = batch["mask"]
+        along = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
+        batch["log_prob"] = (batch["old_log_prob"] + moved * along).requires_grad_(True)
+        if weights is not None:
+            batch["sampler_log_prob"] = batch["old_log_prob"] - math.log(weights)
+        entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+        self.begin()
+        for number, rows in enumerate(parts):
+            data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"] - 0.1)
+            if weights is not None:
+                data["rollout_is_weights"] = torch.full(mask.shape, weights)
+            if change is not None and (only is None or number in only):
+                change(data)
+            loss, _ = self.loss_function(model_output=output, data=data)
+            passes = 0.5 if factors is None else factors[number]
+            for factor in passes if isinstance(passes, tuple) else (passes,):
+                more = 0 if besides is None else besides(output["log_probs"].values())
+                (loss * factor + more).backward(retain_graph=True)
+        for observer in self.observers:
+            observer.end_update(self.step)
+        return batch["log_prob"].grad
+
+    def end_rollout_batch(self, updates, before=0):
+        """The largest difference, after as many updates in the last pass and before it."""
+        batch = RolloutBatch(update=updates, updates_before_pass=before)
+        ((difference,),) = self.observers.pop().end_rollout_batch(batch).values()
+        assert self.receipt.finished
+        return difference
+
+
+def aggregated(function, batch, split=WHOLE):
+    """An update's metrics as verl aggregates them."""
+    return train(function, batch, split, entropy=batch.get("entropy")).metrics
+
+
+class VerlsWorker:
+    """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
+
+    rank, model_config, engine_config = 0, SimpleNamespace(tokenizer=None), SimpleNamespace()
+
+    def __init__(self, config, output):
+        self.output = output
+        self.engine = SimpleNamespace(
+            module=torch.nn.Linear(1, 1),
+            is_mp_src_rank_with_outputs=lambda: True,
+            get_data_parallel_rank=lambda: 0,
+            get_data_parallel_size=lambda: 1,
+            get_data_parallel_group=lambda: None,
+            optimizer_step=lambda: 1.0,
+            infer_batch=lambda: None,
+        )
+        self.set_loss_fn(partial(ppo_loss, config=config))
+
+    def set_loss_fn(self, loss_fn):
+        self.loss_fn = loss_fn
+
+    def forward_backward(self, data):
+        """As verl's Tinker worker."""
+        _, metrics = self.loss_fn(model_output=self.output, data=data)
+        found = {
+            key: [value.aggregate() if isinstance(value, Metric) else value]
+            for key, value in metrics.items()
+            if key.startswith("clipx")
+        }
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_batch(self, data):
+        return self.forward_backward(data)
+
+    def train_mini_batch(self, data):
+        return self.train_batch(data)

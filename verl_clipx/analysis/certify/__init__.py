@@ -1,0 +1,1 @@
+"""Whether the arms of an experiment may be compared: `clipx certify`."""

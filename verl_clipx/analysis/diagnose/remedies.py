@@ -1,0 +1,265 @@
+"""What to do about a finding, by the run's own configuration and log: nothing is advised that is set already."""
+
+from typing import Any
+
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.run import Run
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
+
+# Upper bounds on a token's ratio: DAPO's, and the one that docs/results/evidence.md tried with its inverse below.
+DAPO = 1.28
+WIDE_LOW = 0.5
+WIDE_HIGH = 2.0
+# The loss of verl's whose clip_ratio bounds a token's ratio, and ours whose clip_high bounds a sequence's.
+TOKEN_CLIP = "vanilla"
+SEQUENCE_CLIP = "gspo"
+
+# A mean score nearer to an end of its range than this says which way the prompts are off.
+NEAR_AN_END = 0.25
+
+
+def trains_our_loss(run: Run) -> bool:
+    """Returns whether the configuration names a loss of this plugin, or, of a record in parts, bounds of one."""
+    has_bounds = any(f"clipx.clip_{side}" in run.configuration for side in ("low", "high"))
+    return has_bounds or run.configuration.get("clipx.method", "observe") != "observe"
+
+
+def name_sources(run: Run) -> str:
+    """Says where values that are not finite are named: only this plugin does."""
+    observed = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
+    if observed or "clipx.method" in run.configuration:
+        return "Look at the prompts and fields that the run's output names."
+    return "Run again with +clipx=observe, whose output names rank, fields and prompts."
+
+
+def explain_skipped(run: Run) -> str:
+    """Says what skipped updates leave, and what to look at."""
+    the = "The" if run.fate_of_skipped == "skipped" else "If skipped, the"
+    return f"{the} policy stayed as it was, so that such a step shows less of the method. {name_sources(run)}"
+
+
+def keep_entropy(run: Run) -> str:
+    """Advises against a collapse of entropy: what lowers it by itself, then a wider clip, then a lower rate."""
+    coefficient = run.configuration.get(f"{ACTOR}.entropy_coeff")
+    if is_number(coefficient) and coefficient < 0:
+        return "Set actor.entropy_coeff to 0: below 0 it lowers entropy."
+    if not clips_tokens(run):
+        return "Lower actor.optim.lr: wider bounds were not tried with this loss."
+    high = upper_bound(run)
+    if high is None:
+        return "Lower actor.optim.lr: the loss has no upper bound to raise."
+    if high < DAPO:
+        return f"Raise {upper_bound_key(run)} to {upper_bound_value(run, DAPO)}, as DAPO does against such a collapse."
+    if high < WIDE_HIGH:
+        return f"{widen_both(run)} {LIMITS_OF_WIDE}"
+    return f"Lower actor.optim.lr: the upper bound is {high:g} already."
+
+
+def calm_entropy(run: Run) -> str:
+    """Advises against an explosion of entropy: less of what raises it by itself, otherwise a lower rate."""
+    coefficient = run.configuration.get(f"{ACTOR}.entropy_coeff")
+    lower = "actor.entropy_coeff" if is_number(coefficient) and coefficient > 0 else "actor.optim.lr"
+    if keeps_no_checkpoint(run):
+        return f"Run again with a lower {lower}. {NO_CHECKPOINT}"
+    return f"Go back to a checkpoint before, with a lower {lower}."
+
+
+def go_back_before_fall(run: Run) -> str:
+    """Advises after a fall of the reward."""
+    if keeps_no_checkpoint(run):
+        return f"Run again with a lower actor.optim.lr. {NO_CHECKPOINT}"
+    return "Go back to a checkpoint before the fall, with a lower actor.optim.lr."
+
+
+def go_back_to_best(run: Run) -> str:
+    """Advises where the held-out score fell."""
+    if keeps_no_checkpoint(run):
+        return f"Look what the reward pays for that the held-out score does not. {NO_CHECKPOINT}"
+    return "Go back to the checkpoint with the best held-out score."
+
+
+def resume_before(run: Run) -> str:
+    """Advises where the weights may not be finite."""
+    if keeps_no_checkpoint(run):
+        return f"The weights may not be finite since: begin anew. {NO_CHECKPOINT}"
+    return "The weights may not be finite since: resume from a checkpoint before."
+
+
+NO_CHECKPOINT = "With trainer.save_freq above 0 there will be checkpoints to go back to."
+
+
+def keeps_no_checkpoint(run: Run) -> bool:
+    """Returns whether the configuration says that the run saves no checkpoint."""
+    every = run.configuration.get("trainer.save_freq")
+    return is_number(every) and every <= 0
+
+
+LIMITS_OF_WIDE = (
+    "On one toy task, in bypass mode, these bounds earned about as much as adaptive ones, with a better worst seed. "
+    "Nobody measured whether they keep entropy."
+)
+
+
+def widen_both(run: Run) -> str:
+    """Advises the bounds 0.5 and 2, and leaves out a lower bound that is as low already."""
+    upper = f"{upper_bound_key(run)} to {upper_bound_value(run, WIDE_HIGH)}"
+    if trains_our_loss(run):
+        low = run.configuration.get("clipx.clip_low")
+        lower = f"clipx.clip_low to {WIDE_LOW:g}"
+        is_wide = low is None or low <= WIDE_LOW
+    else:
+        width = clip_ratio(run, "clip_ratio_low")
+        lower = f"actor.clip_ratio_low to {1 - WIDE_LOW:g}"
+        is_wide = width >= 1 - WIDE_LOW
+    if is_wide:
+        return f"Widen the clip: set {upper}."
+    return f"Widen the clip: set {upper}, and {lower}."
+
+
+def clips_tokens(run: Run) -> bool:
+    """Returns whether the run's loss clips each token's ratio at fixed bounds; verl's default loss does."""
+    if trains_our_loss(run):
+        return run.method != SEQUENCE_CLIP and "clipx.clip_high" in run.configuration
+    return run.configuration.get(f"{ACTOR}.policy_loss.loss_mode", TOKEN_CLIP) in (None, TOKEN_CLIP)
+
+
+def upper_bound(run: Run) -> float | None:
+    """Returns the upper bound on the ratio of a loss that clips tokens; None if it has none."""
+    if trains_our_loss(run):
+        return run.configuration["clipx.clip_high"]
+    return 1 + clip_ratio(run, "clip_ratio_high")
+
+
+def clip_ratio(run: Run, name: str) -> float:
+    """Returns verl's width of the clip on one side, as verl reads it."""
+    for key in (name, "clip_ratio"):
+        value = run.configuration.get(f"{ACTOR}.{key}")
+        if is_number(value):
+            return float(value)
+    return 0.2
+
+
+def upper_bound_key(run: Run) -> str:
+    """Returns the key of the upper bound, as a remedy names it."""
+    return "clipx.clip_high" if trains_our_loss(run) else "actor.clip_ratio_high"
+
+
+def upper_bound_value(run: Run, bound: float) -> str:
+    """Writes an upper bound as its key takes it; verl's takes the width above 1."""
+    if trains_our_loss(run):
+        return f"{bound:g}"
+    return f"{bound - 1:g}, which is a ratio of {bound:g}"
+
+
+def widen_side(run: Run, side: str) -> str:
+    """Advises where nearly all that is clipped is on one side.
+
+    Args:
+        side: the clipped side, low or high.
+    """
+    other = {"low": "high", "high": "low"}[side]
+    ours = trains_our_loss(run)
+    own_key = f"clipx.clip_{side}"
+    if ours and own_key not in run.configuration:
+        return "Compare other settings on its traced tokens: clipx replay."
+    if ours and run.configuration.get(f"clipx.clip_{other}", 0) is None:
+        return f"Set clipx.clip_{other}: without that bound, only this side clips."
+    name = own_key if ours else f"actor.clip_ratio_{side}"
+    return f"Widen that side's bound, {name}."
+
+
+def change_prompts(run: Run) -> str:
+    """Advises where samples score alike: what makes them alike, or harder or easier prompts, by what they score."""
+    if sampling := change_sampling(run):
+        return sampling
+    mean, low, high = (run.values(key) for key in (keys.REWARD, keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
+    if mean.empty or not low.min() < high.max():
+        return "Take prompts whose samples score differently."
+    last = mean.iloc[-1]
+    score = f"The mean score is {last:.3g} in the last step, of {low.min():g} to {high.max():g} in all steps"
+    place = (last - low.min()) / (high.max() - low.min())
+    if place >= 1 - NEAR_AN_END:
+        return f"{score}: take harder prompts."
+    if place <= NEAR_AN_END:
+        return f"{score}: take easier prompts."
+    return f"{score}, so some prompts are always solved and others never: take those that are solved sometimes."
+
+
+def change_sampling(run: Run) -> str | None:
+    """Returns advice on the sampling, if the configuration itself makes all samples of a prompt score alike."""
+    samples = run.configuration.get(f"{ROLLOUT}.n")
+    temperature = run.configuration.get(f"{ROLLOUT}.temperature")
+    if samples == 1:
+        return "Draw several samples of each prompt: raise rollout.n."
+    if is_number(temperature) and temperature == 0:
+        return "Sample at a temperature above 0, rollout.temperature: without it all samples of a prompt are alike."
+    return None
+
+
+def find_signal(run: Run) -> str:
+    """Advises where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
+    low, high = (run.values(key) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
+    if change_sampling(run) or low.empty or not low.tail(1).equals(high.tail(1)):
+        return change_prompts(run)
+    # A score that never changed is the greatest if it is above 0, as scores of 0 and 1 are.
+    score, least = low.iloc[-1], min(low.min(), 0.0)
+    scored = f"All samples of the last step score {score:g}"
+    if score > least and score >= high.max():
+        return f"{scored}, the most in this log, so nothing is left to learn: take harder prompts."
+    return f"{scored}, so nothing is learned: look whether the reward function reads the answers as it should."
+
+
+def make_more_updates(run: Run) -> str:
+    """Advises several updates on a rollout batch."""
+    if run.configuration.get(f"{ACTOR}.ppo_mini_batch_size") == 1:
+        return "Raise actor.ppo_epochs: a mini-batch is one prompt already."
+    return "Make actor.ppo_mini_batch_size smaller, so that each rollout batch gets several updates."
+
+
+def fill_bins(run: Run) -> str:
+    """Advises more tokens for each probability bin."""
+    if run.configuration.get("clipx.scope") == "micro_batch":
+        return "Set clipx.scope to mini_batch, so that statistics are over all tokens of an update."
+    prompts = run.configuration.get("data.train_batch_size")
+    mini_batch = run.configuration.get(f"{ACTOR}.ppo_mini_batch_size")
+    if is_number(prompts) and is_number(mini_batch) and mini_batch >= prompts:
+        return "Lower clipx.alpha: an update has all tokens of a rollout batch already."
+    return "Make actor.ppo_mini_batch_size larger."
+
+
+def recompute_ratio(run: Run) -> str:
+    """Advises where the ratio of a first update is not 1."""
+    bypass = run.configuration.get(f"{CORRECTION}.bypass_mode")
+    if bypass:
+        return f"Set {CORRECTION}.bypass_mode to false: with it the clip acts on the mismatch too."
+    if bypass is None:
+        return f"Look whether {CORRECTION}.bypass_mode is on: the clip acts on the mismatch too."
+    return "Look how old the samples are (training/off_policy/trajectory_staleness/mean): bypass_mode is off already."
+
+
+def score_tokens(run: Run) -> str:
+    """Advises how to tell which weights sampled."""
+    if run.traces is not None and not run.traces.is_dir():
+        return "Run again with +clipx/trace=prompts: clipx recompute RUN CHECKPOINT… then scores its tokens."
+    return "Score its traced tokens with the checkpoints around that step: clipx recompute RUN CHECKPOINT…"
+
+
+def correct_sampler(run: Run) -> str:
+    """Advises where the policy leaves its sampler and nothing is clipped."""
+    if run.configuration.get(f"{CORRECTION}.bypass_mode"):
+        return "Narrow the bounds: in bypass mode the clip's ratio is to the sampler, and yet nothing is clipped."
+    parts = [f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_rs")]
+    given = [part for part in parts if run.configuration.get(part)]
+    if given:
+        return (
+            f"Give the sampler new weights more often: {given[0]} is on already, and the clip does not see its ratio."
+        )
+    return f"Correct for the sampler ({CORRECTION}): the clip's ratio is to recomputed log-probabilities."
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a configuration is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

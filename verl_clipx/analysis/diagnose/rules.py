@@ -1,0 +1,676 @@
+"""The rules of diagnose, each with what it reads and, as its docstring, what to do; all else follows from them."""
+
+from fnmatch import filter as matching
+
+import numpy
+import pandas
+
+from verl_clipx.analysis.diagnose.remedies import (
+    calm_entropy,
+    change_prompts,
+    correct_sampler,
+    explain_skipped,
+    fill_bins,
+    find_signal,
+    go_back_before_fall,
+    go_back_to_best,
+    keep_entropy,
+    make_more_updates,
+    name_sources,
+    recompute_ratio,
+    resume_before,
+    score_tokens,
+    widen_side,
+)
+from verl_clipx.analysis.diagnose.rule import (
+    LASTING,
+    RULES,
+    Kind,
+    Onset,
+    halved,
+    lasts,
+    onset_at,
+    rule,
+    rule_of_limit,
+    trained,
+)
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.run import Run
+from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_level, level_steps
+
+__all__ = ["HELD_OUT_FALLS", "REWARD_COLLAPSE", "RULES"]
+
+REWARD_COLLAPSE = "reward collapse"
+HELD_OUT_FALLS = "held-out score falls while the training reward rises"
+NO_SIGNAL = "no learning signal"
+FEW_TEACH = "few prompts teach, because samples score alike"
+ONE_SIDED = "one-sided clipping"
+ONE_UPDATE = "bounds idle: one update a rollout batch"
+MISMATCH = "mismatch of rollout and training"
+CUT_AT_LIMIT = "responses cut at the limit"
+# Whose advice is void where the reward, or the batch, is not what it should be.
+ADVICE_ON_TRAINING = ("entropy collapse", "entropy explosion", NO_SIGNAL, FEW_TEACH, ONE_SIDED, CUT_AT_LIMIT)
+
+# --- What is not finite ----------------------------------------------------------------------------------------------
+
+TAKEN = "updates taken with a gradient that is not finite"
+OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/reading.md#health", "any_of": True}
+
+
+@rule(TAKEN, Kind.FACT, about=("actor_rollout_ref.actor.strategy",), remedy=resume_before, **OF_NORM)
+def find_taken_updates(run: Run) -> Onset | None:
+    return _not_finite_updates(run) if run.fate_of_skipped == "taken" else None
+
+
+@rule("skipped updates", Kind.FACT, remedy=explain_skipped, **OF_NORM)
+def find_skipped_updates(run: Run) -> Onset | None:
+    # verl skips an update whose gradient is not finite, but under Megatron takes it.
+    return _not_finite_updates(run) if run.fate_of_skipped != "taken" else None
+
+
+def steps_skipped(run: Run) -> list[int]:
+    """Returns the steps with such an update: by the plugin's count or, in a log without it, by the gradient's norm."""
+    if keys.SKIPPED_UPDATES not in run.log:
+        return run.not_finite.get(keys.GRADIENT_NORM, [])
+    counts = run.log[keys.SKIPPED_UPDATES]
+    return list(counts.index[counts > 0])
+
+
+def _not_finite_updates(run: Run) -> Onset | None:
+    steps, fate, updates = steps_skipped(run), run.fate_of_skipped, numpy.nan
+    if not steps:
+        return None
+    trained = int((run.log.index >= steps[0]).sum())
+    count = f"updates {fate} in {len(steps)} of {trained} steps since, how many this log does not say"
+    if keys.SKIPPED_UPDATES in run.log:
+        updates = run.log[keys.SKIPPED_UPDATES][steps].sum()
+    if numpy.isfinite(updates):
+        all_updates = (run.schedule.updates_a_step or 0) * trained
+        of_all = f" of {all_updates}" if all_updates >= updates else ""
+        count = f"{updates:.0f}{of_all} update{'' if updates == 1 and not of_all else 's'} {fate} since"
+    ranks = run.values(keys.NOT_FINITE_RANK)
+    if len(ranks):
+        # -1: it came up in the backward pass.
+        count += f", first on rank {int(ranks.iloc[0])}" if ranks.iloc[0] >= 0 else ", in the gradient only"
+    return Onset(int(steps[0]), count)
+
+
+@rule(
+    "values that are not finite",
+    Kind.FACT,
+    reads=(*keys.HEALTH_COUNTS, *(f"{prefix}*" for prefix in keys.OF_TRAINING)),
+    remedy=name_sources,
+    link="docs/reading.md#health",
+    any_of=True,
+)
+def find_values_not_finite(run: Run) -> Onset | None:
+    # Means and figures leave these values out.
+    begins: dict[str, int] = {}
+    for key, what in keys.HEALTH_COUNTS.items():
+        counts = run.values(key)
+        counts = counts[counts > 0]
+        if len(counts):
+            begins[f"{what} of {int(counts.sum())} responses in {_steps(len(counts))}"] = int(counts.index[0])
+    for key in keys_not_finite(run):
+        if is_of_training(key):
+            steps = run.not_finite[key]
+            begins[f"{key} in {_steps(len(steps))}"] = steps[0]
+    return _onset_of_first(begins)
+
+
+@rule("other logged values that are not finite", reads=("*",), link="docs/reading.md#health")
+def find_others_not_finite(run: Run) -> Onset | None:
+    """Look whether what computes them had nothing to compute from: the training itself does not read them."""
+    # W&B's own keys begin with an underscore.
+    others = [key for key in keys_not_finite(run) if not (is_of_training(key) or key.startswith("_"))]
+    return _onset_of_first({f"{key} in {_steps(len(run.not_finite[key]))}": run.not_finite[key][0] for key in others})
+
+
+def keys_not_finite(run: Run) -> list[str]:
+    """Returns what was logged as a value that is not finite and should be, the first causes first."""
+    unsaid = {*run.not_finite} - keys.MAY_BE_NAN
+    # That the gradient is not finite is what a skipped update says, unless the log counts none.
+    if steps_skipped(run):
+        unsaid -= {keys.GRADIENT_NORM}
+    causes = [key for key in keys.FIRST_CAUSES if key in unsaid]
+    return [*causes, *sorted(unsaid - {*causes})]
+
+
+def is_of_training(key: str) -> bool:
+    """Returns whether the training computes from a metric, so that it is broken where this is not finite."""
+    return key == keys.HELD_OUT or key.startswith(keys.OF_TRAINING)
+
+
+MOST_NAMED = 6
+
+
+def _onset_of_first(begins: dict[str, int]) -> Onset | None:
+    """Returns the first step of several values that are not finite, and names the first of these."""
+    if not begins:
+        return None
+    named = list(begins)[:MOST_NAMED]
+    if len(begins) > MOST_NAMED:
+        named.append(f"and {len(begins) - MOST_NAMED} more")
+    return Onset(min(begins.values()), f"not finite: {'; '.join(named)}")
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+# --- Entropy ---------------------------------------------------------------------------------------------------------
+
+ENTROPY_LEFT = 0.05
+
+
+@rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=keep_entropy, link="docs/faq.md", heuristic=True)
+def find_entropy_collapse(run: Run) -> Onset | None:
+    # Little is left of its highest value in the first steps: healthy runs of docs/results/cpu_small.md keep 9 %.
+    values = trained(run, keys.ENTROPY)
+    # The highest of them, since a quick collapse begins within these steps.
+    begun_at = values.iloc[:LASTING].max()
+    if not begun_at > 0:
+        return None
+    step = lasts(values < ENTROPY_LEFT * begun_at)
+    evidence = "{} {:.3g}, at most {:.3g} in its first steps{}"
+    return onset_at(step, lambda at: evidence.format(keys.ENTROPY, values[at], begun_at, halved(values, begun_at, at)))
+
+
+# An entropy far above where it began, of which e^5 is as of about 150 equally likely tokens.
+ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
+
+
+@rule(
+    "entropy explosion",
+    Kind.TREND,
+    reads=(keys.ENTROPY,),
+    remedy=calm_entropy,
+    link="docs/faq.md",
+    heuristic=True,
+)
+def find_entropy_explosion(run: Run) -> Onset | None:
+    # It is far above its first step, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long.
+    values = trained(run, keys.ENTROPY)
+    # Not of the first three, since a quick explosion lies within them.
+    first = values.iloc[:1].max()
+    risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
+    return onset_at(lasts(risen), lambda at: f"{keys.ENTROPY} {values[at]:.3g}, {first:.3g} in its first step")
+
+
+# --- Whether anything teaches ----------------------------------------------------------------------------------------
+
+# Of equal scores, whose mean is rounded, GRPO's advantages can be as far from 0.
+ADVANTAGE_IS_ZERO, ADVANTAGE_OF_EQUALS = 1e-6, 0.1
+
+
+@rule(
+    NO_SIGNAL,
+    Kind.TREND,
+    reads=(keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE, keys.ALIKE),
+    remedy=find_signal,
+    link="docs/reading.md#health",
+    any_of=True,
+    voids=(FEW_TEACH, ONE_UPDATE),
+)
+def find_no_signal(run: Run) -> Onset | None:
+    # No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike.
+    lowest, highest = keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE
+    sides = pandas.DataFrame({key: trained(run, key) for key in (lowest, highest)}).dropna()
+    if sides.empty:
+        alike = trained(run, keys.ALIKE)
+        return onset_at(lasts(alike == 1), lambda at: f"{keys.ALIKE} 1, at most {alike.max():g}")
+    furthest, scores = sides.abs().max(axis=1), run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
+    equal = scores.reindex(furthest.index) == 0
+    none = (furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS))
+    evidence = f"{lowest} {{:.3g}}, {highest} {{:.3g}}, as good as 0 in {none.sum()} of {len(none)} steps"
+    return onset_at(lasts(none), lambda at: evidence.format(sides[lowest][at], sides[highest][at]))
+
+
+@rule(
+    "one batch trained again and again",
+    Kind.TREND,
+    reads=(keys.REWARD, keys.LENGTH),
+    link="docs/reading.md#rules",
+    voids=ADVICE_ON_TRAINING,
+)
+def find_repeated_batch(run: Run) -> Onset | None:
+    """Look at the queue that serves the batches."""
+    # Mean score and mean length, both of many samples, are each exactly what they were in an earlier step.
+    means = pandas.DataFrame({key: trained(run, key) for key in (keys.REWARD, keys.LENGTH)}).dropna()
+    again = means.duplicated() & (means[keys.LENGTH] % 1 != 0)
+    evidence = f"{keys.REWARD} {{:.6g}} and {keys.LENGTH} {{:.6g}} as in an earlier step, in {again.sum()} steps"
+    return onset_at(lasts(again), lambda at: evidence.format(*means.loc[at]))
+
+
+# Such prompts have advantage 0, so fewer than a tenth teach.
+rule_of_limit(
+    FEW_TEACH,
+    Kind.TREND,
+    reads=keys.ALIKE,
+    limit=0.9,
+    remedy=change_prompts,
+    link="docs/reading.md#health",
+    heuristic=True,
+)
+
+# --- Clipping and bounds ---------------------------------------------------------------------------------------------
+
+ONE_SIDE, WORTH_CLIPPING, LONG = 0.98, 0.01, 5
+# Differences that float32 may leave.
+RATIO_IS_ONE = 1e-6
+
+
+def widen_clipped_side(run: Run) -> str:
+    """Names the bound that nearly all clipped tokens are beyond."""
+    step = find_one_sided_clipping(run).step
+    side = "low" if run.values(keys.CLIPPED_LOW)[step] > run.values(keys.CLIPPED_HIGH)[step] else "high"
+    return widen_side(run, side)
+
+
+@rule(
+    ONE_SIDED,
+    Kind.TREND,
+    reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
+    remedy=widen_clipped_side,
+    link="docs/methods.md",
+    heuristic=True,
+)
+def find_one_sided_clipping(run: Run) -> Onset | None:
+    # Nearly all that is clipped is on one side, where it matters; of 75 healthy runs one was so in a few steps.
+    sides = pandas.DataFrame({key: trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
+    total = sides.sum(axis=1)
+    step = lasts((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG) if len(sides) else None
+    return onset_at(step, lambda at: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[at].items()))
+
+
+@rule(
+    ONE_UPDATE,
+    reads=(keys.RATIO, keys.KL),
+    remedy=make_more_updates,
+    link="docs/scopes.md",
+)
+def find_single_updates(run: Run) -> Onset | None:
+    updates = run.schedule.updates_on_batch
+    ratio, kl = trained(run, keys.RATIO), trained(run, keys.KL)
+    # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
+    if steps_skipped(run) or ratio.empty or kl.empty:
+        return None
+    if (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
+        return None
+    # Several updates stay at ratio 1 where nothing moves the policy, which is another finding.
+    if updates is None and not moves(run):
+        return None
+    if updates is not None and updates > 1:
+        return None
+    return Onset(int(ratio.index[0]), f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
+
+
+def moves(run: Run) -> bool:
+    """Returns whether the log shows that updates move the policy: they have a gradient, and a rate if it is logged."""
+    rate = run.values(keys.LEARNING_RATE)
+    has_rate = rate.empty or bool((rate > 0).any())
+    return has_rate and bool((run.values(keys.GRADIENT_NORM) > 0).any())
+
+
+def _target(run: Run) -> float | None:
+    """Returns the target of the search, if it is a target for the share that is logged."""
+    is_share = run.configuration.get("clipx.contribution", "share") == "share"
+    return run.configuration.get("clipx.target") if is_share else None
+
+
+@rule(
+    "bounds idle: the search never started",
+    reads=(keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"),
+    link="docs/methods.md#bapo",
+    about=("clipx.target", keys.SHARE_BEFORE),
+)
+def find_search_not_started(run: Run) -> Onset | None:
+    """Raise clipx.target."""
+    # By the search's own condition: the share is at or above the target in every step, and the bounds are constant.
+    share, after = trained(run, keys.SHARE_BEFORE), trained(run, keys.SHARE_AFTER)
+    target = _target(run)
+    bounds = [trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
+    idle = all(len(bound) and bound.max() - bound.min() < RATIO_IS_ONE for bound in bounds)
+    if target is None or share.empty or after.empty or not idle or share.min() < target:
+        return None
+    return Onset(int(share.index[0]), f"{keys.SHARE_BEFORE} {share.min():.3g} or more, target {target:g}")
+
+
+@rule(
+    "bounds idle: too few tokens a bin",
+    reads=(keys.COUNTS, "clipx.alpha"),
+    remedy=fill_bins,
+    link="docs/methods.md#acpo",
+    about=("clipx.alpha", keys.COUNTS),
+)
+def find_few_tokens(run: Run) -> Onset | None:
+    # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
+    names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
+    if not names or alpha is None:
+        return None
+    counts, most = run.log.loc[run.log.index > 0, names].dropna(), alpha**2 + 1
+    few = ((counts > 0) & (counts <= most)).sum(axis=1)
+    evidence = f"{keys.COUNTS} at most {most:g} in {{}} of {len(names)} bins"
+    return onset_at(lasts(few > len(names) / 2), lambda at: evidence.format(few[at]))
+
+
+@rule(
+    "bounds saturated",
+    reads=(keys.BOUND_HIGH_LAST, keys.SHARE_AFTER, "clipx.target", "clipx.upper_stop", "clipx.upper_step"),
+    link="docs/methods.md#bapo",
+    about=("clipx.target", keys.SHARE_BEFORE),
+)
+def find_saturated_bounds(run: Run) -> Onset | None:
+    """Lower clipx.target."""
+    # The upper bound is the last candidate and the target is missed: the search has nowhere left to go.
+    target = _target(run)
+    stop, by = (run.configuration.get(f"clipx.{name}") for name in ("upper_stop", "upper_step"))
+    high, share = trained(run, keys.BOUND_HIGH_LAST).align(trained(run, keys.SHARE_AFTER), join="inner")
+    # The last candidate is the stop, or less than a step below it.
+    step = None if None in (target, stop, by) else lasts((high > stop - by + RATIO_IS_ONE) & (share < target))
+    evidence = "{} {:.3g}, {} {:.3g}, target {:g}"
+    return onset_at(
+        step, lambda at: evidence.format(keys.BOUND_HIGH_LAST, high[at], keys.SHARE_AFTER, share[at], target)
+    )
+
+
+# The bounds then stay at their ceiling (clip_fraction) or floor (second_moment).
+rule_of_limit(
+    "held target out of reach",
+    reads=keys.HOLD_MISSED,
+    limit=0.5,
+    remedy="Raise clipx.hold.value.",
+    link="docs/scopes.md#hold-a-target",
+    about=("clipx.hold", keys.HOLD_MISSED),
+)
+
+# --- Samples of another policy ---------------------------------------------------------------------------------------
+
+RATIO_IS_NOT_ONE = 1e-2
+# Two passes at equal weights differ by noise, whose mean over tokens is far smaller than this.
+KL_IS_NOT_ZERO = 1e-3
+
+
+@rule(
+    "ratio anchored to another policy",
+    reads=(keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
+    remedy=recompute_ratio,
+    link="docs/scopes.md#staleness",
+    heuristic=True,
+)
+def find_anchored_ratio(run: Run) -> Onset | None:
+    # The first update's ratio is 1 unless its old log-probabilities are another policy's.
+    ratio = trained(run, keys.RATIO)
+    # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
+    kl = trained(run, keys.KL).reindex(ratio.index, fill_value=0.0)
+    moved = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
+    step = lasts(moved) if run.schedule.updates_a_step == 1 else None
+    evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
+    return onset_at(step, lambda at: evidence.format(keys.RATIO, ratio[at], keys.KL, kl[at]))
+
+
+rule_of_limit(
+    MISMATCH,
+    reads=keys.MISMATCH,
+    limit=0.02,
+    remedy="Compare the precision in which the two engines compute.",
+    link="docs/scopes.md#staleness",
+    heuristic=True,
+)
+
+# A probability that differs by a thousandth passes for rounding, and so does four times the most before.
+JUMPED, JUMP_TIMES, GROWN, LEFT_OUT = 1e-3, 4, 2, 0.02
+
+
+@rule(
+    "sampler jumps away from the trainer",
+    reads=(keys.MISMATCH,),
+    remedy=score_tokens,
+    link="docs/certify.md",
+    heuristic=True,
+    voids=(MISMATCH,),
+)
+def find_sampler_jump(run: Run) -> Onset | None:
+    # Samples of age 0 are of the weights that recompute them, so that the engines differ as much as they did before.
+    values = trained(run, keys.MISMATCH)
+    values = values[trained(run, keys.STALENESS).reindex(values.index, fill_value=0.0) == 0]
+    before, lowest = values.cummax().shift(), values[::-1].rolling(LASTING).min()[::-1]
+    jumped = values.index[lowest >= (JUMP_TIMES * before.iloc[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
+    if not len(jumped):
+        return None
+    at, last = jumped[0], values.iloc[-LASTING:].median()
+    says = "which is as of another precision, temperature or mask, or of weights always as late"
+    if len(values.loc[at:]) < 2 * LASTING:
+        says = "too early to say whether of older weights or another precision, temperature or mask"
+    elif last >= GROWN * values[at]:
+        says = f"{last:.3g} in the last, which is as of weights that stay behind"
+    # By both estimates of the divergence: of a sampler that leaves no token out this is 1.
+    ratio = 1 + (trained(run, keys.SAMPLER_KL) - trained(run, keys.SAMPLER_KL_1)).loc[at:].median()
+    if ratio <= 1 - LEFT_OUT:
+        says += f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
+    return Onset(int(at), f"{keys.MISMATCH} {values[at]:.3g}, at most {before[at]:.3g} before; {says}")
+
+
+DRIFTED, DRIFT_TIMES = 0.01, 4
+
+
+@rule(
+    "bounds idle while the sampler drifts away",
+    reads=(keys.SAMPLER_KL, keys.PG_CLIPPED),
+    remedy=correct_sampler,
+    link="docs/scopes.md#staleness",
+    heuristic=True,
+)
+def find_drifting_sampler(run: Run) -> Onset | None:
+    # Nothing is clipped, although the policy is far from the one that sampled, and farther than it was at first.
+    kl, clipped = trained(run, keys.SAMPLER_KL).align(trained(run, keys.PG_CLIPPED), join="inner")
+    first = kl.iloc[:LASTING].max()
+    step = lasts((clipped == 0) & (kl >= max(DRIFTED, DRIFT_TIMES * first)))
+    evidence = f"{keys.PG_CLIPPED} 0, {keys.SAMPLER_KL} {{:.3g}}, at most {first:.3g} in its first steps"
+    return onset_at(step, lambda at: evidence.format(kl[at]))
+
+
+TOP_P = "actor_rollout_ref.rollout.top_p"
+TOP_K = "actor_rollout_ref.rollout.top_k"
+
+
+def truncations(run: Run) -> dict[str, str]:
+    """Returns what cuts the sampled distribution: evidence, and the value that would not."""
+    top_p, top_k = (run.configuration.get(key) for key in (TOP_P, TOP_K))
+    cuts: dict[str, str] = {}
+    if isinstance(top_p, int | float) and top_p < 1:
+        cuts[f"{TOP_P} {top_p:g}"] = "top_p 1"
+    if isinstance(top_k, int) and top_k > 0:
+        cuts[f"{TOP_K} {top_k}"] = "top_k -1"
+    return cuts
+
+
+def sample_whole(run: Run) -> str:
+    """Advises to sample from the whole distribution."""
+    return f"Sample with {' and '.join(truncations(run).values())}."
+
+
+@rule(
+    "truncated sampling",
+    reads=(TOP_P, TOP_K),
+    remedy=sample_whole,
+    link="docs/scopes.md#staleness",
+    any_of=True,
+    voids=(MISMATCH,),
+)
+def find_truncated_sampling(run: Run) -> Onset | None:
+    # The loss's probabilities are of the whole distribution.
+    cuts = truncations(run)
+    steps = run.log.index[run.log.index > 0]
+    if not cuts or not len(steps):
+        return None
+    return Onset(int(steps[0]), " and ".join(cuts))
+
+
+# --- Gradient, reward and answers ------------------------------------------------------------------------------------
+
+EXPLOSION, STEPS_BEFORE = 100.0, 5
+
+
+@rule("gradient explosion", Kind.TREND, reads=(keys.GRADIENT_NORM,), link="docs/reading.md#rules", heuristic=True)
+def find_gradient_explosion(run: Run) -> Onset | None:
+    """Lower actor.optim.lr."""
+    # It is far above its median before: healthy runs of docs/results/cpu_small.md stay below 20 times theirs.
+    values = trained(run, keys.GRADIENT_NORM)
+    before = values.expanding(STEPS_BEFORE).median().shift()
+    wide = values.index[(before > 0) & (values > EXPLOSION * before)]
+    step = wide[0] if len(wide) else None
+    return onset_at(step, lambda at: f"{keys.GRADIENT_NORM} {values[at]:.3g}, median before {before[at]:.3g}")
+
+
+@rule(
+    REWARD_COLLAPSE,
+    Kind.TREND,
+    reads=(keys.REWARD,),
+    remedy=go_back_before_fall,
+    link="docs/reading.md",
+    heuristic=True,
+)
+def find_reward_collapse(run: Run) -> Onset | None:
+    # The report's own definition of a collapse.
+    values = trained(run, keys.REWARD)
+    at = collapse(values.to_numpy())
+    if at is None:
+        return None
+    step = int(values.index[at])
+    return Onset(step, _fall_of_reward(values, at, KEPT))
+
+
+def _fall_of_reward(values: pandas.Series, at: int, kept: float) -> str:
+    """Says what the reward was before and from the place on at which its level changed.
+
+    Args:
+        kept: the part of its best that the reward fell below.
+    """
+    since = values.iloc[at : at + level_steps(len(values))]
+    best = values.iloc[:at].max()
+    evidence = f"{keys.REWARD} {since.mean():.3g} on average over {len(since)} steps, at most {best:.3g} before"
+    if values.min() < 0:
+        return evidence
+    evidence += halved(values, best, int(values.index[at]))
+    # Of a slow fall, the steps after its middle don't show how far it went.
+    if since.mean() >= kept * best:
+        lowest = values.iloc[at:].rolling(len(since)).mean().min()
+        evidence += f", {lowest:.3g} at the lowest"
+    return evidence
+
+
+# A level that ends below this part of its best has fallen; that of validations, which are fewer, may keep more.
+KEPT_REWARD, KEPT_HELD_OUT = 0.75, 0.9
+
+
+@rule(
+    "reward decline",
+    reads=(keys.REWARD,),
+    remedy=go_back_before_fall,
+    link="docs/reading.md#rules",
+    heuristic=True,
+)
+def find_reward_decline(run: Run) -> Onset | None:
+    # It fell for good, though not to the quarter of a collapse, and so did a held-out score, if there is one.
+    values = trained(run, keys.REWARD)
+    rewards = values.to_numpy()
+    at = collapse(rewards, KEPT_REWARD)
+    if at is None or collapse(rewards) is not None:
+        return None
+    lowest = min(0.0, values.min())
+    best = values.rolling(level_steps(len(values))).mean().max() - lowest
+    if last_level(rewards) - lowest >= KEPT_REWARD * best:
+        return None
+    validations = [run.values(key).rename(key) for key in matching(run.log, keys.VALIDATIONS)]
+    validated = [scores for scores in validations if len(scores) > 1]
+    fallen = [scores for scores in validated if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
+    # Of harder prompts, say, only the training reward falls.
+    if validated and not fallen:
+        return None
+    evidence = f"{_fall_of_reward(values, at, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
+    if fallen:
+        scores = fallen[0]
+        best_step = scores.idxmax()
+        evidence += f"; {scores.name} {scores.iloc[-1]:.3g} at the end, in step {best_step} {scores[best_step]:.3g}"
+    return Onset(int(values.index[at]), evidence)
+
+
+ARE_CUT, LIMIT = 0.25, "data.max_response_length"
+# Answers of fewer tokens than this may all be equally long without a limit.
+LEAST_LIMIT = 64
+
+
+@rule(
+    CUT_AT_LIMIT,
+    Kind.TREND,
+    reads=(keys.CUT,),
+    instead=(keys.AS_LONG_AS_LONGEST, keys.LONGEST),
+    link="docs/reading.md#health",
+    heuristic=True,
+)
+def find_cut_responses(run: Run) -> Onset | None:
+    """Raise data.max_response_length."""
+    key, values = keys.CUT, trained(run, keys.CUT)
+    if values.empty:
+        # verl counts responses as long as the batch's longest, which are cut where that is as long as may be.
+        key, longest = keys.AS_LONG_AS_LONGEST, trained(run, keys.LONGEST)
+        limit = response_limit(run)
+        values = trained(run, key)
+        values = values.where(longest.reindex(values.index) >= limit, 0.0)
+    return onset_at(lasts(values >= ARE_CUT), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
+
+
+def response_limit(run: Run) -> float:
+    """Returns the most tokens of a response, by the configuration or by the log; infinity if neither tells them."""
+    limit = run.configuration.get(LIMIT)
+    if isinstance(limit, int):
+        return limit
+    # So many responses of exactly the greatest length of a whole log are cut there.
+    longest = trained(run, keys.LONGEST).max()
+    return float(longest) if longest >= LEAST_LIMIT else numpy.inf
+
+
+rule_of_limit(
+    "answers without a verdict",
+    reads=keys.UNDECIDED,
+    limit=0.1,
+    remedy="Look at answers on which the verifier gives up.",
+    link="docs/reading.md#health",
+    about=(keys.UNDECIDED,),
+    heuristic=True,
+    voids=(NO_SIGNAL, FEW_TEACH),
+)
+
+# Standard errors by which the training reward's mean must be higher, from the differences of neighbouring steps.
+RISES = 2
+
+
+@rule(
+    HELD_OUT_FALLS,
+    reads=(keys.VALIDATIONS, keys.REWARD),
+    remedy=go_back_to_best,
+    link="docs/reading.md#rules",
+    heuristic=True,
+    voids=ADVICE_ON_TRAINING,
+)
+def find_held_out_fall(run: Run) -> Onset | None:
+    # A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones.
+    reward = trained(run, keys.REWARD)
+    for key in matching(run.log, keys.VALIDATIONS):
+        values = run.values(key)
+        if (at := collapse(values.to_numpy(), KEPT_HELD_OUT)) is None:
+            continue
+        best = values.iloc[:at].idxmax()
+        low = values.iloc[at:][values.iloc[at:] < KEPT_HELD_OUT * values[best]]
+        fell = low.index[0] if len(low) else numpy.inf
+        before, since = reward.loc[: fell - 1], reward.loc[fell:]
+        # Steps around the best score: a mean from the first step on has the climb of the start.
+        width = max(LASTING, len(reward) // PART)
+        around = before.iloc[max(0, before.index.searchsorted(best) - width // 2) :][:width]
+        error = reward.diff().std() / 2**0.5 * (1 / max(len(around), 1) + 1 / max(len(since), 1)) ** 0.5
+        if since.mean() - around.mean() > RISES * error:
+            steps = f"in steps {around.index[0]} to {around.index[-1]}"
+            what = f"{key} {low.iloc[0]:.3g}, in step {best} {values[best]:.3g}; {keys.REWARD} on average "
+            return Onset(int(fell), f"{what}{around.mean():.3g} {steps}, {since.mean():.3g} since")
+    return None

@@ -1,0 +1,1 @@
+"""Which checkpoint sampled a run's tokens: `clipx recompute`."""

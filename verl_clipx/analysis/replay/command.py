@@ -1,0 +1,65 @@
+"""`clipx replay`: reads the run and applies each setting."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from verl_clipx.analysis.replay.measures import Replay, of_run, replay
+from verl_clipx.analysis.replay.tokens import TracedTokens, traced_step
+from verl_clipx.analysis.runs.folder import read_run
+from verl_clipx.analysis.runs.run import Run
+from verl_clipx.analysis.runs.sameness import nested
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.run.candidates import candidates_of
+from verl_clipx.run.config import Settings, build
+
+# Keys of the node that do not change the loss on given tokens.
+NOT_OF_THE_LOSS = ("trace", "update")
+
+
+class ReplayedRun(NamedTuple):
+    """A run's step: its updates with their tokens, what the run itself did, and what each setting would have done."""
+
+    run: Run
+    updates: list[TracedTokens]
+    of_run: Replay
+    settings: list[Replay]
+
+
+def replay_run(path: Path, words: list[str], *, step: int | None = None) -> ReplayedRun:
+    """Replays settings on a run.
+
+    Args:
+        words: as for `candidates_of`; without any, the run's own setting.
+        step: as for `traced_step`.
+
+    Raises:
+        OSError, ValueError: the run has no traces that can be replayed, or a setting is wrong; the message says which.
+    """
+    candidates = candidates_of(words)
+    run = read_run(path)
+    updates = traced_step(run, step)
+    if not updates:
+        raise ValueError(
+            f"{run.traces}: no update of this step has tokens with finite numbers; name another by --step."
+        )
+    own = own_settings(run)
+    if not candidates and own is None:
+        raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
+    settings = [one for candidate in candidates for one in candidate.each()]
+    settings = settings or [(f"{own.method.name}, as trained", own)]
+    replays = [replay(label, of_label, own, updates) for label, of_label in settings]
+    return ReplayedRun(run, updates, of_run(updates), replays)
+
+
+def own_settings(run: Run) -> Settings | None:
+    """Returns the settings that a run trained with, by its record; None if it names none, or a loss not known here."""
+    own = {
+        key.removeprefix(f"{NODE}."): value for key, value in run.configuration.items() if key.startswith(f"{NODE}.")
+    }
+    kept = {key: value for key, value in own.items() if not f".{key}".endswith("._target_")}
+    node = {key: value for key, value in nested(kept).items() if key not in NOT_OF_THE_LOSS}
+    try:
+        built = build(**node)
+    except (ValueError, ImportError, AttributeError):
+        return None
+    return built if isinstance(built, Settings) else None

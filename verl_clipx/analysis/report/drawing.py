@@ -1,0 +1,121 @@
+"""Matplotlib figures for the page: drawn for their width in CSS pixels, long runs by windows of steps, text as text."""
+
+import re
+from math import ceil
+from pathlib import Path
+from typing import Any, TypeVar
+
+import matplotlib
+import numpy
+import pandas
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from verl_clipx.analysis.report.palette import HAIR, INK, SOFT
+from verl_clipx.common.files import replacing
+
+# Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
+WIDTH = 348
+
+# A log of up to so many steps is drawn step by step, a longer one in as many windows at most.
+MOST_STEPS = 120
+# Up to this many points are marked one by one, and up to this many shares are drawn as separate bars.
+MOST_MARKS = 60
+
+LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+
+Values = TypeVar("Values", pandas.Series, pandas.DataFrame)
+
+STYLE = Path(__file__).with_name("page.mplstyle")
+STYLE_COLOURS = {
+    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), SOFT),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), HAIR),
+}
+
+
+def figure(
+    height: float, *, rows: int = 1, columns: int = 1, left: float = 44, top: float = 24, bottom: float = 38, **shared
+) -> tuple[Figure, list[Axes]]:
+    """Makes a figure of the page's width; height and margins are in CSS pixels, `shared` is sharex and sharey."""
+    drawing = Figure(figsize=(WIDTH / 72, height / 72))
+    panels = drawing.subplots(rows, columns, squeeze=False, **shared)
+    drawing.subplots_adjust(
+        left=left / WIDTH, right=1 - 12 / WIDTH, top=1 - top / height, bottom=bottom / height, hspace=0.42, wspace=0.16
+    )
+    return drawing, list(panels.flat)
+
+
+def style():
+    """Returns a context in which figures are made and saved in the page's style."""
+    return matplotlib.rc_context(STYLE_COLOURS, STYLE)
+
+
+def take_windows(values: Values, quantile: float = MIDDLE) -> Values:
+    """Returns a quantile of each window, at its middle step, or the values themselves where each step has a place."""
+    window = ceil(len(values) / MOST_STEPS)
+    if window < 2:
+        return values
+    groups = numpy.arange(len(values)) // window
+    steps = pandas.Series(values.index, dtype=float).groupby(groups).mean()
+    return values.groupby(groups).quantile(quantile).set_axis(steps)
+
+
+def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Series:
+    """Draws a metric over steps, and returns its line.
+
+    Args:
+        line: matplotlib's options for it.
+    """
+    low, middle, high = (take_windows(values, quantile) for quantile in (LOW, MIDDLE, HIGH))
+    if len(middle) < len(values):
+        axes.fill_between(middle.index, low, high, color=colour, alpha=0.15, lw=0)
+    marks = {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
+    axes.plot(middle.index, middle, color=colour, **marks, **line)
+    return middle
+
+
+def widen_left_margin(drawing: Figure) -> None:
+    """Widens a figure's left margin if the label of a tick would begin outside the figure."""
+    drawing.draw_without_rendering()
+    begins = min(axes.get_tightbbox().x0 for axes in drawing.axes)
+    if begins < 0:
+        drawing.subplots_adjust(left=drawing.subplotpars.left - begins / drawing.bbox.width)
+
+
+# The formats of a figure, each with matplotlib's options.
+FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144}}
+
+
+def save(drawing: Figure, folder: Path, name: str) -> None:
+    """Writes a figure as SVG and PNG, with a left margin in which the labels of its ticks have room."""
+    widen_left_margin(drawing)
+    for kind, options in FORMATS.items():
+        with replacing(folder / f"{name}.{kind}") as partial:
+            drawing.savefig(partial, format=kind, **options)
+
+
+def inline(text: str, name: str, description: str) -> Markup:
+    """Fits an SVG into the page: ids under a name, no metadata, the page's fonts, a text for screen readers."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]+", _font, text)
+    # Only coordinates are rounded: the label of a tick is text.
+    text = re.sub(r'\b(d|x|y|transform)="[^"]*"', lambda found: _LONG.sub(r"\1", found[0]), text)
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
+    head = Markup(
+        '<svg viewBox="0 0 {} {}" style="max-width:{}px" role="img" aria-label="{}" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg">'
+    ).format(width, height, width, description)
+    return head + Markup(text[text.index(">") + 1 :])
+
+
+_LONG = re.compile(r"(-?\d+\.\d{2})\d+")
+
+
+def _font(found: re.Match) -> str:
+    bold = "; font-weight: 700" if "bold" in found[1] or "700" in found[1] else ""
+    return f"font-size: {found[2]}{bold}"

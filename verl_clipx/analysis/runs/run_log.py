@@ -1,0 +1,186 @@
+"""verl's file log: its lines, and their numbers as a table."""
+
+import contextlib
+import gzip
+import itertools
+import math
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+
+from verl_clipx.analysis.runs import keys
+from verl_clipx.common.files import EMPTY, GZIP, as_utf8, parse_json, read_bytes
+
+Rows = dict[int, dict[str, float]]
+"""Step to metric to number."""
+
+
+VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard's folder, or W&B's run or export."
+
+
+class Entry(NamedTuple):
+    """The part of a step that was logged at once: metric to value.
+
+    Of a console's output `process` is the one that logged it, if the log says it; of verl's file log `line` is the line
+    with its end, and `batch` what the plugin's log adds: the fingerprints of the step's rollout batch.
+    """
+
+    step: int
+    data: dict[str, Any]
+    process: str = ""
+    line: bytes = b""
+    batch: Mapping[str, Any] = EMPTY
+
+
+def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
+    """Yields the entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
+
+    Raises:
+        ValueError: there are lines and none is an entry, so that this is no log of verl's.
+    """
+    damaged, any_whole = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            content = parse_json(line, "")
+            step, data, batch = int(content["step"]), dict(content["data"]), content.get("batch") or EMPTY
+            # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
+            if abs(step) > 2**53 or step != float(content["step"]):
+                raise OverflowError
+        except (ValueError, TypeError, KeyError, OverflowError):
+            damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
+            continue
+        any_whole = True
+        yield Entry(step, data, line=line + b"\n", batch=batch if isinstance(batch, dict) else EMPTY)
+    for where, shown in damaged:
+        if not any_whole:
+            raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}. {VERL_ONLY}')
+        warnings.warn(f"{where}: cut off or damaged, and left out: {shown}", stacklevel=2)
+
+
+def rows_of(text: bytes, path: Path) -> Rows:
+    """Returns the numbers of a log's last run, as for `entries_in` and `last_run`."""
+    return last_run(path, (entry._replace(data=numbers_in(entry.data)) for entry in entries_in(text, path)))
+
+
+def last_run(path: Path, logged: Iterable[Entry]) -> Rows:
+    """Returns the last run's numbers in a log, by step; a step that was logged in parts, as by a validation, is one.
+
+    Where the steps go back, a run was resumed, and what it logged since counts; where they go back to the first, it is
+    another run. Both give a warning.
+
+    Raises:
+        ValueError: steps of several processes or runs alternate, so that no run can be told.
+    """
+    rows: Rows = {}
+    logged, last, said, ahead = list(logged), 0, [], []
+    turns = [process for process, _ in itertools.groupby(one.process for one in logged if one.process)]
+    for step, metrics, *_ in logged:
+        ahead.append((step, metrics))
+        # A validation may be of an earlier checkpoint; the next step that trains says what it belongs to.
+        if all(key.startswith("val-") for key in metrics):
+            continue
+        if step < last or (step == last > 0 and metrics.keys() & rows[step].keys()):
+            rows = {at: row for at, row in rows.items() if step > 1 and at < step}
+            resumed = "goes on, as a resumed run does: its later values"
+            how = resumed if step > 1 else "begins anew: the last run's steps"
+            said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
+        for at, values in ahead:
+            rows.setdefault(at, {}).update(values)
+        last, ahead = step, []
+    if len(turns) > len({*turns}) or (len(said) > 2 and 2 * len(said) >= len(logged)):
+        names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
+        raise ValueError(f"{path}: steps{names} alternate, so several runs wrote it. Keep each one's lines in a file.")
+    for what in said:
+        warnings.warn(what, stacklevel=2)
+    for at, values in ahead:
+        rows.setdefault(at, {}).update(values)
+    return rows
+
+
+def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
+    """Returns a step's numbers, also those that are texts, among tables, pictures and words.
+
+    Null is NaN, and a whole number beyond the range of float64 is infinite.
+    """
+    numbers = {}
+    for key, value in data.items():
+        try:
+            numbers[key] = math.nan if value is None else float(value)
+        except OverflowError:
+            numbers[key] = math.inf if value > 0 else -math.inf
+        except (TypeError, ValueError):
+            continue
+    return numbers
+
+
+def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
+    """Reads the JSON lines of verl's file logger, or of a run that is kept in one file.
+
+    Returns:
+        The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs.
+
+    Raises:
+        FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
+        ValueError: the file is empty, has no line of verl's, or is compressed by gzip without being a kept run.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
+        )
+    text = as_utf8(read_bytes(path))
+    compressed = text.startswith(GZIP)
+    if compressed:
+        try:
+            text = gzip.decompress(text)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: a gzip file that cannot be unpacked ({error}).") from None
+    first, _, steps = text.partition(b"\n")
+    header: Any = None
+    with contextlib.suppress(ValueError):
+        header = parse_json(first, "")
+    is_kept = isinstance(header, dict) and "commit" in header and "step" not in header
+    if compressed and not is_kept:
+        raise ValueError(f"{path}: a gzip file, but no kept run. Unpack it and name the log that is in it.")
+    if not (text := steps if is_kept else text).strip():
+        raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
+    return rows_of(text, path), header if is_kept else {}
+
+
+def batches_in(path: Path) -> dict[int, Mapping[str, Any]]:
+    """Returns the fingerprints of each step's rollout batch in a log of the plugin's; none in any other file."""
+    with warnings.catch_warnings(), contextlib.suppress(ValueError, OSError):
+        # `read_rows` has warned of the same lines.
+        warnings.simplefilter("ignore")
+        return {entry.step: entry.batch for entry in entries_in(read_bytes(path), path) if entry.batch}
+    return {}
+
+
+def read_run_log(path: Path) -> pandas.DataFrame:
+    """Returns the log of a run as a table; see `read_rows`."""
+    return table_of(read_rows(path)[0])
+
+
+def table_of(rows: Rows) -> pandas.DataFrame:
+    """Returns a log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
+    return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("step")
+
+
+def not_finite_in(rows: Rows) -> dict[str, list[int]]:
+    """Returns by metric the steps, ascending, at which it was logged as null or as a value that is not finite."""
+    steps: dict[str, list[int]] = {}
+    for step in sorted(rows):
+        for key, value in rows[step].items():
+            if not math.isfinite(value):
+                steps.setdefault(key, []).append(step)
+    return steps
+
+
+def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns the log with `actor/entropy`; if verl logs only the entropy of the updates, that takes its place."""
+    if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
+        return log
+    return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})

@@ -1,0 +1,157 @@
+"""What makes two runs runs of one setting: their configurations without the keys that cannot change results."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.run.keys import flat
+
+# Keys in which two runs of one setting may differ; `.*` covers everything below a key.
+# Keys of the groups in configs/hardware are ignored too.
+LEFT_OUT = (
+    # locations of files
+    *("data.train_files", "data.val_files", "*.model.path", "*.model.hf_config_path", "*.model.tokenizer_path"),
+    *("*.model.use_shm", "trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.rollout_data_dir"),
+    *("trainer.validation_data_dir", "skip.*"),
+    # logs, names, intermediate checkpoints
+    *("trainer.logger", "*.project_name", "*.experiment_name", "trainer.log_val_generations"),
+    *("trainer.val_before_train", "trainer.resume_*", "trainer.max_*_ckpt_to_keep"),
+    *("trainer.del_local_ckpt_after_load", "trainer.esi_redundant_time", "*.checkpoint.*", "*.profiler.*"),
+    *("*.prometheus.*", "global_profiler.*"),
+    # the machine
+    *("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.ray_wait_register_center_timeout"),
+    *("ray_kwargs.*", "transfer_queue.*", "data.*num_workers", "data.filter_overlong_prompts_workers"),
+    *("reward.num_workers", "actor_rollout_ref.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
+    *("*max_token_len_per_gpu", "*use_dynamic_bsz", "*.ulysses_sequence_parallel_size", "*.entropy_from_logits*"),
+    *("*.fsdp_config.fsdp_size", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload"),
+    *("*.fsdp_config.offload_policy", "*.fsdp_config.reshard_after_forward", "*.fsdp_config.forward_prefetch"),
+    *("*.model.enable_gradient_checkpointing", "*.model.use_remove_padding", "*.rollout.tensor_model_parallel_size"),
+    *("*.rollout.gpu_memory_utilization", "*.rollout.max_num_*", "*.rollout.enforce_eager"),
+    "*.rollout.free_cache_engine",
+    # seeds, and what makes samples a function of them
+    *("*.seed", "*.data_loader_seed", "clipx_rollout.sampler.*", "clipx_rollout.cpu_dtype"),
+    # what is recorded about a run
+    *("clipx.trace*", "clipx.metrics", "clipx.receipt", "clipx.health", "clipx.log"),
+    *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
+    # derived from other keys
+    *("actor_rollout_ref.actor.policy_loss.run*", "actor_rollout_ref.actor.policy_loss.clipx*", "*_target_"),
+    # words of the announced line, and keys that are gone
+    *("clipx.paper_loss_agg_mode", "clipx.correction", "clipx.lagged_average"),
+)
+
+# Left out as places of files, but what they name is a part of the setting of a run.
+MODELS, DATA = ("actor_rollout_ref.model.path", "critic.model.path"), ("data.train_files",)
+# Under clipx.scope=micro_batch these decide what the bounds are computed from.
+MICRO_BATCHES = ("ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
+
+_AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+# The plugin's loop is verl's with a seed for each sample; any other loop is another run.
+_SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
+
+
+def significant_values(config: DictConfig) -> dict[str, Any]:
+    """Returns the values that define a run, resolved, by dotted key.
+
+    A value that cannot be resolved here, such as an environment variable without a default, stays as written.
+
+    Args:
+        config: the unresolved configuration as Hydra composed it; it is not modified.
+    """
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    _complete(config)
+    written = flat(OmegaConf.to_container(config))
+    for key in filter(is_left_out, written):
+        # A value derived from an ignored key must be ignored too.
+        OmegaConf.update(config, key, "(left out)")
+    values = {key: _comparable(config, key, text) for key, text in written.items() if not is_left_out(key)}
+    if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
+        values[_AGENT_LOOP] = _STOCK_LOOP
+    return values
+
+
+def _complete(config: DictConfig) -> None:
+    """Writes the method's defaults into the clipx node: groups leave them out, and logs of earlier versions don't."""
+    # Imports torch.
+    from verl_clipx.run.config import NODES, completed
+
+    node = None if OmegaConf.is_interpolation(config, "clipx") else config.get("clipx")
+    if isinstance(node, DictConfig):
+        method = None if OmegaConf.is_missing(node, "method") else node.get("method")
+        for parameter, default in completed({"method": method}).items():
+            if parameter not in node and parameter not in NODES:
+                node[parameter] = default
+
+
+def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what makes up the setting of a run: `significant_values`, and the names of its model and data.
+
+    Args:
+        configuration: dotted key to value, as a run wrote it down.
+    """
+    values = significant_values(OmegaConf.create(nested(configuration)))
+    named = {key: name_of_model(configuration.get(key)) for key in MODELS}
+    named |= {key: names_of_data(configuration.get(key)) for key in DATA}
+    if values.get("clipx.scope") == "micro_batch":
+        actor = "actor_rollout_ref.actor"
+        named |= {f"{actor}.{key}": configuration.get(f"{actor}.{key}") for key in MICRO_BATCHES}
+    return values | {key: name for key, name in named.items() if name not in ("", None)}
+
+
+def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration of dotted keys as nodes within each other."""
+    root: dict[str, Any] = {}
+    for key, value in configuration.items():
+        *folders, name = key.split(".")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = value
+    return root
+
+
+def name_of_model(path: Any) -> str:
+    """Returns what a model is called, wherever it is kept; empty for none."""
+    return PurePosixPath(str(path)).name if path else ""
+
+
+def names_of_data(files: Any) -> str:
+    """Names data files with the folder that each is in, as every data set's may be train.parquet."""
+    paths = [PurePosixPath(str(path)) for path in ([files] if isinstance(files, str) else files or [])]
+    return " and ".join("/".join(path.parts[-2:]).lstrip("/") for path in paths)
+
+
+@cache
+def is_left_out(key: str) -> bool:
+    """Returns whether two runs of one setting may differ in a key."""
+    return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
+
+
+@cache
+def hardware_keys() -> frozenset[str]:
+    """Returns every key that a group in configs/hardware sets."""
+    groups = map(OmegaConf.load, (configs_folder() / "hardware").rglob("*.yaml"))
+    return frozenset(key for config in groups for key in flat(OmegaConf.to_container(config)) if key != "defaults")
+
+
+def value_of(config: DictConfig, key: str, text: Any) -> Any:
+    """Returns the value of a key; its text where that does not resolve here, but only in verl's processes."""
+    try:
+        value = OmegaConf.select(config, key, default=text) if "${" in str(text) else text
+        return OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
+    except OmegaConfBaseException:
+        return str(text) if isinstance(text, list) else text
+
+
+def _comparable(config: DictConfig, key: str, text: Any) -> Any:
+    value = value_of(config, key, text)
+    if isinstance(value, DictConfig):
+        # The values of the other node count, to which an interpolation refers.
+        return text
+    return int(value) if isinstance(value, float) and value.is_integer() else value

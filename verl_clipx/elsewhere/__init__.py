@@ -1,1 +1,0 @@
-"""The losses in trainers other than verl's: as a function of tensors, and a comparison of gradients."""

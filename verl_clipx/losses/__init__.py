@@ -1,0 +1,1 @@
+"""The losses as functions of tensors: they need torch alone, and no verl."""

@@ -1,0 +1,62 @@
+"""Traces what a loss does to each token, by pure functions of tensors."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.losses.applying.loss import Applied
+from verl_clipx.losses.applying.observed import bounded_of
+from verl_clipx.losses.base.method import Bounds, Method
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
+
+
+class TokenTrace(NamedTuple):
+    """The traced numbers of tokens. Each is (sequences, length); values outside the mask have no meaning.
+
+    Args:
+        log_prob, old_log_prob: log-probabilities under the current and the old policy, in nats.
+        ratio: current / old probability.
+        advantage: the advantage after shaping.
+        bounded: the values that the bounds act on.
+        low, high: the bounds.
+        weight: the gradient weight F; the gradient of the objective is F * advantage.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    ratio: Tensor
+    advantage: Tensor
+    bounded: Tensor
+    low: Tensor
+    high: Tensor
+    weight: Tensor
+
+
+def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> TokenTrace:
+    """Traces what a method does to each token.
+
+    Args:
+        factor: of verl's rollout correction and of entropy selection on F, broadcastable to (sequences, length).
+    """
+    return _trace(applied.tokens, method.bounded(applied.tokens), applied.bounds, applied.weight * factor)
+
+
+def observed_token_trace(
+    inputs: Inputs, gradient: Tensor, bounds: Bounds, by_sequence: bool, share: Tensor | float
+) -> TokenTrace:
+    """Traces what any loss does to each token: F = -gradient / (share * advantage), and 0 where the advantage is 0.
+
+    Args:
+        inputs, gradient, bounds, by_sequence: as for `observed.observed_sums`.
+        share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
+    """
+    t = tokens_of(inputs, LARGEST_LOG_RATIO)
+    weighted = -gradient.to(t.ratio.dtype) / share
+    return _trace(t, bounded_of(t, by_sequence), bounds, where(t.advantages != 0, weighted / t.advantages, 0.0))
+
+
+def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
+    # Bounds may be numbers, and values for whole sequences are (sequences, 1).
+    each = (torch.zeros_like(t.ratio) + values for values in (bounded, *bounds, weight))
+    return TokenTrace(t.log_prob, t.old_log_prob, t.ratio, t.advantages, *each)

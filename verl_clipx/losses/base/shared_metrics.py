@@ -1,0 +1,227 @@
+"""Every metric that does not belong to a method, each declared once. To add one, add an entry.
+
+Regions, after DGPO (Eqs. 2-6): L and H are below the lower and above the upper bound, N and P negative and positive
+advantages. M is the rest, including equality and an advantage of 0. PPO clips LN and HP, and does not clip LP and HN.
+"""
+
+from functools import partial
+from operator import neg
+from typing import Any
+
+from verl_clipx.losses.base.metric import Metric, Over
+
+REGIONS = ("LN", "HP", "LP", "HN", "M")
+# The middle region, split by the advantage's sign.
+NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
+
+
+def effective_sample_size(ratio: float, squared_ratio: float) -> float:
+    """Kish's effective sample size of tokens that are weighted by their ratios, as a share of the tokens.
+
+    Args:
+        ratio, squared_ratio: means over tokens.
+
+    Returns:
+        (sum r)^2 / (n sum r^2), in [0, 1]; 0 without tokens.
+    """
+    return ratio**2 / squared_ratio if squared_ratio != 0 else 0.0
+
+
+# In the order of their declarations, which is that of docs/metrics.md.
+METRICS: list[Metric] = []
+
+
+def declare(name: str, meaning: str, unit: str, over: Over, **further: Any) -> Metric:
+    """Declares a metric, and returns it; the arguments are as for `Metric`."""
+    METRICS.append(Metric(name, meaning, unit, over, **further))
+    return METRICS[-1]
+
+
+CLIPPED = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
+MOVED = partial(declare, section="How far the policy moved")
+MASS = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from")
+
+IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
+BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
+
+CLIP_FRACTION_LOW = CLIPPED(
+    "clip_fraction_low",
+    "fraction of tokens with A < 0 and a ratio (M2PO: log-ratio) below the lower bound (LN)",
+    sums=("LN",),
+    chart="clipped tokens",
+)
+CLIP_FRACTION_HIGH = CLIPPED(
+    "clip_fraction_high",
+    "fraction of tokens with A > 0 and a ratio (M2PO: log-ratio) above the upper bound (HP)",
+    sums=("HP",),
+    chart="clipped tokens",
+)
+PG_CLIPFRAC = CLIPPED(
+    "pg_clipfrac",
+    "the sum of these two, in every method: what PPO would clip; under the name that verl's dashboards use",
+    sums=("LN", "HP"),
+    logged_as="actor/pg_clipfrac",
+)
+CLIPPED(
+    "pg_clipfrac_lower",
+    "fraction of tokens with A < 0 and a ratio above the dual clip, in methods that have one",
+    sums=("dual_clipped",),
+    logged_as="actor/pg_clipfrac_lower",
+)
+RATIO_MEAN = MOVED(
+    "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
+)
+PPO_KL = MOVED(
+    "ppo_kl",
+    "mean of -log ratio, an estimate of the KL divergence from the current to the old policy",
+    unit="nats per token",
+    over=Over.TOKENS,
+    sums=("log_ratio",),
+    of=neg,
+    logged_as="actor/ppo_kl",
+)
+MOVED(
+    "effective_sample_size",
+    "(Σr)² / (n Σr²): which share of its n tokens a mini-batch is worth when they are weighted by the ratio r",
+    unit="fraction of tokens",
+    over=Over.UPDATE,
+    sums=("ratio", "squared_ratio"),
+    of=effective_sample_size,
+    chart="effective sample size",
+)
+GRADIENT_MASS = {
+    region: MASS(f"gradient_mass/{region}", IN_REGION, sums=sums, chart="gradient mass")
+    for region, sums in ({one: (f"mass/{one}",) for one in REGIONS} | {"M": (NEGATIVE_M, POSITIVE_M)}).items()
+}
+CONTRIBUTION = {
+    sign: MASS(f"contribution/{sign}", BY_SIGN, sums=sums, chart="contribution")
+    for sign, sums in {
+        "positive": ("mass/HP", "mass/LP", POSITIVE_M),
+        "negative": ("mass/LN", "mass/HN", NEGATIVE_M),
+    }.items()
+}
+
+# The metrics over every method's tokens: all so far.
+OF_TOKENS = tuple(METRICS)
+
+HEALTH = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
+# By what is not finite. The trainer's process logs these, so that `observe` has them too.
+NOT_FINITE = {
+    name: HEALTH(
+        f"health/not_finite/{name}",
+        f"responses of the step with {meaning} that is not finite (NaN or infinite)",
+        "responses",
+        logged_as=f"health/not_finite/{name}",
+    )
+    for name, meaning in {
+        "rewards": "a reward",
+        "advantages": "an advantage",
+        "log_probs": "a log-probability (old or rollout policy's, in trainers that pass them to verl's metrics)",
+    }.items()
+}
+NOT_FINITE_LOG_PROBS = HEALTH(
+    "not_finite/log_probs",
+    "sequences of skipped updates with a log-probability or entropy that is not finite; logged only in such steps",
+    "sequences",
+)
+NOT_FINITE_RANK = HEALTH(
+    "not_finite/rank",
+    "the first data-parallel rank that had a value that is not finite in a skipped update, or -1 if it came up in the "
+    "backward pass through the model; the rank's output names field and prompt",
+    "rank",
+)
+ALIKE_PROMPTS = HEALTH(
+    "health/alike_prompts",
+    "share of the prompts with several samples whose samples all score alike; unless the loss has another term, they "
+    "teach nothing",
+    "fraction of prompts",
+    logged_as="health/alike_prompts",
+)
+UNDECIDED = HEALTH(
+    "health/undecided",
+    "share of the responses on which the verifier has no verdict; logged if the reward returns `undecided`",
+    "fraction of responses",
+    logged_as="health/undecided",
+)
+CUT_RESPONSES = HEALTH(
+    "health/cut_responses",
+    "share of the responses with `data.max_response_length` tokens, or as many as `rollout.max_model_len` leaves "
+    "beside the prompt. (verl's `response_length/clip_ratio`: as many as the batch's longest response.)",
+    "fraction of responses",
+    logged_as="health/cut_responses",
+)
+
+OF_RUN = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
+RUN = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
+HELD = partial(declare, over=Over.DECISION)
+
+SKIPPED_UPDATES = RUN(
+    "skipped_updates",
+    "number of the rollout batch's updates whose gradient's norm was not finite, which verl skips, but under Megatron "
+    "takes; under Lopti in both passes",
+    "updates",
+)
+RECEIPT = RUN(
+    "receipt",
+    "largest difference between the announced gradient on log_prob and the one that the loss has, in the first rollout "
+    "batch after each start",
+    "of a token's gradient",
+)
+STANDARD_ERROR = RUN(
+    "critic/score/standard_error",
+    "standard error of verl's `critic/score/mean`, over prompts; logged in every run with a clipx node, and "
+    "without the prefix `actor/`",
+    "score",
+    logged_as="critic/score/standard_error",
+)
+HELD_WIDTH = HELD(
+    "hold/width",
+    "`+clipx/hold`: the width w that holds the target, of bounds 1 / (1 + w) and 1 + w, or -w and w on a difference",
+    "1",
+    chart="held width",
+)
+HELD_REACHED = HELD(
+    "hold/reached", "`+clipx/hold`: the target's value at this width, by the histogram that it was solved from", "1"
+)
+HELD_MISSED = HELD(
+    "hold/missed",
+    "`+clipx/hold`: share of the updates in which no width between floor and ceiling meets the target",
+    "fraction of updates",
+)
+SELECTED = OF_RUN(
+    "selected_fraction",
+    "entropy selection over the mini-batch: fraction of tokens that are kept",
+)
+REJECTED = OF_RUN(
+    "rejected_fraction",
+    "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens taken out; every other number is of "
+    "those that are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
+)
+# Of what `+clipx/mask` takes out, by the sign of the advantage; a sequence's is that of its mean.
+SIGNS = ("negative", "positive")
+MASKED = {
+    sign: OF_RUN(
+        f"masked_fraction/{sign}",
+        f"`+clipx/mask`: fraction of the tokens that are masked and have a {sign} advantage",
+        chart="masked tokens",
+    )
+    for sign in SIGNS
+}
+MASKED_SEQUENCES = {
+    sign: declare(
+        f"masked_sequences/{sign}",
+        f"`+clipx/mask`: number of the update's sequences of which every token is masked, with a {sign} advantage",
+        "sequences",
+        Over.DECISION,
+        section="The run",
+        adds_up=True,
+    )
+    for sign in SIGNS
+}
+VERSIONS = RUN(
+    "staleness/versions",
+    "mean age of the tokens in weight versions, which is the number of rollout batches trained since their sequence's "
+    "last token was sampled; logged from the run's first sample on that is older than 0",
+    "weight versions",
+    chart="age of the samples",
+)

@@ -1,0 +1,160 @@
+"""A loss with its modifiers as a function of tensors, without verl."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.losses.applying.loss import apply, per_token_loss, statistics_of, tokens_in
+from verl_clipx.losses.base.parameters import NODE, reject_unknown
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.base.tokens import Inputs
+from verl_clipx.losses.groups import group_names, node_of
+from verl_clipx.losses.methods import METHODS, method_named
+from verl_clipx.losses.modifiers.masks import remaining
+from verl_clipx.run.config import Settings, build
+
+# Those of 64 sequences in docs/dev/measurements.md, over which ACPO's clip still differed by 14 %.
+FEW_TOKENS = 16_384
+
+NEEDED = {
+    "rollout_log_prob": "log-probabilities under the policy that sampled, (sequences, length)",
+    "entropy": "entropies of the current policy in nats, (sequences, length)",
+    "group": "a number for each prompt, int64, (sequences,)",
+}
+
+
+@dataclasses.dataclass
+class ClipLoss:
+    """A loss with its modifiers, from `clip_loss`. Tensors are (sequences, length) unless said otherwise.
+
+    Args:
+        settings: the method and what goes on top of it.
+    """
+
+    settings: Settings
+    _warned: bool = False
+
+    def __call__(
+        self,
+        log_prob: Tensor,
+        old_log_prob: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        decision: Tensor | None = None,
+        all_reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
+        **optional: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss of each token, which your trainer averages, and detached tensors.
+
+        The loss is 0 outside the mask, and its gradient is -F * A. The others are "gradient", which is -F * A, and
+        "weight", F, both 0 outside the mask; "kept", the mask without what the modifier `mask` takes out; "low" and
+        "high", the bounds, which broadcast; "clip_fraction", 0-d, of the kept tokens; and "decision".
+
+        Args:
+            log_prob, old_log_prob: in nats, under the current policy and the one that the ratio is taken to.
+            advantages: also (sequences, 1).
+            mask: the response's tokens, bool or 0 and 1; nothing outside is read.
+            decision: what `decide` returned; None: the method decides from the statistics of these tokens.
+            all_reduce: sums a float64 vector over ranks, which then all have to call this equally often.
+            **optional: rollout_log_prob, entropy and group, as `NEEDED` says; ignored where the loss needs none.
+
+        Raises:
+            ValueError: a tensor that is needed is missing, or has another shape.
+        """
+        tokens, method = (log_prob, old_log_prob, advantages, mask), self.settings.method
+        inputs = self.inputs(*tokens, **optional)
+        if decision is None:
+            sums = all_reduce(self.statistics(*tokens, **optional))
+            if method.second_statistics_size:
+                sums = all_reduce(self.statistics(*tokens, first=sums, **optional))
+            decision = self.decide(sums)
+        applied = apply(method, self.settings.shaping, inputs, decision)
+        t, bounds = applied.tokens, applied.bounds
+        low, high = (torch.as_tensor(bound, dtype=t.ratio.dtype, device=t.ratio.device) for bound in bounds)
+        share = (bounds.clipped(method.bounded(t), t.advantages) & t.mask).sum() / t.mask.sum().clamp(min=1)
+        weight, shown = applied.weight.where(t.mask, 0.0), {"low": low, "high": high, "clip_fraction": share}
+        shown |= {"gradient": -applied.weighted, "weight": weight, "kept": t.mask, "decision": decision}
+        return per_token_loss(log_prob, applied.value, applied.weighted), shown
+
+    def statistics(self, *tokens: Tensor, first: Tensor | None = None, **optional: Tensor | None) -> Tensor:
+        """Returns a micro-batch's count of tokens and the sums behind the decision, float64: add up those of an update.
+
+        Args:
+            *tokens, **optional: as for a call.
+            first: the sum of what this returned without it, for `clip_cov` and `kl_cov`, which count twice.
+        """
+        method = self.settings.method
+        t = tokens_in(method, self.settings.shaping, self.inputs(*tokens, **optional))
+        own = method.statistics(t) if first is None else statistics_of(method, t, None, first[1:])
+        return torch.cat([t.mask.sum(dtype=torch.float64)[None], own])
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """Returns what the bounds follow from, float64: the `decision` of all micro-batches of an update.
+
+        Args:
+            statistics: the sum of `statistics` over the update's micro-batches and ranks. Its first number is read on
+                the host until few tokens have been warned of.
+
+        Raises:
+            ValueError: the second count is missing.
+        """
+        method = self.settings.method
+        size = method.statistics_size + method.second_statistics_size
+        if len(statistics) != 1 + size:
+            wrong = f"{method.name} needs {1 + size} statistics, not {len(statistics)}"
+            raise ValueError(f"{wrong}: sum statistics(…) over the update, then statistics(…, first=that sum).")
+        if size and not self._warned and statistics[0] < FEW_TOKENS:
+            self._warned, few = True, f"what {method.name} clips follows from statistics of {int(statistics[0])} tokens"
+            advice = "Sum `statistics` over the update's micro-batches and ranks, and give `decide` the sum."
+            warnings.warn(f"{few}, and of fewer than {FEW_TOKENS} they are chance. {advice}", stacklevel=3)
+        return method.decide(statistics[1:])
+
+    def inputs(
+        self, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor, **optional: Tensor | None
+    ) -> Inputs:
+        """Returns those tensors of a call that are needed, with "kept" as their mask."""
+        reject_unknown(optional, NEEDED, "clip_loss", "a call")
+        given, shape = {"old_log_prob": old_log_prob, "advantages": advantages, "mask": mask}, tuple(log_prob.shape)
+        for name in self.settings.asks_for:
+            if optional.get(name) is None:
+                what = f"{self.settings.method.name}, with what goes on top of it, needs {name}="
+                raise ValueError(f"{what}: {NEEDED[name]}.")
+            given[name] = optional[name]
+        if len(shape) != 2:
+            raise ValueError(f"log_prob is {shape}: give (sequences, length), for one sequence log_prob[None].")
+        for name, tensor in given.items():
+            allowed = [shape[:1]] if name == "group" else [shape, (shape[0], 1)] if name == "advantages" else [shape]
+            if tuple(tensor.shape) not in allowed:
+                wanted = " or ".join(map(str, allowed))
+                raise ValueError(f"{name} is {tuple(tensor.shape)}, but log_prob is {shape}: give {wanted}.")
+        inputs = Inputs(log_prob, **{**given, "advantages": advantages.expand(shape), "mask": mask.bool()})
+        return inputs._replace(mask=remaining(self.settings.mask, inputs))
+
+
+def clip_loss(name: str, **parameters: Any) -> ClipLoss:
+    """Builds a loss of this package for a trainer of your own.
+
+    Args:
+        name: as in `clipx methods`: acpo, dapo, acpo_reference, or a loss of your own that is registered.
+        **parameters: the method's, as `clipx methods NAME` lists them, and what goes on top of it: mask="icepop",
+            mask={"rule": "opsm", "delta": 0.5}, shaping={"rule": "fipo"}, hold={"target": "clip_fraction"}.
+
+    Raises:
+        ValueError: there is no such loss or parameter, or a value is not allowed; names the nearest.
+    """
+    node = node_of(name) if name not in METHODS and name in group_names() else {}
+    method = method_named(node.get("method", name))
+    known = [field.name for field in dataclasses.fields(method)] + ["mask", "shaping", "hold"]
+    reject_unknown(parameters, known, NODE, name)
+    for key in {"mask", "shaping"} & parameters.keys():
+        parameters[key] = {"rule": parameters[key]} if isinstance(parameters[key], str) else parameters[key]
+    node = {key: value for key, value in node.items() if key in known} | parameters
+    for key in node:
+        if node[key] == "???":
+            raise Refusal(f"{NODE}.{key}", node[key], f"{name} has no value of its own", f"Give {key}=.")
+    return ClipLoss(build(method.name, **node))

@@ -1,0 +1,1 @@
+"""What `clipx check-loss` holds a method to."""

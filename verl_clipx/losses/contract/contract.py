@@ -1,0 +1,524 @@
+"""The contract that every method keeps: one function a rule, which raises an AssertionError if a method breaks it."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from verl_clipx.losses.applying.compiled import token_functions
+from verl_clipx.losses.applying.loss import Applied, apply, per_token_loss, token_loss, token_statistics, tokens_in
+from verl_clipx.losses.base.method import declared
+from verl_clipx.losses.base.metric import Over, wrong_names
+from verl_clipx.losses.base.shared_metrics import METRICS
+from verl_clipx.losses.base.tokens import Inputs, Tokens
+from verl_clipx.losses.contract import examples
+from verl_clipx.losses.contract.examples import (
+    SPOILED,
+    every_ratio,
+    example,
+    extreme_sequences,
+    extreme_tokens,
+    spoiled,
+)
+from verl_clipx.losses.methods import Method
+from verl_clipx.losses.modifiers import AdvantageReweighting, Shaping
+
+
+def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a method's loss is called with."""
+    asked_for = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
+    return {name: tensors[name] for name in asked_for}
+
+
+def evaluate(
+    method: Method, statistics: Tensor | None = None, shaping: Shaping | None = None, **tensors: Tensor | None
+) -> Applied:
+    """Applies a method to `Inputs` of these tensors; statistics: those behind the bounds, None: the tokens' own."""
+    inputs = Inputs(**tensors)
+    own = token_statistics(method, shaping, inputs) if statistics is None else statistics
+    return apply(method, shaping, inputs, method.decide(own))._replace(statistics=own)
+
+
+def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Applied, Tensor]:
+    """Applies a method, and differentiates its loss by autograd.
+
+    Args:
+        method: what is applied.
+        tensors: as for `inputs_of`, each (sequences, length).
+        statistics: as for `evaluate`.
+
+    Returns:
+        What `evaluate` returns, and the gradient of the summed loss with respect to log_prob, (sequences, length).
+    """
+    inputs = inputs_of(method, tensors)
+    inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
+    result = evaluate(method, statistics=statistics, **inputs)
+    per_token_loss(inputs["log_prob"], result.value, result.weighted).sum().backward()
+    return result, inputs["log_prob"].grad
+
+
+def tried(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor], Tensor | None]]:
+    """Mini-batches by name, with the statistics of another one that the bounds follow from, or None for their own."""
+    usual = evaluate(method, **inputs_of(method, example(dtype)))
+    yield "every ratio within the usual bounds", every_ratio(dtype), usual.statistics
+    yield "ratios at the usual bounds", examples.at_bounds(usual.bounds, dtype), usual.statistics
+    for name, tensors in examples.mini_batches(dtype).items():
+        yield name, tensors, None
+
+
+# Relative and absolute differences that are rounding.
+ROUNDING = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-6)}
+
+
+def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -> Tensor:
+    """Returns where numbers agree; NaN agrees with NaN, because only `finite_for_every_finite_input` is about it."""
+    return torch.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises AssertionError with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def require_none(wrong: Tensor, message: str, *of: Tensor) -> None:
+    """Raises AssertionError if any token is wrong.
+
+    Args:
+        wrong: bool, (sequences, length).
+        message: formatted with the values of the first wrong token.
+        of: the tensors of these values, (sequences, length).
+    """
+    if bool(wrong.any()):
+        raise AssertionError(message.format(*(float(values[wrong][0]) for values in of)))
+
+
+def one_weight_per_token(method: Method) -> None:
+    """The weight has one value per token, in the precision of the ratio."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        tensors = inputs_of(method, example(dtype))
+        for rows, columns in ((slice(None), slice(None)), (slice(1), slice(None)), (slice(None), slice(1))):
+            part = {name: of[rows] if of.ndim == 1 else of[rows, columns] for name, of in tensors.items()}
+            result = evaluate(method, **part)
+            weight, t = result.weight, result.tokens
+            shape, expected = tuple(weight.shape), tuple(t.ratio.shape)
+            require(shape == expected, f"the weight has shape {shape}, the tokens {expected}")
+            wrong = f"the weight is {weight.dtype} where the ratio is {t.ratio.dtype}: use .to(ratio.dtype)"
+            require(weight.dtype == t.ratio.dtype, wrong)
+
+
+def weight_is_the_same_at_each_call(method: Method) -> None:
+    """The weight of the same tokens is the same at each of a thousand calls, with and without autograd."""
+    result, _ = gradient(method, example())
+    for call in range(2, 1001):
+        with torch.set_grad_enabled(call % 2 == 0):
+            weight = method.gradient_weight(result.tokens, result.bounds)
+        moved = result.tokens.mask & ~close(weight, result.weight)
+        require_none(moved, f"F goes from {{:.3g}} to {{:.3g}} at call {call}.", result.weight, weight)
+
+
+def gradient_is_weight_times_advantage(method: Method) -> None:
+    """The gradient with respect to log_prob is exactly -F*A inside the mask and 0 outside."""
+    for dtype, (rtol, atol) in ROUNDING.items():
+        for _, tensors, statistics in tried(method, dtype):
+            result, actual = gradient(method, tensors, statistics)
+            t, inside = result.tokens, tensors["mask"]
+            # Computed once more, so that a weight that is another one each time is seen.
+            weight = method.gradient_weight(t, result.bounds)
+            weighted, own = weight * t.advantages, method.gradient(t, result.bounds, weight)
+            require(bool(close(actual, torch.where(inside, -own, 0)).all()), "the gradient differs from -F*A")
+            # The method's own `gradient` may differ from F * A only where A is 0.
+            apart = inside & (t.advantages != 0) & ~close(own, weighted, rtol, atol)
+            require(not bool(apart.any()), "what `gradient` returns differs from F*A where A is not 0")
+
+
+def finite_for_every_finite_input(method: Method) -> None:
+    """Every finite input gives finite losses and gradients, in float64, float32, bfloat16 and float16."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        for batch, tensors, statistics in tried(method, dtype):
+            result, actual = gradient(method, tensors, statistics)
+            t = result.tokens
+            for what, values in (("F", result.weight), ("the loss", result.value), ("the gradient", actual)):
+                wrong = t.mask & ~values.isfinite()
+                if bool(wrong.any()):
+                    raise AssertionError(not_finite(what, values, wrong, t))
+            decision = method.decide(result.statistics)
+            # Bounds, and what they follow from, may be infinite: they then bound nothing.
+            sums = {"a statistic": result.statistics, "a decision": decision.nan_to_num(posinf=0.0, neginf=0.0)}
+            for what, values in {**sums, **method.metrics(result.statistics, decision)}.items():
+                finite = bool(values.isfinite().all())
+                require(finite, f"{what} is not finite for {dtype} inputs: {batch}. {AVOID}")
+
+
+def not_finite(what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
+    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do."""
+    log_ratio = t.log_prob - t.old_log_prob
+    place = log_ratio.abs().where(wrong, torch.inf).argmin()
+    value, log_ratio, log_prob, A, ratio = (
+        float(of.detach().reshape(-1)[place]) for of in (values, log_ratio, t.log_prob, t.advantages, t.ratio)
+    )
+    return (
+        f"{what} is {value} for {values.dtype} inputs where log_prob - old_log_prob is {log_ratio:g} (the ratio is "
+        f"{ratio:.3g}) and A = {A:.3g}, log_prob = {log_prob:.3g}. {AVOID}"
+    )
+
+
+def nothing_outside_the_mask_is_read(method: Method) -> None:
+    """NaN and infinity outside the mask change nothing."""
+    clean = example()
+    with_junk = gradient(method, examples.with_junk(clean))
+    expect_same(gradient(method, clean), with_junk, "values outside the mask are read")
+
+
+def order_of_sequences_does_not_matter(method: Method) -> None:
+    """Permuting the sequences permutes loss and gradient, and which numbers the groups have changes nothing."""
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    inverse = order.argsort()
+    for tensors in (example(), extreme_tokens(torch.float64)):
+        usual = gradient(method, tensors)
+        result, actual = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
+        expect_same(
+            usual, (result._replace(value=result.value[inverse]), actual[inverse]), "the order of the sequences matters"
+        )
+        # Also in another order, and with other remainders.
+        renumbered = gradient(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
+        expect_same(usual, renumbered, "the number that a group happens to have matters")
+
+
+def padding_does_not_matter(method: Method) -> None:
+    """A thousand more masked positions and a sequence without tokens change nothing, the statistics included."""
+    added = {2: (0, 1000, 0, 1), 1: (0, 1)}
+    for tensors in (example(), extreme_tokens(torch.float64), extreme_sequences(torch.float64)):
+        padded = {name: torch.nn.functional.pad(tensor, added[tensor.ndim]) for name, tensor in tensors.items()}
+        first, (result, actual) = gradient(method, tensors), gradient(method, padded)
+        require(bool(close(first[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
+        expect_same(first, (result._replace(value=result.value[:-1, :-1000]), actual[:-1, :-1000]), "padding matters")
+
+
+def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
+    """The weight of a token is the same however a mini-batch is divided into micro-batches."""
+    for dtype, tolerance in ROUNDING.items():
+        usual = (example(dtype, spread=spread) for spread in (0.05, 0.5, 3.0))
+        for tensors in (*usual, extreme_tokens(dtype), extreme_sequences(dtype), every_ratio(dtype)):
+            tensors = inputs_of(method, tensors)
+            whole = evaluate(method, **tensors)
+            rows, columns = (torch.arange(size) for size in whole.weight.shape)
+            for part in (rows * 6 // len(rows), rows * 2 // len(rows), rows % 2):
+                for kept in part == part.unique()[:, None]:
+                    own = {name: tensor[kept] for name, tensor in tensors.items()}
+                    before, weight = whole.weight[kept], evaluate(method, statistics=whole.statistics, **own).weight
+                    message = MOVED.format("sequences of its micro-batch", DECLARE_BATCH)
+                    require_none(own["mask"] & ~close(weight, before, *tolerance), message, before, weight)
+            for k in () if method.by_sequence else range(4):
+                own = {**tensors, "mask": tensors["mask"] & (columns % 4 == k)}
+                before, weight = whole.weight, evaluate(method, statistics=whole.statistics, **own).weight
+                message = MOVED.format("tokens of its sequence", DECLARE_SEQUENCE)
+                require_none(own["mask"] & ~close(weight, before, *tolerance), message, before, weight)
+
+
+def inputs_stay_unchanged(method: Method) -> None:
+    """No tensor that the method is given is written to."""
+    for dtype in ROUNDING:
+        for tensors in (example(dtype), extreme_tokens(dtype), every_ratio(dtype)):
+            inputs = Inputs(**inputs_of(method, tensors))
+            t = tokens_in(method, None, inputs)
+            first = without_writes(method, "statistics", t)
+            statistics = torch.cat([first, without_writes(method, "second_statistics", t, first)])
+            decision = without_writes(method, "decide", statistics)
+            without_writes(method, "metrics", statistics, decision)
+            bounds = without_writes(method, "bounds", t, decision)
+            without_writes(method, "bounded", t)
+            weight = without_writes(method, "gradient_weight", t, bounds)
+            without_writes(method, "gradient", t, bounds, weight)
+            without_writes(method, "loss_value", t, bounds, weight)
+
+
+def without_writes(method: Method, called: str, *given: Any) -> Any:
+    """Calls a method's function of that name with tensors, or named tuples of them.
+
+    Raises:
+        AssertionError: the function wrote to one of them; names the function and the tensor.
+    """
+    function = getattr(method, called)
+    tensors = {}
+    for name, part in zip(inspect.signature(function).parameters, given, strict=True):
+        tensors |= part._asdict() if isinstance(part, tuple) else {name: part}
+    # Values too, because a write through .data is not counted in a tensor's version.
+    before = {name: (tensor._version, tensor.clone()) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    result = function(*given)
+    for name, (version, values) in before.items():
+        require(
+            tensors[name]._version == version and bool(close(tensors[name], values).all()),
+            f"{name} was written to by {called}, so what is logged would not be what was trained. "
+            f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries.",
+        )
+    return result
+
+
+def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
+    """Raises AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9."""
+    require(bool(close(first[0].statistics, second[0].statistics, 1e-9, 1e-9).all()), message)
+    for before, after in ((first[0].value, second[0].value), (first[1], second[1])):
+        require(bool(close(before, after, 1e-12, 1e-14).all()), message)
+
+
+def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
+    """NaN and infinity inside the mask make the loss and the gradient of their token not finite, so that verl skips."""
+    of_mini_batch = gradient(method, example())[0].statistics
+    for case, tensors in spoiled(method, torch.float64):
+        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+            result, actual = gradient(method, tensors, statistics)
+            require_not_finite(f"{case}, statistics {whose}", result.value, actual)
+
+
+class NotChecked(Exception):
+    """A check was left out; says why."""
+
+
+def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
+    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read."""
+    functions = token_functions(method, shaping, compiled=True)
+
+    def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        inputs = Inputs(**inputs_of(method, tensors))
+        statistics = functions.statistics(inputs) if statistics is None else statistics
+        value, weighted, _ = functions.loss(inputs, method.decide(statistics))
+        return value, -weighted
+
+    clean = example(torch.float32)
+    of_mini_batch = functions.statistics(Inputs(**inputs_of(method, clean)))
+    once = losses(clean, of_mini_batch)
+    if not functions.compiled:
+        raise NotChecked("the compiler is missing or failed, as the warning says; the loss then trains uncompiled")
+    for case, tensors in spoiled(method, torch.float32):
+        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+            require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
+    for without_junk, with_it in zip(once, losses(examples.with_junk(clean)), strict=True):
+        require(torch.equal(without_junk, with_it), "compiled, values outside the mask are read")
+        require(bool(without_junk.isfinite().all()), "compiled, a loss or a gradient is not finite")
+    if shaping is not None:
+        # Shaping changes the advantages, which `gradient` knows nothing of.
+        return
+    uncompiled, actual = gradient(method, clean, of_mini_batch)
+    for compiled, usual in zip(once, (uncompiled.value, actual), strict=True):
+        require(bool(close(compiled, usual.detach(), *ROUNDING[torch.float32]).all()), "compiled, it is another loss")
+
+
+def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
+    """Raises AssertionError if the spoiled token's loss or gradient is finite."""
+    require(not bool(loss[SPOILED].isfinite()), f"{case}: the loss is finite")
+    require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
+
+
+def weight_is_positive_at_ratio_1(method: Method) -> None:
+    """At ratio 1 the weight of every token with A other than 0 is above 0, so what did well becomes likelier."""
+    for dtype in ROUNDING:
+        for tensors in (example(dtype), extreme_tokens(dtype), every_ratio(dtype)):
+            tensors["log_prob"] = tensors["rollout_log_prob"] = old = tensors["old_log_prob"]
+            # A token of probability 1 has no gradient, and one of e.g. exp(-100) may underflow in a power.
+            judged = tensors["mask"] & (tensors["advantages"] != 0) & (old > -30) & (old < -1e-4)
+            for sign in (1, -1):
+                signed = {**tensors, "advantages": sign * tensors["advantages"]}
+                weight = gradient(method, signed)[0].weight
+                message = f"F is {{:.3g}} at ratio 1 for a token with A = {{:.3g}}, not above 0. {RETURN_F}"
+                require_none(judged & (weight <= 0), message, weight, signed["advantages"])
+
+
+def weight_is_nowhere_negative(method: Method) -> None:
+    """At no ratio the weight is below 0, so no token is pushed against its advantage."""
+    for dtype in ROUNDING:
+        for _, tensors, statistics in tried(method, dtype):
+            result, _ = gradient(method, tensors, statistics)
+            wrong = tensors["mask"] & (result.weight < -ROUNDING[dtype][1])
+            distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
+            message = f"F is {{:.3g}} at ratio {{:.4g}} for a token with A = {{:.3g}}, below 0. {RETURN_F}"
+            of = (result.weight, result.tokens.ratio, result.tokens.advantages)
+            require_none(wrong & (distance == distance.amin()), message, *of)
+
+
+def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
+    """The weight stays the same when all advantages are multiplied by a positive number."""
+    for dtype in ROUNDING:
+        usual, ratios = example(dtype), every_ratio(dtype)
+        of_sign = {**ratios, "advantages": ratios["advantages"].sign()}
+        for tensors, factors in ((usual, (0.25, 4.0, 0.001, 0.03, 30.0, 1e3)), (of_sign, (0.25, 0.003, 1e3))):
+            before = gradient(method, tensors)[0].weight
+            for factor in factors:
+                weight = gradient(method, {**tensors, "advantages": factor * tensors["advantages"]})[0].weight
+                # As good as the same: A / (|A| + 1e-6) is a sign.
+                moved = tensors["mask"] & ~close(weight, before, 1e-3, 1e-9)
+                message = f"F goes from {{:.3g}} to {{:.3g}} when A is multiplied by {factor:g}. {RETURN_F}"
+                require_none(moved, message, before, weight)
+
+
+def statistics_are_the_same_each_time(method: Method) -> None:
+    """The statistics of the same tokens are the same to the last bit, and a float64 vector, as the decision is."""
+    size = method.statistics_size + method.second_statistics_size
+    for tensors in (tensors for dtype in ROUNDING for tensors in examples.mini_batches(dtype).values()):
+        inputs = Inputs(**inputs_of(method, tensors))
+        first = token_statistics(method, None, inputs)
+        with torch.no_grad():
+            second = token_statistics(method, None, inputs)
+        require(tuple(first.shape) == (size,), f"statistics of shape {tuple(first.shape)}")
+        require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
+        require(bool(close(first, second).all()), "the statistics of the same tokens differ")
+        require(not bool((first[method.never_negative] < 0).any()), "statistics are below 0 that never_negative names")
+        decision = method.decide(first)
+        found = f"the decision is {decision.dtype} with {decision.ndim} dimensions, use a float64 vector"
+        require(decision.ndim == 1 and decision.dtype == torch.float64, found)
+
+
+def statistics_add_up_over_any_split(method: Method) -> None:
+    """Statistics and bounds are the same however the sequences are split, groups of one prompt included."""
+    for tensors in (make(dtype) for dtype in ROUNDING for make in (example, extreme_tokens, every_ratio)):
+        tensors = inputs_of(method, tensors)
+        whole, rows = evaluate(method, **tensors), torch.arange(len(tensors["mask"]))
+        for part in (*(rows * parts // len(rows) for parts in (6, 2, 3)), rows % 2):
+            kept = part == part.unique()[:, None]
+            parts = [Inputs(**{name: tensor[rows] for name, tensor in tensors.items()}) for rows in kept]
+            # Each stage is summed over the parts before the next.
+            first = sum(token_statistics(method, None, each)[: method.statistics_size] for each in parts)
+            split = sum(token_statistics(method, None, each, first) for each in parts)
+            require(bool(close(split, whole.statistics, 1e-9, 1e-9).all()), "the statistics do not add up over a split")
+            for bounds in zip(whole.bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
+                bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in bounds)
+                require(bool(close(bound, of_split, 1e-12, 1e-14).all()), "a split changes the bounds")
+
+
+def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
+    """Tokens that do not count, such as those of Lopti's other pass, change no statistics."""
+    tensors, other = (inputs_of(method, example(seed=seed)) for seed in (0, 1))
+    counted = (torch.arange(tensors["mask"].shape[1]) % 2 == 0).expand_as(tensors["mask"])
+    others = {
+        name: tensor if name in ("mask", "group") else torch.where(counted, tensor, other[name])
+        for name, tensor in tensors.items()
+    }
+    alone = {**tensors, "mask": tensors["mask"] & counted}
+    first = token_statistics(method, None, Inputs(**tensors, counted=counted))
+    for inputs in (Inputs(**others, counted=counted), Inputs(**alone)):
+        second = token_statistics(method, None, inputs)
+        require(bool(close(first, second, 1e-9, 1e-9).all()), "the statistics count tokens outside t.mask")
+
+
+def metrics_keep_their_keys(method: Method) -> None:
+    """The metrics are those that the class declares, with the same keys whatever the data and the number of updates."""
+    for wrong in wrong_names(method.logs, METRICS):
+        require(False, wrong)
+    usual = example()
+    first_update, empty = {**usual, "log_prob": usual["old_log_prob"]}, {**usual, "mask": usual["mask"] & False}
+    found = []
+    for tensors in (first_update, usual, empty):
+        statistics = token_statistics(method, None, Inputs(**inputs_of(method, tensors)))
+        metrics = declared(method, method.metrics(statistics, method.decide(statistics)))
+        found.append({name: value for _, members in metrics for name, value in members.items()})
+    keys = [list(members) for members in found]
+    require(keys[0] == keys[1] == keys[2], f"the keys depend on the data: {keys[1]}, {keys[2]}")
+    known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
+    for updates in (found[:1], found[1:], found[:2], [*found, *found]):
+        of_updates = {name: [float(update[name]) for update in updates] for name in keys[0]}
+        for name, value in method.over_updates(of_updates).items():
+            undeclared = f"over_updates returns {[name]}, which logs does not declare: add of_rollout_batch"
+            require(any(pattern.fullmatch(f"clipx/{name}") for pattern in known), undeclared)
+            require(math.isfinite(value), f"over_updates returns {name}={value} for {len(updates)} updates. {AVOID}")
+
+
+def the_loss_can_be_computed(method: Method) -> None:
+    """The loss can be computed."""
+    gradient(method, example())
+
+
+class Messages(TorchFunctionMode):
+    """Refuses that a tensor is printed, which reads it on an accelerator."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.__repr__, Tensor.__format__):
+            raise NotImplementedError("a message reads a meta tensor")
+        return func(*args, **(kwargs or {}))
+
+
+def no_value_is_read_on_the_host(method: Method) -> None:
+    """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
+    tensors = {name: tensor.to("meta") for name, tensor in inputs_of(method, example(torch.float32)).items()}
+    try:
+        with Messages():
+            statistics = token_statistics(method, None, Inputs(**tensors))
+            decision = method.decide(statistics)
+            method.metrics(statistics, decision)
+            token_loss(method, None, Inputs(**tensors), decision)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        message = str(error).partition("\n")[0].partition(". ")[0]
+        if not re.search(r"(?<![a-z])meta(?![a-z])", message.lower()):
+            raise
+        # The traceback is kept, because it contains the line of the loss.
+        advice = ON_THE_DEVICE if "expected device" in message else KEEP_TENSORS
+        raise AssertionError(f"{advice} PyTorch said: {message}").with_traceback(error.__traceback__) from None
+
+
+RETURN_F = (
+    "Return the gradient weight F (for GRPO: the ratio), not a loss: the gradient is F*A, and the plugin multiplies by "
+    "A. A method that means it sets unconstrained_weight=True."
+)
+
+AVOID = (
+    "Clamp what goes into an exponential, a logarithm, a power or a division, and avoid 0 times infinity. t.ratio is "
+    "clamped unless log_ratio_clamp is null or a function has that parameter, t.free_ratio is not."
+)
+
+MOVED = "F of a token goes from {{:.3g}} to {{:.3g}} when other {} are taken away. {}"
+
+DECLARE_BATCH = (
+    "It depends on how verl divides the batch, which is a matter of memory. Use statistics, which are summed over the "
+    "mini-batch. A method that means it sets by_batch=True."
+)
+
+DECLARE_SEQUENCE = "A method that looks at a token's whole sequence sets by_sequence=True."
+
+KEEP_TENSORS = (
+    "a tensor's value is read on the host, for which an accelerator has to wait, or a shape depends on values. Keep it "
+    "a tensor: write torch.where(condition, a, b) instead of `if` or an index by a mask, torch.minimum instead of min, "
+    "and no .item(), float(…), .tolist() or print."
+)
+
+ON_THE_DEVICE = (
+    "a tensor is made on another device than the ratio's. Make it there, for example with torch.zeros_like(ratio) or "
+    "device=ratio.device."
+)
+
+CHECKS: tuple[Callable[[Method], None], ...] = (
+    the_loss_can_be_computed,
+    one_weight_per_token,
+    weight_is_the_same_at_each_call,
+    weight_is_positive_at_ratio_1,
+    weight_is_nowhere_negative,
+    weight_does_not_depend_on_the_size_of_advantages,
+    gradient_is_weight_times_advantage,
+    finite_for_every_finite_input,
+    not_finite_inside_the_mask_reaches_the_gradient,
+    nothing_outside_the_mask_is_read,
+    order_of_sequences_does_not_matter,
+    padding_does_not_matter,
+    weight_does_not_depend_on_the_micro_batch,
+    inputs_stay_unchanged,
+    statistics_are_the_same_each_time,
+    statistics_add_up_over_any_split,
+    tokens_outside_the_statistics_mask_do_not_count,
+    metrics_keep_their_keys,
+    no_value_is_read_on_the_host,
+)
+
+# The checks that compile the loss and its statistics, which takes seconds.
+COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same,)
+
+
+# What a method may set to be free of a check.
+LIFTED_BY = {
+    weight_is_positive_at_ratio_1: ("unconstrained_weight",),
+    weight_is_nowhere_negative: ("unconstrained_weight",),
+    weight_does_not_depend_on_the_size_of_advantages: ("unconstrained_weight", "by_batch"),
+    weight_does_not_depend_on_the_micro_batch: ("by_batch",),
+}

@@ -1,0 +1,93 @@
+"""Checks that a loss of your own keeps the contract, and says for each check whether it is kept, and why not."""
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from verl_clipx.losses.applying.user_method import method_of
+from verl_clipx.losses.contract import contract
+from verl_clipx.losses.methods import Method
+
+UNSEEN = (
+    "Not seen: what changes after more calls, with the time, the environment or the tensors' layout in memory; narrow "
+    "bands of the ratio; statistics that leave out late tokens."
+)
+
+
+class Checked(NamedTuple):
+    """A check in one sentence, and why it failed, with the file and line of the loss, or was skipped."""
+
+    check: str
+    outcome: Literal["kept", "failed", "skipped"]
+    why: str = ""
+
+
+def check_method(method: Method) -> Iterator[Checked]:
+    """Checks the contract on a method.
+
+    An error that the loss itself raises is its own finding, and ends the checks. The compiled loss is checked last,
+    only if no other check failed.
+    """
+    failed = False
+    for check in (*contract.CHECKS, *contract.COMPILED_CHECKS):
+        name, lifted = first_line(check), [flag for flag in contract.LIFTED_BY.get(check, ()) if getattr(method, flag)]
+        if check in contract.COMPILED_CHECKS and failed:
+            return
+        try:
+            if lifted:
+                raise contract.NotChecked(f"{lifted[0]}=True")
+            check(method)
+            yield Checked(name, "kept")
+        except contract.NotChecked as reason:
+            yield Checked(name, "skipped", str(reason))
+        except AssertionError as failure:
+            failed = True
+            yield Checked(name, "failed", f"{place_of(method, failure)}{failure}")
+            # The others would only repeat it.
+            if check is contract.one_weight_per_token:
+                return
+        except Exception as failure:
+            computing = contract.the_loss_can_be_computed
+            during = "" if check is computing else f" This is what happened while checking: {name}"
+            message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
+            yield Checked(first_line(computing), "failed", message)
+            return
+
+
+def first_line(check: Callable[[Method], None]) -> str:
+    """Says what a check is about, in one sentence."""
+    return (check.__doc__ or check.__name__).strip().partition("\n")[0]
+
+
+def place_of(method: Method, failure: Exception) -> str:
+    """Returns the file and line of a loss, followed by a colon; empty for a loss that no file defines.
+
+    The line is the one that raised or, if no line of the file did, the first line of the loss's definition.
+    """
+    kind = type(method)
+    try:
+        # This is the function if the class was made from a decorated function.
+        defined = attrgetter(kind.__qualname__)(sys.modules[kind.__module__])
+        file, (_, line) = inspect.getsourcefile(defined), inspect.getsourcelines(defined)
+    except (AttributeError, KeyError, OSError, TypeError):
+        return ""
+    raised = [frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == file]
+    return f"{file}:{raised[-1] if raised else line}: "
+
+
+def check_loss(loss: type[Method] | Callable[..., Any]) -> None:
+    """Checks the contract on a loss of your own, for use in your tests.
+
+    Args:
+        loss: a subclass of `Method`, or a function decorated with `register_loss`.
+
+    Raises:
+        AssertionError: the loss breaks the contract; names each check that failed.
+        ValueError: `loss` is neither of the two, or it cannot be built.
+    """
+    failures = [f"{name} {why}" for name, outcome, why in check_method(method_of(loss)()) if outcome == "failed"]
+    if failures:
+        raise AssertionError("\n".join(failures))

@@ -1,0 +1,68 @@
+"""DPPO (arXiv 2602.04879): PPO's mask by how far the token's probability moved, instead of by the ratio."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, where
+
+from verl_clipx.losses.base.method import DUAL_CLIP, Bounds, ConstantWeight, limit_parameter
+from verl_clipx.losses.base.parameters import VerlKey, choice, number, optional, parameter
+from verl_clipx.losses.base.tokens import Tokens
+
+# Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
+SMALLEST = 1e-8
+
+
+def threshold_parameter(side: str, which: str) -> Any:
+    """The largest divergence of the tokens whose probability moved to one side, "low" or "high"."""
+    meaning = f"tokens with {which} by a larger divergence are dropped; null: no token"
+    verl = VerlKey((f"clip_ratio_{side}",), instead="clip_ratio")
+    return parameter(0.2, optional(number(at_least=0, at_most=1)), meaning, "paper", verl, role=side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 12, its D by Eq. 13 (tv) or 14 (kl)"):
+    """Drops tokens by the divergence from the old policy.
+
+    The divergence D has a sign: it is below 0 where the token's probability p is lower than q, that of the old policy.
+
+        tv:  D = p - q
+        kl:  |D| = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+
+    F = 0 where A > 0 and D > threshold_high, and where A < 0 and D < -threshold_low. Elsewhere
+    F = min(r, weight_high).
+    """
+
+    bounds_on = "divergence ({divergence}) of the token's probability"
+    formula = ("-{threshold_low}", "{threshold_high}")
+
+    divergence: str = parameter(
+        "tv",
+        choice("tv", "kl"),
+        "of the sampled token against all others: tv (total variation) or kl (of the old policy from the current)",
+        "paper",
+    )
+    threshold_low: float | None = threshold_parameter("low", "A < 0 whose probability fell")
+    threshold_high: float | None = threshold_parameter("high", "A > 0 whose probability rose")
+    weight_high: float | None = limit_parameter(
+        5.0, "upper bound of the ratio as a weight; null: no bound", "paper", DUAL_CLIP
+    )
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """The bounds on the signed divergence."""
+        low, high = self.threshold_low, self.threshold_high
+        return Bounds(-math.inf if low is None else -low, math.inf if high is None else high)
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The signed divergence."""
+        p, q = t.probabilities
+        if self.divergence == "tv":
+            return p - q
+        others = ((1 - q + SMALLEST) / (1 - p + SMALLEST)).log()
+        kl = (q * (t.old_log_prob - t.log_prob) + (1 - q) * others).clamp(min=0.0)
+        return where(p < q, -kl, kl)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        weight = t.ratio if self.weight_high is None else t.ratio.clamp(max=self.weight_high)
+        return where(bounds.clipped(self.bounded(t), t.advantages), 0.0, weight)

@@ -1,0 +1,22 @@
+"""GPPO (Klear-Reasoner, arXiv 2508.07629): tokens that PPO clips keep a gradient, with the bound as their weight."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.losses.base.method import Bounds, FixedBounds
+from verl_clipx.losses.base.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gppo(FixedBounds, name="gppo", source="GPPO (arXiv 2508.07629), in the form of DGPO's Eq. 4"):
+    """Tokens outside the bounds keep the bound as their weight.
+
+    F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere.
+    """
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, r = t.advantages, t.free_ratio
+        weight = where(t.live, r, 0.0)
+        weight = where((A < 0) & (r < bounds.low), bounds.low, weight)
+        return where((A > 0) & (r > bounds.high), bounds.high, weight)

@@ -1,0 +1,117 @@
+"""KL-Cov (arXiv 2505.22617): a penalty on the tokens whose advantage and log-probability go together most."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, cat, where
+
+from verl_clipx.losses.base.histogram import bucket_of, ratio_or_zero, whole_sums
+from verl_clipx.losses.base.method import Bounds
+from verl_clipx.losses.base.metric import of_decision
+from verl_clipx.losses.base.parameters import VerlKey, number, parameter
+from verl_clipx.losses.base.pull import WithPull
+from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.methods.clip_cov import SUMS, AboutMeans, covariances, means_of, uniform
+
+# Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
+BUCKETS = 2048
+LOWEST_EDGE, HIGHEST_EDGE = 1e-4, 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
+    """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
+
+    F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
+    and log-probability over the mini-batch. Of the last bucket of covariances (0.8 % wide; all up to 1e-4 share one) as
+    many as are still wanted are drawn on average, as by `clip_cov`. verl takes the highest of each micro-batch, about
+    its means. Where A is 0 there is no penalty here; verl's has one.
+    """
+
+    logs = (
+        of_decision(
+            "covariance_bound",
+            "tokens with a covariance above this are penalised, some of those up to 0.8 % above it",
+            "nats times advantage",
+        ),
+    )
+
+    share: float = parameter(
+        2e-4,
+        number(above=0, at_most=1),
+        "the share of the tokens that are penalised",
+        "paper",
+        VerlKey(("policy_loss.kl_cov_ratio",)),
+    )
+    coefficient: float = parameter(
+        1.0,
+        number(at_least=0, at_most=1e4),
+        "of the penalty |log r|; 1 as in the paper and in the default of verl's function, while its YAML has 0.1",
+        "paper",
+        VerlKey(("policy_loss.ppo_kl_coef",)),
+        role="penalty",
+    )
+
+    second_statistics_size = BUCKETS
+
+    def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
+        """The histogram of the covariances."""
+        bucket = bucket_of(covariances(t, means_of(first)), inner_edges(first.device))
+        # As one sequence: the counts of each would take more memory than the tokens.
+        return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """The two means, the edges of the bucket in which the share ends, and the part of it that is penalised."""
+        number, counts = statistics[:1], statistics[SUMS:]
+        # At least one token, as in verl.
+        wanted = (self.share * number).floor().clamp(min=1.0)
+        from_above = counts.flip(0).cumsum(0)
+        steps_down = (from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
+        last, open_end = BUCKETS - 1 - steps_down, torch.full_like(counts[:1], torch.inf)
+        edges, inside = cat([-open_end, inner_edges(statistics.device), open_end]), counts.gather(0, last)
+        part = ratio_or_zero(wanted - from_above.gather(0, steps_down) + inside, inside)
+        return cat([means_of(statistics), edges.gather(0, last), edges.gather(0, last + 1), part])
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
+        return t.log_prob
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """Bounds on the log-probability beyond which the covariance is too high: above for A > mean A, else below."""
+        mean_advantage, mean_log_prob, low, high, part = decision.to(t.ratio.dtype).unbind()
+        bound = where(uniform(t.old_log_prob, 0) < part, low, high)
+        A = t.advantages - mean_advantage
+        edge = mean_log_prob + bound / where(A == 0, 1.0, A)
+        # Where A is the mean, the covariance is 0 whatever the log-probability.
+        never = where(bound < 0, -math.inf, math.inf)
+        return Bounds(where(A < 0, edge, -math.inf), where(A > 0, edge, where(A < 0, math.inf, never)))
+
+    def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        return {"covariance_bound": decision[2].clamp(min=-1.0)}
+
+    def penalised(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """The tokens that are pulled back: bool, (sequences, length)."""
+        return (t.advantages != 0) & ((t.log_prob > bounds.high) | (t.log_prob < bounds.low))
+
+    def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        return where(t.live, t.free_ratio, 0.0)
+
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """coefficient * |log r| where a token is penalised, and its derivative."""
+        penalised, x = self.penalised(t, bounds), t.log_ratio
+        return (
+            where(penalised, self.coefficient * x.abs(), 0.0),
+            where(penalised & t.live, self.coefficient * x.sign(), 0.0),
+        )
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-A r, and the penalty."""
+        return self.pull_on(t, bounds)[0] - t.advantages * t.ratio
+
+
+def inner_edges(device: torch.device | str) -> Tensor:
+    """The upper edges of all buckets but the last: (BUCKETS - 1,), float64."""
+    # Made on the device: copying a list there would wait for it.
+    step = torch.arange(BUCKETS - 1, dtype=torch.float64, device=device)
+    return (step * (math.log(HIGHEST_EDGE / LOWEST_EDGE) / (BUCKETS - 2)) + math.log(LOWEST_EDGE)).exp()

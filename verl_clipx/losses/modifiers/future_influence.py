@@ -1,0 +1,80 @@
+"""FIPO: a token's advantage is weighted by how the policy has moved on the tokens after it."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.losses.base.parameters import Parameters, number, optional, parameter
+from verl_clipx.losses.base.tokens import Tokens
+
+# The weights of tokens with A < 0 and a ratio above `safe_ratio` stay between these, in the authors' release.
+SAFE_LOW, SAFE_HIGH = 0.8, 1.0
+
+# A token that counts half so often adds nothing in float64.
+SMALLEST_HALVINGS = 64
+
+AT_LEAST_ONE = optional(number(at_least=1, at_most=1e6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FutureInfluence(Parameters):
+    """Multiplies each advantage by f = exp(sum over k >= t of gamma^(k - t) log r_k), clamped.
+
+    Source: FIPO (arXiv 2603.19835), as ms-swift computes it (loss_type=fipo); gamma = 2^(-1 / half_life).
+    """
+
+    node: ClassVar[str] = "clipx.shaping"
+    rule: ClassVar[str] = "fipo"
+    by_sequence: ClassVar[bool] = True
+
+    half_life: float = parameter(
+        32.0, number(at_least=1, at_most=1e6), "after so many tokens a later token counts half", "script"
+    )
+    low: float | None = parameter(
+        1.0, optional(number(at_least=0, at_most=1)), "the smallest weight; null: no bound", "script"
+    )
+    high: float | None = parameter(1.2, AT_LEAST_ONE, "the largest weight; null: no bound", "script")
+    safe_ratio: float | None = parameter(
+        4.0,
+        AT_LEAST_ONE,
+        "tokens with A < 0 and a ratio above this get a weight between 0.8 and 1; null: no such rule",
+        "script",
+    )
+    counted_ratio: float | None = parameter(
+        None,
+        AT_LEAST_ONE,
+        "tokens with a ratio above this do not count in the weights of earlier ones; null: all count. The authors' 32B "
+        "run has 10, its dual clip",
+        "choice",
+    )
+
+    def advantages(self, t: Tokens) -> Tensor:
+        """f * A, (sequences, length); no gradient flows through f."""
+        moved = where(t.mask, t.log_ratio, 0.0)
+        if self.counted_ratio is not None:
+            moved = where(t.ratio > self.counted_ratio, 0.0, moved)
+        # Beyond this the weight would overflow; the bounds mostly end it earlier.
+        weight = discounted_rest(moved, self.half_life).clamp(-20.0, 20.0).exp()
+        weight = weight.clamp(self.low or 0.0, self.high)
+        if self.safe_ratio is not None:
+            unsafe = (t.advantages < 0) & (t.ratio > self.safe_ratio)
+            weight = where(unsafe, weight.clamp(SAFE_LOW, SAFE_HIGH), weight)
+        return weight * t.advantages
+
+
+def discounted_rest(values: Tensor, half_life: float) -> Tensor:
+    """The sum over k >= t of gamma^(k - t) * values_k with gamma = 2^(-1 / half_life), (sequences, length).
+
+    Each round doubles the number of summands. The rounds are those after which gamma^(k - t) is below float64's
+    precision, so that they do not depend on the length, which a compiled graph must not.
+    """
+    position = torch.arange(values.shape[-1], device=values.device)
+    total = values
+    for round in range(math.ceil(math.log2(SMALLEST_HALVINGS * half_life)) + 1):
+        reach = 2**round
+        later = total.gather(-1, (position + reach).clamp(max=values.shape[-1] - 1).expand_as(total))
+        total = total + where(position + reach < values.shape[-1], 2 ** (-reach / half_life) * later, 0.0)
+    return total

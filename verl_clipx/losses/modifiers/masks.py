@@ -1,0 +1,105 @@
+"""Masks: each takes tokens or whole sequences out of the objective, under any method.
+
+A masked token has neither loss nor gradient, and does not count in the statistics behind adaptive bounds. What verl
+divides by stays the same, as in TRL; in ms-swift and SkyRL it is the number of tokens that are left.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.losses.base.parameters import Parameters, number, optional, parameter
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, compute_dtype, mean_over_sequence
+
+LARGEST_DIVERGENCE = math.exp(LARGEST_LOG_RATIO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicySequenceMask(Parameters):
+    """Takes out sequences with negative advantages that the current policy finds much less likely than the sampler did.
+
+    Source: DeepSeek-V3.2 (arXiv 2512.02556), "off-policy sequence masking"; TRL's off_policy_mask_threshold.
+    """
+
+    node: ClassVar[str] = "clipx.mask"
+    rule: ClassVar[str] = "opsm"
+    # Whether it compares the policy of old_log_probs with the sampler; otherwise the current one.
+    of_old_policy: ClassVar[bool] = False
+
+    delta: float | None = parameter(
+        None,
+        optional(number(at_least=0, at_most=LARGEST_LOG_RATIO)),
+        "a sequence with a negative mean advantage is taken out if its mean log-ratio of sampler to current policy is "
+        "above this",
+        "choice",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delta is None:
+            known = "TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old policy."
+            key = f"{self.node}.delta"
+            raise Refusal(key, None, f"{self.rule} has no value that suits every run", f"Set {key}. {known}")
+
+    def drops(self, inputs: Inputs) -> Tensor:
+        """The sequences that are taken out: bool, (sequences, 1)."""
+        divergence = mean_over_sequence(inputs.rollout_log_prob - inputs.log_prob, inputs.mask)
+        return (mean_over_sequence(inputs.advantages, inputs.mask) < 0) & (divergence > self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IcePop(Parameters):
+    """Takes out tokens whose ratio of the old policy to the sampler is outside two bounds.
+
+    Source: IcePop (arXiv 2510.18855). verl's `rollout_is=token` with two thresholds also multiplies by the ratio.
+    """
+
+    node: ClassVar[str] = "clipx.mask"
+    rule: ClassVar[str] = "icepop"
+    of_old_policy: ClassVar[bool] = True
+
+    low: float | None = parameter(
+        0.5, optional(number(at_least=0, at_most=1)), "the smallest ratio that stays; null: none is too small", "choice"
+    )
+    high: float | None = parameter(
+        5.0,
+        optional(number(at_least=1, at_most=LARGEST_DIVERGENCE)),
+        "the largest ratio that stays; null: none is too large",
+        "choice",
+    )
+
+    def drops(self, inputs: Inputs) -> Tensor:
+        """The tokens that are taken out: bool, (sequences, length)."""
+        log_ratio = inputs.old_log_prob - inputs.rollout_log_prob
+        ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+        return (ratio < (self.low or 0.0)) | (ratio > (math.inf if self.high is None else self.high))
+
+
+Mask = OffPolicySequenceMask | IcePop
+
+
+def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
+    """The tokens that a mask leaves: bool, (sequences, length).
+
+    A token with a value that is not finite always stays. Without it, verl would not skip the step.
+
+    Args:
+        mask: None leaves all tokens.
+        inputs: the micro-batch, whole sequences, with rollout_log_prob.
+    """
+    if mask is None:
+        return inputs.mask
+    dtype = compute_dtype(inputs.log_prob.dtype)
+
+    def inside(values: Tensor) -> Tensor:
+        return where(inputs.mask, values.detach().to(dtype), 0.0)
+
+    tensors = {
+        name: inside(getattr(inputs, name)) for name in ("log_prob", "old_log_prob", "advantages", "rollout_log_prob")
+    }
+    finite = torch.stack(list(tensors.values())).isfinite().all(0)
+    return inputs.mask & ~(mask.drops(inputs._replace(**tensors)) & finite)

@@ -1,0 +1,96 @@
+"""A pull to the policy that sampled, or to the old one, in the loss of any method."""
+
+import functools
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from verl_clipx.losses.base.method import NODE, Bounds, Method
+from verl_clipx.losses.base.parameters import Parameters, choice, number, parameter
+from verl_clipx.losses.base.pull import ESTIMATORS, WithPull
+from verl_clipx.losses.base.refusal import ABSENT, Refusal
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull(Parameters):
+    """Takes coefficient times an estimate of the divergence from another policy off the objective of every token."""
+
+    node: ClassVar[str] = "clipx.pull"
+
+    estimator: str = parameter(
+        "k2", choice(*ESTIMATORS), "of the divergence: k1 (x), k2 (x^2 / 2) or k3 (e^-x - 1 + x)"
+    )
+    coefficient: float = parameter(1e-3, number(above=0, at_most=100), "of the divergence in the objective", "choice")
+    anchor: str = parameter(
+        "old", choice("old", "rollout"), "the policy of x = log(current / anchor): old or the sampler's"
+    )
+
+    def log_ratio(self, t: Tokens) -> Tensor:
+        """x, (sequences, length)."""
+        anchor = t.old_log_prob if self.anchor == "old" else t.rollout_log_prob
+        return (t.log_prob - anchor).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+
+
+class PulledMethod(WithPull):
+    """A method with its own F, bounds and value, and a pull. `pulled` makes a subclass for each pull."""
+
+    pull: ClassVar[Pull]
+    unconstrained_weight = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # No module has the class that `pulled` makes.
+        kind = type(self).__bases__[1]
+        return pulled, (kind(**{field.name: getattr(self, field.name) for field in fields(self)}), self.pull)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        pull = self.pull
+        return {**super().parameters, "pull": f"{pull.estimator} to {pull.anchor}, times {pull.coefficient:g}"}
+
+    @property
+    def limits(self) -> dict[str, str]:
+        return {**super().limits, "pull": "penalty"}
+
+    @property
+    def acts_at_ratio_one(self) -> bool:
+        return super().acts_at_ratio_one or self.pull.anchor == "rollout"
+
+    @property
+    def asks_for_itself(self) -> tuple[str, ...]:
+        """The fields that the method needs without its pull."""
+        return super().asks_for
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        own = self.asks_for_itself
+        return own if self.pull.anchor == "old" or "rollout_log_prob" in own else (*own, "rollout_log_prob")
+
+    def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """coefficient times the estimate, and its derivative."""
+        value, derivative = ESTIMATORS[self.pull.estimator]
+        x = self.pull.log_ratio(t)
+        return self.pull.coefficient * value(x), self.pull.coefficient * derivative(x)
+
+
+def pulled(method: Method, pull: Pull) -> Method:
+    """A method with the same parameters and a pull.
+
+    Raises:
+        Refusal: the method has a pull of its own.
+    """
+    if isinstance(method, WithPull) and method.unconstrained_weight:
+        tau = getattr(method, "kl_tau", 0)
+        own = f"{NODE}.kl_tau={tau:g}" if tau else "its penalty"
+        reason = f"{method.name} has a pull of its own, {own}"
+        raise Refusal(pull.node, ABSENT, reason, f"Leave out +{NODE}/pull, or choose another method.")
+    kind = pulled_class(type(method), pull)
+    return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
+
+
+@functools.cache
+def pulled_class(kind: type[Method], pull: Pull) -> type[Method]:
+    """The class of a method with a pull; always the same one, by which equal methods are equal."""
+    namespace = {"pull": pull} | {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
+    return type(kind.__name__, (PulledMethod, kind), namespace)

@@ -1,0 +1,170 @@
+"""Reads the presets, configs/recipe/<paper>/presets.yaml: the values that they and their parts set.
+
+Any Hydra application may import this module through the plugin's configuration source, so it uses only YAML and
+OmegaConf.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import OmegaConf
+
+from verl_clipx.losses.configs_folder import configs_folder
+
+SELF = "_self_"
+FILE = "presets.yaml"
+"""Name of the file with a paper's presets."""
+
+# The sections of such a file.
+_EVERY, _PARTS, _PRESETS = "every_preset", "parts", "presets"
+# In every_preset, this stands for the preset's name.
+_NAME = "<name>"
+
+
+class Setting(NamedTuple):
+    """A value as written, with interpolations unresolved, with the comment above it.
+
+    Args:
+        key: path of the value, such as data.train_batch_size.
+        comment: the comment lines directly above it, as one text.
+    """
+
+    key: str
+    value: Any
+    comment: str
+
+
+class Entry(NamedTuple):
+    """A preset, or a part of presets. It says what a YAML file of Hydra could say.
+
+    Args:
+        title: the first line of the comment above it; for a preset it names the row of a paper's table that it trains.
+        defaults: its parts as a Hydra defaults list, in which its own values come last.
+        settings: its own values.
+    """
+
+    title: str
+    defaults: tuple[str | dict[str, str], ...]
+    settings: tuple[Setting, ...]
+
+
+class Presets(NamedTuple):
+    """A paper's presets by name, such as countdown_3b_acpo_near, and the parts of which they are made, method/dapo."""
+
+    presets: Mapping[str, Entry]
+    parts: Mapping[str, Entry]
+
+
+def papers() -> list[str]:
+    """Return the folders of configs/recipe with presets, in alphabetical order."""
+    return sorted(path.parent.name for path in (configs_folder() / "recipe").glob(f"*/{FILE}"))
+
+
+def preset_names() -> list[str]:
+    """Return the names of all presets, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
+    return sorted(f"{paper}/{name}" for paper in papers() for name in read_presets(paper).presets)
+
+
+def file_of(paper: str) -> str:
+    """Return the path of the file with a paper's presets, relative to the configs folder."""
+    return f"recipe/{paper}/{FILE}"
+
+
+def read_presets(paper: str) -> Presets:
+    """Read a paper's presets.
+
+    Raises:
+        FileNotFoundError: the folder has no such file.
+        ValueError: an entry has a wrong form; the message names file and entry.
+    """
+    return _read(configs_folder() / file_of(paper), paper)
+
+
+def entry_at(path: str) -> Entry | None:
+    """Return the preset or the part that Hydra calls by a path such as recipe/acpo/method/dapo, or None."""
+    group, _, rest = path.partition("/")
+    paper, _, name = rest.partition("/")
+    if group != "recipe" or not name or not (configs_folder() / file_of(paper)).is_file():
+        return None
+    of_paper = read_presets(paper)
+    return of_paper.presets.get(name) or of_paper.parts.get(name)
+
+
+def settings_of(
+    node: yaml.MappingNode, values: Mapping[str, Any], lines: list[str], prefix: str = ""
+) -> Iterator[Setting]:
+    """Yield the values of a part of a YAML file, each with the comment above it.
+
+    `values` are the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text; other keys are left
+    out.
+    """
+    for key, value in node.value:
+        if key.value not in values:
+            continue
+        path, content = f"{prefix}{key.value}", values[key.value]
+        if isinstance(value, yaml.MappingNode) and value.value:
+            yield from settings_of(value, content, lines, f"{path}.")
+        else:
+            yield Setting(path, content, " ".join(_comment_lines(lines, key)))
+
+
+def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
+    """Return the comment lines directly above a key, without their marks."""
+    first = number = key.start_mark.line
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return [line.strip().removeprefix("#").strip() for line in lines[first:number]]
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path, paper: str) -> Presets:
+    text = path.read_text(encoding="utf-8")
+    values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    sections = {key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value}
+    if unknown := set(values) - {_EVERY, _PARTS, _PRESETS}:
+        raise ValueError(f"{path}: {', '.join(unknown)}: use {_EVERY}, {_PARTS} and {_PRESETS}.")
+    if _PRESETS not in values:
+        raise ValueError(f"{path}: it has no {_PRESETS}.")
+    lines = text.splitlines()
+
+    def title(key: yaml.ScalarNode) -> str:
+        return next(iter(_comment_lines(lines, key)), "")
+
+    def part(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        content, where = values[_PARTS][key.value], f"{path}: {_PARTS}: {key.value}"
+        if not isinstance(content, dict):
+            raise ValueError(f"{where}: must be values, one on each line.")
+        if (path.parent / f"{key.value}.yaml").is_file():
+            raise ValueError(f"{where}: is also a file of this folder. Keep one of them.")
+        return Entry(title(key), (SELF,), tuple(settings_of(node, content, lines)))
+
+    def preset(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        items, where = values[_PRESETS][key.value], f"{path}: {_PRESETS}: {key.value}"
+        if not isinstance(items, list):
+            raise ValueError(f"{where}: must be a list of parts.")
+        of_every = settings_of(sections[_EVERY], values[_EVERY], lines) if _EVERY in values else ()
+        own = [one._replace(value=key.value) if one.value == _NAME else one for one in of_every]
+        defaults: list[str | dict[str, str]] = []
+        for item, item_node in zip(items, node.value, strict=True):
+            if isinstance(item, dict):
+                own += settings_of(item_node, item, lines)
+            elif not isinstance(item, str):
+                raise ValueError(f"{where}: {item}: must be a part or a value.")
+            elif len(own) > len(values.get(_EVERY, {})):
+                raise ValueError(
+                    f"{where}: {item} comes after a value. Values must come last, because Hydra merges them last."
+                )
+            else:
+                # A part such as clipx=acpo, or task/countdown_3b.
+                group, is_group, option = item.partition("=")
+                within = item if item.startswith("/") else f"/recipe/{paper}/{item}"
+                defaults.append({f"/{group}": option} if is_group else within)
+        return Entry(title(key), (*defaults, SELF), tuple(own))
+
+    return Presets(
+        {key.value: preset(key, node) for key, node in sections[_PRESETS].value},
+        {key.value: part(key, node) for key, node in sections[_PARTS].value} if _PARTS in sections else {},
+    )

@@ -1,0 +1,224 @@
+"""Traces: what the loss knew about every token of some responses, as Parquet files in a run's folder `traces`."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+
+from verl_clipx.common.files import file_names_in, read_table, replacing
+from verl_clipx.run.decided_from import DecidedFrom
+
+VERSION = 3
+# What the version before lacks; it is read all the same.
+_BEFORE, _SINCE = "2", ("context", "turn")
+SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
+CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
+_VERSION_KEY = b"clipx_trace_version"
+_UPDATE_KEY = b"clipx_trace_update"
+_ROWS_KEY = b"clipx_trace_rows"
+_NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
+_FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
+
+
+# Field, with ? where it may be missing, type and meaning. A row for each token of whole responses; the tokens of a
+# response are adjacent and in order.
+_FIELDS = (
+    ("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
+    ("update", pyarrow.int32(), "optimizer update within the step, from 0; a Lopti pass counts as one"),
+    ("rank", pyarrow.int32(), "data-parallel rank"),
+    ("prompt", pyarrow.string(), "the same for one prompt in every run: its hash"),
+    ("prompt_text?", pyarrow.string(), "the prompt, decoded"),
+    ("sample", pyarrow.int32(), "number of the response among those to the prompt in this step, from 0"),
+    ("score?", pyarrow.float32(), "reward of the response, where the worker knows it"),
+    ("position", pyarrow.int32(), "of the token in the response, from 0"),
+    ("token_id", pyarrow.int32(), "in the policy's vocabulary"),
+    ("text", pyarrow.string(), "the token, decoded when it was written"),
+    ("log_prob", pyarrow.float32(), "under the current policy, in nats"),
+    ("old_log_prob", pyarrow.float32(), "under the old policy, in nats"),
+    ("rollout_log_prob?", pyarrow.float32(), "under the policy that sampled, in nats"),
+    ("ratio", pyarrow.float32(), "current over old probability"),
+    ("advantage", pyarrow.float32(), "after shaping"),
+    ("bounded", pyarrow.float32(), "what the bounds act on: the ratio in most methods"),
+    ("low", pyarrow.float32(), "lower bound on it; 0 or less on a ratio: none"),
+    ("high", pyarrow.float32(), "upper bound on it; inf: none"),
+    ("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
+    ("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
+    ("selected?", pyarrow.bool_(), SELECTED),
+    ("entropy?", pyarrow.float32(), "of the current policy, in nats, where computed"),
+    ("age?", pyarrow.int32(), "weight versions since it was sampled, where known"),
+    ("unshaped_advantage", pyarrow.float32(), "before shaping"),
+    ("correction?", pyarrow.float32(), "of the rollout, a factor on F; without one missing"),
+    ("micro_batch", pyarrow.int32(), "within the update and rank, from 0"),
+    ("group?", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
+    ("counted?", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing"),
+    ("rejected?", pyarrow.bool_(), "by bypass mode; where nothing can be missing"),
+    ("context?", pyarrow.list_(pyarrow.int32()), CONTEXT),
+    ("turn?", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
+)
+SCHEMA = pyarrow.schema(
+    [pyarrow.field(name.rstrip("?"), kind, "?" in name, {"meaning": meaning}) for name, kind, meaning in _FIELDS],
+    metadata={_VERSION_KEY: str(VERSION).encode()},
+)
+
+
+def regions_of(bounded: Any, low: Any, high: Any, advantages: Any) -> numpy.ndarray:
+    """Returns DGPO's region of each token, from columns of a trace, by the rules of `metrics.token_sums`."""
+    above, below = bounded > high, bounded < low
+    # If the bounds cross, above wins.
+    sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
+    return numpy.select(sides, ["HP", "HN", "LP", "LN"], "M")
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """One file of a trace: what one rank saw in one update."""
+
+    step: int
+    update: int
+    rank: int
+
+    def path_in(self, folder: Path) -> Path:
+        """Returns the file's place in a run's folder of traces."""
+        return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
+
+
+@dataclass(frozen=True)
+class UpdateFacts:
+    """What a file says of its update as a whole.
+
+    Args:
+        fraction: share of the prompts that is traced, in (0, 1].
+        ranks: number of data-parallel ranks, each of which writes a file if it has traced tokens.
+        decided_from: the tokens behind the bounds.
+        decisions: number of a micro-batch to what the method decided for it; empty if it decides nothing.
+        lost: how many of the rows that were written the file lacks; None if it is older and does not say how many.
+    """
+
+    fraction: float
+    ranks: int
+    decided_from: DecidedFrom
+    decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
+    lost: int | None = 0
+
+
+def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: UpdateFacts) -> Path:
+    """Writes one file of a trace, whole or not at all.
+
+    Args:
+        columns: field of SCHEMA to a value for each token, as a list or an array of numpy's or pyarrow's; `step`,
+            `update` and `rank` follow from the shard, and nullable fields may be missing.
+        facts: those of the update.
+
+    Raises:
+        ValueError: a field is missing or no field of SCHEMA.
+    """
+    length = len(columns.get("token_id", ()))
+    given = {**columns, **{name: [getattr(shard, name)] * length for name in ("step", "update", "rank")}}
+    unknown = [name for name in given if name not in SCHEMA.names]
+    missing = [field.name for field in SCHEMA if not field.nullable and field.name not in given]
+    if unknown or missing:
+        raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
+    table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
+    said = {name: value for name, value in asdict(facts).items() if name != "lost"}
+    of_file = {_UPDATE_KEY: json.dumps(said).encode(), _ROWS_KEY: str(length).encode()}
+    table = table.replace_schema_metadata({**SCHEMA.metadata, **of_file})
+    path = shard.path_in(folder)
+    with replacing(path) as partial:
+        pyarrow.parquet.write_table(table, partial, compression="zstd")
+    return path
+
+
+def shards_in(folder: Path) -> list[Shard]:
+    """Returns the files of a run's trace, by step, update and rank; empty if the run wrote none."""
+    names = filter(None, map(_FILE.fullmatch, file_names_in(folder)))
+    return sorted(Shard(*map(int, name.groups())) for name in names)
+
+
+def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> None:
+    """Removes a trace's files of a step and of later ones, by default of all ranks; some may be gone already.
+
+    Each of several ranks removes its own, and some of those of ranks that a run before it had more.
+    """
+    for shard in shards_in(folder):
+        if shard.step >= step and shard.rank % ranks == rank:
+            shard.path_in(folder).unlink(missing_ok=True)
+
+
+def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
+    """Returns the tokens of some files of a trace, a row for each, as SCHEMA says.
+
+    Raises:
+        ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
+    """
+    return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
+
+
+def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
+    """Returns what a file of a trace says about its update.
+
+    Raises:
+        ValueError: the file is no Parquet file, or what it says has another form; names the file.
+    """
+    path = shard.path_in(folder)
+    try:
+        file = pyarrow.parquet.read_metadata(path)
+        said = file.metadata or {}
+        lost = int(said[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in said else None
+        read = UpdateFacts(**json.loads(said.get(_UPDATE_KEY, b"")), lost=lost)
+        decisions = {int(number): list(map(float, values)) for number, values in read.decisions.items()}
+        return UpdateFacts(float(read.fraction), int(read.ranks), DecidedFrom(read.decided_from), decisions, lost)
+    except (ValueError, TypeError, AttributeError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
+
+
+def is_whole(shards: list[Shard], facts: list[UpdateFacts]) -> bool:
+    """Returns whether the files of an update, of which each says so much, have every token of it, of all ranks."""
+    return all(one.fraction == 1 and not one.lost for one in facts) and {shard.rank for shard in shards} == set(
+        range(facts[0].ranks)
+    )
+
+
+def has_all_updates(shards: list[Shard], expected: int | None) -> bool:
+    """Returns whether the files of a step are of all its updates; if their number is unknown, only a gap shows one."""
+    updates = {shard.update for shard in shards}
+    return updates == set(range(max(expected or 0, len(updates))))
+
+
+def _read(path: Path) -> pyarrow.Table:
+    try:
+        table = read_table(path)
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it to go on without it.") from None
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version not in (_BEFORE, str(VERSION)):
+        reads = f"{_BEFORE} and {VERSION}"
+        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads {reads}.")
+    for field in (SCHEMA.field(name) for name in _SINCE if version == _BEFORE):
+        table = table.append_column(field, pyarrow.nulls(len(table), field.type))
+    faults = _faults(table)
+    if faults:
+        raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")
+    # In SCHEMA's order, and without what others may have added.
+    return table.select(SCHEMA.names).cast(SCHEMA)
+
+
+def _faults(table: pyarrow.Table) -> list[str]:
+    """Returns what is not as SCHEMA says, each as a part of a sentence."""
+    missing = [field.name for field in SCHEMA if field.name not in table.column_names]
+    repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
+    faults = [f"no column {', '.join(missing)}"] if missing else []
+    faults += [f"column {name} stands in it more than once" for name in repeated]
+    for field in (field for field in SCHEMA if field.name not in (*missing, *repeated)):
+        column = table.column(field.name)
+        if column.type != field.type:
+            faults.append(f"column {field.name} is of type {column.type}, expected {field.type}")
+        elif column.null_count and not field.nullable:
+            faults.append(f"column {field.name} lacks values, expected one a token")
+    return faults

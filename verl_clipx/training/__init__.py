@@ -1,0 +1,1 @@
+"""What acts inside verl's processes: in a step, beside its trainer, in rollouts, without an accelerator."""

@@ -1,0 +1,94 @@
+"""Looks at each step that a run logs: for the worker's receipt, and with the rules of diagnose, which may end it."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_clipx.analysis.diagnose.diagnosis import Diagnosis, diagnose
+from verl_clipx.analysis.diagnose.rule import Kind, Rule
+from verl_clipx.analysis.diagnose.rules import RULES
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.run import Run
+from verl_clipx.analysis.runs.run_log import Rows, not_finite_in, numbers_in, table_of, with_entropy
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.losses.base.shared_metrics import RECEIPT
+from verl_clipx.losses.groups import OBSERVE
+from verl_clipx.run.keys import flat
+
+logger = logging.getLogger(__name__)
+
+FACTS = tuple(rule for rule in RULES if rule.kind is Kind.FACT)
+TRENDS = tuple(rule for rule in RULES if rule.kind is Kind.TREND)
+# What these rules read, under every name that verl has for it.
+READ = {key for rule in (*FACTS, *TRENDS) for key in (*rule.reads, *rule.instead)} | {
+    keys.ENTROPY_OF_UPDATES,
+    keys.NOT_FINITE_RANK,
+}
+
+
+class ReceiptCheck:
+    """Looks for the receipt in the first logged step that trains the actor: without one, another worker trained it."""
+
+    def __init__(self, config: dict[str, Any]):
+        policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
+        node = policy_loss.get(NODE) or {"receipt": "off"}
+        asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
+        self._due = asked != "off"
+        self._stops = asked == "stop" or (asked == "auto" and not policy_loss["run"]["untested"])
+        # Before this step, verl trains only the critic.
+        self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
+
+    def look(self, data: dict[str, Any], step: int) -> None:
+        """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
+        if not self._due or data.get(keys.STEP, -1) < self._first:
+            return
+        self._due = False
+        if any(str(key).endswith(RECEIPT.key) for key in data):
+            return
+        if self._stops:
+            raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
+        logger.warning("clipx: %s", MISSING)
+
+
+MISSING = (
+    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so "
+    "nothing shows which loss it trained."
+)
+
+
+class Watch:
+    """Says what the rules find in a run while it trains, each finding once, or stops the run.
+
+    A fact in what the run had logged before it was resumed doesn't stop it again.
+    """
+
+    def __init__(self, config: dict[str, Any], before: Rows, *, stops: bool):
+        self._configuration = flat(config)
+        self._stops = stops
+        self._rows: Rows = {step: _numbers(data) for step, data in before.items()}
+        self._resumed_after = max(before, default=-1)
+        self._said: set[str] = set()
+
+    def look(self, data: Mapping[str, Any], step: int) -> str | None:
+        """Looks at a step's metrics with earlier ones; returns why a new fact stops the run."""
+        self._rows.setdefault(step, {}).update(_numbers(data))
+        new = {at: row for at, row in self._rows.items() if at > self._resumed_after}
+        facts = self._find(new, FACTS)
+        if facts and self._stops:
+            said = "; ".join(f"{one.rule.name} from step {one.onset.step} on: {one.onset.evidence}" for one in facts)
+            return f"clipx.health=stop: {said}. The step is in the log."
+        for diagnosis in [*facts, *self._find(self._rows, TRENDS)]:
+            logger.warning("clipx.health: %s %s This is said once.", diagnosis.head, diagnosis.text)
+            self._said.add(diagnosis.rule.name)
+        return None
+
+    def _find(self, rows: Rows, rules: Sequence[Rule]) -> list[Diagnosis]:
+        run = Run("this run", with_entropy(table_of(rows)), self._configuration, not_finite=not_finite_in(rows))
+        return diagnose(run, [rule for rule in rules if rule.name not in self._said])
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what the rules read of a step: the metrics that they name, and others that are not finite."""
+    given = {key: value for key, value in data.items() if value is not None}
+    return {key: value for key, value in numbers_in(given).items() if key in READ or not math.isfinite(value)}

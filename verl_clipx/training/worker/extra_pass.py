@@ -1,0 +1,116 @@
+"""The extra pass, without gradient, that sees the whole mini-batch before its update.
+
+It runs through verl's own engine on a copy of the mini-batch, in evaluation mode as for old_log_probs. Dynamic batch
+sizes, sequence parallelism, packing and fused kernels are therefore those of the training pass.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+
+from verl_clipx.losses.base.tokens import Inputs
+from verl_clipx.losses.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
+from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.training.worker.layout import pad_rows, response_part
+from verl_clipx.training.worker.rejection import rejection_of
+from verl_clipx.training.worker.step import OptimizerStep, inputs_of, micro_batch_of
+
+
+def extra_pass(
+    policy_loss: Any,
+    engine: Any,
+    data: Any,
+    step: OptimizerStep,
+    seen: list[Inputs],
+    *,
+    cut: dict[str, Any],
+    device: str,
+) -> dict[str, Tensor]:
+    """Sums over this rank's mini-batch under the current weights, of tokens that the loss will not reject.
+
+    Args:
+        step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds.
+        seen: gets the tokens of each micro-batch, if the method's statistics have a second stage.
+        cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
+
+    Returns:
+        What the step needs, float64: `counted`, the number of tokens, (1,); `statistics`, (statistics_size,), if it
+        decides from the mini-batch; `entropies`, the histogram of the tokens' entropies, if selection is over the
+        mini-batch; `selected`, the number of tokens that a selection within each sequence keeps, (1,).
+    """
+    settings, rejection = policy_loss.clipx, rejection_of(policy_loss)
+    method, select = settings.method, settings.select
+    needs_entropy = settings.selects_over_mini_batch or "entropy" in method.asks_for
+    sizes = {"counted": 1}
+    if step.decided_from is DecidedFrom.MINI_BATCH:
+        sizes["statistics"] = method.statistics_size
+    if select is not None:
+        sizes |= {"entropies": ENTROPY_BUCKETS} if settings.selects_over_mini_batch else {"selected": 1}
+    sums = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()}
+
+    def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        whole = pad_rows(data["response_mask"]).bool()
+        log_prob = response_part(model_output["log_probs"], data, whole.shape[1])
+        old_log_prob, advantages = pad_rows(data["old_log_probs"]), pad_rows(data["advantages"])
+        mask = rejection.remaining(whole, log_prob, old_log_prob)
+        known = micro_batch_of(settings, step, data, model_output)
+        counted = whole if known.counted is None else known.counted
+        sums["counted"].add_(counted.sum(dtype=torch.float64))
+        if "statistics" in sums:
+            tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
+            inputs = inputs_of(settings, known, **tensors)
+            own = settings.functions(mask.device).statistics(inputs)
+            sums["statistics"].add_(own[: method.statistics_size])
+            if method.second_statistics_size:
+                seen.append(inputs)
+        if "entropies" in sums:
+            sums["entropies"].add_(entropy_statistics(known.entropy, mask))
+        if "selected" in sums:
+            sums["selected"].add_(select.counts(mask).sum(dtype=torch.float64))
+        return torch.zeros((), device=mask.device), {}
+
+    copy = data.copy()
+    tu.assign_non_tensor(copy, **{key: value for key, value in cut.items() if key not in copy})
+    tu.assign_non_tensor(copy, calculate_entropy=needs_entropy, distillation_use_topk=False)
+    offload = tu.get(data, key="disable_auto_offload", default=False)
+    with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
+        engine.forward_backward_batch(copy, loss_function, forward_only=True)
+    return sums
+
+
+def refuse_attention_on_a_slice(engine: Any) -> None:
+    """Raises RuntimeError if ranks share sequences and the model's attention does not support it."""
+    size = getattr(engine, "ulysses_sequence_parallel_size", 1)
+    if getattr(getattr(engine, "engine_config", None), "strategy", None) == "fsdp_turbo":
+        # This engine cuts sequences by its own patch of the model, under which the attention is called eager.
+        return
+    for model in engine.module if isinstance(engine.module, list | tuple) else [engine.module]:
+        config = getattr(model, "config", None)
+        text = getattr(config, "get_text_config", lambda config=config: config)()
+        name = getattr(text, "_attn_implementation", None)
+        if size > 1 and not has_sequence_parallel_attention(name):
+            raise RuntimeError(
+                f"{size} ranks share a sequence (ulysses_sequence_parallel_size) and the model's attention is {name}: "
+                f"{WRONG_ATTENTION}. Set {ATTENTION}=flash_attention_2, or "
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1."
+            )
+
+
+def refuse_dropout(modules: Any) -> None:
+    """Raises ValueError if a model has dropout, with which the extra pass would see other ratios than the training."""
+    probabilities: dict[str, Any] = {}
+    for model in modules if isinstance(modules, list | tuple) else [modules]:
+        settings = getattr(getattr(model, "config", None), "to_dict", dict)()
+        probabilities |= {key: of for key, of in settings.items() if "dropout" in key or key.endswith("pdrop")}
+        dropout = torch.nn.modules.dropout._DropoutNd
+        probabilities |= {name: module.p for name, module in model.named_modules() if isinstance(module, dropout)}
+    wrong = [f"{name}={p:g}" for name, p in probabilities.items() if isinstance(p, int | float) and p > 0]
+    if wrong:
+        raise ValueError(
+            f"the model has dropout: {', '.join(wrong[:5])}. The extra pass behind bounds over "
+            "the mini-batch runs without it and would not match the training pass. Switch it off (for example "
+            "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
+        )

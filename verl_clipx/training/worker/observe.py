@@ -1,0 +1,68 @@
+"""+clipx=observe: leaves verl's own policy loss unchanged and measures its effect on each token by its gradient.
+
+verl adds the KL and entropy terms to what the policy loss returns. The gradient of the policy term by itself exists
+only inside that function, so its entry in verl's registry is wrapped. No other module relies on this.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.losses.applying.metrics import OF_GRADIENT, to_host
+from verl_clipx.losses.applying.observed import observed_metrics, observed_sums
+from verl_clipx.losses.base.tokens import Inputs
+from verl_clipx.run.config import Observe, clip_range
+from verl_clipx.training.worker.step import AppliedLoss, MicroBatch, current_micro_batch
+
+# Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
+# verl clamps each token's own log-ratio. tests/training/worker/test_observe.py tells the two kinds apart by experiment.
+SEQUENCE_LEVEL = frozenset({"gspo"})
+
+
+def observe_registered(loss_mode: str) -> None:
+    """Has a loss in verl's registry leave sums for metrics in the current micro-batch, under +clipx=observe.
+
+    It returns the same numbers to the last bit. verl calls policy losses with keyword arguments.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    from verl.trainer.ppo import core_algos
+
+    function, by_sequence = core_algos.get_policy_loss_fn(loss_mode), loss_mode in SEQUENCE_LEVEL
+    if getattr(function, "observed_by_clipx", False):
+        return
+
+    @functools.wraps(function)
+    def with_metrics(*arguments: Any, **named: Any) -> tuple[Tensor, dict[str, Any]]:
+        loss, metrics = function(*arguments, **named)
+        micro_batch, config = current_micro_batch(), named.get("config")
+        node = getattr(getattr(config, "policy_loss", None), "clipx", None)
+        if micro_batch is not None and isinstance(node, Observe) and loss.requires_grad:
+            micro_batch.observing.run(lambda: measure(micro_batch, loss, named, by_sequence))
+        return loss, metrics
+
+    with_metrics.observed_by_clipx = True
+    core_algos.POLICY_LOSS_REGISTRY[loss_mode] = with_metrics
+
+
+def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_sequence: bool) -> None:
+    """Leaves in a micro-batch what one of verl's losses, called with some arguments, did to its tokens."""
+    config = named["config"]
+    # The gradient of log_prob itself: that of an alias would add up its terms in another order and round
+    # differently. The graph behind log_prob is not traversed.
+    with torch.autocast(loss.device.type, enabled=False):
+        (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
+    tensors = (named[name].detach() for name in ("log_prob", "old_log_prob", "advantages"))
+    inputs = Inputs(*tensors, named["response_mask"].bool())
+    with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
+        found = observed_sums(inputs, gradient, clip_range(config), by_sequence)
+    micro_batch.applied = AppliedLoss(inputs, gradient, clip_range(config), by_sequence, named["loss_agg_mode"], config)
+    sums, own = to_host(observed_metrics(found), {"loss": loss.detach()})
+    micro_batch.loss = own["loss"]
+    # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
+    shared = config.global_batch_info
+    unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
+    micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}

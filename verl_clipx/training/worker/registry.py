@@ -1,0 +1,71 @@
+"""Registers the losses and the training worker with verl."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_clipx.losses.base.method import described
+from verl_clipx.losses.methods import METHODS
+
+
+def register_losses(core_algos: ModuleType) -> None:
+    """Registers every method as `clipx_<name>` in verl.trainer.ppo.core_algos; idempotent."""
+    for name in (*METHODS, "custom"):
+        register_loss(core_algos, name)
+
+
+def register_loss(core_algos: ModuleType, name: str) -> None:
+    """Registers one method as `clipx_<name>`; idempotent. RuntimeError if another package has that name."""
+    from verl_clipx.training.worker.policy_loss import policy_loss
+
+    registered = f"clipx_{name}"
+    existing = core_algos.POLICY_LOSS_REGISTRY.get(registered)
+    refuse_another(registered, existing)
+    core_algos.register_policy_loss(registered)(functools.partial(policy_loss, name))
+
+
+def refuse_another(name: str, existing: Any) -> None:
+    """Raises RuntimeError if a function that is registered under a name of the plugin's is another package's."""
+    if existing is not None and not is_ours(existing):
+        other = described(getattr(existing, "func", existing))
+        raise RuntimeError(
+            f"verl's policy loss {name!r} is already {other}; verl_clipx cannot register its own under that name. "
+            "Uninstall or rename the other one."
+        )
+
+
+def refuse_another_loss(config: Any) -> None:
+    """Raises RuntimeError if the run names a loss of the plugin's that another package has registered since."""
+    name = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if name.startswith("clipx_"):
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+        refuse_another(name, POLICY_LOSS_REGISTRY.get(name))
+
+
+def is_ours(function: Any) -> bool:
+    """Returns whether a registered function is the plugin's, from this import of the plugin or an earlier one."""
+    return getattr(getattr(function, "func", function), "__module__", "") == "verl_clipx.training.worker.policy_loss"
+
+
+def install_worker(engine_workers: ModuleType) -> None:
+    """Replaces the TrainingWorker of verl.workers.engine_workers by the plugin's, for whoever imports it from now on.
+
+    Where another package has replaced it already, ours inherits that one: without a clipx node each method of ours
+    returns what the other's returns.
+    """
+    from verl_clipx.training.worker.training_worker import ClipxTraining
+
+    current = engine_workers.ActorRolloutRefWorker.actor_worker_cls
+    if issubclass(current, ClipxTraining):
+        return
+    # Under verl's name, by which Ray refers to the class when it sends it to workers.
+    names = {"__module__": engine_workers.__name__, "__qualname__": "TrainingWorker", "__doc__": ClipxTraining.__doc__}
+    replace_worker(engine_workers, type("TrainingWorker", (ClipxTraining, current), names))
+
+
+def replace_worker(engine_workers: ModuleType, worker: type) -> None:
+    """Rebinds every name under which verl's module holds its TrainingWorker to a subclass of it."""
+    engine_workers.TrainingWorker = worker
+    engine_workers.ActorRolloutRefWorker.actor_worker_cls = worker
+    engine_workers.ActorRolloutRefWorker.ref_worker_cls = worker

@@ -1,0 +1,159 @@
+"""Counts the updates that verl skips because their gradient is not finite, and finds and names what was not finite."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from verl_clipx.losses.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
+from verl_clipx.training.observing import Part
+from verl_clipx.training.worker.layout import pad_rows, response_part
+from verl_clipx.training.worker.step import NotFinite, OptimizerStep, RolloutBatch
+
+logger = logging.getLogger(__name__)
+
+# The fields of verl's mini-batch, causes before what is computed from them, each with an explanation for the log.
+REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
+FIELDS = {
+    **dict.fromkeys(REWARDS, "rewards"),
+    "values": "values of the critic",
+    "old_log_probs": "log-probabilities of the old policy",
+    "rollout_log_probs": "log-probabilities of the rollout",
+    "ref_log_prob": "log-probabilities of the reference",
+    "rollout_is_weights": "weights of the rollout correction",
+    "advantages": "advantages",
+    "log_probs": "log-probabilities of the current policy",
+    "entropy": "entropies of the current policy",
+}
+
+# Those of the model's output. verl's v1 trainer hands on the old policy's under these names, over prompt and response.
+OF_OUTPUT = ("log_probs", "entropy")
+
+# The fields that a model computes.
+OF_LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob", "log_probs", "entropy")
+# Stands among the fields' names for a gradient that is not finite although every field is.
+GRADIENT = "gradient"
+
+
+def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | None = None) -> dict[str, NotFinite]:
+    """Returns what is not finite in a mini-batch or micro-batch, by the keys of `FIELDS`. Waits for the accelerator.
+
+    Rewards are checked in every token, because verl sums all of them; other fields only within response_mask.
+    `log_probs` is the model's output in verl's layout, `entropy` (sequences, response length).
+    """
+    mask = pad_rows(data["response_mask"]).bool()
+    values = {name: pad_rows(data[name]) for name in FIELDS if name in data and name not in OF_OUTPUT}
+    if log_probs is not None:
+        values["log_probs"] = response_part(log_probs, data, mask.shape[1])
+    if entropy is not None:
+        values["entropy"] = entropy
+    prompts = [str(getattr(name, "data", name)) for name in data["uid"]] if "uid" in data else None
+    found = {}
+    for name in filter(values.__contains__, FIELDS):
+        wrong = ~values[name].isfinite()
+        rows = (wrong if name in REWARDS else wrong & mask).sum(1).tolist()
+        if any(rows):
+            first = next(index for index, tokens in enumerate(rows) if tokens)
+            found[name] = NotFinite(sum(rows), sum(map(bool, rows)), None if prompts is None else prompts[first])
+    return found
+
+
+def merge_counts(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
+    """Adds up what is not finite in two micro-batches of one mini-batch, of which the first comes earlier."""
+    both = dict(first)
+    for name, more in second.items():
+        before = both.get(name, NotFinite(0, 0, more.prompt))
+        both[name] = NotFinite(before.tokens + more.tokens, before.sequences + more.sequences, before.prompt)
+    return {name: both[name] for name in FIELDS if name in both}
+
+
+def describe(found: dict[str, NotFinite]) -> str:
+    """Says what is not finite, in words for the log."""
+    return "; ".join(
+        f"{name} ({FIELDS[name]}) in {with_noun(of.tokens, 'token')} of {with_noun(of.sequences, 'sequence')}"
+        + ("" if of.prompt is None else f", first of the prompt with uid {of.prompt}")
+        for name, of in found.items()
+    )
+
+
+def with_noun(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+@contextmanager
+def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
+    """Keeps in a step, on every rank, the norm of the gradient with which the engine takes it within the block.
+
+    verl's metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
+    """
+    take = engine.optimizer_step
+
+    def optimizer_step(*args: Any, **kwargs: Any) -> Any:
+        norm = take(*args, **kwargs)
+        step.gradient_norm = None if norm is None else float(norm)
+        return norm
+
+    with patch.object(engine, "optimizer_step", optimizer_step):
+        yield
+
+
+class SkippedUpdates:
+    """Counts skipped updates over a rollout batch, and names what was not finite in this rank's mini-batches once."""
+
+    def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
+        self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
+        self._named: set[str] = set()
+        self.naming = Part("naming what was not finite")
+        # verl's Megatron engine steps whatever the gradient is.
+        strategy = getattr(getattr(engine, "engine_config", None), "strategy", None)
+        self._verb = "takes" if strategy == "megatron" else "skips"
+
+    def end_update(self, step: OptimizerStep, batch: RolloutBatch, data: Any) -> None:
+        """Counts the update that ends if verl skipped it, and warns of what no earlier warning named."""
+        if not step.taken:
+            batch.skipped += 1
+        self.naming.run(lambda: self._name(step, batch, data))
+
+    def _name(self, step: OptimizerStep, batch: RolloutBatch, data: Any) -> None:
+        wrong = step.not_finite
+        if not step.taken and not wrong and self._engine.is_mp_src_rank_with_outputs():
+            # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
+            wrong = not_finite_in(data)
+        if not step.taken:
+            batch.not_finite = merge_counts(batch.not_finite, wrong)
+        if new := wrong.keys() - self._named:
+            self._named |= new
+            verb = "takes" if step.taken else self._verb
+            logger.warning(NOT_FINITE, verb, step.gradient_norm, self._rank, describe(wrong))
+        elif not step.taken and not wrong and self._rank == 0 and GRADIENT not in self._named:
+            self._named.add(GRADIENT)
+            logger.warning(GRADIENT_NOT_FINITE, self._verb, step.gradient_norm)
+
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+        """Returns metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
+        logged = {SKIPPED_UPDATES.key: [float(batch.skipped)]}
+        if batch.skipped:
+            # All ranks reach this line, because the gradient's norm is the same on all of them.
+            of_ranks = torch.zeros(self._engine.get_data_parallel_size() + 1, dtype=torch.float64)
+            of_ranks[self._engine.get_data_parallel_rank()] = float(bool(batch.not_finite))
+            of_log_probs = [batch.not_finite[name].sequences for name in OF_LOG_PROBS if name in batch.not_finite]
+            of_ranks[-1] = max(of_log_probs, default=0)
+            *wrong, sequences = self._all_reduce(of_ranks).tolist()
+            first = next((rank for rank, number in enumerate(wrong) if number), -1)
+            logged |= {NOT_FINITE_RANK.key: [float(first)], NOT_FINITE_LOG_PROBS.key: [sequences]}
+        return logged
+
+
+NOT_FINITE = (
+    "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
+    "named only once; clipx/skipped_updates counts such updates."
+)
+GRADIENT_NOT_FINITE = (
+    "clipx: verl %s an update whose gradient's norm is %s, although everything that the loss is computed from is "
+    "finite on rank 0. Either another rank names what is not finite, or it arose in the backward pass through the "
+    "model. This is said only once; clipx/skipped_updates counts such updates."
+)

@@ -1,0 +1,263 @@
+"""verl's training worker, extended by what the plugin does for every mini-batch and micro-batch.
+
+Without a clipx node in its configuration it behaves exactly like verl's.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+
+from verl_clipx.losses.applying.metrics import VERSIONS_SUM, merged_passes, with_age, with_ratios_of_sums, with_updates
+from verl_clipx.losses.base.method import NODE
+from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.run_files import checkpoint_step
+from verl_clipx.training.observing import Part
+from verl_clipx.training.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
+from verl_clipx.training.worker.layout import AGE, ages
+from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
+from verl_clipx.training.worker.observe import observe_registered
+from verl_clipx.training.worker.plan import plan_step, token_passes
+from verl_clipx.training.worker.receipt import Receipt
+from verl_clipx.training.worker.reports import Guarded, Reports
+from verl_clipx.training.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
+from verl_clipx.training.worker.state import ControllerState, restored_state, state_rank, write_state
+from verl_clipx.training.worker.step import Observer, OptimizerStep, RolloutBatch
+from verl_clipx.training.worker.tracer import Tracer
+
+
+def clipx_node(loss_fn: Any) -> Settings | Observe | None:
+    """Returns the clipx node inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
+    config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
+    node = getattr(getattr(config, "policy_loss", None), "clipx", None)
+    return node if isinstance(node, Settings | Observe) else None
+
+
+class ClipxTraining:
+    """Mixin that stands before verl's TrainingWorker and adds to it what a run with a clipx node needs."""
+
+    # verl's policy-loss node with the clipx node; None in a run without one.
+    policy_loss: Any = None
+    skipped: SkippedUpdates | None = None
+    # What the bounds remember; +clipx=observe has none, and its state is not kept.
+    state: ControllerState
+    # The pass over a mini-batch before its update; None if no step needs one.
+    extra_pass: partial | None = None
+    # Nothing observes a run without a clipx node. The loss function has the same list.
+    observers: list[Observer] | tuple[()] = ()
+    # What may fail without ending the run, and what the ranks say of it.
+    reports: Reports
+    # The current rollout batch and optimizer step.
+    batch: RolloutBatch | None = None
+    step: OptimizerStep | None = None
+    # How many rollout batches verl has counted so far.
+    rollouts: int = 0
+    # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
+    stale: bool = False
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_loss_fn(self, loss_fn):
+        """Installs verl's loss function, wrapped if the run has a clipx node, or refuses what cannot be trained."""
+        settings = clipx_node(loss_fn)
+        if settings is None:
+            super().set_loss_fn(loss_fn)
+            return
+        refuse_attention_on_a_slice(self.engine)
+        config = loss_fn.keywords["config"]
+        self.policy_loss, self.state, self.reports = config.policy_loss, ControllerState(), Reports()
+        self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
+        self.reports.parts.append(self.skipped.naming)
+        # verl counts the steps before critic_warmup too, in which it trains only the critic.
+        run = config.policy_loss.run
+        self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.schedule.batches_a_step)
+        if self.rank == 0:
+            # Printed and not logged, because verl's workers show only warnings.
+            print(run.line, flush=True)
+        self.observers = self._observers(settings, loss_fn)
+        self._prepare(settings, config)
+        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers, self.reports))
+
+    def _prepare(self, settings: Settings | Observe, config: Any) -> None:
+        """Compiles what the loss needs, before the first step."""
+        if isinstance(settings, Observe):
+            observe_registered(config.policy_loss.loss_mode)
+            return
+        device = get_device_id()
+        functions = settings.functions(device)
+        if config.policy_loss.run.schedule.may_need_extra_pass:
+            refuse_dropout(self.engine.module)
+            self.extra_pass = partial(extra_pass, config.policy_loss, self.engine, cut=self._cut(), device=device)
+        functions.prepare(device, counted=settings.update is not None, asks_for=settings.asks_for)
+        if self.rank == 0 and functions.compiled:
+            print(COMPILED, flush=True)
+
+    def _observers(self, settings: Settings | Observe, loss_fn: partial) -> list[Observer]:
+        """Makes what observes this rank's updates, as far as the settings ask for it."""
+        config, observers = loss_fn.keywords["config"], []
+        run, engine = config.policy_loss.run, self.engine
+        if isinstance(settings, Settings) and settings.receipt != "off":
+            half, tested = computes_in_half_precision(self.engine_config), not run.untested
+            of_rank = dict(rank=self.rank, tested=tested, half=half)
+            observers.append(Receipt(settings, run, loss_fn, self._all_reduce, **of_rank))
+        if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
+            of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
+            of_run = dict(batches_a_step=run.schedule.batches_a_step, last=config.optim.total_training_steps)
+            part = Part(f"the traces of rank {self.rank}")
+            tracer = Tracer(settings.trace, part=part, tokenizer=self.model_config.tokenizer, **of_rank, **of_run)
+            self.reports.parts.append(part)
+            observers.append(Guarded(tracer, part))
+        return observers
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_mini_batch(self, data):
+        """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each group of tokens."""
+        if self.policy_loss is None:
+            return super().train_mini_batch(data)
+        self.batch = RolloutBatch(self.rollouts)
+        try:
+            metrics = self._train_rollout_batch(data)
+        finally:
+            self.batch = None
+        self.rollouts += 1
+        return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
+
+    def _train_rollout_batch(self, data):
+        reports, version = self.reports, self.rollouts // self.policy_loss.run.schedule.batches_a_step
+        age = reports.metrics.run(lambda: ages(data, version))
+        if age is not None and isinstance(self.policy_loss.clipx, Settings):
+            data[AGE] = age
+        reports.begin_rollout_batch(data)
+        for observer in self.observers:
+            observer.begin_rollout_batch(data, self.batch)
+        groups, metrics = token_passes(self.policy_loss), {}
+        for token_pass in groups:
+            last = token_pass is groups[-1]
+            self.batch.begin(token_pass, last=last)
+            # verl removes keys from the data that it is given.
+            output = super().train_mini_batch(data if last else data.copy())
+            if output is not None:
+                metrics[None if token_pass is None else token_pass.name] = tu.get(output, "metrics")
+        others = self.skipped.end_rollout_batch(self.batch)
+        for observer in self.observers:
+            others |= observer.end_rollout_batch(self.batch)
+        self.observers[:] = [observer for observer in self.observers if not observer.finished]
+        others |= reports.end_rollout_batch()
+        if not metrics:
+            return None
+        merged = reports.metrics.run(lambda: merged_passes({name: self._finished(of) for name, of in metrics.items()}))
+        return (reports.remove([*metrics.values()][-1]) if merged is None else merged) | others
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_batch(self, data):
+        """verl's optimizer step, with the bounds decided beforehand."""
+        if self.policy_loss is None:
+            return super().train_batch(data)
+        # Outside train_mini_batch each update counts as the first of a rollout batch.
+        batch, observers = (RolloutBatch(), ()) if self.batch is None else (self.batch, self.observers)
+        self.reports.begin_update(data)
+        self.step = step = self._planned_step(data, batch)
+        try:
+            for observer in observers:
+                observer.begin_update(step, batch)
+            with keep_gradient_norm(self.engine, step):
+                output = super().train_batch(data)
+            for observer in observers:
+                observer.end_update(step)
+            self.skipped.end_update(step, batch, data)
+        finally:
+            self.step = None
+        self.state.end(step, batch.position)
+        if output is not None:
+            metrics = tu.get(output, "metrics")
+            if self.batch is not None:
+                self.reports.end_update(metrics)
+            self.reports.metrics.run(lambda: over_remaining(metrics))
+            self.reports.remove(metrics)
+        batch.update += 1
+        return output
+
+    def _planned_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
+        """Plans the next optimizer step, and adds to verl's data what its micro-batches need."""
+        settings = self.policy_loss.clipx
+        if batch.token_pass is None and self.policy_loss.run.schedule.passes:
+            raise RuntimeError(LOPTI_WITHOUT_PASSES)
+        sums = dict(extra_pass=self.extra_pass, all_reduce=self._all_reduce)
+        step = plan_step(self.policy_loss, self.state, batch, data, **sums)
+        step.of_rollout_batch = self.batch is not None
+        if isinstance(settings, Settings) and settings.needs_entropy:
+            step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
+            tu.assign_non_tensor(data, calculate_entropy=True)
+        if not batch.last_pass:
+            tu.assign_non_tensor(data, update_lr_scheduler=False)
+        return step
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
+        """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
+        if self.policy_loss is None:
+            return super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        settings = self.policy_loss.clipx
+        if isinstance(settings, Settings):
+            if self.state.waiting is not None:
+                self.state.remember(self._all_reduce(self.state.waiting[1]))
+            if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
+                write_state(Path(local_path), self.state, settings.method)
+        for observer in self.observers:
+            observer.flush()
+        return result
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
+        """Loads verl's checkpoint and the state of the bounds, which one rank reads and sends to the others."""
+        if self.policy_loss is None:
+            return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+        settings = self.policy_loss.clipx
+        if local_path is not None and isinstance(settings, Settings):
+            rank = state_rank(self.engine, get_device_id())
+            self.state = restored_state(Path(local_path), settings, rank, get_device_id())
+        # The name of verl's folder says how many steps its weights were trained for.
+        trained = checkpoint_step(local_path) * self.policy_loss.run.schedule.batches_a_step
+        self.rollouts = max(self.rollouts, trained)
+        return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+
+    def _finished(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Returns the metrics of a pass, with those that need whole mini-batches or all of its updates."""
+        metrics, settings = with_ratios_of_sums(metrics), self.policy_loss.clipx
+        if isinstance(settings, Observe):
+            return metrics
+        self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
+        return with_age(with_updates(metrics, settings.method), shown=self.stale)
+
+    def _cut(self) -> dict[str, Any]:
+        """Says how verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
+        keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
+        cut = {key: getattr(self.engine_config, key) for key in keys}
+        return {**cut, "use_remove_padding": self.model_config.get("use_remove_padding", False)}
+
+    def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
+        total = vector.to(get_device_id())
+        group = self.engine.get_data_parallel_group()
+        if group is not None:
+            total = total.clone()
+            torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
+        return total
+
+
+def computes_in_half_precision(config: Any) -> bool:
+    """Returns whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
+    precision = getattr(config, "mixed_precision", None)
+    dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
+    return str(dtype) not in ("fp32", "float32", "32")
+
+
+LOPTI_WITHOUT_PASSES = (
+    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls only train_batch. Train with "
+    f"train_mini_batch, or remove +{NODE}/update=lopti."
+)
+COMPILED = "clipx: compiling the loss and its statistics before the first step."
