@@ -29,6 +29,7 @@ from verl_clipx.losses.applying.metrics import merged_passes, with_ratios_of_sum
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
+from verl_clipx.training.worker.step import OptimizerStep
 
 # So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
 FURTHER = {
@@ -54,15 +55,19 @@ def random_batch(seed):
     }
 
 
-def logged(actor, group, split=WHOLE, seed=0, overrides=(), verls="vanilla"):
-    """What a worker logs of one optimizer step; `verls`: the loss that is observed."""
+def logged(actor, group, split=WHOLE, seed=0, overrides=(), verls="vanilla", at_ratio_one=False):
+    """What a worker logs of one optimizer step.
+
+    `verls` is the loss that is observed; `at_ratio_one`: whether the step is taken for one whose sums are the floor.
+    """
     needed = [LOG_PROBS]
     if group == "observe":
         needed = [f"actor_rollout_ref.actor.policy_loss.loss_mode={verls}"]
         observe_registered(verls)
     config = actor(f"+clipx={group}", *needed, *FURTHER.get(group, ()), *overrides)
     batch = random_batch(seed)
-    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
+    step = OptimizerStep(at_ratio_one=at_ratio_one)
+    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
     found = aggregated(function, batch, split)
     return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
 
@@ -103,13 +108,16 @@ ELSEWHERE = {
     *("clipx/not_finite/log_probs", "clipx/not_finite/rank", "critic/score/standard_error"),
     *(f"health/not_finite/{of}" for of in ("rewards", "advantages", "log_probs")),
     *(f"health/{name}" for name in ("alike_prompts", "undecided", "cut_responses")),
+    # Measured before the first update: tests/training/worker/test_floor.py.
+    *(f"clipx/floor_recut/{name}" for name in ("log_ratio", "clip_fraction_low", "clip_fraction_high")),
+    *(f"clipx/floor_recut/{name}/bin_0" for name in ("tokens", "log_ratio_sum", "squared_sum")),
 }
 
 
 def logged_by_runs(actor):
     """Every key that some run logs of the plugin's, without the beginning that verl gives it."""
     # Selection over the mini-batch, by the threshold of each micro-batch where no pass found one.
-    found = {*ELSEWHERE, *logged(actor, "grpo", overrides=SELECTING)}
+    found = {*ELSEWHERE, *logged(actor, "grpo", overrides=SELECTING), *logged(actor, "grpo", at_ratio_one=True)}
     for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop"]):
         found |= {*logged(actor, "grpo", overrides=further)}
     # One without metrics of its own, those with, and verl's.

@@ -174,7 +174,11 @@ def aggregated(function, batch, split=WHOLE):
 class VerlsWorker:
     """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
 
-    rank, model_config, engine_config = 0, SimpleNamespace(tokenizer=None), SimpleNamespace()
+    rank = 0
+    model_config = SimpleNamespace(tokenizer=None, get=lambda key, default: default)
+    engine_config = SimpleNamespace(
+        use_dynamic_bsz=False, max_token_len_per_gpu=64, micro_batch_size_per_gpu=6, use_fused_kernels=False
+    )
 
     def __init__(self, config, output):
         self.output = output
@@ -186,11 +190,21 @@ class VerlsWorker:
             get_data_parallel_group=lambda: None,
             optimizer_step=lambda: 1.0,
             infer_batch=lambda: None,
+            eval_mode=lambda **_: contextlib.nullcontext(),
+            forward_backward_batch=self.forward_of_reversed_rows,
         )
         self.set_loss_fn(partial(ppo_loss, config=config))
 
     def set_loss_fn(self, loss_fn):
         self.loss_fn = loss_fn
+
+    def forward_of_reversed_rows(self, data, loss_function, forward_only):
+        """A pass without gradient over a mini-batch whose rows are in reverse order."""
+        assert forward_only
+        output = {name: values.detach() for name, values in self.output.items()}
+        for name, values in output.items():
+            output[name] = torch.nested.as_nested_tensor([*values.unbind()][::-1], layout=torch.jagged)
+        loss_function(output, data)
 
     def forward_backward(self, data):
         """As verl's Tinker worker."""

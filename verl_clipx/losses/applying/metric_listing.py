@@ -13,6 +13,7 @@ SECTIONS = (
     "Health",
     "What was clipped",
     "How far the policy moved",
+    "How much is rounding",
     "Where the gradient comes from",
     "The method's own bounds",
     "The run",

@@ -12,7 +12,7 @@ from torch import Tensor, where
 
 from verl_clipx.losses.base.method import Bounds, Method, declared
 from verl_clipx.losses.base.metric import Metric, Over
-from verl_clipx.losses.base.shared_metrics import OF_TOKENS, VERSIONS
+from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
 TOKENS = "tokens"
@@ -160,6 +160,10 @@ def with_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, lis
     return metrics | {f"clipx/{name}": [value] for name, value in method.over_updates(own).items()}
 
 
+# What begins the keys of metrics that belong to a rollout batch whatever its passes are.
+OF_ROLLOUT_BATCH = ("perf/", *(floor.log_ratio.key.removesuffix("log_ratio") for floor in FLOORS))
+
+
 def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
     """The metrics of all passes together, and of each under its name; a single pass has the name None."""
     if len(passes) == 1:
@@ -168,7 +172,7 @@ def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, l
     for name, metrics in passes.items():
         for key, values in metrics.items():
             merged.setdefault(key, []).extend(values)
-            if not key.startswith("perf/"):
+            if not key.startswith(OF_ROLLOUT_BATCH):
                 merged[f"clipx/{name}/{key.removeprefix('clipx/')}"] = list(values)
     return merged
 

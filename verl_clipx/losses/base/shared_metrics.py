@@ -4,6 +4,7 @@ Regions, after DGPO (Eqs. 2-6): L and H are below the lower and above the upper 
 advantages. M is the rest, including equality and an advantage of 0. PPO clips LN and HP, and does not clip LP and HN.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from operator import neg
 from typing import Any
@@ -103,6 +104,67 @@ CONTRIBUTION = {
 
 # The metrics over every method's tokens: all so far.
 OF_TOKENS = tuple(METRICS)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The metrics of one measurement of the floor: what a loss sees where the ratio is 1 but for arithmetic.
+
+    Attributes:
+        log_ratio: the mean of |log r|.
+        clip_fraction_low, clip_fraction_high: as the clip fractions of the same names.
+        tokens, log_ratio_sum, squared_sum: per bin of the old policy's probability the number of tokens, and the sums
+            of log r and of its square.
+    """
+
+    log_ratio: Metric
+    clip_fraction_low: Metric
+    clip_fraction_high: Metric
+    tokens: Metric
+    log_ratio_sum: Metric
+    squared_sum: Metric
+
+    @property
+    def means(self) -> tuple[Metric, ...]:
+        """Returns the metrics that are divided by the number of tokens."""
+        return self.log_ratio, self.clip_fraction_low, self.clip_fraction_high
+
+
+# ACPO's bins, for every method.
+FLOOR_BINS = 5
+
+
+def declare_floor(name: str, where: str) -> Floor:
+    """Declares the metrics of a measurement of the floor; `where` says which tokens it is of."""
+    one_number = partial(declare, over=Over.ROLLOUT_BATCH, section="How much is rounding")
+    of_bin = f"{where}, per bin of the old policy's probability (five equally wide ones)"
+    return Floor(
+        log_ratio=one_number(
+            f"{name}/log_ratio", f"mean of abs(log ratio) {where}", "nats per token", chart="floor: abs(log ratio)"
+        ),
+        clip_fraction_low=one_number(f"{name}/clip_fraction_low", f"`clip_fraction_low` {where}", "fraction of tokens"),
+        clip_fraction_high=one_number(
+            f"{name}/clip_fraction_high", f"`clip_fraction_high` {where}", "fraction of tokens"
+        ),
+        tokens=one_number(f"{name}/tokens", f"number of tokens {of_bin}", "tokens", numbered="bin"),
+        log_ratio_sum=one_number(f"{name}/log_ratio_sum", f"sum of log ratio {of_bin}", "nats", numbered="bin"),
+        squared_sum=one_number(
+            f"{name}/squared_sum", f"sum of the squared log ratio {of_bin}", "nats²", numbered="bin"
+        ),
+    )
+
+
+FLOOR = declare_floor(
+    "floor",
+    "in a rollout batch's first update, where the ratio is 1 but for rounding; logged where old_log_probs are of the "
+    "weights that this update starts from",
+)
+FLOOR_RECUT = declare_floor(
+    "floor_recut",
+    "in the first update after a start, measured once more before it with the same rows in reverse order and in "
+    "smaller micro-batches",
+)
+FLOORS = (FLOOR, FLOOR_RECUT)
 
 HEALTH = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
 # By what is not finite. The trainer's process logs these, so that `observe` has them too.

@@ -9,7 +9,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl_clipx.losses.applying.metrics import SUM_KEYS, TOKENS, VERSIONS_SUM
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.metric import Over
-from verl_clipx.losses.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
+from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.training.worker.reports import Reports
 from verl_clipx.training.worker.skipped_updates import merge_counts, not_finite_in
@@ -35,13 +35,24 @@ def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict
         for name, total in micro_batch.sums.items()
         if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS)
     }
-    metrics |= {name: Metric(AggregationType.SUM, count * dp_size) for name, count in micro_batch.counts.items()}
+    counts = micro_batch.counts
+    if step.recut is not None:
+        # It is known beforehand, and travels with the update's first micro-batch.
+        metrics |= {name: Metric(AggregationType.SUM, total * scale) for name, total in step.recut.sums.items()}
+        counts = counts | step.recut.bins
+        step.recut = None
+    metrics |= {name: Metric(AggregationType.SUM, count * dp_size) for name, count in counts.items()}
     return metrics | {name: Metric(AggregationType.MEAN, value) for name, value in micro_batch.values.items()}
 
 
 # The keys of the metrics that are divided by the number of tokens that count.
 MEANS = frozenset(
-    [*(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS), *SUM_KEYS, VERSIONS_SUM]
+    [
+        *(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS),
+        *(metric.key for floor in FLOORS for metric in floor.means),
+        *SUM_KEYS,
+        VERSIONS_SUM,
+    ]
 )
 
 

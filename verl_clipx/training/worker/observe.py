@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.losses.applying.floor import clipped_at_ratio_one, floor_bins, floor_sums
 from verl_clipx.losses.applying.metrics import OF_GRADIENT, to_host
 from verl_clipx.losses.applying.observed import observed_metrics, observed_sums
+from verl_clipx.losses.base.shared_metrics import FLOOR
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.training.worker.step import AppliedLoss, MicroBatch, current_micro_batch
@@ -60,8 +62,14 @@ def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_seq
     with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
         found = observed_sums(inputs, gradient, clip_range(config), by_sequence)
     micro_batch.applied = AppliedLoss(inputs, gradient, clip_range(config), by_sequence, named["loss_agg_mode"], config)
-    sums, own = to_host(observed_metrics(found), {"loss": loss.detach()})
+    of_floor, bins = {}, {}
+    if micro_batch.step.at_ratio_one:
+        of_floor, bins = floor_sums(inputs, FLOOR), floor_bins(inputs, FLOOR)
+    sums, of_floor, bins, own = to_host(observed_metrics(found), of_floor, bins, {"loss": loss.detach()})
     micro_batch.loss = own["loss"]
+    if micro_batch.step.at_ratio_one:
+        micro_batch.sums |= of_floor | clipped_at_ratio_one(sums, FLOOR)
+        micro_batch.counts |= bins
     # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
     shared = config.global_batch_info
     unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]

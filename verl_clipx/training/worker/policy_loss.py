@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.losses.applying.floor import clipped_at_ratio_one, floor_bins, floor_sums
 from verl_clipx.losses.applying.loss import TokenLoss, apply
 from verl_clipx.losses.applying.metrics import (
     TOKENS,
@@ -17,7 +18,7 @@ from verl_clipx.losses.applying.metrics import (
 )
 from verl_clipx.losses.base.method import NODE, declared
 from verl_clipx.losses.base.refusal import refuse
-from verl_clipx.losses.base.shared_metrics import MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
+from verl_clipx.losses.base.shared_metrics import FLOOR, MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import mean_over_sequence
 from verl_clipx.run.config import Settings, settings_without_group
@@ -201,10 +202,14 @@ def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistic
         group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
     if settings.mask is not None:
         counts |= masked_sequences(applied)
+    if known.step.at_ratio_one:
+        counts |= floor_bins(applied.inputs, FLOOR)
     of_tokens, more, known.values, known.counts, own = to_host(
         named_sums(sums), more_sums(known), values, counts, {"loss": loss.detach()}
     )
     known.sums = token_metrics(of_tokens.values(), dual_clipped=method.dual_clip is not None) | more
+    if known.step.at_ratio_one:
+        known.sums |= clipped_at_ratio_one(known.sums, FLOOR)
     known.loss = own["loss"]
 
 
@@ -226,6 +231,8 @@ def more_sums(known: MicroBatch) -> dict[str, Tensor]:
     if known.age is not None:
         of_age = inputs.mask if counted is None else inputs.mask & counted
         metrics[VERSIONS_SUM] = (known.age * of_age.sum(1, dtype=torch.float64)).sum()
+    if known.step.at_ratio_one:
+        metrics |= floor_sums(inputs, FLOOR)
     return metrics
 
 

@@ -28,6 +28,13 @@ class NotFinite(NamedTuple):
     prompt: str | None
 
 
+class MeasuredFloor(NamedTuple):
+    """This rank's sums of a measurement of the floor, by metric key: those that become means, and those that do not."""
+
+    sums: dict[str, float]
+    bins: dict[str, float]
+
+
 @dataclass
 class OptimizerStep:
     """One optimizer step of the worker; numbers of tokens are over all ranks.
@@ -44,6 +51,8 @@ class OptimizerStep:
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
         collected: the statistics of each micro-batch of this rank's training pass; None if nobody needs them.
         of_rollout_batch: whether the update is one of a rollout batch, at whose end sums become metrics.
+        at_ratio_one: whether the weights are those of old_log_probs, so that the ratio is 1 but for rounding.
+        recut: the floor as it was measured beforehand with other micro-batches; None if it was not.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
         gradient_norm: the norm of the step's gradient, on every rank; None before the optimizer's step.
     """
@@ -58,6 +67,8 @@ class OptimizerStep:
     entropy_wanted: bool = False
     collected: list[Tensor] | None = None
     of_rollout_batch: bool = True
+    at_ratio_one: bool = False
+    recut: MeasuredFloor | None = None
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
     gradient_norm: float | None = None
 
@@ -93,6 +104,11 @@ class RolloutBatch:
         """Begins the next pass over the rollout batch; `last`: no other one follows."""
         self.updates_before_pass += self.update
         self.token_pass, self.last_pass, self.update = token_pass, last, 0
+
+    @property
+    def is_first(self) -> bool:
+        """Returns whether no update on the rollout batch was made yet."""
+        return self.update == 0 and self.updates_before_pass == 0
 
     @property
     def position(self) -> str:

@@ -24,6 +24,7 @@ from verl_clipx.training.worker.loss_function import over_remaining, with_micro_
 from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.plan import plan_step, token_passes
 from verl_clipx.training.worker.receipt import Receipt
+from verl_clipx.training.worker.recut import measure_recut
 from verl_clipx.training.worker.reports import Guarded, Reports
 from verl_clipx.training.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.training.worker.state import ControllerState, restored_state, state_rank, write_state
@@ -41,7 +42,8 @@ def clipx_node(loss_fn: Any) -> Settings | Observe | None:
 class ClipxTraining:
     """Mixin that stands before verl's TrainingWorker and adds to it what a run with a clipx node needs."""
 
-    # verl's policy-loss node with the clipx node; None in a run without one.
+    # verl's ActorConfig, and its policy-loss node with the clipx node; None in a run without one.
+    actor: Any = None
     policy_loss: Any = None
     skipped: SkippedUpdates | None = None
     # What the bounds remember; +clipx=observe has none, and its state is not kept.
@@ -57,6 +59,8 @@ class ClipxTraining:
     step: OptimizerStep | None = None
     # How many rollout batches verl has counted so far.
     rollouts: int = 0
+    # Whether the floor was measured once more with other micro-batches since the start.
+    recut: bool = False
     # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
     stale: bool = False
 
@@ -69,6 +73,7 @@ class ClipxTraining:
             return
         refuse_attention_on_a_slice(self.engine)
         config = loss_fn.keywords["config"]
+        self.actor = config
         self.policy_loss, self.state, self.reports = config.policy_loss, ControllerState(), Reports()
         self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
         self.reports.parts.append(self.skipped.naming)
@@ -161,6 +166,7 @@ class ClipxTraining:
         batch, observers = (RolloutBatch(), ()) if self.batch is None else (self.batch, self.observers)
         self.reports.begin_update(data)
         self.step = step = self._planned_step(data, batch)
+        self._measure_recut(step, data)
         try:
             for observer in observers:
                 observer.begin_update(step, batch)
@@ -189,12 +195,21 @@ class ClipxTraining:
         sums = dict(extra_pass=self.extra_pass, all_reduce=self._all_reduce)
         step = plan_step(self.policy_loss, self.state, batch, data, **sums)
         step.of_rollout_batch = self.batch is not None
+        starts_at_ratio_one = self.policy_loss.run.schedule.starts_at_ratio_one
+        step.at_ratio_one = step.of_rollout_batch and starts_at_ratio_one and batch.is_first
         if isinstance(settings, Settings) and settings.needs_entropy:
             step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not batch.last_pass:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         return step
+
+    def _measure_recut(self, step: OptimizerStep, data: Any) -> None:
+        """Measures the floor of the first update after a start once more, with other micro-batches."""
+        if self.recut or not step.at_ratio_one:
+            return
+        self.recut = True
+        step.recut = measure_recut(self.actor, self.engine, data, step, cut=self._cut())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
