@@ -1,5 +1,7 @@
-"""Which verl the plugin is beside, through verl's own main: in silence until something of the plugin is asked for. Not
-covered: such a version's own code, since it is 0.9.1's; that of 0.8.0 runs in tests/end_to_end/test_wheel.py.
+"""Which verl the plugin is beside, through verl's own main: a development version that has every name is extended, one
+that lacks a name is refused with that name once something of the plugin is asked for, and a run is silent until then.
+Not covered: such a version's own code, since it is 0.9.1's (`bash scripts/test.sh --verl FOLDER` runs another's); that
+of 0.8.0 runs in tests/end_to_end/test_wheel.py.
 """
 
 import importlib.util
@@ -27,22 +29,92 @@ main()
 """
 
 
-@pytest.mark.slow
-def test_beside_another_version_it_is_silent_until_it_is_asked_for(run_fresh, tmp_path):
-    version = "0.10.0.dev0"
-    # A verl that says it has another version.
-    (tmp_path / "verl" / "version").mkdir(parents=True)
-    (tmp_path / "verl" / "version" / "version").write_text(version)
-    for path in Path(importlib.util.find_spec("verl").origin).parent.iterdir():
+DEVELOPMENT = "0.10.0.dev0"
+VERL = Path(importlib.util.find_spec("verl").origin).parent
+
+
+def write_verl(folder: Path, version: str) -> Path:
+    """Makes a verl in a folder that is the installed one but for its version, and returns the package's folder."""
+    package = folder / "verl"
+    (package / "version").mkdir(parents=True)
+    (package / "version" / "version").write_text(version)
+    for path in VERL.iterdir():
         if path.name not in ("version", "__pycache__"):
-            (tmp_path / "verl" / path.name).symlink_to(path)
+            (package / path.name).symlink_to(path)
+    return package
+
+
+def replace_in(package: Path, module: str, old: str, new: str) -> None:
+    """Replaces a text in a module of a verl whose folders are links to the installed one's."""
+    path = Path(*module.split("/"))
+    folder = package
+    for part in path.parent.parts:
+        folder = folder / part
+        if folder.is_symlink():
+            target = folder.readlink()
+            folder.unlink()
+            folder.mkdir()
+            for entry in target.iterdir():
+                (folder / entry.name).symlink_to(entry)
+    text = (VERL / path).read_text()
+    assert text.count(old) >= 1
+    (package / path).unlink()
+    (package / path).write_text(text.replace(old, new))
+
+
+@pytest.mark.slow
+def test_a_development_version_with_every_name_is_extended_in_silence(run_fresh, tmp_path):
+    write_verl(tmp_path, DEVELOPMENT)
+    plain = run_fresh(MAIN.format(words=()), tmp_path)
+    assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
+    losses, _, rest = plain.stdout.partition("\n")
+    assert losses.startswith("True ") and "clipx_acpo" in losses.split()
+    assert "clipx" not in rest + plain.stderr
+    done = run_fresh(MAIN.format(words=("+clipx=acpo",)), tmp_path)
+    assert done.returncode == 0 and "loss_mode: clipx_acpo" in done.stdout
+
+
+@pytest.mark.slow
+def test_one_that_has_changed_a_name_is_left_alone_until_the_plugin_is_asked_for(run_fresh, tmp_path):
+    package = write_verl(tmp_path, DEVELOPMENT)
+    header = "def train_mini_batch(self, {}"
+    replace_in(package, "workers/engine_workers.py", header.format("data"), header.format("batch"))
     plain = run_fresh(MAIN.format(words=()), tmp_path)
     assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
     assert plain.stdout.startswith("True ") and "clipx" not in plain.stdout + plain.stderr
     done = run_fresh(MAIN.format(words=("+clipx=acpo",)), tmp_path)
-    line = f"clipx/acpo: verl-clipx needs verl<0.10,>=0.9.0, and this is verl {version}: pip install"
-    assert done.returncode == 1 and [line in one for one in done.stderr.splitlines()].count(True) == 1
-    assert "Traceback" not in done.stderr
+    name = "verl.workers.engine_workers.TrainingWorker.train_mini_batch takes (batch), not (data)"
+    (line,) = [line for line in done.stderr.splitlines() if name in line]
+    assert line.startswith("clipx/acpo: ") and DEVELOPMENT in line and "pip install 'verl<0.10,>=0.9.0'" in line
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "level"),
+    [
+        ("0.9.0", ("a name",), "ok"),
+        ("0.9.1", ("a name",), "ok"),
+        ("0.9.1+local", ("a name",), "ok"),
+        # The branch of a release, and a release that no test ran on.
+        ("0.9.0.dev", (), "warning"),
+        ("0.9.2", (), "warning"),
+        ("0.10.0.dev", (), "warning"),
+        ("0.10.0", (), "warning"),
+        ("0.10.0", ("a name",), "error"),
+        ("0.9.2", ("a name",), "error"),
+        ("0.8.0", (), "error"),
+        ("0.8.0", ("a name",), "error"),
+    ],
+)
+def test_only_a_release_that_tests_ran_on_needs_no_look(monkeypatch, version, changes, level):
+    monkeypatch.setattr("verl.__version__", version)
+    monkeypatch.setattr(versions, "changes_in", lambda folder: changes)
+    finding = doctor.check_verl()
+    assert (finding.level, finding.found) == (level, version)
+    assert (versions.unsuitable_verl() is None) == (level != "error")
+    assert (versions.untested_verl() is None) == (level != "warning")
+    # An older verl is missing more than a name or two, so its version is the reason.
+    assert ("a name" in finding.advice) == (level == "error" and bool(changes) and version != "0.8.0")
 
 
 def test_each_group_asks(monkeypatch):
@@ -74,4 +146,4 @@ def test_without_any_verl_the_line_says_so(monkeypatch):
     monkeypatch.delitem(sys.modules, "verl")
     monkeypatch.setattr(versions, "find_spec", lambda name: None)
     assert "and no verl is installed: pip install 'verl<0.10,>=0.9.0'" in versions.unsuitable_verl()
-    assert doctor.in_range("verl", doctor.VERL_RANGE, "error").found == "not installed"
+    assert (doctor.check_verl().level, doctor.check_verl().found) == ("error", "not installed")

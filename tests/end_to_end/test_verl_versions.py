@@ -38,8 +38,8 @@ def said(python: str, *arguments: str) -> str:
 
 
 def test_it_is_the_oldest_that_is_admitted_and_has_what_the_plugin_relies_on(python):
-    code = "import verl, verl_clipx; from verl_clipx.training.doctor import VERL_RANGE, in_range; "
-    code += "print(verl.__version__, verl.__file__, verl_clipx.__file__, in_range('verl', VERL_RANGE, 'error').level)"
+    code = "import verl, verl_clipx; from verl_clipx.training.doctor import check_verl; "
+    code += "print(verl.__version__, verl.__file__, verl_clipx.__file__, check_verl().level)"
     version, verl, ours, level = said(python, "-c", code).split()[-4:]
     assert version == str(OLDEST) == "0.9.0" and level == "ok"
     assert verl.startswith(str(Path(python).parents[1])) and ours.startswith(str(REPOSITORY))

@@ -105,6 +105,17 @@ def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, capsys):
     assert raised.value.key == LOSS_MODE
 
 
+@pytest.mark.parametrize("version", ["0.9.1", "0.10.0.dev0"])
+def test_a_run_says_in_one_line_that_no_test_ran_on_its_verl(run, monkeypatch, capsys, version):
+    monkeypatch.setattr("verl.__version__", version)
+    for overrides in ((), ("+clipx=grpo",)):
+        with pytest.raises(RayStarts):
+            run("v1", *overrides)
+        said = [line for line in capsys.readouterr().out.splitlines() if f"verl {version}" in line]
+        assert len(said) == (version != "0.9.1" and bool(overrides))
+        assert all(line.startswith("clipx: ") and "not a release" in line for line in said)
+
+
 def test_without_a_gpu_a_run_names_the_switches_unless_it_joins_a_cluster_or_is_none_of_the_plugins(monkeypatch):
     # A laptop, without a cluster to join.
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -9,11 +9,12 @@ from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
+from verl_clipx.common.verl_version import VERL_RANGE
 from verl_clipx.training import doctor
 
 
 def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
-    fine = doctor.in_range("verl", doctor.VERL_RANGE, "error")
+    fine = doctor.in_range("verl", VERL_RANGE, "error")
     assert (fine.level, fine.advice) == ("ok", "")
     wrong = doctor.in_range("verl", SpecifierSet("<0.9"), "error")
     assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice

@@ -1,4 +1,9 @@
-"""Finds installed versions, and says which of verl this plugin extends: verl changes between minor versions."""
+"""Finds installed versions, and decides whether the plugin extends the verl that is here.
+
+It extends the releases that its tests run on. Any other verl of their minor version or a later one it extends if every
+name that it relies on is there with the signature that it needs (verl_contract.py): then a run says that its verl is
+not a release that tests ran on.
+"""
 
 import sys
 from importlib import metadata
@@ -6,8 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from verl_clipx.common.verl_contract import changes_in
+
+# What pip is told to install.
 VERL_RANGE = SpecifierSet(">=0.9.0,<0.10")
+TESTED_RELEASES = ("0.9.0", "0.9.1")
 
 
 def installed_version(distribution: str) -> str | None:
@@ -18,22 +28,50 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def verl_folder() -> Path | None:
+    """Returns the folder of the verl that Python would import, without importing it; None if there is none."""
+    if "verl" in sys.modules:
+        return Path(sys.modules["verl"].__file__).parent
+    spec = find_spec("verl")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
 def verl_version() -> str | None:
     """Returns the version of the verl that Python would import, without importing it; None if there is none."""
     if "verl" in sys.modules:
         return sys.modules["verl"].__version__
-    spec = find_spec("verl")
-    if spec is None or spec.origin is None:
+    folder = verl_folder()
+    if folder is None:
         return None
     # A checkout on Python's path wins over what is installed.
-    file = Path(spec.origin).with_name("version") / "version"
+    file = folder / "version" / "version"
     return file.read_text().strip() if file.is_file() else metadata.version("verl")
 
 
 def unsuitable_verl() -> str | None:
-    """Returns one line that says which verl is missing or here instead; None if a suitable one is here."""
+    """Returns one line that says why the plugin does nothing beside the verl that is here; None if it extends it."""
     version = verl_version()
-    if version is not None and VERL_RANGE.contains(version, prereleases=True):
+    if version is None:
+        return f"verl-clipx needs verl{VERL_RANGE}, and no verl is installed: pip install 'verl{VERL_RANGE}'"
+    if Version(version).public in TESTED_RELEASES:
         return None
-    found = "no verl is installed" if version is None else f"this is verl {version}"
-    return f"verl-clipx needs verl{VERL_RANGE}, and {found}: pip install 'verl{VERL_RANGE}'"
+    if Version(version).release < Version(TESTED_RELEASES[0]).release:
+        return f"verl-clipx needs verl{VERL_RANGE}, and this is verl {version}: pip install 'verl{VERL_RANGE}'"
+    changes = changes_in(verl_folder())
+    if not changes:
+        return None
+    return (
+        f"verl-clipx does nothing beside this verl {version}, which has changed what the plugin relies on: "
+        f"{'; '.join(changes)}. Run pip install 'verl{VERL_RANGE}', or install a verl-clipx that knows this verl"
+    )
+
+
+def untested_verl() -> str | None:
+    """Returns one line that says that no test ran on the verl that is here; None if one did, or it is unsuitable."""
+    version = verl_version()
+    if version is None or Version(version).public in TESTED_RELEASES or unsuitable_verl() is not None:
+        return None
+    return (
+        f"this is verl {version}, not a release that the tests of verl-clipx ran on ({' and '.join(TESTED_RELEASES)}); "
+        "the names that the plugin relies on are there, with the signatures that it needs"
+    )

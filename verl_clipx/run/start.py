@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.common.files import EMPTY
+from verl_clipx.common.verl_version import untested_verl
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.keys import NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
@@ -39,6 +40,9 @@ def start(config: DictConfig) -> None:
     require_accelerator(address, OmegaConf.select(config, "trainer.device"))
     hold_log(config)
     print(resolved.run.line, flush=True)
+    untested = untested_verl()
+    if untested is not None:
+        print(f"{NODE}: {untested}", flush=True)
 
 
 def start_unless_started(config: DictConfig) -> None:

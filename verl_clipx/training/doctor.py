@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool, pip_command
-from verl_clipx.common.verl_version import VERL_RANGE, installed_version, unsuitable_verl, verl_version
+from verl_clipx.common.verl_version import installed_version, unsuitable_verl, untested_verl, verl_version
 
 Level = Literal["ok", "warning", "error"]
 
@@ -102,7 +102,7 @@ def check_versions(has_gpu: bool) -> list[Finding]:
         Finding("ok", "Python", python)
         if python in PYTHON_RANGE
         else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}"),
-        in_range("verl", VERL_RANGE, "error", f"the plugin does nothing beside it; pip install 'verl{VERL_RANGE}'"),
+        check_verl(),
     ]
     extra = "gpu" if has_gpu else "cpu"
     by_whom, combination = COMBINATIONS[extra]
@@ -115,9 +115,21 @@ def check_versions(has_gpu: bool) -> list[Finding]:
     return [*findings, in_range("verl-clipx", SpecifierSet(), "error", INSTALL_THIS)]
 
 
+def check_verl() -> Finding:
+    """Checks whether the plugin extends the verl that is here, and whether its tests ran on it."""
+    version = verl_version() or "not installed"
+    unsuitable = unsuitable_verl()
+    if unsuitable is not None:
+        return Finding("error", "verl", version, unsuitable)
+    untested = untested_verl()
+    if untested is not None:
+        return Finding("warning", "verl", version, untested)
+    return Finding("ok", "verl", version)
+
+
 def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
     """Checks whether a distribution is installed in a tested version; without `advice` it is pip's command."""
-    version = verl_version() if distribution == "verl" else installed_version(distribution)
+    version = installed_version(distribution)
     if version is not None and tested.contains(Version(version).public, prereleases=True):
         return Finding("ok", distribution, version)
     return Finding(level, distribution, version or "not installed", advice or f"pip install '{distribution}{tested}'")

@@ -33,8 +33,8 @@ from verl.workers.utils import losses
 
 from tests.training.cpu.policy import random_policy
 from verl_clipx.analysis.recompute.checkpoints import load_model
+from verl_clipx.common.verl_version import unsuitable_verl
 from verl_clipx.run.keys import row_of
-from verl_clipx.training.doctor import VERL_RANGE
 
 LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "verl_loss_keys.py"))
 STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}
@@ -51,12 +51,12 @@ def compared_with_0_9_1():
     return "newer" if Version(verl.__version__) > Version("0.9.1") else "the same"
 
 
-def test_verl_is_in_the_tested_range():
+def test_the_plugin_extends_this_verl():
     found = compared_with_0_9_1()
     said = f"verl {verl.__version__} in {verl.__path__[0]}, compared with 0.9.1: {found}"
     if found == "newer":
         warnings.warn(said, stacklevel=1)
-    assert VERL_RANGE.contains(verl.__version__, prereleases=True), said
+    assert unsuitable_verl() is None, said
 
 
 def source(of):
@@ -81,7 +81,8 @@ SOURCES = {
     "which is a partial with the configuration": (WORKER, "partial(ppo_loss, config=actor_config)"),
     "log-probabilities come through infer_batch": (WORKER.compute_log_prob, "self.actor.infer_batch("),
     "and the engine's": (OF_VERL.infer_batch, "self.engine.infer_batch("),
-    "they are of the tempered policy": (transformer_impl, "logits = _scale_logits_by_temperature("),
+    # 0.9.1 has a function for it.
+    "they are of the tempered policy": (transformer_impl, re.compile(r"logits = (_scale_logits_by_|logits / )temp")),
     "at the rollout's temperature": (ray_trainer, "self.config.actor_rollout_ref.rollout.temperature"),
     "an adapter can be left out": (OF_VERL.infer_batch, 'key="no_lora_adapter"'),
 }
@@ -90,7 +91,8 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_it_stands_in_verls_source(name):
     of, text = SOURCES[name]
-    assert text in source(of)
+    pattern = text if isinstance(text, re.Pattern) else re.compile(re.escape(text))
+    assert pattern.search(source(of))
 
 
 def test_verls_functions_and_classes_have_the_names_that_ours_use():

@@ -1,0 +1,254 @@
+"""The names and signatures of verl that the plugin relies on, and what a folder of verl has changed about them.
+
+Only a verl that is no release on which tests ran is held against it, in every process that imports verl. Therefore no
+module of verl is imported: the source is read, and of each definition only the header is parsed. What a signature must
+have depends on who calls whom, as `Use` says.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class Use(Enum):
+    """What the plugin does with a function of verl, and therefore what its parameters have to be."""
+
+    NAMED = "it is there"
+    WRAPPED = "it has these parameters; calls are passed on as they come"
+    CALLED = "it has these parameters, and each other one has a default"
+    OVERRIDDEN = "it has exactly these parameters"
+
+
+@dataclass(frozen=True)
+class Relied:
+    """A name of verl that the plugin relies on.
+
+    Args:
+        module: the module in which it is defined or imported.
+        name: the name there; that of a class's attribute or method with the class before it and a dot between them.
+        use: what the plugin does with it.
+        parameters: those that it must have, in their order, without self.
+    """
+
+    module: str
+    name: str
+    use: Use = Use.NAMED
+    parameters: tuple[str, ...] = ()
+
+
+def names(module: str, *of_module: str) -> list[Relied]:
+    """Returns names that only have to be in a module."""
+    return [Relied(module, name) for name in of_module]
+
+
+CORE_ALGOS = "verl.trainer.ppo.core_algos"
+CORRECTION = "verl.trainer.ppo.rollout_corr_helper"
+WORKERS = "verl.workers.engine_workers"
+ENGINE = "verl.workers.engine.base"
+AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+TRAINER = "verl.trainer.ppo.v1.trainer_base"
+
+RELIED = (
+    # What verl_clipx/plugin.py hooks.
+    Relied("verl.utils.device", "auto_set_device", Use.WRAPPED, ("config",)),
+    Relied("verl.trainer.main_ppo", "run_ppo", Use.WRAPPED, ("config",)),
+    Relied(AGENT_LOOP, "AgentLoopWorker.__init__", Use.WRAPPED, ("config",)),
+    Relied("verl.utils.metric", "reduce_metrics"),
+    Relied("verl.utils.metric.utils", "reduce_metrics", Use.WRAPPED, ("metrics",)),
+    Relied("verl.utils.tracking", "Tracking.__init__", Use.WRAPPED, ("default_backend", "config")),
+    Relied("verl.trainer.ppo.metric_utils", "compute_data_metrics", Use.WRAPPED, ("batch",)),
+    Relied(TRAINER, "PPOTrainer._compute_metrics", Use.WRAPPED, ("batch", "metrics")),
+    # The registry of losses, and what calls a loss.
+    Relied(CORE_ALGOS, "POLICY_LOSS_REGISTRY"),
+    Relied(CORE_ALGOS, "register_policy_loss", Use.CALLED, ("name",)),
+    Relied(
+        CORE_ALGOS,
+        "agg_loss",
+        Use.CALLED,
+        (
+            "loss_mat",
+            "loss_mask",
+            "loss_agg_mode",
+            "dp_size",
+            "batch_num_tokens",
+            "global_batch_size",
+            "loss_scale_factor",
+        ),
+    ),
+    Relied("verl.workers.utils.losses", "ppo_loss", Use.CALLED, ("config", "model_output", "data", "dp_group")),
+    # The training worker, each of whose methods ours calls.
+    *names(WORKERS, "ActorRolloutRefWorker.actor_worker_cls", "ActorRolloutRefWorker.ref_worker_cls"),
+    Relied(WORKERS, "TrainingWorker.set_loss_fn", Use.OVERRIDDEN, ("loss_fn",)),
+    Relied(WORKERS, "TrainingWorker.train_mini_batch", Use.OVERRIDDEN, ("data",)),
+    Relied(WORKERS, "TrainingWorker.train_batch", Use.OVERRIDDEN, ("data",)),
+    Relied(
+        WORKERS,
+        "TrainingWorker.save_checkpoint",
+        Use.OVERRIDDEN,
+        ("local_path", "hdfs_path", "global_step", "max_ckpt_to_keep"),
+    ),
+    Relied(
+        WORKERS,
+        "TrainingWorker.load_checkpoint",
+        Use.OVERRIDDEN,
+        ("local_path", "hdfs_path", "del_local_after_load"),
+    ),
+    Relied("verl.single_controller.base.decorator", "register", Use.CALLED, ("dispatch_mode", "blocking")),
+    *names("verl.single_controller.base.decorator", "Dispatch"),
+    Relied(
+        "verl.single_controller.base.decorator",
+        "make_nd_compute_dataproto_dispatch_fn",
+        Use.CALLED,
+        ("mesh_name",),
+    ),
+    # The engine under it.
+    Relied(
+        ENGINE,
+        "BaseEngine.forward_backward_batch",
+        Use.CALLED,
+        ("data", "loss_function", "forward_only"),
+    ),
+    Relied(ENGINE, "BaseEngine.optimizer_step", Use.CALLED),
+    Relied(ENGINE, "BaseEngine.get_data_parallel_rank", Use.CALLED),
+    Relied(ENGINE, "BaseEngine.get_data_parallel_size", Use.CALLED),
+    Relied(ENGINE, "BaseEngine.get_data_parallel_group", Use.CALLED),
+    Relied(ENGINE, "BaseEngine.is_mp_src_rank_with_outputs", Use.CALLED),
+    Relied(ENGINE, "BaseEngine.eval_mode", Use.CALLED),
+    # What a step and the driver import.
+    *names("verl.utils.metric", "AggregationType", "Metric"),
+    *names("verl.utils", "tensordict_utils"),
+    Relied("verl.utils.tensordict_utils", "get", Use.CALLED, ("tensordict", "key", "default")),
+    Relied("verl.utils.tensordict_utils", "get_tensordict", Use.CALLED, ("tensor_dict", "non_tensor_dict")),
+    Relied("verl.utils.tensordict_utils", "assign_non_tensor", Use.CALLED, ("tensor_dict",)),
+    Relied("verl.utils.device", "get_device_id", Use.CALLED),
+    Relied(CORRECTION, "compute_rollout_correction_weights", Use.CALLED, ("log_ratio", "response_mask")),
+    Relied(CORRECTION, "compute_rollout_rejection_mask", Use.CALLED, ("log_ratio", "response_mask")),
+    *names("verl.plugin.platform", "get_platform"),
+    Relied("verl.trainer.ppo.utils", "need_critic", Use.CALLED, ("config",)),
+    Relied("verl.trainer.ppo.utils", "need_reference_policy", Use.CALLED, ("config",)),
+    Relied(
+        "verl.utils.config",
+        "validate_config",
+        Use.CALLED,
+        ("config", "use_reference_policy", "use_critic"),
+    ),
+    *names("verl.workers.config.actor", "PolicyLossConfig"),
+    # +clipx/rollout=seeded.
+    *names(AGENT_LOOP, "AgentLoopOutput", "register"),
+    *names("verl.experimental.agent_loop.single_turn_agent_loop", "SingleTurnAgentLoop"),
+    *names("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer"),
+)
+
+
+@functools.cache
+def changes_in(folder: Path) -> tuple[str, ...]:
+    """Returns what a verl has changed about the names in `RELIED`, a clause for each; empty if all are as needed.
+
+    Args:
+        folder: that of the package, which holds verl's `__init__.py`.
+    """
+    return tuple(clause for relied in RELIED if (clause := change_of(relied, folder)) is not None)
+
+
+def change_of(relied: Relied, folder: Path) -> str | None:
+    """Returns a clause that says how a name differs in verl's folder from what the plugin relies on, or None."""
+    full = f"{relied.module}.{relied.name}"
+    source = source_of(relied.module, folder)
+    if source is None:
+        return f"{relied.module} is not there"
+    if relied.use is Use.NAMED:
+        return None if has_name(source, relied.name, relied.module, folder) else f"{full} is not there"
+    signature = signature_of(source, relied.name)
+    if signature is None:
+        return f"{full} is not there"
+    if fits(signature, relied):
+        return None
+    return f"{full} takes ({', '.join(signature.parameters)}), not ({', '.join(relied.parameters)})"
+
+
+@functools.cache
+def source_of(module: str, folder: Path) -> str | None:
+    """Returns the source of a module of the verl in a folder; None if it has no such module."""
+    path = folder.joinpath(*module.split(".")[1:])
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file.read_text()
+    return None
+
+
+def has_name(source: str, name: str, module: str, folder: Path) -> bool:
+    """Returns whether a module defines or imports a name, or has a submodule of that name."""
+    if definition_of(source, name) is not None:
+        return True
+    imported = re.search(rf"^(?:from|import) [^\n(]*(?:\([^)]*)?\b{name}\b", source, re.M)
+    return imported is not None or source_of(f"{module}.{name}", folder) is not None
+
+
+def definition_of(source: str, name: str) -> str | None:
+    """Returns the source from the definition of a name on; a method's is looked for within its class."""
+    indent = ""
+    for part in name.split("."):
+        start = re.search(rf"^{indent}(?:(?:async )?def |class )?{part}\b(?=\s*[(:=])", source, re.M)
+        if start is None:
+            return None
+        source = source[start.start() :]
+        # A class ends where something else is defined at its level.
+        end = re.search(rf"^{indent}(?:async def|def|class|@)", source[1:], re.M)
+        if end is not None:
+            source = source[: end.start() + 1]
+        indent += "    "
+    return source
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function's parameters in their order, without self, and those of them that a call must give."""
+
+    parameters: tuple[str, ...]
+    required: frozenset[str]
+
+
+def signature_of(source: str, name: str) -> Signature | None:
+    """Returns the signature of a function or method; None if the source has none of that name."""
+    definition = definition_of(source, name)
+    if definition is None:
+        return None
+    for header in headers(definition):
+        try:
+            (function,) = ast.parse(header).body
+        except SyntaxError:
+            # The colon is that of an annotation, say.
+            continue
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            return signature_in(function.args)
+    return None
+
+
+def headers(definition: str) -> Iterator[str]:
+    """Yields what may be the header of a definition, as a function without content: up to each of its colons."""
+    for colon in re.finditer(":", definition):
+        yield f"{definition[: colon.start()].lstrip()}: ..."
+
+
+def signature_in(arguments: ast.arguments) -> Signature:
+    """Returns the signature that the arguments of a syntax tree say."""
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    by_keyword = [argument.arg for argument in arguments.kwonlyargs]
+    required = positional[: len(positional) - len(arguments.defaults)]
+    required += [name for name, default in zip(by_keyword, arguments.kw_defaults, strict=True) if default is None]
+    parameters = [name for name in (*positional, *by_keyword) if name != "self"]
+    return Signature(tuple(parameters), frozenset(required) - {"self"})
+
+
+def fits(signature: Signature, relied: Relied) -> bool:
+    """Returns whether a function can be used as the plugin uses it."""
+    if relied.use is Use.OVERRIDDEN:
+        return signature.parameters == relied.parameters
+    has_all = set(relied.parameters) <= set(signature.parameters)
+    if relied.use is Use.CALLED:
+        return has_all and signature.required <= set(relied.parameters)
+    return has_all
