@@ -1,7 +1,8 @@
-"""The receipt in the trainer's process, through verl's Tracking: the first logged step must have one.
+"""The receipt in the trainer's process, through verl's Tracking: the logged steps must have one.
 
-Covers: another worker stops the run where tests ran its options, and is a warning where none did; steps without actor;
-runs in which none is due. The receipt itself is in tests/training/worker/test_receipt.py.
+Covers: another worker stops the run at the first step where tests ran its options, and elsewhere is a warning at the
+first and stops at the second; steps without actor; runs in which none is due. The receipt itself is in
+tests/training/worker/test_receipt.py.
 """
 
 import types
@@ -14,7 +15,8 @@ from verl_clipx.run.support import untested
 
 OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
 OF_RUN |= {"algorithm.adv_estimator": "grpo"}
-NO_RECEIPT = "has no clipx/receipt"
+NO_RECEIPT = "the first logged training step has no clipx/receipt"
+NEVER_A_RECEIPT = r"the first 2 logged training steps have no clipx/receipt.*clipx\.receipt=off"
 
 
 def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
@@ -63,6 +65,31 @@ def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strateg
     assert stops or NO_RECEIPT in caplog.text
 
 
+# The loss runs elsewhere, as in a hosted backend.
+UNTESTED = OF_RUN | {"actor_rollout_ref.rollout.name": "hosted"}
+
+
+@pytest.mark.parametrize(("receipt", "options"), [("auto", UNTESTED), ("warn", UNTESTED), ("warn", OF_RUN)])
+@pytest.mark.parametrize("critic_warmup", [0, 3])
+def test_a_receipt_that_never_comes_stops_the_run_after_the_second_step_that_trains_the_actor(
+    caplog, receipt, options, critic_warmup
+):
+    node, first = ACPO | {"receipt": receipt}, max(critic_warmup, 1)
+    of_critic = [trained(step) for step in range(1, first)]
+    given = {"node": node, "options": options, "critic_warmup": critic_warmup}
+    one_step = [VALIDATED, *of_critic, trained(first), OF_SYNC, VALIDATED]
+    assert len(logged(metrics=one_step, **given)) == len(one_step)
+    assert caplog.text.count(NO_RECEIPT) == 1
+    with pytest.raises(RuntimeError, match=NEVER_A_RECEIPT):
+        logged(metrics=[*one_step, trained(first + 1)], **given)
+
+
+def test_a_receipt_that_comes_with_the_second_step_is_enough():
+    later = [trained(1), trained(2, **{"actor/clipx/receipt": 1e-7}), trained(3), trained(4)]
+    assert logged(metrics=later, node=ACPO, options=UNTESTED) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])
-def test_the_trainer_expects_none_where_none_is_due(node):
-    assert logged(metrics=[trained(1)], node=node) == [1]
+@pytest.mark.parametrize("options", [OF_RUN, UNTESTED], ids=["tested", "untested"])
+def test_the_trainer_expects_none_where_none_is_due(node, options):
+    assert logged(metrics=[trained(1), trained(2), trained(3)], node=node, options=options) == [1, 2, 3]

@@ -28,14 +28,21 @@ READ = {key for rule in (*FACTS, *TRENDS) for key in (*rule.reads, *rule.instead
 
 
 class ReceiptCheck:
-    """Looks for the receipt in the first logged step that trains the actor: without one, another worker trained it."""
+    """Looks for the receipt in the logged steps that train the actor: without one, another worker trains it.
+
+    Where tests ran the run's options, the first such step without a receipt stops the run. Elsewhere it is a warning,
+    and the second one stops the run: a receipt that never comes says nothing about an engine that no test ran.
+    """
 
     def __init__(self, config: dict[str, Any]):
         policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
         node = policy_loss.get(NODE) or {"receipt": "off"}
         asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
         self._due = asked != "off"
-        self._stops = asked == "stop" or (asked == "auto" and not policy_loss["run"]["untested"])
+        stops_at_once = asked == "stop" or (asked == "auto" and not policy_loss["run"]["untested"])
+        # How many steps without a receipt stop the run, and how many there were.
+        self._most = 1 if stops_at_once else 2
+        self._missing = 0
         # Before this step, verl trains only the critic.
         self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
 
@@ -43,18 +50,22 @@ class ReceiptCheck:
         """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
         if not self._due or data.get(keys.STEP, -1) < self._first:
             return
-        self._due = False
         if any(str(key).endswith(RECEIPT.key) for key in data):
+            self._due = False
             return
-        if self._stops:
-            raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
-        logger.warning("clipx: %s", MISSING)
+        self._missing += 1
+        if self._missing == self._most:
+            raise RuntimeError(f"{missing_in(self._missing)} To continue without this check, set {NODE}.receipt=off.")
+        logger.warning("clipx: %s The second step without one stops the run.", missing_in(self._missing))
 
 
-MISSING = (
-    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so "
-    "nothing shows which loss it trained."
-)
+def missing_in(steps: int) -> str:
+    """Says that the first logged training step, or the first two, came from another worker than the plugin's."""
+    if steps == 1:
+        where = f"the first logged training step has no {RECEIPT.key}"
+    else:
+        where = f"the first {steps} logged training steps have no {RECEIPT.key}"
+    return f"{where}: the plugin's training worker did not make them, so nothing shows which loss is trained."
 
 
 class Watch:
