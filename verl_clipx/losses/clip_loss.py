@@ -14,11 +14,15 @@ from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.groups import group_names, node_of
 from verl_clipx.losses.methods import METHODS, method_named
+from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.losses.modifiers.masks import remaining
-from verl_clipx.run.config import Settings, build
+from verl_clipx.losses.settings import LossSettings, built_node
 
 # Those of 64 sequences in docs/dev/measurements.md, over which ACPO's clip still differed by 14 %.
 FEW_TOKENS = 16_384
+
+# The modifiers that act on a call's tokens alone; the others choose tokens or passes of a whole update.
+ON_TOP = ("mask", "shaping", "hold")
 
 NEEDED = {
     "rollout_log_prob": "log-probabilities under the policy that sampled, (sequences, length)",
@@ -35,7 +39,7 @@ class ClipLoss:
         settings: the method and what goes on top of it.
     """
 
-    settings: Settings
+    settings: LossSettings
     _warned: bool = False
 
     def __call__(
@@ -149,7 +153,8 @@ def clip_loss(name: str, **parameters: Any) -> ClipLoss:
     """
     node = node_of(name) if name not in METHODS and name in group_names() else {}
     method = method_named(node.get("method", name))
-    known = [field.name for field in dataclasses.fields(method)] + ["mask", "shaping", "hold"]
+    own = [field.name for field in dataclasses.fields(method)]
+    known = [*own, *ON_TOP]
     reject_unknown(parameters, known, NODE, name)
     for key in {"mask", "shaping"} & parameters.keys():
         parameters[key] = {"rule": parameters[key]} if isinstance(parameters[key], str) else parameters[key]
@@ -157,4 +162,6 @@ def clip_loss(name: str, **parameters: Any) -> ClipLoss:
     for key in node:
         if node[key] == "???":
             raise Refusal(f"{NODE}.{key}", node[key], f"{name} has no value of its own", f"Give {key}=.")
-    return ClipLoss(build(method.name, **node))
+    modifiers = {key: built_node(node[key], MODIFIERS[key]) for key in ON_TOP if key in node}
+    chosen = method(**{key: value for key, value in node.items() if key in own})
+    return ClipLoss(LossSettings(method=chosen, **modifiers))

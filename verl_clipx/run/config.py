@@ -1,4 +1,4 @@
-"""The clipx node: a method with its parameters, and the settings around it."""
+"""The clipx node of a run: its loss, and what the run adds to it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,22 +12,14 @@ from verl_clipx.losses.applying.user_method import load_method
 from verl_clipx.losses.base.method import NODE, Bounds
 from verl_clipx.losses.base.parameters import Parameters, boolean, choice, only, optional, parameter, reject_unknown
 from verl_clipx.losses.base.refusal import Refusal
-from verl_clipx.losses.groups import OBSERVE, group_names
+from verl_clipx.losses.groups import OBSERVE
 from verl_clipx.losses.methods import METHODS, Method, method_named
-from verl_clipx.losses.modifiers import MODIFIERS, EntropySelection, Hold, Lopti, Mask, Pull, Shaping
-from verl_clipx.losses.modifiers.hold import HeldBounds, held
-from verl_clipx.losses.modifiers.pull import PulledMethod, pulled
+from verl_clipx.losses.modifiers import MODIFIERS
+from verl_clipx.losses.settings import LossSettings, built_node, node_parameter
 from verl_clipx.run.trace import Trace
 
 # From the keys under the clipx node that have groups of their own to the classes of their nodes.
 NODES = {**MODIFIERS, "trace": (Trace,)}
-
-
-def node_parameter(key: str, meaning: str) -> Any:
-    """A parameter that is a node, which its own group fills; null without that group."""
-    names = " or ".join(kind.__name__ for kind in NODES[key])
-    description = f"the parameters of {names} (choose them by a group under {NODE}/{key})"
-    return parameter(None, optional(only(description, lambda value: isinstance(value, NODES[key]))), meaning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +46,17 @@ class Node(Parameters):
         "whether the run keeps a log that goes on where it resumes, and a record: trainer.logger's file, or else one "
         "in trainer.default_local_dir",
     )
-    trace: Trace | None = node_parameter("trace", "+clipx/trace=prompts")
+    trace: Trace | None = node_parameter("trace", NODES["trace"], "+clipx/trace=prompts")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Node):
-    """The clipx node of a run that trains a method of the plugin.
+class Settings(LossSettings, Node):
+    """The clipx node of a run that trains a method of the plugin: its loss, and what the run adds.
 
     Raises:
         ValueError: when built with a value outside a parameter's range, or with two values that contradict each other.
     """
 
-    method: Method
     scope: str = parameter(
         "mini_batch",
         choice("mini_batch", "lagged", "micro_batch"),
@@ -96,23 +87,9 @@ class Settings(Node):
         optional(choice("token-mean", "seq-mean-token-mean")),
         "how the method's paper averages, which the line of a run names where loss_agg_mode differs; null: not named",
     )
-    shaping: Shaping | None = node_parameter("shaping", "+clipx/shaping=advantage_reweighting or fipo")
-    mask: Mask | None = node_parameter("mask", "+clipx/mask=opsm or icepop: takes tokens out of the objective")
-    select: EntropySelection | None = node_parameter("select", "+clipx/select=high_entropy or low_entropy")
-    update: Lopti | None = node_parameter("update", "+clipx/update=lopti")
-    hold: Hold | None = node_parameter(
-        "hold", "+clipx/hold=clip_fraction or second_moment: the width of the bounds holds a target"
-    )
-    pull: Pull | None = node_parameter(
-        "pull", "+clipx/pull=k2, k3 or k1: pulls every token to the old policy or sampler"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hold is not None and not isinstance(self.method, HeldBounds):
-            object.__setattr__(self, "method", held(self.method, self.hold))
-        if self.pull is not None and not isinstance(self.method, PulledMethod):
-            object.__setattr__(self, "method", pulled(self.method, self.pull))
         if self.hold is not None and self.scope == "micro_batch" and self.method.by_sequence:
             reason = f"a micro-batch has too few sequences for the width of {self.method.name} to hold a target"
             raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or lagged.")
@@ -124,27 +101,6 @@ class Settings(Node):
         """The functions that compute the loss and the statistics of tokens on a device."""
         compiled = torch.device(device).type != "cpu" if self.compile == "auto" else bool(self.compile)
         return token_functions(self.method, self.shaping, compiled=compiled)
-
-    @property
-    def asks_for(self) -> tuple[str, ...]:
-        """Those of `tokens.OPTIONAL` that the method or the mask needs."""
-        of_mask = () if self.mask is None or "rollout_log_prob" in self.method.asks_for else ("rollout_log_prob",)
-        return (*self.method.asks_for, *of_mask)
-
-    @property
-    def adaptive(self) -> bool:
-        """Returns whether the bounds depend on statistics."""
-        return self.method.statistics_size > 0
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Returns whether the loss needs the current policy's entropy."""
-        return self.select is not None or "entropy" in self.method.asks_for
-
-    @property
-    def selects_over_mini_batch(self) -> bool:
-        """Returns whether entropy selection needs a threshold over the mini-batch."""
-        return self.select is not None and self.select.over == "mini_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,22 +169,7 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
 
 def with_node(key: str, node: Any) -> Any:
     """Builds a node by its key's own class in `NODES`; returns any other value as it is."""
-    kinds = NODES.get(key)
-    if kinds is None or node is None or isinstance(node, kinds):
-        return node
-    kind = kinds[0]
-    if not isinstance(node, Mapping):
-        group = kind.node.replace(".", "/")
-        raise Refusal(kind.node, node, "it has a group of its own", f"Choose +{group}={', '.join(group_names(group))}.")
-    given = dict(node)
-    if len(kinds) > 1:
-        rules = {one.rule: one for one in kinds}
-        rule = given.pop("rule", kind.rule)
-        if rule not in rules:
-            raise Refusal(f"{kind.node}.rule", rule, f"must be one of {', '.join(rules)}")
-        kind = rules[rule]
-    reject_unknown(given, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
-    return kind(**given)
+    return built_node(node, NODES[key]) if key in NODES else node
 
 
 def clip_range(actor: Any) -> Bounds:
