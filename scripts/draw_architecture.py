@@ -82,9 +82,6 @@ def imports() -> tuple[dict[str, set[str]], set[str]]:
                 with_verl.add(place)
             elif place in wings and package == PACKAGE and rest and rest[0] != place:
                 wings[place].add(rest[0])
-    # What import-linter is told to overlook.
-    for module in ("losses.clip_loss", "losses.check_gradient"):
-        wings[module.split(".")[0]] -= {"run", "training"}
     return wings, with_verl
 
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from verl_clipx.losses.applying.aggregation import sequence_weight
 from verl_clipx.losses.applying.apart import RESOLVED, ROUNDING, apart
 from verl_clipx.losses.applying.loss import apply
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.clip_loss import NEEDED, ClipLoss, clip_loss
-from verl_clipx.training.worker.aggregation import sequence_weight
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "token-sum")
 

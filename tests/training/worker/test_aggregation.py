@@ -12,8 +12,9 @@ from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import agg_loss
 
+from verl_clipx.losses.applying.aggregation import sequence_weight
 from verl_clipx.losses.applying.loss import per_token_loss
-from verl_clipx.training.worker.aggregation import aggregate, sequence_weight
+from verl_clipx.training.worker.aggregation import aggregate
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 NORMALISERS = (
