@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_clipx import Bounds, Method, of_decision, parameter, register_loss
-from verl_clipx.losses.base.parameters import number
+from verl_clipx import Bounds, Method, number, of_decision, parameter, register_loss
 
 
 @dataclass(frozen=True, kw_only=True)

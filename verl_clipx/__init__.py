@@ -1,6 +1,8 @@
 """verl-clipx: policy losses with adaptive and soft clipping for veRL.
 
-Importing this package is deliberately cheap, since every process that imports verl imports it.
+The public names are those of `__all__`, which docs/own_loss.md and docs/elsewhere.md show at work; everything else may
+move. Importing this package is deliberately cheap, since every process that imports verl imports it. A public name is
+imported where it is first used, and needs torch then.
 """
 
 from importlib import import_module
@@ -8,19 +10,28 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+# What `from verl_clipx import NAME` promises, and the module of the losses that has it.
 _PUBLIC = {
-    "register_loss": "verl_clipx.losses.applying.user_method",
-    "check_gradient": "verl_clipx.losses.check_gradient",
-    "check_loss": "verl_clipx.losses.contract.runner",
+    # The losses as functions of tensors, a trainer's gradient held against one of them, and every loss by name.
     "clip_loss": "verl_clipx.losses.clip_loss",
-    "Bounds": "verl_clipx.losses.methods",
-    "FixedBounds": "verl_clipx.losses.methods",
+    "check_gradient": "verl_clipx.losses.check_gradient",
     "METHODS": "verl_clipx.losses.methods",
+    # What a loss of your own is written with: a function, or a class with bounds.
+    "register_loss": "verl_clipx.losses.applying.user_method",
     "Method": "verl_clipx.losses.methods",
+    "FixedBounds": "verl_clipx.losses.methods",
+    "Bounds": "verl_clipx.losses.methods",
     "Tokens": "verl_clipx.losses.base.tokens",
+    # Its parameters, and the values that they take.
+    "parameter": "verl_clipx.losses.base.parameters",
+    "number": "verl_clipx.losses.base.parameters",
+    "integer": "verl_clipx.losses.base.parameters",
+    "choice": "verl_clipx.losses.base.parameters",
+    # Its metrics: of a decision, or of a rollout batch.
     "of_decision": "verl_clipx.losses.base.metric",
     "of_rollout_batch": "verl_clipx.losses.base.metric",
-    "parameter": "verl_clipx.losses.base.parameters",
+    # What `clipx check-loss` checks of it, for a test of your own.
+    "check_loss": "verl_clipx.losses.contract.runner",
 }
 
 __all__ = ["__version__", *_PUBLIC]

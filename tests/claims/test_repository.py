@@ -2,6 +2,7 @@
 covered: running a workflow, the words of pages, what the public functions do (tests/losses/applying).
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_every_file_names_the_version_and_the_licence():
 
 TYPES = {"Bounds", "FixedBounds", "Method", "Tokens"}
 FUNCTIONS = {"register_loss", "check_loss", "check_gradient", "clip_loss"}
-FUNCTIONS |= {"parameter", "of_decision", "of_rollout_batch"}
+FUNCTIONS |= {"parameter", "number", "integer", "choice", "of_decision", "of_rollout_batch"}
 
 
 def test_the_public_names_are_what_they_are_called_and_documented():
@@ -150,6 +151,21 @@ def test_the_public_names_are_what_they_are_called_and_documented():
     assert names.keys() >= public
     with pytest.raises(AttributeError, match="'verl_clipx' has no attribute 'losss'"):
         verl_clipx.losss  # noqa: B018
+
+
+@pytest.mark.parametrize("page", ["own_loss.md", "elsewhere.md"])
+def test_the_pages_on_losses_import_public_names_alone(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    imports = [
+        (node.module, name.name)
+        for block in blocks_of(text)
+        if block.language == "python"
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "verl_clipx"
+        for name in node.names
+    ]
+    assert imports and {module for module, _ in imports} == {"verl_clipx"}
+    assert {name for _, name in imports} <= {*verl_clipx.__all__}
 
 
 def test_dir_lists_them_before_any_is_used():
