@@ -1,7 +1,9 @@
-"""docs/dev/architecture.md against the source: its picture, names and tables, that no arrow runs up, and the
-packages that the mathematics imports. Not covered: that sentences and visits are in the order of a call.
+"""docs/dev/architecture.md against the source: its picture, names and tables, that no arrow runs up, nor a text that
+may be imported, and the packages that the losses import. Not covered: that sentences are in the order of a call; names
+that are built of parts.
 """
 
+import ast
 import re
 import runpy
 import sys
@@ -55,21 +57,26 @@ def test_no_arrow_runs_up_and_there_are_few_rooms():
     assert [(room, below) for room in rooms for below in rooms[room] if floor_of[below] <= floor_of[room]] == []
 
 
-def packages_imported_by(room: str) -> set[str]:
-    """The packages outside the standard library that a room's files import, this one left out."""
+def packages_imported_by(room: str) -> dict[str, set[str]]:
+    """From each package outside the standard library, but this one, to the modules of a room that import it."""
     graph = grimp.build_graph("verl_clipx", include_external_packages=True)
-    modules = {room, *graph.find_descendants(room)}
-    imported = {name.split(".")[0] for module in modules for name in graph.find_modules_directly_imported_by(module)}
-    return imported - sys.stdlib_module_names - {"verl_clipx"}
+    found = {}
+    for module in {room, *graph.find_descendants(room)}:
+        for imported in graph.find_modules_directly_imported_by(module):
+            package = imported.split(".")[0]
+            if package not in sys.stdlib_module_names and package != "verl_clipx":
+                found.setdefault(package, set()).add(module)
+    return found
 
 
-@pytest.mark.parametrize("room", ["losses.base", "losses.methods", "losses.modifiers", "losses.applying"])
-def test_the_mathematics_imports_torch_and_no_other_package(room):
-    assert packages_imported_by(f"verl_clipx.{room}") == {"torch"}
+def test_the_losses_import_torch_and_the_reader_of_groups_omegaconf():
+    packages = packages_imported_by("verl_clipx.losses")
+    assert packages.keys() == {"torch", "omegaconf"}
+    assert packages["omegaconf"] == {"verl_clipx.losses.groups"}
 
 
 def test_the_statistics_import_no_package_but_those_of_arrays():
-    assert packages_imported_by("verl_clipx.common.statistics") == {"numpy", "scipy"}
+    assert packages_imported_by("verl_clipx.common.statistics").keys() == {"numpy", "scipy"}
 
 
 def test_the_journey_is_a_dozen_sentences_of_functions_that_exist_and_the_table_has_every_folder():
@@ -79,6 +86,66 @@ def test_the_journey_is_a_dozen_sentences_of_functions_that_exist_and_the_table_
     assert named and [name for name in named if not callable(resolved(name))] == []
     folders = {room for room in ROOMS if (ROOT / "verl_clipx" / room).is_dir()}
     assert {folder for cell in rows("What each folder may know") for folder in cell.split("`")[1::2]} == folders
+
+
+# It looks whether the plugin was imported, and imports nothing.
+NAMED_FROM_BELOW = {("verl_clipx.run.without_plugin", "verl_clipx.plugin")}
+
+
+def ordered_modules() -> list[dict[str, int]]:
+    """For each contract of layers, from a module to the number of its layer, counted from the top."""
+    orders = []
+    for contract in DRAWING["contracts"]():
+        (container,) = contract.get("containers", ["verl_clipx"])
+        layers = enumerate(DRAWING["names_in"](contract["layers"]))
+        orders.append({f"{container}.{name}": number for number, names in layers for name in names})
+    return orders
+
+
+def modules_named_in(source: str) -> list[str]:
+    """The names of modules in the texts of a file, but not in its docstrings."""
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [name for text in texts if isinstance(text, str) for name in re.findall(r"verl_clipx(?:\.\w+)+", text)]
+
+
+def named_from_below(module: str, source: str) -> set[tuple[str, str]]:
+    """A module with each module above or beside it that its texts name, and may import."""
+    wrong = set()
+    for order in ordered_modules():
+        own = [ordered for ordered in order if f"{module}.".startswith(f"{ordered}.")]
+        for name in modules_named_in(source):
+            named = [ordered for ordered in order if f"{name}.".startswith(f"{ordered}.")]
+            if own and named and own != named and order[named[0]] <= order[own[0]]:
+                wrong.add((module, named[0]))
+    return wrong
+
+
+def test_a_module_that_a_text_names_is_below_as_if_it_were_imported():
+    sources = {path: path.read_text() for path in (ROOT / "verl_clipx").rglob("*.py")}
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): source for path, source in sources.items()}
+    wrong = set().union(*(named_from_below(module, source) for module, source in modules.items()))
+    assert wrong == NAMED_FROM_BELOW
+    public = re.findall(r'"verl_clipx\.(\w+)', modules["verl_clipx.__init__"])
+    assert {*public} == {"losses"}
+
+
+@pytest.mark.parametrize(
+    ("module", "named", "wrong"),
+    [
+        ("analysis.runs.run", "training.worker.step", "training"),
+        ("analysis.runs.run", "analysis.report.page", "analysis.report"),
+        ("training.worker.step", "training.trainer.log", "training.trainer"),
+        ("losses.clip_loss", "common.files", "common"),
+        ("training.doctor", "training.worker.step", None),
+        ("analysis.report.page", "run.keys", None),
+    ],
+)
+def test_a_text_that_names_a_module_above_is_found(module, named, wrong):
+    source = f'"""Of verl_clipx.papers."""\nfrom importlib import import_module\nimport_module("verl_clipx.{named}")\n'
+    expected = set() if wrong is None else {(f"verl_clipx.{module}", f"verl_clipx.{wrong}")}
+    assert named_from_below(f"verl_clipx.{module}", source) == expected
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
