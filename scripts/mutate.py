@@ -153,7 +153,7 @@ def stages_of(path, package):
     yield "folder", [folder] if folder != tests else []
     parent, _, name = (dotted := ".".join(path.with_suffix("").parts).removesuffix(".__init__")).rpartition(".")
     imported = re.compile(rf"(from|import) {re.escape(dotted)}\b|from {re.escape(parent)} import [^\n]*\b{name}\b")
-    others = {tests / x.relative_to(package).parts[0] for x in package.rglob("*.py") if imported.search(x.read_text())}
+    others = {tests / x.relative_to(package).parent for x in package.rglob("*.py") if imported.search(x.read_text())}
     yield "importers", sorted(other for other in others if other.is_dir() and other not in (folder, *folder.parents))
 
 
