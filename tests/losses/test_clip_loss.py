@@ -18,6 +18,8 @@ from tests.golden.runs import registered_loss
 from verl_clipx import clip_loss
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import BUILT_IN, METHODS
+from verl_clipx.losses.modifiers import MODIFIERS
+from verl_clipx.run.config import AROUND
 
 TENSORS = example(torch.float64)
 TOKENS = tuple(TENSORS[name] for name in ("log_prob", "old_log_prob", "advantages", "mask"))
@@ -52,6 +54,14 @@ def test_its_gradient_is_that_of_verls_call_of_the_same_loss(overrides, name, pa
     torch.testing.assert_close(log_prob.grad, expected, rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(info["gradient"] / TOKENS[3].sum(), log_prob.grad)
     assert not any(tensor.requires_grad for tensor in info.values())
+
+
+def test_it_shows_its_method_and_modifiers_and_nothing_of_a_run():
+    shown = repr(clip_loss("acpo", mask="icepop"))
+    assert "alpha=3.0" in shown and "IcePop(" in shown and "shaping=None" in shown
+    of_a_run = [key for key in AROUND if key not in MODIFIERS]
+    assert {"scope", "compile", "receipt", "log", "health", "trace"} <= {*of_a_run}
+    assert [key for key in of_a_run if f"{key}=" in shown] == []
 
 
 def test_the_textbooks_grpo_has_no_dual_clip():
