@@ -17,6 +17,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from tests.claims.configuration import ACTOR, actor_of, decided, hydra_s, merged, parsed, refused
+from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.keys import CLIP_KEYS, LOSS_MODE, NOT_IN_VERL, READ_BY_VERL, ROWS, declare, paths, read, row_of
 from verl_clipx.run.start import decide
 
@@ -200,6 +201,19 @@ REFUSED = [
     (IN_ENGINE, "+clipx=acpo", BYPASSED, VLLM, RAW, f"{ROLLOUT}.{IN_ENGINE}", TOP_P),
     ("temperature=0.8", "+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.temperature=0.8", RAW),
     ("processed", "+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.logprobs_mode=raw_logits"),
+    # verl's LOCAL, where verl has it: `test_verls_local_is_refused_as_soon_as_verl_has_it`.
+    ("clipx.method=grpo", "+clipx=grpo", f"{POLICY_LOSS}.loss_mode=local"),
+    ("logits", "+clipx=observe", f"{POLICY_LOSS}.loss_mode=local"),
+    # Where the loss runs elsewhere.
+    *(
+        (named, group, override)
+        for group, named in (("+clipx=acpo", "the method acpo"), ("+clipx=observe", "+clipx=observe"))
+        for override in (
+            "trainer.v1.trainer_mode=remote_backend",
+            "+trainer.remote_backend=arctic",
+            "+runtime.backend=monarch",
+        )
+    ),
     # Engines that cannot serve the loss.
     (f"{OVERRIDE}=sdpa", "+clipx=grpo", f"{OVERRIDE}=sdpa", ULYSSES),
     (f"{OVERRIDE}=sdpa", "+clipx=observe", f"{OVERRIDE}=sdpa", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"),
@@ -253,7 +267,30 @@ def test_every_refusal_of_the_table_is_met_above():
     assert [test.__name__ for test in tests - met] == []
 
 
+def test_verls_local_is_refused_as_soon_as_verl_has_it(monkeypatch):
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "local", core_algos.POLICY_LOSS_REGISTRY["vanilla"])
+    for group in ("+clipx=grpo", "+clipx=observe"):
+        (refusal,) = refused(group, f"{POLICY_LOSS}.loss_mode=local")
+        assert (refusal.key, refusal.value) == (f"{POLICY_LOSS}.loss_mode", "local")
+    assert {row_of(f"{POLICY_LOSS}.{key}").key for key in ("local_eta", "local_topk")} <= ROWS.keys()
+
+
+def test_a_remote_backend_is_refused_however_verl_names_it():
+    for config in (
+        {"remote_backend": {"name": "arctic"}},
+        {"trainer": {"remote_backend": "arctic", "v1": {"trainer_mode": "remote_backend"}}},
+        {"trainer": {"remote_backend": "arctic", "v1": {"trainer_mode": "sync"}}},
+    ):
+        with_backend = OmegaConf.merge(merged(["+clipx=grpo"]), config)
+        with pytest.raises(Refusal, match="runs in that backend") as error:
+            decide(with_backend)
+        assert len(error.value.all) == 1
+
+
 SERVED = [
+    ("+clipx=acpo", "+runtime.backend=ray"),
+    ("+clipx=acpo", "+runtime.backend=null", "+trainer.remote_backend=null"),
+    ("+clipx=acpo", f"+{POLICY_LOSS}.local_eta=5.0"),
     ("+clipx=acpo", ULYSSES, f"{OVERRIDE}=flash_attention_3"),
     ("+clipx=acpo", f"{OVERRIDE}=sdpa"),
     ("+clipx=grpo", FUSED, FSDP2, TIED),

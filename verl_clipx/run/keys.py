@@ -120,6 +120,9 @@ for _name, _default in CLIP_KEYS.items():
 NOT_IN_VERL = ("tau_pos", "tau_neg")
 
 LOSS_MODE = declare(f"{POLICY_LOSS}.loss_mode", REFUSED, LOSSES, "vanilla")
+# Of verl after 0.9: a loss on logits, and its own keys.
+LOCAL = "local"
+declare_all(IRRELEVANT, "verl's LOCAL alone, whose loss_mode is refused", POLICY_LOSS, "local_eta", "local_topk")
 
 
 def another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
@@ -133,7 +136,7 @@ def another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
 
 @refuses(LOSS_MODE)
 def other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """other than the group's own; under observe, other than verl's"""
+    """other than the group's own; under observe, other than verl's, and its loss on logits (local)"""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     loss_mode = str(values[LOSS_MODE])
@@ -144,6 +147,9 @@ def other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
         reason = f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway"
         by_group = f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself"
         yield Refusal(LOSS_MODE, loss_mode, reason, f"{by_group}, or observe one of verl's (vanilla).")
+    elif loss_mode == LOCAL:
+        reason = f"verl's LOCAL is a loss on logits, of which +{NODE}={OBSERVE} sees none"
+        yield Refusal(LOSS_MODE, loss_mode, reason, f"Leave out +{NODE}={OBSERVE}, or observe another loss (vanilla).")
     elif loss_mode not in known:
         module = "name the module that registers it in VERL_USE_EXTERNAL_MODULES"
         advice = f"Set it to one of {', '.join(known)}, or {module}."
@@ -347,6 +353,30 @@ STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", T
 ROLLOUT_NODES = declare_beside("rollout.nnodes", TRAINER)
 MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", TRAINER)
 TRAINER_MODE = declare_beside("trainer.v1.trainer_mode", TRAINER)
+# Of verl after 0.9: the group that it names, and the key that it sets.
+REMOTE_GROUP = declare_beside("remote_backend", TRAINER)
+REMOTE_BACKEND = declare_beside("trainer.remote_backend", TRAINER)
+RUNTIME = declare_beside("runtime.backend", TRAINER)
+
+
+@refuses(TRAINER_MODE)
+def loss_elsewhere(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """remote_backend, also by its own keys: the loss would run where no worker of the plugin is"""
+    named = {TRAINER_MODE: "remote_backend"} if values[TRAINER_MODE] == "remote_backend" else {}
+    named |= {key: values[key] for key in (REMOTE_BACKEND, REMOTE_GROUP) if values[key] is not None}
+    for key, value in list(named.items())[:1]:
+        reason = f"the loss then runs in that backend and not in verl's workers, where {chosen(node)} acts"
+        yield Refusal(key, value, reason, f"Train with verl's own workers, or leave out +{NODE}.")
+
+
+@refuses(RUNTIME)
+def another_runtime(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """other than ray, on which the plugin's hooks rely"""
+    if values[RUNTIME] not in (None, "ray"):
+        reason = f"the hooks through which {chosen(node)} acts are in verl's start of Ray and in its Ray workers"
+        yield Refusal(RUNTIME, values[RUNTIME], reason, f"Set {RUNTIME}=ray, or leave out +{NODE}.")
+
+
 # Of the mode that trainer.v1.trainer_mode names; `read` adds it.
 SYNC_STEP = "trainer.v1.*.parameter_sync_step"
 

@@ -128,6 +128,8 @@ NOT_DRAWN = {
     *("critic.loss_agg_mode", "critic.loss_scale_factor"),
     # Every value but verl's own is refused.
     "algorithm.rollout_correction.score_centering",
+    # Of a loss that is refused.
+    *(f"{ACTOR}.policy_loss.{key}" for key in ("local_eta", "local_topk")),
     # verl's trainer doesn't compose them.
     *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"),
 }
