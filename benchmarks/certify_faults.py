@@ -25,6 +25,7 @@ from one_process.only_rank import become_only_rank
 
 from verl_clipx.analysis.certify.questions import Arms, Verdict, answers_of
 from verl_clipx.analysis.runs.folder import read_run
+from verl_clipx.run.keys import nested
 
 DECLARED = known_faults.DECLARED["certified"]
 SETTINGS, SAMPLERS = settings_of("certified"), settings_of("samplers")
@@ -54,7 +55,7 @@ def write_console(folder: Path) -> None:
     record = json.loads((folder / "metrics.run.json").read_text())
     steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     lines = [concat_dict_to_str(step["data"], step["step"]) for step in steps]
-    (folder / "verl.log").write_text("\n".join([pformat(record["configuration"]), *lines, ""]))
+    (folder / "verl.log").write_text("\n".join([pformat(nested(record["configuration"])), *lines, ""]))
 
 
 def write_table(runs: Path) -> int:

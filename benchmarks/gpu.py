@@ -26,6 +26,7 @@ from shared import table
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.files import read_json, write_json
+from verl_clipx.run.keys import nested
 from verl_clipx.run.support import PASSED, shape_of
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +132,9 @@ def left_in(folder: Path) -> dict[str, Any]:
         key = "critic/rewards/mean"
         rewards = {run.path.name: [step[key] for step in run.metrics.values() if key in step] for run in trained}
         left["figures"] = {"rewards": rewards}
-        left["runs"] = [shape_of(OmegaConf.create(run.record["configuration"])) for run in trained if run.record]
+        left["runs"] = [
+            shape_of(OmegaConf.create(nested(run.record["configuration"]))) for run in trained if run.record
+        ]
     return left
 
 

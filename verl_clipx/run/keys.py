@@ -583,6 +583,57 @@ def ratio_to_the_rollout_policy(values: Values, node: "Settings | Observe") -> s
 ESTIMATOR = declare_beside("algorithm.adv_estimator", SAMPLES)
 GROUP_FILTERING = declare_beside("algorithm.filter_groups.enable", SAMPLES)
 
+# --- What a run's record and its readers look at besides: no row says what becomes of these ---------------------------
+
+ENTROPY_COEFFICIENT = f"{ACTOR}.entropy_coeff"
+KL_LOSS = f"{ACTOR}.use_kl_loss"
+KL_LOSS_COEFFICIENT = f"{ACTOR}.kl_loss_coef"
+KL_LOSS_TYPE = f"{ACTOR}.kl_loss_type"
+KL_IN_REWARD = "algorithm.use_kl_in_reward"
+KL_REWARD_COEFFICIENT = "algorithm.kl_ctrl.kl_coef"
+OPTIMIZER = f"{ACTOR}.optim"
+LEARNING_RATE = f"{OPTIMIZER}.lr"
+RATE_SCHEDULE = f"{OPTIMIZER}.lr_scheduler_type"
+RATE_WARMUP = f"{OPTIMIZER}.lr_warmup_steps"
+RATE_WARMUP_RATIO = f"{OPTIMIZER}.lr_warmup_steps_ratio"
+WEIGHT_DECAY = f"{OPTIMIZER}.weight_decay"
+CLIP_GRADIENT = f"{OPTIMIZER}.clip_grad"
+TOTAL_STEPS = "trainer.total_training_steps"
+TOTAL_EPOCHS = "trainer.total_epochs"
+SAVE_EVERY = "trainer.save_freq"
+OLDEST_ALLOWED = "trainer.v1.sampler.max_off_policy_threshold"
+# Of verl's fully asynchronous trainer, which alone has keys below it.
+ASYNC_TRAINING = "async_training"
+DATA_SEED = "data.seed"
+LOADER_SEED = f"{ACTOR}.data_loader_seed"
+ROLLOUT_SEED = f"{ROLLOUT}.seed"
+LONGEST_PROMPT = "data.max_prompt_length"
+LONGEST_RESPONSE = "data.max_response_length"
+RESPONSE_LENGTH = f"{ROLLOUT}.response_length"
+CONTEXT = f"{ROLLOUT}.max_model_len"
+TOP_P = f"{ROLLOUT}.top_p"
+TOP_K = f"{ROLLOUT}.top_k"
+MIN_P = f"{ROLLOUT}.min_p"
+ROLLOUT_PRECISION = f"{ROLLOUT}.dtype"
+# By the engines that compute under verl's actor.
+TRAINING_PRECISION = {
+    "fsdp": f"{ACTOR}.fsdp_config.dtype",
+    "fsdp2": f"{ACTOR}.fsdp_config.dtype",
+    **{engine: f"{ACTOR}.{engine}.dtype" for engine in ("megatron", "veomni", "torchtitan")},
+}
+TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+MEGATRON_TENSOR_PARALLEL = f"{ACTOR}.megatron.tensor_model_parallel_size"
+MEGATRON_PIPELINE_PARALLEL = f"{ACTOR}.megatron.pipeline_model_parallel_size"
+MEGATRON_CONTEXT_PARALLEL = f"{ACTOR}.megatron.context_parallel_size"
+NODES = "trainer.nnodes"
+DEVICES_A_NODE = "trainer.n_gpus_per_node"
+CRITIC_MODEL_PATH = "critic.model.path"
+TRAINING_FILES = "data.train_files"
+VALIDATION_FILES = "data.val_files"
+# verl reads the first; the second is where its older versions had it.
+REWARD_FUNCTIONS = ("reward.custom_reward_function", "custom_reward_function")
+REWARD_MODELS = ("reward.reward_model", "reward_model")
+
 # --- What becomes of a configuration's keys --------------------------------------------------------------------------
 
 READ = tuple(row.key for row in ROWS.values() if row.default is not NOT_READ)
@@ -650,3 +701,21 @@ def paths(node: dict[str, Any], before: str = "") -> dict[str, Any]:
 def flat(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a configuration's leaves by dotted key; a list is a leaf."""
     return {key: value for key, value in paths(node).items() if not isinstance(value, dict)}
+
+
+def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration of dotted keys as nodes within each other."""
+    root: dict[str, Any] = {}
+    for key, value in configuration.items():
+        *folders, name = key.split(".")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = value
+    return root
+
+
+def below(configuration: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Returns the leaves below a node of a configuration of dotted keys, by their keys from there on."""
+    prefix = f"{node}."
+    return {key.removeprefix(prefix): value for key, value in configuration.items() if key.startswith(prefix)}

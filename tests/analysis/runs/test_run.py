@@ -15,6 +15,7 @@ from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.sameness import flat
 from verl_clipx.analysis.runs.settings import differing_values, settings_of
 from verl_clipx.analysis.runs.trained import what_was_trained
+from verl_clipx.run.record import record_of
 from verl_clipx.training.trainer.log import write_record
 
 ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]
@@ -68,7 +69,7 @@ def test_what_a_method_does_not_read_makes_no_setting(make):
         unused = {"run": {"unused": {key: value}}} if name == "b" else {}
         actor = {"clip_ratio_high": value, "policy_loss": unused}
         configuration = flat({"clipx": {"method": method}, "actor_rollout_ref": {"actor": actor}})
-        runs.append(replace(make(name), configuration=configuration))
+        runs.append(replace(make(name), configuration=configuration, record=None))
     settings = settings_of(runs)
     assert [[run.name for run in one.runs] for one in settings] == [["a", "b"], ["c"], ["d"]]
 
@@ -91,7 +92,9 @@ MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 )
 def test_the_model_the_data_and_under_one_scope_the_micro_batches_are_of_the_setting(make, key, pair, scope, settings):
     clipx = {"clipx.method": "acpo", "clipx.scope": scope}
-    runs = [replace(make(name), configuration=clipx | {key: one}) for name, one in zip("ab", pair, strict=True)]
+    runs = [
+        replace(make(name), configuration=clipx | {key: one}, record=None) for name, one in zip("ab", pair, strict=True)
+    ]
     assert len(settings_of(runs)) == settings
 
 
@@ -117,7 +120,10 @@ def test_what_names_a_setting(make, tmp_path):
     # A loss of verl's and losses of the user's own.
     of_verl = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
     assert make("x", {"clipx": {"method": "observe"}, **of_verl}).method == "gspo"
-    own = [replace(make(name), configuration={"clipx.function": f"my.losses:{name}"}) for name in ("soft", "hard")]
+    own = [
+        replace(make(name), configuration={"clipx.function": f"my.losses:{name}"}, record=None)
+        for name in ("soft", "hard")
+    ]
     assert [setting.label for setting in settings_of(own)] == ["soft", "hard"]
     # Hydra's configuration serves where there is no record.
     (tmp_path / "y" / ".hydra").mkdir(parents=True)
@@ -189,4 +195,5 @@ LINE = (
 )
 def test_the_line_has_what_the_record_has(configuration, records, lines):
     log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
-    assert what_was_trained([Run("run", log, configuration, record) for record in records]) == lines
+    runs = [Run("run", log, configuration, record_of(configuration, record)) for record in records]
+    assert what_was_trained(runs) == lines

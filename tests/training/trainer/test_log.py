@@ -170,7 +170,8 @@ def test_the_record_has_configuration_and_versions_for_its_owner_alone_and_no_cr
     start(1, [1])
     record = json.loads(record_path(tmp_path / "metrics.jsonl").read_text())
     # With the defaults of the method, which groups leave out.
-    assert {"method": "acpo", "alpha": 3.0}.items() <= record["configuration"]["clipx"].items()
+    assert record["loss"]["method"] == "acpo" and record["loss"]["parameters"]["alpha"] == 3.0
+    assert {"clipx.method": "acpo", "clipx.alpha": 3.0}.items() <= record["configuration"].items()
     assert record["versions"]["verl"].startswith("0.9.") and "secret" not in json.dumps(record)
     engine = {"vllm": {"api_key": ["xyz"], "max_model_len": 8}}
     log, before = tmp_path / "another.jsonl", os.umask(0)
@@ -181,8 +182,8 @@ def test_the_record_has_configuration_and_versions_for_its_owner_alone_and_no_cr
         os.umask(before)
     assert stat.S_IMODE(record_path(log).stat().st_mode) == 0o600
     text = record_path(log).read_text()
-    left = json.loads(text)["configuration"]["engine_kwargs"]
-    assert "xyz" not in text and left == {"vllm": {"api_key": "[redacted]", "max_model_len": 8}}
+    left = json.loads(text)["configuration"]
+    assert "xyz" not in text and left["engine_kwargs.vllm.max_model_len"] == 8
 
 
 @pytest.mark.parametrize("form", ["{path}", "file://{path}", "pkg://rewards_of_test.score"])
@@ -193,5 +194,5 @@ def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form
     file.write_text("def score(): ...")
     monkeypatch.syspath_prepend(tmp_path)
     write_record(tmp_path / LOG, node({"custom_reward_function": {"path": form.format(path=file)}}))
-    recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward_hash"]
+    recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward"]["hash"]
     assert recorded == hashlib.sha256(file.read_bytes()).hexdigest()

@@ -384,7 +384,7 @@ def same_reward(arms: Arms) -> Found:
     reference = named[arms.runs[0].name]
     wrong = [f"{name} has another reward than {arms.runs[0].name}" for name, of in named.items() if of != reference]
     of_file = any(key.endswith("custom_reward_function.path") and value for key, value in reference.items())
-    hashes = {run.record.get("reward_hash") for run in arms.runs}
+    hashes = {run.record.reward.hash for run in arms.runs}
     if of_file and None in hashes and not wrong:
         return Verdict.UNKNOWN, "the hash of the reward's file: not recorded in runs of earlier versions"
     wrong += ["the reward's file differs between runs"] * (of_file and len(hashes) > 1)

@@ -28,6 +28,7 @@ from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
 from verl_clipx.common.secrets import redact
 from verl_clipx.run.keys import flat
+from verl_clipx.run.record import RunRecord, read_record
 from verl_clipx.run.run_files import LATEST, METRICS, VALIDATION, record_path, traces_path
 
 KEPT = ".jsonl.gz"
@@ -78,6 +79,24 @@ class RunFolder:
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}}, "remove it to read the log without it")
         return self._read[1] if self._is_logged else {}
+
+    @cached_property
+    def run_record(self) -> RunRecord:
+        """What the run is, by its record or, without one, by the configuration that Hydra composed.
+
+        Raises:
+            ValueError: the record is of a newer form, or damaged.
+        """
+        content = self.record
+        configuration = content.get("configuration") or {}
+        composed = (self.path if self.path.is_dir() else self.log.parent) / COMPOSED
+        if not configuration and composed.exists():
+            configuration = OmegaConf.to_container(read_config(composed), resolve=False)
+        where = record_path(self.log)
+        if not isinstance(configuration, dict):
+            raise ValueError(f"{where}: its configuration is no object; remove it to read the log without it")
+        # An older record, or Hydra's own, has credentials as they were given.
+        return read_record({**content, "configuration": flat(redact(configuration))}, str(where))
 
     @property
     def is_trained(self) -> bool:
@@ -133,16 +152,12 @@ def read_run(path: Path) -> Run:
     validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
-    composed = folder / COMPOSED
-    configuration = files.record.get("configuration")
-    if not configuration:
-        configuration = OmegaConf.to_container(read_config(composed), resolve=False) if composed.exists() else {}
+    record = files.run_record
     return Run(
         files.record.get("display_name") or _name_of(path),
         log,
-        # An older record, or Hydra's own, has credentials as they were given.
-        flat(redact(configuration)),
-        files.record,
+        record.configuration,
+        record,
         held_out=[reward for reward in validations if reward.by_problem],
         traces=traces_path(files.log),
         batches=batches_in(files.log),

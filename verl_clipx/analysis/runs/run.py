@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pandas
 
-from verl_clipx.run.schedule import Schedule, recorded_schedule
+from verl_clipx.losses.groups import OBSERVE
+from verl_clipx.run.record import RunRecord, record_of
+from verl_clipx.run.schedule import Schedule
 
 if TYPE_CHECKING:
     from verl_clipx.analysis.runs.held_out import HeldOutReward
@@ -30,7 +32,7 @@ class Run:
         name: of its folder or of its log.
         log: a row a step, a column a metric, from `run_log.table_of`.
         configuration: dotted key to value; empty if none was written down.
-        record: what else the run wrote down: its `versions`, when it `started`, on which kinds of `accelerators`.
+        record: what the run is; by default as far as its configuration says it.
         held_out: the rewards of its validations that have a finite score.
         traces: the folder where its traces are, if it wrote any.
         batches: step to the fingerprints of its rollout batch, as `training.worker.fingerprints` makes them; empty for
@@ -42,16 +44,20 @@ class Run:
     name: str
     log: pandas.DataFrame
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: RunRecord | None = None
     held_out: Sequence["HeldOutReward"] = ()
     traces: Path | None = None
     batches: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     not_finite: Mapping[str, list[int]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.record is None:
+            object.__setattr__(self, "record", record_of(self.configuration))
+
     @property
-    def versions(self) -> Mapping[str, str]:
+    def versions(self) -> Mapping[str, str | None]:
         """Distribution to version; empty if none were written down."""
-        return self.record.get("versions", {})
+        return self.record.versions
 
     @cached_property
     def shards(self) -> list["Shard"]:
@@ -68,22 +74,22 @@ class Run:
     @property
     def seed(self) -> int | None:
         """The seed of the training; None if nothing says it."""
-        seed, named = self.configuration.get("data.seed"), _NAME.fullmatch(self.name)
-        return seed if seed is not None else int(named["seed"]) if named else None
+        if self.record.seeds.data is not None:
+            return self.record.seeds.data
+        named = _NAME.fullmatch(self.name)
+        return int(named["seed"]) if named else None
 
     @property
     def method(self) -> str:
         """The loss: a method of the plugin's, verl's loss_mode, or, if nothing says it, the run's name."""
-        named = _NAME.fullmatch(self.name)
-        of_verl = self.configuration.get("actor_rollout_ref.actor.policy_loss.loss_mode")
-        ours = self.configuration.get("clipx.method")
-        method = of_verl if ours in (None, "observe") else ours
+        named, loss = _NAME.fullmatch(self.name), self.record.loss
+        method = loss.mode if loss.method in (None, OBSERVE) else loss.method
         return str(method or (named["setting"] if named else self.name)).removeprefix("clipx_")
 
     @property
     def loss(self) -> str:
         """The method as the page calls it: a loss of the user's own by the name that its author gave it."""
-        own = self.configuration.get("clipx.function")
+        own = self.record.loss.function
         if own or self.method == self.name:
             return str(own).rpartition(":")[2] if own else self.name
         return self.method.upper().replace("_", " ")
@@ -104,10 +110,10 @@ class Run:
     @property
     def fate_of_skipped(self) -> str:
         """Says what verl 0.9.1 did with an update whose gradient is not finite, by the run's engine."""
-        strategy = self.configuration.get("actor_rollout_ref.actor.strategy")
-        return {None: "skipped or taken, depending on the engine,", "megatron": "taken"}.get(strategy, "skipped")
+        fates = {None: "skipped or taken, depending on the engine,", "megatron": "taken"}
+        return fates.get(self.record.training.name, "skipped")
 
-    @cached_property
+    @property
     def schedule(self) -> Schedule:
         """Returns what the updates on a rollout batch consist of, as far as its configuration says it."""
-        return recorded_schedule(self.configuration)
+        return self.record.schedule

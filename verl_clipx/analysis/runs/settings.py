@@ -103,7 +103,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     groups: dict[str, list[Run]] = {}
     for index, (run, values) in enumerate(zip(runs, significant_of(runs), strict=True)):
         # The configuration of a kept run is only a part of it, without the method.
-        known = json.dumps([run.method, values]) if run.configuration else run.record.get("config_hash")
+        known = json.dumps([run.method, values]) if run.configuration else run.record.configuration_hash
         groups.setdefault(known or f"run {index}", []).append(run)
     firsts = [members[0] for members in groups.values()]
     return [Setting(*parts) for parts in zip(_labels(firsts), groups.values(), strict=True)]

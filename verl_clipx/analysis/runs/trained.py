@@ -1,12 +1,8 @@
 """What a run trained, in one line, as far as its record says."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.sameness import name_of_model, names_of_data
-
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+from verl_clipx.run.record import Machines, is_number
 
 
 def what_was_trained(runs: list[Run]) -> list[str]:
@@ -15,34 +11,35 @@ def what_was_trained(runs: list[Run]) -> list[str]:
     What a record lacks is left out.
     """
     lines = [line for line in dict.fromkeys(map(_describe, runs)) if line]
-    dates = sorted(str(run.record["started"]) for run in runs if run.record.get("started"))
+    dates = sorted(run.record.started for run in runs if run.record.started)
     if dates:
-        lines.append(f"Started {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""))
+        last = f" to {dates[-1]}" if dates[-1] != dates[0] else ""
+        lines.append(f"Started {dates[0]}{last}")
     return [f"{line}." for line in lines]
 
 
 def _describe(run: Run) -> str:
-    values = run.configuration
-    prompts, responses = values.get("data.train_batch_size"), values.get(f"{ROLLOUT}.n")
-    updates = run.schedule.updates_a_step
-    rate = values.get(f"{ACTOR}.optim.lr")
-    batch = f"{prompts} prompts" + (f" × {responses} responses" if responses else "") + " a rollout batch"
-    model = name_of_model(values.get("actor_rollout_ref.model.path"))
-    parts = [
-        " on ".join(filter(None, (model, names_of_data(values.get("data.train_files"))))),
-        batch if prompts else "",
-        f"{updates} update{'' if updates == 1 else 's'} on each" if updates else "",
-        f"learning rate {rate:g}" if isinstance(rate, int | float) else "",
-        _hardware(values, run.record.get("accelerators")),
-    ]
-    return ", ".join(filter(None, parts))
+    record = run.record
+    model = name_of_model(next(iter(record.model.paths), None))
+    data = names_of_data(record.data.paths)
+    parts = [" on ".join(name for name in (model, data) if name)]
+    if record.batch.prompts:
+        responses = f" × {record.batch.responses} responses" if record.batch.responses else ""
+        parts.append(f"{record.batch.prompts} prompts{responses} a rollout batch")
+    updates = record.schedule.updates_a_step
+    if updates:
+        parts.append(f"{updates} update{'' if updates == 1 else 's'} on each")
+    if is_number(record.optimizer.rate):
+        parts.append(f"learning rate {record.optimizer.rate:g}")
+    parts.append(_hardware(record.machines))
+    return ", ".join(part for part in parts if part)
 
 
-def _hardware(configuration: Mapping[str, Any], accelerators: Any) -> str:
-    nodes, workers = (configuration.get(f"trainer.{key}") for key in ("nnodes", "n_gpus_per_node"))
-    if not (isinstance(nodes, int) and isinstance(workers, int)):
+def _hardware(machines: Machines) -> str:
+    nodes, devices = machines.nodes, machines.devices_a_node
+    if not (isinstance(nodes, int) and isinstance(devices, int)):
         return ""
-    if configuration.get("trainer.device") == "cpu":
-        return f"{nodes * workers} worker{'' if nodes * workers == 1 else 's'} on the CPU"
-    kind = " or ".join(map(str, accelerators)) if isinstance(accelerators, list) and accelerators else "accelerators"
-    return f"{nodes} × {workers} {kind}" if nodes > 1 else f"{workers} {kind}"
+    if machines.device == "cpu":
+        return f"{nodes * devices} worker{'' if nodes * devices == 1 else 's'} on the CPU"
+    kind = " or ".join(machines.accelerators) or "accelerators"
+    return f"{nodes} × {devices} {kind}" if nodes > 1 else f"{devices} {kind}"

@@ -3,10 +3,9 @@
 verl's own file logger starts an empty file: a run that was killed after step 7 and resumed would lack the steps before.
 """
 
+import dataclasses
 import json
 import time
-from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +16,9 @@ from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_text
 from verl_clipx.common.secrets import redact
 from verl_clipx.common.verl_version import installed_version
+from verl_clipx.run.content import hash_of_data, hash_of_model, hash_of_reward
+from verl_clipx.run.keys import flat
+from verl_clipx.run.record import Content, RunRecord, as_json, record_of
 from verl_clipx.run.run_files import record_path, resumed_step, traces_path
 
 # The names of Ray's resources for the kind of a node's accelerators begin with this.
@@ -68,31 +70,38 @@ def remove_later_traces(folder: Path, step: int) -> None:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's start, accelerators, configuration and versions beside its log, readable by its owner alone.
+    """Writes a run's record beside its log, readable by its owner alone.
 
     Credentials are redacted, and `ray_kwargs` is left out, since its runtime environment may hold any.
     """
-    record = {
-        "started": time.strftime("%Y-%m-%d %H:%M %Z"),
-        "accelerators": _accelerators(),
-        "commit": commit_here(),
-        "reward_hash": _reward_hash(config),
-        "versions": {name: version for name in VERSIONED if (version := installed_version(name))},
-        "configuration": redact({key: value for key, value in config.items() if key != "ray_kwargs"}),
+    configuration = flat(redact({key: value for key, value in config.items() if key != "ray_kwargs"}))
+    record = record_of(configuration)
+    record = dataclasses.replace(
+        record,
+        started=time.strftime("%Y-%m-%d %H:%M %Z"),
+        commit=commit_here(),
+        versions={name: version for name in VERSIONED if (version := installed_version(name))},
+        machines=dataclasses.replace(record.machines, accelerators=tuple(_accelerators())),
+        **with_hashes(record),
+    )
+    save_record(log, record)
+
+
+def with_hashes(record: RunRecord) -> dict[str, Content]:
+    """Returns what a run reads, with the hash of each content that is on this machine."""
+    hashes = {
+        "model": hash_of_model(next(iter(record.model.paths), None)),
+        "critic": hash_of_model(next(iter(record.critic.paths), None)),
+        "data": hash_of_data(record.data.paths),
+        "validation": hash_of_data(record.validation.paths),
+        "reward": hash_of_reward(next(iter(record.reward.paths), None)),
     }
-    write_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n", private=True)
+    return {name: dataclasses.replace(getattr(record, name), hash=digest) for name, digest in hashes.items()}
 
 
-def _reward_hash(config: dict[str, Any]) -> str | None:
-    """Returns the hash of the file of the user's reward function; None if the run has none, or it cannot be found."""
-    for node in (config.get("reward") or {}, config):
-        path = str((node.get("custom_reward_function") or {}).get("path") or "")
-        if path.startswith("pkg://"):
-            module = find_spec(path.removeprefix("pkg://").replace("/", "."))
-            path = (module and module.origin) or ""
-        if path and Path(path := path.removeprefix("file://")).is_file():
-            return sha256(Path(path).read_bytes()).hexdigest()
-    return None
+def save_record(log: Path, record: RunRecord) -> None:
+    """Writes a record beside its log."""
+    write_text(record_path(log), json.dumps(as_json(record), indent=1, default=str) + "\n", private=True)
 
 
 def _accelerators() -> list[str]:

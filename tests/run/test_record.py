@@ -1,0 +1,129 @@
+"""The record of a run: its fields, from verl's composed configurations and from parts of one; its file; its page.
+
+Not covered: the hashes of models and data (tests/run/test_content.py), what readers do with the fields.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.composition import composition
+from verl_clipx.run.keys import flat
+from verl_clipx.run.record import SCHEMA, Loss, RunRecord, as_json, read_record, record_of
+from verl_clipx.run.trainer import KINDS, Trainer, trainer_of
+
+SHIPPED = Path("verl_clipx/analysis/demo/shipped/acpo-seed1/metrics.run.json")
+PAGE = Path("docs/record.md")
+
+
+def composed(*overrides):
+    return record_of(OmegaConf.to_container(composition(*overrides)))
+
+
+def test_the_fields_of_a_run_of_verls_own():
+    record = composed(
+        "algorithm.adv_estimator=rloo", "data.train_files=[a/train.parquet,b/train.parquet]", "data.seed=7"
+    )
+    assert record.loss == Loss(mode="vanilla") and not record.loss.is_ours
+    assert record.trainer == Trainer("sync", in_step=True, recomputes_old=True, oldest_allowed=0, stale=False)
+    assert (record.estimator, record.aggregation, record.seeds.data) == ("rloo", "token-mean", 7)
+    assert record.data.paths == ("a/train.parquet", "b/train.parquet")
+    assert (record.batch.prompts, record.batch.mini_batch, record.batch.epochs) == (1024, 256, 1)
+    assert record.schedule.updates == 4 and record.schedule.starts_at_ratio_one
+    assert record.training.name == "fsdp" and record.training.precision == "bfloat16"
+    assert record.optimizer.rate == 1e-6 and record.sampling.temperature == 1.0
+    assert record.receipt is None and record.line is None
+
+
+def test_the_loss_of_a_method_with_a_modifier():
+    record = composed("+clipx=grpo", "+clipx/mask=icepop", "clipx.clip_high=1.3")
+    assert (record.loss.mode, record.loss.method, record.loss.is_ours) == ("clipx_grpo", "grpo", True)
+    assert record.loss.parameters["clip_high"] == 1.3 and "mask" not in record.loss.parameters
+    assert record.loss.modifiers["mask"]["rule"] == "icepop"
+
+
+def test_observed_runs_train_verls_loss():
+    record = composed("+clipx=observe")
+    assert (record.loss.mode, record.loss.method, record.loss.is_ours) == ("vanilla", "observe", False)
+
+
+ASYNC = {"async_training.require_batches": 1, "rollout.nnodes": 1, "trainer.use_v1": True}
+TRAINERS = {
+    "v0": ({"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync"}, (True, True, 0, False)),
+    "sync": ({"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync"}, (True, True, 0, False)),
+    "colocate_async": ({"trainer.v1.trainer_mode": "colocate_async"}, (True, True, 3, True)),
+    "separate_async": ({"trainer.v1.trainer_mode": "separate_async"}, (False, False, 3, True)),
+    "one_step_off": ({"rollout.nnodes": 1, "trainer.v1.trainer_mode": "sync"}, (False, True, 1, True)),
+    "fully_async": (ASYNC, (False, False, None, True)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_trainer_of_verl_is_told_by_its_keys(kind):
+    given, (in_step, recomputes_old, oldest, stale) = TRAINERS[kind]
+    configuration = given | {"trainer.v1.sampler.max_off_policy_threshold": 3}
+    trainer = trainer_of(configuration)
+    assert trainer == Trainer(kind, in_step, recomputes_old, oldest, stale)
+    bypassed = trainer_of(configuration | {"algorithm.rollout_correction.bypass_mode": True})
+    assert bypassed == dataclasses.replace(trainer, recomputes_old=False)
+
+
+def test_a_part_of_a_configuration_leaves_the_rest_unknown():
+    record = record_of({"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 2})
+    assert (record.batch.prompts, record.schedule.updates) == (8, 4)
+    assert record.trainer == Trainer() and record.loss == Loss() and record.reward.paths == ()
+    assert record_of({}) == RunRecord()
+
+
+def test_nested_and_dotted_configurations_give_one_record():
+    nested = OmegaConf.to_container(composition("+clipx=acpo"))
+    assert record_of(nested) == record_of(flat(nested))
+
+
+def test_a_record_is_read_as_it_was_written():
+    record = composed("+clipx=bapo", "+clipx/hold=clip_fraction")
+    assert read_record(json.loads(json.dumps(as_json(record))), "the file") == record
+
+
+def test_a_record_of_an_older_version_is_read_by_its_configuration():
+    content = json.loads(SHIPPED.read_text())
+    del content["configuration"]["trainer"]
+    content = {key: value for key, value in content.items() if key in ("started", "versions", "configuration")}
+    record = read_record(content, "the file")
+    assert record.loss.method == "acpo" and record.versions["verl"] == "0.9.1" and record.started
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, 0, "1", None, [1], True])
+def test_a_record_of_an_unknown_form_is_refused_by_name(schema):
+    content = {**as_json(RunRecord()), "schema": schema}
+    if schema is None:
+        assert read_record(content, "x/metrics.run.json") == RunRecord()
+        return
+    with pytest.raises(ValueError, match=r"^x/metrics.run.json: .*form"):
+        read_record(content, "x/metrics.run.json")
+
+
+@pytest.mark.parametrize("damage", [{"loss": 3}, {"schedule": {"bounds": "none"}}, {"trainer": ["sync"]}])
+def test_a_damaged_record_is_refused_with_its_file(damage):
+    with pytest.raises(ValueError, match=r"^x/metrics.run.json"):
+        read_record({**as_json(RunRecord()), **damage}, "x/metrics.run.json")
+
+
+def names_of(kind, before=""):
+    for place in dataclasses.fields(kind):
+        part = place.default_factory
+        if dataclasses.is_dataclass(part):
+            yield from names_of(part, f"{before}{place.name}.")
+        else:
+            yield f"{before}{place.name}"
+
+
+def test_the_page_says_each_field():
+    said = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text()))
+    contents = ("model", "critic", "data", "validation", "reward")
+    names = {name for name in names_of(RunRecord) if name.partition(".")[0] not in contents}
+    assert names <= said and {*contents, "paths", "name", "hash"} <= said

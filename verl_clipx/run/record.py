@@ -1,0 +1,521 @@
+"""What a run is, in one value: the driver writes it beside the log, and whoever reads a run reads its fields.
+
+`record_of` derives the same from any configuration that verl prints, so that a run without the plugin has one too, with
+None for what the configuration doesn't say. docs/record.md lists the fields. Importing this is cheap.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_clipx.common.files import EMPTY
+from verl_clipx.losses.base.parameters import NODE
+from verl_clipx.losses.groups import OBSERVE
+from verl_clipx.run import keys
+from verl_clipx.run.schedule import Schedule, recorded_schedule
+from verl_clipx.run.trainer import Trainer, trainer_of
+
+# Of the file's form. A record without a number is older than the form, and is read by its configuration.
+SCHEMA = 1
+# Keys of the clipx node that say which loss it is, or how it is built.
+CHOOSES_LOSS = ("method", "function", "_target_")
+# The nodes in the clipx node that change a method.
+MODIFIERS = ("shaping", "mask", "select", "update", "hold", "pull")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The policy loss.
+
+    Args:
+        mode: verl's loss_mode.
+        method: the plugin's method, "observe" under +clipx=observe; None without a clipx node, or for a loss of the
+            user's own.
+        function: a loss of the user's own, as package.module:name.
+        group: the group that was chosen, as in +clipx=<group>.
+        parameters: the other keys of the clipx node, by their dotted names in it.
+        modifiers: from the name of each node that changes the method, such as mask, to its keys.
+        taken: from each parameter that took over a key of verl's to that `key`, the value `given` and its `value`.
+        unused: verl's clip keys that are set and that the method doesn't read, with their values.
+    """
+
+    mode: str | None = None
+    method: str | None = None
+    function: str | None = None
+    group: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    modifiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    taken: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unused: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        """Returns whether the run trains a loss of the plugin, or of the user's own through it."""
+        has_bounds = any(f"clip_{side}" in self.parameters for side in ("low", "high"))
+        return self.function is not None or has_bounds or self.method not in (None, OBSERVE)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sizes of a rollout batch and of its updates.
+
+    Args:
+        prompts: of a rollout batch.
+        responses: to each prompt.
+        mini_batch: the prompts of an update.
+        epochs: how often a rollout batch is trained on.
+    """
+
+    prompts: int | None = None
+    responses: int | None = None
+    mini_batch: int | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Length:
+    """The numbers of steps and epochs over the data after which the run ends, and between checkpoints.
+
+    Args:
+        steps: the last step.
+        epochs: over the data.
+        save_every: steps between checkpoints; 0 or less: none is kept.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    save_every: int | None = None
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The seeds of the data's order, of verl's loader of mini-batches, and of the rollout engine."""
+
+    data: int | None = None
+    loader: int | None = None
+    rollout: int | None = None
+
+
+@dataclass(frozen=True)
+class Correction:
+    """verl's rollout correction.
+
+    Args:
+        bypass: whether old_log_probs are the rollout's own.
+        weights, weights_threshold: the kind of importance weights and their cap.
+        weights_normalised: whether these weights are divided by their mean over the batch.
+        rejection, rejection_threshold: the kind of rejection and its bound.
+    """
+
+    bypass: bool | None = None
+    weights: str | None = None
+    weights_threshold: float | str | None = None
+    weights_normalised: bool | None = None
+    rejection: str | None = None
+    rejection_threshold: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer of the policy.
+
+    Args:
+        rate: the learning rate.
+        schedule: of the rate, verl's name for it.
+        warmup_steps, warmup_ratio: over which the rate rises; in steps (below 0: not set), or as a share of all steps.
+        weight_decay: per unit of the rate.
+        clip_gradient: the norm at which a gradient is cut.
+    """
+
+    rate: float | None = None
+    schedule: str | None = None
+    warmup_steps: int | None = None
+    warmup_ratio: float | None = None
+    weight_decay: float | None = None
+    clip_gradient: float | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What verl adds to the policy loss and to the rewards.
+
+    Args:
+        entropy: the coefficient of the entropy bonus.
+        kl_loss, kl_loss_coefficient, kl_loss_kind: whether a KL loss to the reference model is added, how much, and by
+            which estimate.
+        kl_in_reward, kl_in_reward_coefficient: whether the KL is taken from the rewards, and how much.
+        distillation: whether a distillation loss is added.
+    """
+
+    entropy: float | None = None
+    kl_loss: bool | None = None
+    kl_loss_coefficient: float | None = None
+    kl_loss_kind: str | None = None
+    kl_in_reward: bool | None = None
+    kl_in_reward_coefficient: float | None = None
+    distillation: bool | None = None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the rollout engine turns logits into tokens.
+
+    Args:
+        temperature: the logits' divisor.
+        top_p, top_k, min_p: what truncates the distribution; top_k below 1 truncates nothing.
+        log_probs: which log-probabilities the engine returns, its logprobs_mode.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    log_probs: str | None = None
+
+    @property
+    def truncates(self) -> dict[str, float]:
+        """Returns the settings that cut the distribution, by their names."""
+        cuts: dict[str, float] = {}
+        if is_number(self.top_p) and self.top_p < 1:
+            cuts["top_p"] = self.top_p
+        if isinstance(self.top_k, int) and self.top_k > 0:
+            cuts["top_k"] = self.top_k
+        if is_number(self.min_p) and self.min_p > 0:
+            cuts["min_p"] = self.min_p
+        return cuts
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most tokens of a prompt, of a response, and of both in the rollout engine's context."""
+
+    prompt: int | None = None
+    response: int | None = None
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that computes: that of the rollout, or that of the training.
+
+    Args:
+        name: verl's name for it.
+        precision: the dtype in which it computes.
+        parallel: from each way in which ranks share a model or a sequence to the number of ranks that do.
+    """
+
+    name: str | None = None
+    precision: str | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What the run trains on.
+
+    Args:
+        device: cuda, cpu or another kind that verl knows.
+        nodes, devices_a_node: how many.
+        accelerators: the kinds of accelerators in the Ray cluster.
+    """
+
+    device: str | None = None
+    nodes: int | None = None
+    devices_a_node: int | None = None
+    accelerators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Content:
+    """A model, data or a reward.
+
+    Args:
+        paths: where it was, in the order of the configuration.
+        name: the function's name, of a reward.
+        hash: SHA-256 of what tells its content, in hexadecimal; None if it could not be read, or isn't recorded.
+    """
+
+    paths: tuple[str, ...] = ()
+    name: str | None = None
+    hash: str | None = None
+
+
+@dataclass(frozen=True)
+class ReceiptResult:
+    """What the worker's receipt found in the first rollout batch.
+
+    Args:
+        difference: the largest between a gradient and the announced one, as a share of a token's.
+        tolerance: the difference up to which rounding in the engine's precision explains it.
+        failed: the number of checks that didn't hold; None if the worker doesn't count them.
+    """
+
+    difference: float | None = None
+    tolerance: float | None = None
+    failed: int | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run is. None, or an empty mapping, stands for what is not known.
+
+    Args:
+        schema: of the form of the file.
+        started: when, as year-month-day hour:minute and time zone.
+        commit: of the checkout that the plugin ran from.
+        versions: distribution to version.
+        line: what the run printed of itself.
+        loss, trainer, batch, schedule, length, seeds: see their classes.
+        estimator: of the advantages, verl's name for it.
+        aggregation: verl's loss_agg_mode.
+        correction, optimizer, terms, sampling, limits: see their classes.
+        rollout, training: the engines.
+        machines: see its class.
+        model, critic, data, validation, reward: what the run reads.
+        receipt: see its class; None until the worker has compared its first rollout batch.
+        untested: the run's options that no test has run.
+        configuration_hash: of a run whose file has only parts of its configuration, the whole one's.
+        configuration: the rest, dotted key to value.
+    """
+
+    schema: int = SCHEMA
+    started: str | None = None
+    commit: str | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    line: str | None = None
+    loss: Loss = field(default_factory=Loss)
+    trainer: Trainer = field(default_factory=Trainer)
+    batch: Batch = field(default_factory=Batch)
+    schedule: Schedule = field(default_factory=Schedule)
+    length: Length = field(default_factory=Length)
+    seeds: Seeds = field(default_factory=Seeds)
+    estimator: str | None = None
+    aggregation: str | None = None
+    correction: Correction = field(default_factory=Correction)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    terms: Terms = field(default_factory=Terms)
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    rollout: Engine = field(default_factory=Engine)
+    training: Engine = field(default_factory=Engine)
+    machines: Machines = field(default_factory=Machines)
+    model: Content = field(default_factory=Content)
+    critic: Content = field(default_factory=Content)
+    data: Content = field(default_factory=Content)
+    validation: Content = field(default_factory=Content)
+    reward: Content = field(default_factory=Content)
+    receipt: ReceiptResult | None = None
+    untested: tuple[str, ...] = ()
+    configuration_hash: str | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+
+
+def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPTY) -> RunRecord:
+    """Derives a run's record from its configuration.
+
+    Args:
+        configuration: as verl prints it, nested or by dotted key; it may lack any key.
+        header: what an older file of the run says besides: `started`, `commit`, `versions`, `accelerators`,
+            `reward_hash`, `config_hash`.
+    """
+    values = keys.flat(configuration)
+    get = values.get
+    return RunRecord(
+        started=_text(header.get("started")),
+        commit=_text(header.get("commit")),
+        versions=dict(header.get("versions") or {}),
+        line=_text(get(f"{keys.FACTS}.line")),
+        loss=loss_of(values),
+        trainer=trainer_of(values),
+        batch=Batch(
+            prompts=get(keys.ROLLOUT_PROMPTS),
+            responses=get(keys.RESPONSES),
+            mini_batch=get(keys.MINI_BATCH),
+            epochs=get(keys.EPOCHS),
+        ),
+        schedule=recorded_schedule(values),
+        length=Length(steps=get(keys.TOTAL_STEPS), epochs=get(keys.TOTAL_EPOCHS), save_every=get(keys.SAVE_EVERY)),
+        seeds=Seeds(data=get(keys.DATA_SEED), loader=get(keys.LOADER_SEED), rollout=get(keys.ROLLOUT_SEED)),
+        estimator=get(keys.ESTIMATOR),
+        aggregation=get(keys.LOSS_AGG_MODE),
+        correction=Correction(
+            bypass=get(keys.BYPASS),
+            weights=get(keys.ROLLOUT_IS),
+            weights_threshold=get(keys.WITH_ROLLOUT_IS[0]),
+            weights_normalised=get(keys.WITH_ROLLOUT_IS[1]),
+            rejection=get(keys.ROLLOUT_RS),
+            rejection_threshold=get(keys.WITH_ROLLOUT_RS[0]),
+        ),
+        optimizer=Optimizer(
+            rate=get(keys.LEARNING_RATE),
+            schedule=get(keys.RATE_SCHEDULE),
+            warmup_steps=get(keys.RATE_WARMUP),
+            warmup_ratio=get(keys.RATE_WARMUP_RATIO),
+            weight_decay=get(keys.WEIGHT_DECAY),
+            clip_gradient=get(keys.CLIP_GRADIENT),
+        ),
+        terms=Terms(
+            entropy=get(keys.ENTROPY_COEFFICIENT),
+            kl_loss=get(keys.KL_LOSS),
+            kl_loss_coefficient=get(keys.KL_LOSS_COEFFICIENT),
+            kl_loss_kind=get(keys.KL_LOSS_TYPE),
+            kl_in_reward=get(keys.KL_IN_REWARD),
+            kl_in_reward_coefficient=get(keys.KL_REWARD_COEFFICIENT),
+            distillation=get(keys.DISTILLATION),
+        ),
+        sampling=Sampling(
+            temperature=get(keys.TEMPERATURE),
+            top_p=get(keys.TOP_P),
+            top_k=get(keys.TOP_K),
+            min_p=get(keys.MIN_P),
+            log_probs=get(keys.LOG_PROB_MODE),
+        ),
+        limits=Limits(prompt=get(keys.LONGEST_PROMPT), response=get(keys.LONGEST_RESPONSE), context=get(keys.CONTEXT)),
+        rollout=Engine(
+            name=get(keys.ENGINE_NAME),
+            precision=get(keys.ROLLOUT_PRECISION),
+            parallel=_given(values, {"tensor": keys.TENSOR_PARALLEL}),
+        ),
+        training=training_of(values),
+        machines=Machines(
+            device=get(keys.DEVICE),
+            nodes=get(keys.NODES),
+            devices_a_node=get(keys.DEVICES_A_NODE),
+            accelerators=tuple(map(str, _list(header.get("accelerators")))),
+        ),
+        model=Content(paths=paths_of(get(keys.MODEL_PATH))),
+        critic=Content(paths=paths_of(get(keys.CRITIC_MODEL_PATH))),
+        data=Content(paths=paths_of(get(keys.TRAINING_FILES))),
+        validation=Content(paths=paths_of(get(keys.VALIDATION_FILES))),
+        reward=reward_of(values, _text(header.get("reward_hash"))),
+        untested=tuple(map(str, _list(get(f"{keys.FACTS}.untested")))),
+        configuration_hash=_text(header.get("config_hash")),
+        configuration=values,
+    )
+
+
+def loss_of(values: Mapping[str, Any]) -> Loss:
+    """Returns the loss that a configuration chooses; `values`: dotted key to value."""
+    node, facts = keys.below(values, NODE), keys.below(values, keys.FACTS)
+    modifiers = {name: keys.below(node, name) for name in MODIFIERS}
+    others = {
+        key: value
+        for key, value in node.items()
+        if key.partition(".")[0] not in (*MODIFIERS, *CHOOSES_LOSS) and not key.endswith("_target_")
+    }
+    return Loss(
+        mode=values.get(keys.LOSS_MODE),
+        method=node.get("method"),
+        function=node.get("function"),
+        group=facts.get("group"),
+        parameters=others,
+        modifiers={name: chosen for name, chosen in modifiers.items() if chosen},
+        taken=keys.nested(keys.below(facts, "taken")),
+        unused=keys.below(facts, "unused"),
+    )
+
+
+def training_of(values: Mapping[str, Any]) -> Engine:
+    """Returns the engine that trains; `values`: dotted key to value."""
+    name = values.get(keys.STRATEGY)
+    precisions = [values.get(keys.TRAINING_PRECISION[name])] if name in keys.TRAINING_PRECISION else []
+    parallel = {"sequence": keys.SEQUENCE_PARALLEL[0]}
+    if name == "megatron":
+        parallel = {
+            "tensor": keys.MEGATRON_TENSOR_PARALLEL,
+            "pipeline": keys.MEGATRON_PIPELINE_PARALLEL,
+            "context": keys.MEGATRON_CONTEXT_PARALLEL,
+        }
+    return Engine(name=name, precision=next(iter(precisions), None), parallel=_given(values, parallel))
+
+
+def reward_of(values: Mapping[str, Any], content: str | None) -> Content:
+    """Returns the reward function of the user's own that a configuration names; no path if it names none."""
+    for node in keys.REWARD_FUNCTIONS:
+        function = keys.below(values, node)
+        if function.get("path"):
+            return Content(paths=paths_of(function["path"]), name=function.get("name"), hash=content)
+    return Content(hash=content)
+
+
+def paths_of(value: Any) -> tuple[str, ...]:
+    """Returns the paths that a key has, which may be a list of them or one; none where it is empty."""
+    if not value:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a configuration is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """Returns a record as plain nested values, as its file has them."""
+    return dataclasses.asdict(record)
+
+
+def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
+    """Returns the record in a file's content, of this form or of an older one without a number.
+
+    Args:
+        content: the file's object.
+        where: names the file in an error.
+
+    Raises:
+        ValueError: the record is of a newer form, or a field has a value of another type.
+    """
+    schema = content.get("schema")
+    if schema is None:
+        return record_of(content.get("configuration") or {}, content)
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise ValueError(
+            f"{where}: a record of form {schema!r:.20}, and this version of verl-clipx reads forms up to {SCHEMA}. "
+            "Read it with the version that wrote it, or a newer one; or remove it to read the log without it."
+        )
+    return _built(RunRecord, content, where)
+
+
+def _built(kind: type, content: Any, where: str) -> Any:
+    """Builds a class of the record from plain values; fields that this version doesn't know are left out."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{where}: no record ({content!r:.40}); remove it to read the log without it.")
+    given: dict[str, Any] = {}
+    for place in dataclasses.fields(kind):
+        if place.name not in content:
+            continue
+        value = content[place.name]
+        part = PARTS.get((kind, place.name))
+        if part is not None and value is not None:
+            value = _built(part, value, f"{where}: {place.name}")
+        elif isinstance(value, list) and place.name != "configuration":
+            value = tuple(value)
+        given[place.name] = value
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}; remove it to read the log without it.") from None
+
+
+# The fields that are classes themselves.
+PARTS: dict[tuple[type, str], type] = {
+    **{
+        (RunRecord, place.name): place.default_factory
+        for place in dataclasses.fields(RunRecord)
+        if dataclasses.is_dataclass(place.default_factory)
+    },
+    (RunRecord, "receipt"): ReceiptResult,
+}
+
+
+def _given(values: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    return {name: values[key] for name, key in places.items() if values.get(key) is not None}
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,63 @@
+"""Which of verl's trainers a run has, and how old its samples may be. Importing this is cheap."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_clipx.run import keys
+
+# The trainers of verl 0.9: its older one, the modes of trainer.v1.trainer_mode, and the two experimental ones.
+OLDER = "v0"
+SYNC, COLOCATED, SEPARATE = "sync", "colocate_async", "separate_async"
+ONE_STEP_OFF, FULLY_ASYNC = "one_step_off", "fully_async"
+KINDS = (OLDER, SYNC, COLOCATED, SEPARATE, ONE_STEP_OFF, FULLY_ASYNC)
+
+# How many versions old a sample may be where the trainer itself decides it; None: it has no such limit.
+LIMITS = {OLDER: 0, SYNC: 0, ONE_STEP_OFF: 1, FULLY_ASYNC: None}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The trainer of a run.
+
+    Args:
+        kind: one of `KINDS`, or another mode of the v1 trainer; None if the configuration doesn't say it.
+        in_step: whether sampling and training take turns on the same accelerators.
+        recomputes_old: whether old_log_probs are recomputed with the weights that the first update of a rollout batch
+            starts from, so that its ratio is 1 but for rounding.
+        oldest_allowed: how many weight versions older than the trainer's those that sampled may be; None if nothing
+            limits that, or the configuration doesn't say it.
+        stale: whether samples may be of older weights than those that a rollout batch's first update starts from.
+    """
+
+    kind: str | None = None
+    in_step: bool = False
+    recomputes_old: bool = False
+    oldest_allowed: int | None = None
+    stale: bool = False
+
+
+def trainer_of(configuration: Mapping[str, Any]) -> Trainer:
+    """Returns the trainer that a configuration of verl's chooses; `configuration`: dotted key to value."""
+    kind = kind_of(configuration)
+    bypass = bool(configuration.get(keys.BYPASS))
+    return Trainer(
+        kind=kind,
+        in_step=kind in (OLDER, SYNC, COLOCATED),
+        recomputes_old=kind in (OLDER, SYNC, COLOCATED, ONE_STEP_OFF) and not bypass,
+        oldest_allowed=LIMITS[kind] if kind in LIMITS else configuration.get(keys.OLDEST_ALLOWED),
+        stale=kind in (COLOCATED, SEPARATE, ONE_STEP_OFF, FULLY_ASYNC),
+    )
+
+
+def kind_of(configuration: Mapping[str, Any]) -> str | None:
+    """Returns which trainer a configuration chooses, as `Trainer.kind`."""
+    # The experimental trainers inherit the keys of trainer.v1 and trainer.use_v1=True, but do not read them.
+    of_fully_async = keys.below(configuration, keys.ASYNC_TRAINING).values()
+    if any(value is not None for value in of_fully_async):
+        return FULLY_ASYNC
+    if configuration.get(keys.ROLLOUT_NODES) is not None:
+        return ONE_STEP_OFF
+    if configuration.get(keys.USE_V1) is False:
+        return OLDER
+    return configuration.get(keys.TRAINER_MODE)
