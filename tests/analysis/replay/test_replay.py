@@ -50,7 +50,7 @@ def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, me
 def test_a_record_whose_bounds_are_not_those_that_acted_is_seen(tmp_path):
     run = write_run(tmp_path / "grpo-seed1", "grpo", steps=2)
     record = json.loads((run / "metrics.run.json").read_text())
-    record["configuration"]["clipx"]["clip_high"] = 1.5
+    record["configuration"]["clipx.clip_high"] = record["loss"]["parameters"]["clip_high"] = 1.5
     (run / "metrics.run.json").write_text(json.dumps(record))
     (own,) = answer("replay", run)["settings"]
     assert own["bounds_against_run"] == pytest.approx(0.3 / 1.2, rel=1e-5)
