@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-import transfer_queue
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl import DataProto
 from verl.trainer.ppo import metric_utils
@@ -187,7 +186,8 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
         # As TransferQueue does.
         return TensorDict({"extra_fields": NonTensorStack(*map(NonTensorData, extras))}, batch_size=[len(extras)])
 
-    monkeypatch.setattr(transfer_queue, "kv_batch_get", kv_batch_get)
+    # The queue that the trainer itself has, which in a run in one process is not TransferQueue's module.
+    monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_batch_get=kv_batch_get))
     tags = [{}, {"is_padding": False}, {"is_padding": True}]
     trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b", "b"], partition_id="train", tags=tags)
 

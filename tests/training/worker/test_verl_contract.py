@@ -1,5 +1,5 @@
-"""What verl_clipx/run and worker and `clipx recompute` rely on in verl, so that another verl version fails here, by
-name. Not covered: what verl_clipx/training/cpu relies on (tests/training/cpu).
+"""What verl_clipx/run, worker and trainer and `clipx recompute` rely on in verl, so that another verl version fails
+here, by name. Not covered: what verl_clipx/training/cpu relies on (tests/training/cpu).
 `PYTHONPATH=<a checkout of verl> python -m pytest tests/training/worker/test_verl_contract.py` asks that checkout and
 says whether it is older or newer than 0.9.1.
 """
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from verl.trainer import main_ppo, main_ppo_v0
 from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
+from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
 from verl.workers import engine_workers
@@ -85,6 +86,7 @@ SOURCES = {
     "they are of the tempered policy": (transformer_impl, re.compile(r"logits = (_scale_logits_by_|logits / )temp")),
     "at the rollout's temperature": (ray_trainer, "self.config.actor_rollout_ref.rollout.temperature"),
     "an adapter can be left out": (OF_VERL.infer_batch, 'key="no_lora_adapter"'),
+    "the trainer's module names its queue tq": (trainer_base, "tq.kv_batch_get(keys=batch.keys, partition_id="),
 }
 
 

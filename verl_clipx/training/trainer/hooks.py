@@ -132,7 +132,7 @@ def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any])
     """Wraps how the v1 trainers make a step's metrics, which know what a reward returns and which weights sampled."""
     if _run is None:
         return wrapped(*positional, **named)
-    from transfer_queue import kv_batch_get
+    from verl.trainer.ppo.v1 import trainer_base
 
     from verl_clipx.training.trainer.health import verdicts
     from verl_clipx.training.worker.fingerprints import NEWEST, OLDEST, span
@@ -142,6 +142,7 @@ def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any])
     _run.versions = _run.fingerprints.run(lambda: span(*([tag.get(key) for tag in tags] for key in (OLDEST, NEWEST))))
     wrapped(*positional, **named)
     if _run.has_verdicts:
-        logged = _run.health.run(lambda: verdicts(kv_batch_get, call["batch"]), {})
+        # The trainer's own queue, which need not be TransferQueue's module: a run in one process has another.
+        logged = _run.health.run(lambda: verdicts(trainer_base.tq.kv_batch_get, call["batch"]), {})
         _run.has_verdicts = bool(logged)
         call["metrics"].update(logged)
