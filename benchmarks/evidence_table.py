@@ -1,31 +1,34 @@
 """Writes evidence.json and the tables of docs/results/evidence.md and lower_rates.md from the kept runs.
 
 Run: python benchmarks/evidence_table.py
+     python benchmarks/evidence_table.py --protocol default    evidence_default.json
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from evidence import (
-    COLUMNS,
+    BYPASS,
     COUNTED,
+    DEFAULT,
     EXPLORATORY,
     FRESH,
-    RATES,
-    ROWS,
-    RUNS,
+    PROTOCOLS,
     SECOND_LOOK,
-    TABLE,
     TUNING,
-    WIDER_RATES,
     Outcomes,
+    Protocol,
     best_fixed,
+    last_reward,
+    mean_reward,
     outcomes_in,
+    protocol_named,
     queue,
     read_kept,
-    rows_of,
     seeds_of,
     tune,
     tuning_runs,
@@ -34,14 +37,19 @@ from jinja2 import Environment
 from scipy import stats
 
 from verl_clipx.analysis.runs.folder import KEPT
+from verl_clipx.common.command_line import failing
 from verl_clipx.common.files import read_text, write_json, write_text
 from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.common.statistics.comparison import LEVEL, holm
 from verl_clipx.common.statistics.estimate import estimate
 
+# Of the table in bypass mode.
+TABLE, COLUMNS, ROWS, RATES, WIDER_RATES = BYPASS.table, BYPASS.columns, BYPASS.rows, BYPASS.rates, BYPASS.wider_rates
+
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "evidence.json"
-PAGE, PROTOCOL = DOCS / "results" / "evidence.md", DOCS / "results" / "protocol.md"
+OF_DEFAULT = DOCS / "results" / "evidence_default.json"
+PAGE = DOCS / "results" / "evidence.md"
 AMENDMENTS = "\n## Amendments\n"
 LOWER_RATES, RULE = DOCS / "results" / "lower_rates.md", "## Rule\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
@@ -53,9 +61,9 @@ Cells = dict[str, dict[str, list[dict[str, Any]]]]
 """The counted runs, by column and row."""
 
 
-def hash_of_protocol() -> str:
-    """The hash of the protocol without its amendments."""
-    return hashlib.sha256(read_text(PROTOCOL).partition(AMENDMENTS)[0].encode()).hexdigest()
+def hash_of_protocol(protocol: Protocol) -> str:
+    """The hash of a protocol's page without its amendments."""
+    return hashlib.sha256(read_text(protocol.text).partition(AMENDMENTS)[0].encode()).hexdigest()
 
 
 def hash_of_rule() -> str:
@@ -104,54 +112,126 @@ def tests_of(means: dict[str, dict[str, list[float]]], best: dict[str, str]) -> 
     return found
 
 
-def collect() -> dict[str, Any]:
-    """All numbers of the table, from the kept runs.
+def outcomes_of_all(protocol: Protocol) -> Outcomes:
+    """The outcomes of a protocol's committed runs.
 
     Raises:
         ValueError: runs are missing; nothing is tested before all are there.
     """
-    outcomes = outcomes_in(RUNS)
-    wanted = queue(outcomes)
-    if missing := sum(run not in outcomes for run in wanted):
+    outcomes = outcomes_in(protocol, protocol.runs)
+    if missing := sum(run not in outcomes for run in queue(protocol, outcomes)):
         raise ValueError(f"{missing} runs of the table are missing: python benchmarks/evidence.py makes them")
+    return outcomes
+
+
+def made_of(protocol: Protocol, outcomes: Outcomes) -> dict[str, int]:
+    """How many runs the protocol asked for, by part."""
+    wanted = queue(protocol, outcomes)
+    return {part: sum(run.part == part for run in wanted) for part in (TUNING, COUNTED)}
+
+
+def cells_of(protocol: Protocol) -> dict[str, Cells]:
+    """The numbers of a protocol's committed runs, by part."""
     cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}, SECOND_LOOK: {}, EXPLORATORY: {}}
-    for path in sorted(RUNS.glob(f"*/*/*{KEPT}")):
+    for path in sorted(protocol.runs.glob(f"*/*/*{KEPT}")):
         run, record, steps = read_kept(path)
-        fresh = [step[FRESH] for step in steps.values()]
-        numbers = {
-            "mean": outcomes[run],
-            "end": 100 * last_level(fresh),
-            "collapsed": collapse(fresh) is not None,
-            "entropy": last_level([step["actor/entropy_loss"] for step in steps.values()]),
-            "kl": float(np.mean([step["actor/ppo_kl"] for step in steps.values()])),
-            "seconds": record["seconds"],
-        }
-        of_row = cells[run.part].setdefault(run.column, {}).setdefault(run.row, [])
-        of_row.append({"seed": run.seed, "rate": run.rate, **{key: round(value, 4) for key, value in numbers.items()}})
-    means = {
-        column: {name: [run["mean"] for run in runs] for name, runs in rows.items()}
-        for column, rows in cells[COUNTED].items()
+        row = cells[run.part].setdefault(run.column, {}).setdefault(run.row, [])
+        numbers = numbers_of_run(steps) | {"seconds": record["seconds"]}
+        row.append({"seed": run.seed, "rate": run.rate, **{key: round(value, 4) for key, value in numbers.items()}})
+    return cells
+
+
+def numbers_of_run(steps: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """A run's outcomes; rewards are in points."""
+    fresh = [step[FRESH] for step in steps.values()]
+    return {
+        "mean": mean_reward(fresh),
+        "end": last_reward(fresh),
+        "collapsed": collapse(fresh) is not None,
+        "entropy": last_level([step["actor/entropy_loss"] for step in steps.values()]),
+        "kl": float(np.mean([step["actor/ppo_kl"] for step in steps.values()])),
     }
+
+
+def means_of(counted: Cells, outcome: str) -> dict[str, dict[str, list[float]]]:
+    """An outcome of the counted runs, by column and row."""
+    return {
+        column: {name: [run[outcome] for run in runs] for name, runs in rows.items()}
+        for column, rows in counted.items()
+    }
+
+
+def collect() -> dict[str, Any]:
+    """All numbers of the table in bypass mode, from the kept runs; raises as `outcomes_of_all`."""
+    outcomes = outcomes_of_all(BYPASS)
+    cells = cells_of(BYPASS)
+    best = {column: best_fixed(BYPASS, column, outcomes) for column in COLUMNS}
     return {
         "protocol": TABLE["protocol"],
-        "made": {part: sum(run.part == part for run in wanted) for part in (TUNING, COUNTED)},
-        "tests": tests_of(means, {column: best_fixed(column, outcomes) for column in COLUMNS}),
+        "made": made_of(BYPASS, outcomes),
+        "tests": tests_of(means_of(cells[COUNTED], "mean"), best),
         "described": describe(cells[COUNTED]),
         "lower_rates": lower_rates(outcomes, cells),
         **cells,
     }
 
 
+def collect_default() -> dict[str, Any]:
+    """All numbers of the table in verl's default mode, from the kept runs; raises as `outcomes_of_all`."""
+    outcomes = outcomes_of_all(DEFAULT)
+    cells = cells_of(DEFAULT)
+    return {
+        "protocol": DEFAULT.table["protocol"],
+        "made": made_of(DEFAULT, outcomes),
+        "best_fixed": {column: best_fixed(DEFAULT, column, outcomes) for column in DEFAULT.columns},
+        "hypothesis": hypothesis_of(means_of(cells[COUNTED], DEFAULT.table["outcome"]), **DEFAULT.table["hypothesis"]),
+        "described": describe(cells[COUNTED]),
+        "pretrained": describe(cells[SECOND_LOOK]),
+        **cells,
+    }
+
+
+def hypothesis_of(
+    means: Mapping[str, Mapping[str, list[float]]], *, more: float, narrow: str, wide: str
+) -> dict[str, dict[str, float]]:
+    """The test of docs/results/protocol_default.md: one row earns more than another by more than some points.
+
+    Args:
+        means: the primary outcome of the counted seeds, by column and row.
+        more: the points.
+
+    Returns:
+        By column the difference of the means, the ends of its two-sided 95 % interval (Welch), the one-sided p-value
+        against a true difference of `more` or less, and Holm's over the columns.
+    """
+    found = {column: difference_of(rows[narrow], rows[wide], more) for column, rows in means.items()}
+    adjusted = holm([result["p_value"] for result in found.values()])
+    return {column: {**found[column], "holm": p} for column, p in zip(found, adjusted, strict=True)}
+
+
+def difference_of(narrow: list[float], wide: list[float], more: float) -> dict[str, float]:
+    """The difference of two rows' means, second minus first, as `hypothesis_of` has it."""
+    ends = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(1 - LEVEL)
+    shifted = stats.ttest_ind(np.subtract(wide, more), narrow, equal_var=False, alternative="greater")
+    result = {
+        "difference": np.mean(wide) - np.mean(narrow),
+        "low": ends.low,
+        "high": ends.high,
+        "p_value": shifted.pvalue,
+    }
+    return {key: round(float(value), 6) for key, value in result.items()}
+
+
 def lower_rates(outcomes: Outcomes, cells: dict[str, Cells]) -> list[dict[str, Any]]:
     """The rows of docs/results/lower_rates.md: each rate's mean on the tuning seeds, the counted runs at the best."""
     found = []
-    places = [(column, name) for column in COLUMNS for name in rows_of(column)]
+    places = [(column, name) for column in COLUMNS for name in BYPASS.rows_of(column)]
     for column, name in places:
         like = ROWS[name].get("like", name)
-        rates, means = tune(column, like, outcomes, WIDER_RATES)
+        rates, means = tune(BYPASS, column, like, outcomes, WIDER_RATES)
         if rates[0] > RATES[0] or (means and max(means, key=means.get) > RATES[0]):
             continue
-        tried = {rate: tuning_runs(column, name, rate) for rate in reversed(rates) if rate <= RATES[0]}
+        tried = {rate: tuning_runs(BYPASS, column, name, rate) for rate in reversed(rates) if rate <= RATES[0]}
         row: dict[str, Any] = {"column": column, "row": name, "rate": max(means, key=means.get) if means else None}
         row["tuning"] = {
             f"{rate:g}": round(float(np.mean([outcomes[run] for run in runs])), 4)
@@ -163,7 +243,7 @@ def lower_rates(outcomes: Outcomes, cells: dict[str, Cells]) -> list[dict[str, A
             for run in cells[EXPLORATORY].get(column, {}).get(name, [])
             if run["rate"] == row["rate"] and run["seed"] not in TABLE[TUNING]
         ]
-        if runs and len(runs) == len(seeds_of(column, outcomes)):
+        if runs and len(runs) == len(seeds_of(BYPASS, column, outcomes)):
             row |= describe({column: {name: runs}})[column][name] | {"worst": min(run["mean"] for run in runs)}
         found.append(row)
     return found
@@ -227,9 +307,15 @@ def numbers_of(results: dict[str, Any]) -> str:
     return fill("evidence", results, lowest=lowest, look=TABLE[SECOND_LOOK])
 
 
-def main() -> None:
+def main(
+    name: Annotated[str, typer.Option("--protocol", help=f"One of {', '.join(PROTOCOLS)}.")] = "bypass",
+) -> None:
     """Collects, and writes the pages' numbers."""
-    results = collect()
+    with failing():
+        if protocol_named(name) is DEFAULT:
+            write_json(OF_DEFAULT, collect_default())
+            return
+        results = collect()
     write_json(RESULTS, results)
     for page, numbers in ((PAGE, numbers_of(results)), (LOWER_RATES, numbers_of_lower_rates(results))):
         before, _, rest = read_text(page).partition(BEGIN)
@@ -237,4 +323,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

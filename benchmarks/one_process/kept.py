@@ -79,6 +79,8 @@ def train_and_keep(
     record: dict[str, Any],
     select: Callable[[Metrics], Metrics],
     trainer: type | None = None,
+    *,
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Train, and keep the log.
 
@@ -87,6 +89,7 @@ def train_and_keep(
         record: what the run is; its processor time is added as `seconds`.
         select: chooses which of a step's metrics to keep.
         trainer: see `trainer.train`.
+        check: called when the run has ended; what it raises leaves the log unkept.
     """
     from .trainer import train
 
@@ -96,4 +99,6 @@ def train_and_keep(
         train(config, log, trainer)
         metrics, _ = read_rows(log)
     seconds = round(time.process_time() - started, 1)
+    if check is not None:
+        check()
     keep_run(path, record | {"seconds": seconds}, {step: select(data) for step, data in metrics.items()})

@@ -1,5 +1,6 @@
 """The table of docs/results/evidence.md: its protocol, its queue, its test, and that it is what the logs say. Not
-covered: the training itself, which tests/end_to_end/test_one_process.py compares with verl's through Ray.
+covered: verl's default mode (test_evidence_default.py); that a run is made (test_scripts.py); the training itself,
+which tests/end_to_end/test_one_process.py compares with verl's through Ray.
 """
 
 import re
@@ -9,13 +10,14 @@ import evidence_table
 import numpy as np
 import pytest
 import yaml
-from evidence import COLUMNS, COUNTED, ROWS, SECOND_LOOK, TABLE, TUNING, Wanted, deviation_of, power, queue
+from evidence import BYPASS, COUNTED, SECOND_LOOK, TUNING, Wanted, deviation_of, power, queue
 from scipy import stats
 
 from verl_clipx.common.files import read_json, read_text
 from verl_clipx.losses.methods import METHODS
 
 ROOT = evidence.ROOT
+TABLE, COLUMNS, ROWS = BYPASS.table, BYPASS.columns, BYPASS.rows
 
 TUNED = [name for name, row in ROWS.items() if "like" not in row]
 
@@ -25,22 +27,22 @@ def outcome_of(run: Wanted) -> float:
     return 50 - abs(run.rate - 3e-4) * 1e3 + 0.1 * list(ROWS).index(run.row) + 2 * (run.seed == TABLE[TUNING][0])
 
 
-OUTCOMES = {run: outcome_of(run) for run in queue({})}
+OUTCOMES = {run: outcome_of(run) for run in queue(BYPASS, {})}
 
 
 def test_the_protocol_is_the_one_that_was_committed_first():
-    assert evidence_table.hash_of_protocol() == TABLE["protocol"] == read_json(evidence_table.RESULTS)["protocol"]
+    assert evidence_table.hash_of_protocol(BYPASS) == TABLE["protocol"] == read_json(evidence_table.RESULTS)["protocol"]
     assert evidence_table.hash_of_rule() == TABLE["rule"]
 
 
 def test_the_table_and_the_page_are_what_the_committed_logs_give():
-    results, outcomes = evidence_table.collect(), evidence.outcomes_in(evidence.RUNS)
+    results, outcomes = evidence_table.collect(), evidence.outcomes_in(BYPASS, BYPASS.runs)
     assert read_json(evidence_table.RESULTS) == results
     # Every run that the protocol asks for is made.
-    assert [run for run in queue(outcomes) if run not in outcomes] == []
+    assert [run for run in queue(BYPASS, outcomes) if run not in outcomes] == []
     assert evidence_table.numbers_of(results) in read_text(evidence_table.PAGE)
     assert evidence_table.numbers_of_lower_rates(results) in read_text(evidence_table.LOWER_RATES)
-    assert {run.path(evidence.RUNS).name for run in outcomes} == {path.name for path in evidence.RUNS.glob("*/*/*.gz")}
+    assert {run.path(BYPASS.runs).name for run in outcomes} == {path.name for path in BYPASS.runs.glob("*/*/*.gz")}
 
 
 def test_each_number_of_the_pages_is_the_table_s():
@@ -64,16 +66,16 @@ def test_each_number_of_the_pages_is_the_table_s():
 
     wider = [np.mean(means_of["grpo_w1"]) - np.mean(means_of["grpo"]) for means_of in map(exact, counted.values())]
     failed, *others = sorted(counted["old"]["grpo_w2"], key=lambda run: run["mean"])
-    outcomes = evidence.outcomes_in(evidence.RUNS)
+    outcomes = evidence.outcomes_in(BYPASS, BYPASS.runs)
     spread = {
         column: np.sqrt(np.mean([np.var(means_of, ddof=1) for means_of in exact(rows).values()]))
         for column, rows in counted.items()
     }
     noisy = [f"{np.std(exact(counted['noisy'])[row], ddof=1):.1f}" for row in ("grpo", "grpo_w1")]
     passed = [column for column, of in tests["no_worse"]["dgpo"].items() if of["p_value"] < 0.05]
-    edges = [row for row in TUNED if row in evidence.rows_of("fresh_64")]
-    at_edge = [row for row in edges if evidence.best_rate("fresh_64", row, outcomes)[1] == evidence.RATES[0]]
-    by_tuning = [deviation_of(column, outcomes) for column in COLUMNS]
+    edges = [row for row in TUNED if row in BYPASS.rows_of("fresh_64")]
+    at_edge = [row for row in edges if evidence.best_rate(BYPASS, "fresh_64", row, outcomes)[1] == BYPASS.rates[0]]
+    by_tuning = [deviation_of(BYPASS, column, outcomes) for column in COLUMNS]
     page = one_line(evidence_table.PAGE)
     own = [
         f"{results['made'][COUNTED]} counted ones",
@@ -168,10 +170,10 @@ def test_readme_has_the_number_of_runs_and_none_of_their_rewards(name):
 def test_what_repeated_on_another_machine_is_as_the_page_says():
     repeated = evidence.ROOT / "docs" / "results" / "runs" / "repeated"
     agreeing, whole = {}, {}
-    for run in evidence.outcomes_in(repeated):
+    for run in evidence.outcomes_in(BYPASS, repeated):
         rewards = [
             [step[evidence.FRESH] for step in evidence.read_kept(run.path(folder))[2].values()]
-            for folder in (repeated, evidence.RUNS)
+            for folder in (repeated, BYPASS.runs)
         ]
         parts = [index for index, (again, first) in enumerate(zip(*rewards, strict=True)) if again != first]
         agreeing[run], whole[run] = min(parts, default=len(rewards[0])), len(rewards[0])
@@ -179,7 +181,7 @@ def test_what_repeated_on_another_machine_is_as_the_page_says():
     assert len(whole) == 5 and sorted(parted.values()) == [1, 2]
     failed = Wanted(COUNTED, "old", "grpo_w2", 3e-4, 8)
     assert (parted[failed], whole[failed]) == (2, 12)
-    said = [f"{evidence.outcomes_in(folder)[failed]:.1f}" for folder in (evidence.RUNS, repeated)]
+    said = [f"{evidence.outcomes_in(BYPASS, folder)[failed]:.1f}" for folder in (BYPASS.runs, repeated)]
     assert "({}) has ten of twelve rewards again, then parts and has {}.".format(*said) in one_line(evidence_table.PAGE)
 
 
@@ -195,11 +197,11 @@ def exact(rows):
 
 def test_rates_below_the_grid_are_tried_until_one_is_worse_and_only_such_rows_are_run_again():
     """Width 0.5 is best at 3e-5, and better still at 1e-5; the row like it and rows inside the grid get no run."""
-    edge = [(TUNING, "old", row, rate) for row in ("grpo_w05", "acpo") for rate in evidence.RATES]
+    edge = [(TUNING, "old", row, rate) for row in ("grpo_w05", "acpo") for rate in BYPASS.rates]
     known = OUTCOMES | {Wanted(*of, seed): 60 - of[3] * 1e4 for of in edge for seed in TABLE[TUNING]}
 
     def missing():
-        return [tuple(run) for run in queue(known, evidence.WIDER_RATES) if run not in known]
+        return [tuple(run) for run in queue(BYPASS, known, BYPASS.wider_rates) if run not in known]
 
     def make(value):
         known.update({Wanted(*run): value for run in missing()})
@@ -210,22 +212,22 @@ def test_rates_below_the_grid_are_tried_until_one_is_worse_and_only_such_rows_ar
     known.update({Wanted(*run): 70 if run[2] == "grpo_w05" else 50 for run in missing()})
     assert missing() == [("exploratory", "old", "grpo_w05", 3e-6, seed) for seed in TABLE[TUNING]]
     make(65)
-    counted = [("exploratory", "old", "grpo_w05", 1e-5, seed) for seed in evidence.seeds_of("old", known)]
+    counted = [("exploratory", "old", "grpo_w05", 1e-5, seed) for seed in evidence.seeds_of(BYPASS, "old", known)]
     assert missing() == counted and [seed for *_, seed in counted] == list(range(1, len(counted) + 1))
     make(70)
     assert missing() == []
-    known |= {Wanted(TUNING, "noisy", "grpo", rate, seed): 60 for rate in evidence.RATES[:2] for seed in TABLE[TUNING]}
+    known |= {Wanted(TUNING, "noisy", "grpo", rate, seed): 60 for rate in BYPASS.rates[:2] for seed in TABLE[TUNING]}
     make(80)
     make(70)
     assert {run[2:4] for run in missing()} == {(row, 1e-5) for row in ("grpo", "narrow", "again")}
 
 
 def test_a_column_has_as_many_seeds_as_its_power_needs():
-    assert deviation_of("old", OUTCOMES) == pytest.approx(2**0.5)
-    assert len(evidence.seeds_of("old", OUTCOMES)) == 8
+    assert deviation_of(BYPASS, "old", OUTCOMES) == pytest.approx(2**0.5)
+    assert len(evidence.seeds_of(BYPASS, "old", OUTCOMES)) == 8
     wider = {run: value + 2 * (run.seed == TABLE[TUNING][0]) for run, value in OUTCOMES.items()}
-    seeds = len(evidence.seeds_of("old", wider))
-    deviation = deviation_of("old", wider)
+    seeds = len(evidence.seeds_of(BYPASS, "old", wider))
+    deviation = deviation_of(BYPASS, "old", wider)
     assert power(seeds - 1, deviation, 3) < 0.9 <= power(seeds, deviation, 3)
     # From tables of the noncentral t distribution: the protocol's numbers.
     assert (power(8, 1.7, 3), power(8, 3.1, 5)) == pytest.approx((0.956, 0.922), abs=0.001)
