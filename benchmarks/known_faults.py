@@ -230,19 +230,26 @@ def make_trainer(setting: Setting, at: int | None, checkpoints: Path | None = No
     return Faulty
 
 
-def make(path: Path, name: str, seed: int) -> None:
-    """Trains a setting with a seed and keeps its log."""
+def make(path: Path, name: str, seed: int, steps: int | None = None) -> None:
+    """Trains a setting with a seed and keeps its log.
+
+    Args:
+        steps: batches of the run, of which the last one has the fault at the latest; None: those of the preset.
+    """
     from omegaconf import OmegaConf
-    from one_process.kept import compose_here, describe, train_and_keep
+    from one_process.kept import compose_here, describe, shortened, train_and_keep
 
     setting = SETTINGS[name]
     at = setting.begins(name, seed)
-    config = compose_here(f"reversal/{setting.preset}", seed, setting.overrides)
+    if at is not None and steps is not None:
+        at = min(at, steps)
+    overrides = [*setting.overrides, *shortened(steps)]
+    config = compose_here(f"reversal/{setting.preset}", seed, overrides)
     record = {
         "name": name,
         "seed": seed,
         "preset": setting.preset,
-        "overrides": setting.overrides,
+        "overrides": overrides,
         "since": at,
         "expected": setting.expected,
         "also": setting.also,
@@ -270,6 +277,7 @@ def main(
     runs: Annotated[Path, typer.Argument(help="Where the logs go.")],
     seed: Annotated[list[int] | None, typer.Option(help="By default 31.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="By default all but those with validations.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Batches of each run, for a rehearsal.")] = None,
 ) -> None:
     """Makes the runs that are missing, one after the other."""
     os.environ.setdefault("CLIPX_DATA", "data")
@@ -280,7 +288,7 @@ def main(
             if path.exists():
                 continue
             typer.echo(f"{one}, seed {number}", err=True)
-            make(path, one, number)
+            make(path, one, number, steps)
 
 
 if __name__ == "__main__":

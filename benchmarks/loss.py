@@ -190,6 +190,7 @@ def main(
     repeats: Annotated[int, typer.Option(help="Measurements of each loss, interleaved.")] = 7,
     methods: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
     bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Log-probabilities in it.")] = False,
+    chosen: Annotated[list[str] | None, typer.Option("--form", help="eager or compiled; both by default.")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
     """Print a table a shape: time, kernels and peak memory of each loss, and their ratio to verl's vanilla."""
@@ -209,6 +210,8 @@ def main(
     observe_registered("vanilla")
     for name in methods or [*METHODS, OBSERVE]:
         for form, compile in FORMS.items():
+            if chosen and form not in chosen:
+                continue
             if name == OBSERVE:
                 configs[OBSERVED] = actor_config("+clipx=observe")
                 continue

@@ -42,6 +42,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets; the table's by default.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Training seed; may be given several times.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Batches of each run, for a rehearsal.")] = None,
 ) -> None:
     """Make the runs of a table that are missing."""
     with failing():
@@ -67,7 +68,7 @@ def main(
         only_rank.become_only_rank()
         for number, (preset, chosen) in enumerate(missing, 1):
             typer.echo(f"{preset}, seed {chosen}: run {number} of {len(missing)}", err=True)
-            make_run(kept_path(runs, preset, chosen), preset, chosen)
+            make_run(kept_path(runs, preset, chosen), preset, chosen, steps)
     typer.echo(f"{len(missing)} runs kept in {runs}; next: clipx table collect {name} --runs {runs}", err=True)
 
 
@@ -84,15 +85,18 @@ def prepare(job: Job) -> None:
         raise ValueError(f"{job.label}: exit code {done.returncode} of {job.command}")
 
 
-def make_run(path: Path, preset: str, seed: int) -> None:
+def make_run(path: Path, preset: str, seed: int, steps: int | None = None) -> None:
     """Train a preset with a seed and keep its log at a path.
+
+    Args:
+        steps: batches of the run; None: those of the preset.
 
     Raises:
         ValueError: the runs beside it started from another policy.
     """
-    from one_process.kept import compose_here, describe, keep_configuration, train_and_keep
+    from one_process.kept import compose_here, describe, keep_configuration, shortened, train_and_keep
 
-    config = compose_here(preset, seed)
+    config = compose_here(preset, seed, shortened(steps))
     record = {
         "seed": seed,
         "config_hash": keep_configuration(path.parent, significant_values(config)),

@@ -27,6 +27,11 @@ DIGITS = 6
 Metrics = Mapping[str, float]
 
 
+def shortened(steps: int | None) -> list[str]:
+    """Returns the override that a rehearsal's runs end by; None: they are as long as their setting says."""
+    return [] if steps is None else [f"trainer.total_training_steps={steps}"]
+
+
 def kept_path(runs: Path, preset: str, seed: int) -> Path:
     """Return the file in which a run is kept."""
     path = run_path(runs, preset, seed)
