@@ -1,7 +1,7 @@
 """A researcher's round on two tasks: data, warm start, training through the real verl, `clipx eval` before and after.
-Covers, with `-m matrix`: knights and knaves, and Countdown, with their real rewards; that training helps. Not covered:
-two ranks (test_training.py), how far longer training goes (docs/dev/evaluation.md and docs/tasks have measured runs),
-GPUs, vLLM.
+Covers that knights and knaves' recipe trains a batch, in one process; with `-m matrix`: knights and knaves, and
+Countdown, with their real rewards; that training helps. Not covered: two ranks (test_training.py), how far longer
+training goes (docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
 """
 
 import json
@@ -9,6 +9,7 @@ import json
 import pytest
 
 from tests.analysis.runs.commands import clipx
+from tests.recipes.shell import RECIPES, ROOT, Machine
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
@@ -16,7 +17,7 @@ from .conftest import Task
 from .evaluation_round import VALIDATION, check_both_ways, evaluate
 from .runs import train
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
+pytestmark = pytest.mark.end_to_end
 
 STEPS = 8
 QUESTIONS = 128
@@ -41,6 +42,38 @@ def knights_and_knaves(tmp_path_factory) -> Task:
     return Task(folder / "train.parquet", folder / "test.parquet", policy)
 
 
+HERE = """
+import os, runpy, sys
+os.environ["VERL_FILE_LOGGER_PATH"] = {log!r}
+sys.argv[1:] = {words!r}
+runpy.run_module("tests.end_to_end.in_one_process", run_name="__main__")
+"""
+
+
+def test_the_recipe_of_knights_and_knaves_trains_a_batch(run_fresh, tmp_path):
+    clipx("data", "build", "knights_and_knaves_tiny", "--out", tmp_path)
+    policy = fit_policy(
+        draw_training_puzzles(100, seed=0), 0.3, WarmStartConfig(steps=5), tmp_path / "policies", num_threads=1
+    )
+    files = {"TRAIN_FILE": f"{tmp_path}/train.parquet", "TEST_FILE": f"{tmp_path}/test.parquet"}
+    smallest = {"TOTAL_STEPS": "1", "SAVE_FREQ": "-1", "TEST_FREQ": "-1", "RUN_FOLDER": f"{tmp_path}/run"}
+    machine = Machine(tmp_path / "machine", python3="")
+    script = RECIPES / "quickstart/run_knights_and_knaves_tiny_cpu.sh"
+    launched = machine.run(
+        script, "trainer.val_before_train=False", METHOD="acpo", MODEL_PATH=str(policy), **files, **smallest
+    )
+    assert launched.returncode == 0, launched.stderr
+    (call,) = machine.calls
+    assert call[:3] == ["python3", "-m", "verl.trainer.main_ppo"]
+    log = tmp_path / "metrics.jsonl"
+    done = run_fresh(HERE.format(log=str(log), words=call[3:]), ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (step,) = map(json.loads, log.read_text().splitlines())
+    assert step["step"] == 1 and -3 <= step["data"]["critic/score/mean"] <= 3
+    assert "clipx_acpo" in done.stdout + done.stderr
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["knights_and_knaves", "countdown"])
 def test_train_then_evaluate(name, request, tmp_path):
     given = request.getfixturevalue(name)
