@@ -128,7 +128,7 @@ def opening():
 def test_the_page_opens_with_mode_dual_clip_and_outcome_as_the_kept_runs_have_them():
     base = yaml.safe_load(read_text(ROOT / "configs" / "recipe" / "reversal" / "base.yaml"))
     assert base["algorithm"]["rollout_correction"]["bypass_mode"] is True
-    for path in evidence.RUNS.glob("counted/*/*.gz"):
+    for path in BYPASS.runs.glob("counted/*/*.gz"):
         run, record, _ = evidence.read_kept(path)
         is_decoupled = "algorithm.rollout_correction.bypass_mode=false" in record["overrides"]
         assert is_decoupled == (run.row == "corrected"), path
