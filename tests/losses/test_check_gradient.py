@@ -159,3 +159,97 @@ def test_our_own_losses_agree_with_what_they_announce(name):
 def test_an_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="aggregation='mean' must be one of token-mean"):
         checked(ppo(), {"aggregation": "mean"})
+
+
+def right_call(**changes):
+    """The arguments of a check that agrees, with some of them changed."""
+    log_prob, old, advantages, mask, _ = tokens()
+    leaf = log_prob.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(ppo()(leaf, old, advantages, mask, None), leaf)
+    call = dict(log_prob=log_prob, old_log_prob=old, advantages=advantages, mask=mask, gradient=gradient)
+    return call | {"loss": "dapo", "dual_clip": None} | changes
+
+
+@pytest.mark.parametrize("argument", ["log_prob", "old_log_prob", "advantages"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_one_token_that_is_not_finite_hides_no_other(argument, value):
+    call = right_call()
+    assert check_gradient(**call)
+    call[argument][2, 3] = value
+    right = check_gradient(**call)
+    assert right and right.not_compared == 1 and "Not compared: 1 tokens" in str(right)
+    wrong = check_gradient(**call | {"gradient": -call["gradient"]})
+    assert not wrong and wrong.difference == pytest.approx(2) and [2, 3] not in wrong.tokens.tolist()
+    assert "it is -1 times as large" in wrong.pattern
+
+
+def test_a_weight_that_is_not_finite_hides_no_other_sequence():
+    weights = torch.ones(8, 1, dtype=torch.float64)
+    weights[4] = math.nan
+    assert check_gradient(**right_call(correction=weights)).not_compared == 24
+    call = right_call(correction=weights)
+    assert not check_gradient(**call | {"gradient": 0 * call["gradient"]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (dict(mask=torch.zeros(8, 24, dtype=torch.bool)), "mask has no token"),
+        (dict(advantages=torch.full((8, 24), math.nan, dtype=torch.float64)), "finite at no token in mask"),
+        (dict(correction=math.inf), "finite at no token in mask"),
+    ],
+    ids=["an empty mask", "advantages", "a weight"],
+)
+def test_where_nothing_can_be_compared_it_refuses(changes, named):
+    call = right_call(**changes)
+    for gradient in (call["gradient"], -call["gradient"], torch.zeros(8, 24)):
+        with pytest.raises(ValueError, match=named):
+            check_gradient(**call | {"gradient": gradient})
+
+
+WRONG_CALLS = {
+    **{
+        f"{name}=None": ({name: None}, name)
+        for name in ("log_prob", "old_log_prob", "advantages", "mask", "gradient", "aggregation", "correction", "loss")
+    },
+    **{
+        f"an integer {name}": ({name: torch.ones(8, 24, dtype=torch.int64)}, name)
+        for name in ("log_prob", "old_log_prob", "advantages", "gradient", "aggregation", "correction")
+    },
+    "a list": (dict(gradient=[[0.0] * 24] * 8), "gradient"),
+    "a gradient of one row": (dict(gradient=torch.zeros(1, 24)), "gradient"),
+    "a gradient of one number": (dict(gradient=torch.tensor(0.0)), "gradient"),
+    "a flat gradient": (dict(gradient=torch.zeros(8 * 24)), "gradient"),
+    "a flat log_prob": (dict(log_prob=torch.zeros(24)), "log_prob"),
+    "a longer old_log_prob": (dict(old_log_prob=torch.zeros(8, 25)), "old_log_prob"),
+    "advantages of sequences": (dict(advantages=torch.zeros(8)), "advantages"),
+    "a shorter mask": (dict(mask=torch.ones(8, 23)), "mask"),
+    "a weight for each place": (dict(correction=torch.ones(24)), "correction"),
+    "a weight for each sequence": (dict(correction=torch.ones(8)), r"correction\[:, None\]"),
+    "weights of other sequences": (dict(correction=torch.ones(7, 1)), "correction"),
+    "a share for each sequence": (dict(aggregation=torch.ones(8)), r"aggregation\[:, None\]"),
+    "a decision of a method with bounds of its own": (dict(decision=torch.zeros(3).double()), "decision"),
+    "a decision of another size": (dict(loss="acpo", dual_clip=3.0, decision=torch.zeros(1).double()), "decision"),
+    "a decision that is a number": (dict(loss="acpo", dual_clip=3.0, decision=0.2), "decision"),
+    "a parameter beside a built loss": (dict(loss=clip_loss("dapo")), "dual_clip"),
+    "an unknown parameter": (dict(clip_hgih=1.2), "clip_hgih"),
+    "float8": (dict(log_prob=torch.zeros(8, 24).to(torch.float8_e5m2)), "log_prob"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:what .* clips follows")
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_argument_is_refused_by_its_name(name):
+    changes, named = WRONG_CALLS[name]
+    with pytest.raises(ValueError, match=named):
+        check_gradient(**right_call(**changes))
+
+
+def test_one_weight_for_each_sequence_of_a_square_is_not_taken_for_one_of_each_place():
+    square = {name: right_call()[name][:, :8] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
+    leaf, weights = square["log_prob"].clone().requires_grad_(), torch.linspace(0.5, 2, 8).double()
+    loss = mean(surrogate(leaf, square["old_log_prob"], square["advantages"]) * weights[:, None], square["mask"])
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert check_gradient(**square, gradient=gradient, correction=weights[:, None], dual_clip=None)
+    with pytest.raises(ValueError, match=r"correction is \(8,\).*correction\[:, None\]"):
+        check_gradient(**square, gradient=gradient, correction=weights, dual_clip=None)

@@ -123,12 +123,16 @@ class ClipLoss:
     ) -> Inputs:
         """Returns those tensors of a call that are needed, with "kept" as their mask."""
         reject_unknown(optional, NEEDED, "clip_loss", "a call")
-        given, shape = {"old_log_prob": old_log_prob, "advantages": advantages, "mask": mask}, tuple(log_prob.shape)
+        given = {"old_log_prob": old_log_prob, "advantages": advantages, "mask": mask}
         for name in self.settings.asks_for:
             if optional.get(name) is None:
                 what = f"{self.settings.method.name}, with what goes on top of it, needs {name}="
                 raise ValueError(f"{what}: {NEEDED[name]}.")
             given[name] = optional[name]
+        for name, value in {"log_prob": log_prob, **given}.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(f"{name} is {value!r}: give a tensor.")
+        shape = tuple(log_prob.shape)
         if len(shape) != 2:
             raise ValueError(f"log_prob is {shape}: give (sequences, length), for one sequence log_prob[None].")
         for name, tensor in given.items():

@@ -316,3 +316,25 @@ def test_a_parameter_that_is_none_or_out_of_range_is_refused(users_module, funct
     with pytest.raises(Refusal) as raised:
         build(function=function if ":" in function else f"users_losses:{function}", **{key: value})
     assert (raised.value.key, raised.value.value) == (f"clipx.{key}", value) and reason in raised.value.reason
+
+
+ENDS = {
+    "exits": "import sys\nsys.exit(0)\n",
+    "raises SystemExit": "raise SystemExit\n",
+    "exits with a message": "exit('done')\n",
+    "parses arguments": "import argparse\nargparse.ArgumentParser().parse_args()\n",
+    "parses its version": (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('-v', action='version', version='1', default=None)\nparser.parse_args(['-v'])\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_check_loss_fails_where_a_module_ends_the_process(name, tmp_path, monkeypatch):
+    (tmp_path / "ending_losses.py").write_text(HEAD + ENDS[name] + SOUND)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["clipx", "check-loss", "ending_losses:function"])
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "ending_losses:function"])
+    message = " ".join(result.output.split())
+    assert result.exit_code == 1 and "ending_losses" in message and "if __name__ ==" in message

@@ -2,7 +2,9 @@
 and sound losses, which keep it (test_judgement.py); the built-in methods (tests/losses/methods/test_properties.py).
 """
 
+import contextlib
 import itertools
+import time
 
 import pytest
 import torch
@@ -64,11 +66,58 @@ def prompts(self, t):
     return torch.stack([t.mask.sum(), (1 / same.sum(0)).sum()]).double()
 
 
+def tried(read):
+    """Reads a value on the host, and goes on without it where that fails, as on tensors without values."""
+    with contextlib.suppress(Exception):
+        read()
+    return 1.0
+
+
+def waits():
+    torch.cuda.synchronize()
+
+
 CALLS = itertools.count()
 
+AFTER_OTHERS = "is another one after other mini-batches, so it keeps something of them. Make what it needs"
 READ = r"^a tensor's value is read on the host.* write torch\.where\(condition, a, b\) instead of `if`.* PyTorch said: "
 
+
+def remembering(remember, use):
+    """A weight that keeps something of the first mini-batch that it sees, and uses it in all others."""
+    memory = []
+
+    def formula(t, _):
+        if not memory:
+            memory.append(remember(t))
+        return use(t, memory[0])
+
+    return weight(formula)
+
+
+def mean_ratio(t):
+    return torch.where(t.mask, t.ratio, 0.0).double().sum().item() / max(int(t.mask.sum()), 1)
+
+
+def running_mean():
+    """A weight that divides by the mean ratio of the mini-batches so far, which forgets slowly."""
+    memory = {"mean": 1.0, "last": None}
+
+    def formula(t, _):
+        if memory["last"] is None or not torch.equal(t.ratio, memory["last"]):
+            memory.update(mean=0.9 * memory["mean"] + 0.1 * mean_ratio(t), last=t.ratio.clone())
+        return t.ratio / memory["mean"]
+
+    return weight(formula)
+
+
 BROKEN = {
+    contract.earlier_batches_do_not_matter: [
+        (remembering(mean_ratio, lambda t, mean: t.ratio / mean), AFTER_OTHERS),
+        (remembering(lambda t: float(t.advantages[0, 0]), lambda t, A: t.ratio * (2 + A)), AFTER_OTHERS),
+        (remembering(lambda t: t.ratio.amax().item(), lambda t, high: t.ratio.clamp(max=high)), AFTER_OTHERS),
+        (running_mean(), AFTER_OTHERS),
+    ],
     contract.the_loss_can_be_computed: [(weight(lambda t, _: t.ratio[:, 1.5]), "only integers")],
     contract.one_weight_per_token: [
         (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
@@ -148,6 +197,18 @@ BROKEN = {
         (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), READ),
         (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), READ),
         (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
+        (weight(lambda t, _: t.ratio * tried(lambda: t.ratio.mean().item())), READ),
+        (weight(lambda t, _: t.ratio * tried(lambda: float(t.ratio.sum()))), READ),
+        (weight(lambda t, _: t.ratio * tried(lambda: bool((t.ratio > 5).any()))), READ),
+        (weight(lambda t, _: t.ratio * tried(lambda: len(t.ratio[t.mask]))), READ),
+        (weight(lambda t, _: t.ratio * tried(lambda: print(t.ratio))), READ),
+        (broken(decide=lambda self, sums: sums * tried(sums.tolist)), READ),
+        (metrics(lambda sums, decision: {"spread": decision[0] * tried(decision[0].item)}), READ),
+        (weight(lambda t, _: t.ratio * (t.ratio.mean().item() if t.ratio.is_cuda else 1.0)), READ),
+        (weight(lambda t, _: t.ratio * (1.0 if t.ratio.is_cpu or t.ratio.is_meta else t.ratio.mean().item())), READ),
+        (weight(lambda t, _: t.ratio * (t.ratio.mean().item() if t.ratio.device.type == "cuda" else 1.0)), READ),
+        (weight(lambda t, _: t.ratio.cpu().to(t.ratio.device) if t.mask.is_cuda else t.ratio), READ),
+        (weight(lambda t, _: t.ratio * tried(waits) if t.ratio.is_cuda else t.ratio), READ),
         (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
         # Another mistake gets no such advice.
         (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else failing("metadata is missing")), "^metadata"),
@@ -239,3 +300,37 @@ def test_a_report_says_what_was_checked_and_what_failed():
         AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: F is nan for"
     ):
         check_loss(example_losses.nan)
+
+
+def test_what_is_made_on_an_accelerator_there_is_no_read_of_it():
+    def on_its_device(t, _):
+        factor = torch.full((), 0.5, device=t.ratio.device)
+        return t.ratio * (factor.to("cuda") if t.ratio.is_cuda else factor)
+
+    contract.no_value_is_read_on_the_host(weight(on_its_device))
+
+
+def test_what_only_an_accelerator_can_run_is_skipped_and_not_kept():
+    method = weight(lambda t, _: failing("no driver found") if t.ratio.is_cuda else t.ratio)
+    with pytest.raises(contract.NotChecked, match="on an accelerator could not be run without one: no driver found"):
+        contract.no_value_is_read_on_the_host(method)
+
+
+def ends_the_process(*_):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize("method", [weight(ends_the_process), broken(decide=ends_the_process)])
+def test_a_loss_that_ends_the_process_fails(method):
+    report = list(check_method(method))
+    assert report[-1].outcome == "failed" and "SystemExit: 0" in report[-1].why
+
+
+def test_where_a_copy_of_the_process_gives_no_answer_the_check_is_skipped(monkeypatch):
+    monkeypatch.setattr("verl_clipx.losses.contract.fresh.SECONDS", 0.2)
+
+    def never(t, _):
+        time.sleep(5)
+
+    with pytest.raises(contract.NotChecked, match=r"did not answer within 0\.2 seconds"):
+        contract.earlier_batches_do_not_matter(weight(never))

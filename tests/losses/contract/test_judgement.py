@@ -68,6 +68,11 @@ def band(t, bounds):
     return where((t.ratio > bounds.high) & (t.ratio < 1.002 * bounds.high), -t.ratio, t.ratio)
 
 
+def between(low, high, value):
+    """A weight that is negative where a token's value is between two numbers, both of no mini-batch's fixed ones."""
+    return loss(lambda t, _: where((value(t) > low) & (value(t) < high), -t.ratio, t.ratio), by_batch=True)
+
+
 def group_mates(t):
     # By counting, since comparing each sequence with each takes four seconds a call of the contract's many sequences.
     ordered = t.group.sort().values
@@ -114,6 +119,14 @@ OTHERS, SIZE = (
     contract.weight_does_not_depend_on_the_micro_batch,
     contract.weight_does_not_depend_on_the_size_of_advantages,
 )
+
+# Between the values that the mini-batches have in turn: the lower end, the upper one divided by it, and of what.
+BANDS = [
+    *((low, 1.3, "-log_prob", lambda t: -t.log_prob) for low in (0.002, 0.05, 0.6, 1.0, 3.0, 12.0)),
+    *((low, 1.2, "probability", lambda t: t.log_prob.exp()) for low in (0.2, 0.45, 0.7)),
+    *((low, 1.3, "-old_log_prob", lambda t: -t.old_log_prob) for low in (0.02, 0.7, 4.0)),
+    *((low, 1.5, "size of A", lambda t: t.advantages.abs()) for low in (0.005, 5.0, 200.0)),
+]
 
 # By the check that refuses them, or the checks.
 WRONG = {
@@ -172,12 +185,17 @@ WRONG = {
     NEGATIVE: {
         "negative for unlikely tokens": loss(lambda t, _: t.ratio * (1 + t.log_prob / 40)),
         "negative in a band beside the bound": loss(band, FixedBounds),
+        "negative where -log_prob is from 40 to 52": between(40, 52, lambda t: -t.log_prob),
         "negative beyond the clamp": dataclasses.replace(
             loss(lambda t, _: where(t.log_ratio > 25, -1.0, t.ratio)), log_ratio_clamp=None
         ),
         "the logarithm of the ratio": loss(lambda t, _: 1 + t.log_ratio),
     },
     (POSITIVE, NEGATIVE): {
+        **{
+            f"negative where the {what} is from {low:g} to {low * width:g}": between(low, low * width, value)
+            for low, width, what, value in BANDS
+        },
         "negative where the entropy is high": loss(lambda t, _: t.ratio * (1 - t.entropy / 6), asks_for=("entropy",)),
     },
     SIZE: {

@@ -232,6 +232,23 @@ def with_another_loss(loss, actor, monkeypatch, _):
     update.run(weights=0.25)
 
 
+def without_nan(sign):
+    """GRPO's loss of the tokens that are not NaN, by a sign."""
+
+    def loss(**arguments):
+        known = arguments["log_prob"].isfinite()
+        arguments["log_prob"] = torch.where(known, arguments["log_prob"], arguments["old_log_prob"])
+        value, metrics = ORIGINAL("grpo", **arguments)
+        return sign * value, metrics
+
+    return loss
+
+
+def with_a_token_that_is_nan(loss, actor, monkeypatch, _):
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", loss)
+    Update(actor("+clipx=grpo")).run(spoilt=(1, 2))
+
+
 # What is left of mask, log_prob and old_log_prob, given the right rejection.
 REJECTIONS = {
     "a dropped rejection": lambda right, mask, new, old: mask.clone(),
@@ -449,6 +466,8 @@ SINGLE = {
         trains("+clipx=grpo", "clipx.receipt=stop", change=nothing_in_the_mask, made=ANNOUNCED),
         "no token of the first rollout batch could be compared",
     ),
+    "the sign of all tokens but one that is NaN": (partial(with_a_token_that_is_nan, without_nan(-1)), DIFFERS),
+    "twice as much at all tokens but one that is NaN": (partial(with_a_token_that_is_nan, without_nan(2)), DIFFERS),
     "a skipped update": (trains(*TWO_UPDATES, made=1), "1 updates on the first rollout batch, not 2 as announced"),
     "a second epoch": (trains(*TWO_UPDATES, made=4), "4 updates on the first rollout batch, not 2 as announced"),
     "bounds that nobody decided": (without_bounds, r"no bounds were decided for .* under clipx\.scope=mini_batch"),
@@ -581,6 +600,12 @@ def test_every_number_moved_by_a_twentieth_is_seen(actor, monkeypatch, group):
 def test_the_page_says_how_many_are_found():
     (number,) = re.findall(r"tests\s+plant\s+(\d+)\s+faults", (REPOSITORY / "docs/swap.md").read_text())
     assert int(number) == len(PLANTED) + 1 >= 50
+
+
+def test_a_token_that_is_nan_ends_no_run(actor, few_probes):
+    update = Update(actor("+clipx=grpo"))
+    update.run(spoilt=(1, 2))
+    assert 0 <= update.end_rollout_batch(ANNOUNCED) < 1e-5
 
 
 def test_it_warns_where_it_is_told_to(actor, monkeypatch, few_probes, caplog):

@@ -125,11 +125,23 @@ class Update:
         for observer in self.observers:
             observer.begin_update(self.step, self.batch)
 
-    def run(self, parts=(ROWS,), *, moved=0.0, weights=None, besides=None, change=None, only=None, factors=None):
+    def run(
+        self,
+        parts=(ROWS,),
+        *,
+        moved=0.0,
+        spoilt=None,
+        weights=None,
+        besides=None,
+        change=None,
+        only=None,
+        factors=None,
+    ):
         """One update, by micro-batches of these rows; returns its gradient on each token's log-probability.
 
         Args:
             moved: at most added to a log-probability of the old policy's to make the current one's.
+            spoilt: the row and the place of a token whose current log-probability is NaN.
             weights: of verl's rollout correction, for a rollout policy that makes them so.
             besides: what an engine adds to the loss, of the log-probabilities.
             change, only: what is done to verl's micro-batches, and to which; None: to all.
@@ -138,7 +150,10 @@ class Update:
         batch = example()
         mask = batch["mask"]
         along = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
-        batch["log_prob"] = (batch["old_log_prob"] + moved * along).requires_grad_(True)
+        current = batch["old_log_prob"] + moved * along
+        if spoilt is not None:
+            current[spoilt] = math.nan
+        batch["log_prob"] = current.requires_grad_(True)
         if weights is not None:
             batch["sampler_log_prob"] = batch["old_log_prob"] - math.log(weights)
         entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))

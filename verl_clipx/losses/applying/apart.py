@@ -1,5 +1,7 @@
 """Measures the difference of a gradient from the announced one, for the receipt and `check_gradient`."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,9 +14,10 @@ ROUNDING = 1e-6
 
 
 def apart(gradient: Tensor, announced: Tensor, at_ratio_1: Tensor, besides: Tensor) -> Tensor:
-    """The difference of each token's gradient from the announced one, relative to that, of any shape.
+    """Return the difference of each token's gradient from the announced one, relative to that, of any shape.
 
-    It is infinite where a gradient is not finite although all that is announced is, and 0 if that is not either.
+    It is NaN where what is announced is not finite, because nothing is known there, and infinite where only the
+    gradient is not finite.
 
     Args:
         announced: what is announced with log_prob as it is, and moved by `ROUNDING` up and down: 3 of that shape.
@@ -22,8 +25,16 @@ def apart(gradient: Tensor, announced: Tensor, at_ratio_1: Tensor, besides: Tens
         besides: the gradient of other terms of the loss.
     """
     limits = torch.finfo(gradient.dtype)
-    size = torch.stack([announced[0], besides, LEAST * at_ratio_1]).abs().amax(0).clamp(min=limits.smallest_normal)
+    known = announced.isfinite().all(0) & besides.isfinite()
+    parts = torch.stack([announced[0], besides, LEAST * at_ratio_1.nan_to_num(nan=0.0)])
+    size = parts.abs().amax(0).clamp(limits.smallest_normal, limits.max)
+    # The gradient may be of a narrower dtype, in which what overflows becomes its largest number.
     sides = (announced + besides).clamp(-limits.max, limits.max)
     difference = torch.maximum(sides.amin(0) - gradient, gradient - sides.amax(0)).clamp(min=0) / size
-    known = bool(sides.isfinite().all())
-    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf) if known else torch.zeros_like(difference)
+    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf).where(known, torch.nan)
+
+
+def largest_known(differences: Tensor) -> float:
+    """Return the largest of the differences that `apart` returns; NaN if none is known."""
+    known = differences[~differences.isnan()]
+    return float(known.max()) if len(known) else math.nan

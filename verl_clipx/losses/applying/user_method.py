@@ -158,6 +158,12 @@ def load_method(function: str) -> type[Method]:
         )
     try:
         loaded = getattr(importlib.import_module(module_name), attribute)
+    except SystemExit as error:
+        raise ValueError(
+            f"clipx.function={function!r}: importing {module_name} ends the process (SystemExit: {error.code}). A "
+            "module of losses must not exit or parse arguments when it is imported: put that under "
+            'if __name__ == "__main__":.'
+        ) from error
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"clipx.function={function!r}: {error}. The module must be importable in the driver and in every Ray "

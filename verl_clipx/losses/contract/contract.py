@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from verl_clipx.losses.applying.compiled import token_functions
 from verl_clipx.losses.applying.loss import Applied, apply, per_token_loss, token_loss, token_statistics, tokens_in
@@ -25,6 +24,8 @@ from verl_clipx.losses.contract.examples import (
     extreme_tokens,
     spoiled,
 )
+from verl_clipx.losses.contract.fresh import NoAnswer, in_a_copy
+from verl_clipx.losses.contract.without_values import WithoutValues, first_sentence
 from verl_clipx.losses.methods import Method
 from verl_clipx.losses.modifiers import AdvantageReweighting, Shaping
 
@@ -432,31 +433,69 @@ def the_loss_can_be_computed(method: Method) -> None:
     gradient(method, example())
 
 
-class Messages(TorchFunctionMode):
-    """Refuses that a tensor is printed, which reads it on an accelerator."""
+def earlier_batches_do_not_matter(method: Method) -> None:
+    """The loss of a mini-batch is the same whether it is the first one or comes after others."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.__repr__, Tensor.__format__):
-            raise NotImplementedError("a message reads a meta tensor")
-        return func(*args, **(kwargs or {}))
+    def numbers(tensors: dict[str, Tensor]) -> Tensor:
+        result, actual = gradient(method, tensors)
+        values = (result.weight.where(tensors["mask"], 0), result.value, actual, result.statistics, result.decision)
+        return torch.cat([part.detach().double().flatten() for part in values])
+
+    later = example(seed=1, spread=1.0)
+    try:
+        first = torch.tensor(in_a_copy(lambda: numbers(later).tolist()), dtype=torch.float64)
+    except NoAnswer as reason:
+        raise NotChecked(str(reason)) from None
+    for tensors in (example(), example(seed=2, spread=3.0)):
+        numbers(tensors)
+    after_others, again = numbers(later), numbers(later)
+    if not bool(close(after_others, again).all()):
+        # It is another one at each call, which is the fault of another check.
+        return
+    same = close(first, after_others, 1e-9, 1e-12)
+    message = (
+        "the loss of a mini-batch is another one after other mini-batches, so it keeps something of them. Make what it "
+        "needs of the update's tokens a statistic, which is summed over ranks and saved with checkpoints."
+    )
+    require(bool(same.all()), message)
 
 
 def no_value_is_read_on_the_host(method: Method) -> None:
     """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
+    run_without_values(method, accelerator=False)
+    # What is done on an accelerator alone, such as under `if ratio.is_cuda:`.
+    run_without_values(method, accelerator=True)
+
+
+def run_without_values(method: Method, *, accelerator: bool) -> None:
+    """Run a method's functions on tensors without values.
+
+    Args:
+        accelerator: as for `WithoutValues`.
+
+    Raises:
+        AssertionError: a value is read on the host, also where the loss catches the error.
+        NotChecked: what the loss does on an accelerator cannot be run without one.
+    """
     tensors = {name: tensor.to("meta") for name, tensor in inputs_of(method, example(torch.float32)).items()}
+    mode, failure = WithoutValues(accelerator=accelerator), None
     try:
-        with Messages():
+        with mode:
             statistics = token_statistics(method, None, Inputs(**tensors))
             decision = method.decide(statistics)
             method.metrics(statistics, decision)
             token_loss(method, None, Inputs(**tensors), decision)
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        message = str(error).partition("\n")[0].partition(". ")[0]
-        if not re.search(r"(?<![a-z])meta(?![a-z])", message.lower()):
-            raise
-        # The traceback is kept, because it contains the line of the loss.
+    except Exception as error:
+        failure = error
+    if mode.read is not None:
+        message = first_sentence(mode.read)
         advice = ON_THE_DEVICE if "expected device" in message else KEEP_TENSORS
-        raise AssertionError(f"{advice} PyTorch said: {message}").with_traceback(error.__traceback__) from None
+        # The traceback is kept, because it contains the line of the loss.
+        raise AssertionError(f"{advice} PyTorch said: {message}").with_traceback(mode.read.__traceback__) from None
+    if failure is not None and not accelerator:
+        raise failure
+    if failure is not None:
+        raise NotChecked(f"what it does on an accelerator could not be run without one: {failure}")
 
 
 RETURN_F = (
@@ -490,6 +529,7 @@ ON_THE_DEVICE = (
 )
 
 CHECKS: tuple[Callable[[Method], None], ...] = (
+    earlier_batches_do_not_matter,
     the_loss_can_be_computed,
     one_weight_per_token,
     weight_is_the_same_at_each_call,

@@ -66,18 +66,29 @@ def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: to
 def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Makes, as `example`, sequences of one token: ratios from exp(-20) to exp(20) and beyond, with both signs of A.
 
-    Likelihoods, sizes of A and entropies follow each other in turn. Between ratios of 1/e and e the steps are of
-    0.1 %, elsewhere of 1.5 %. More sequences would be too many for a loss that compares each with each.
+    Likelihoods, sizes of A and entropies follow each other in turn, and every other one is drawn, so that no band
+    between them is left out. Between ratios of 1/e and e the steps are of 0.1 %, elsewhere of 1.5 %. More sequences
+    would be too many for a loss that compares each with each.
     """
     far = torch.linspace(1, 20, 1268)
     log_ratio = torch.cat([torch.linspace(-1, 1, 2001), far, -far, torch.tensor([25.0, 40.0, 100.0, 1e4, -1e4])])
-    log_ratio = log_ratio.double().repeat_interleave(2)
-    turn = torch.arange(len(log_ratio)) // 2
-    likelier = torch.tensor([-1e-3, -0.5, -2.0, -8.0, -60.0]).double()[turn % 5]
-    advantages = torch.tensor([2.0, 0.3, 1e3, 1e-3]).double()[turn // 20 % 4] * torch.tensor([1, -1]).repeat(
-        len(turn) // 2
-    )
-    return of_tokens(log_ratio[:, None], likelier[:, None], advantages[:, None], dtype)
+    log_ratio = log_ratio.double()
+    pair = torch.arange(len(log_ratio))
+    generator = torch.Generator().manual_seed(3)
+
+    def mixed(in_turn: Tensor, low: float, high: float) -> Tensor:
+        """Return values in turn and, in every other pair of tokens, drawn ones whose logarithms are uniform."""
+        uniform = torch.rand(len(pair), generator=generator, dtype=torch.float64)
+        drawn = low * (high / low) ** uniform
+        return torch.where(pair % 2 == 1, drawn, in_turn).repeat_interleave(2)[:, None]
+
+    likelier = -mixed(torch.tensor([1e-3, 0.5, 2.0, 8.0, 60.0]).double()[pair % 5], low=1e-4, high=100.0)
+    size = mixed(torch.tensor([2.0, 0.3, 1e3, 1e-3]).double()[pair // 20 % 4], low=1e-3, high=1e3)
+    sign = torch.tensor([1.0, -1.0]).double().repeat(len(pair))[:, None]
+    tensors = of_tokens(log_ratio.repeat_interleave(2)[:, None], likelier, size * sign, torch.float64)
+    nats = mixed(torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[pair * 2 // 5 % 4], low=0.01, high=11.0)
+    tensors["entropy"] = -nats * torch.expm1(tensors["log_prob"])
+    return {name: values.to(dtype) if values.is_floating_point() else values for name, values in tensors.items()}
 
 
 def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:

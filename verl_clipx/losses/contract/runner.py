@@ -13,7 +13,7 @@ from verl_clipx.losses.methods import Method
 
 UNSEEN = (
     "Not seen: what changes after more calls, with the time, the environment or the tensors' layout in memory; narrow "
-    "bands of the ratio; statistics that leave out late tokens."
+    "bands of the ratio or the probability; statistics that leave out late tokens."
 )
 
 
@@ -49,7 +49,8 @@ def check_method(method: Method) -> Iterator[Checked]:
             # The others would only repeat it.
             if check is contract.one_weight_per_token:
                 return
-        except Exception as failure:
+        # A loss that ends the process would end it without a verdict.
+        except (Exception, SystemExit) as failure:
             computing = contract.the_loss_can_be_computed
             during = "" if check is computing else f" This is what happened while checking: {name}"
             message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
@@ -62,7 +63,7 @@ def first_line(check: Callable[[Method], None]) -> str:
     return (check.__doc__ or check.__name__).strip().partition("\n")[0]
 
 
-def place_of(method: Method, failure: Exception) -> str:
+def place_of(method: Method, failure: BaseException) -> str:
     """Returns the file and line of a loss, followed by a colon; empty for a loss that no file defines.
 
     The line is the one that raised or, if no line of the file did, the first line of the loss's definition.

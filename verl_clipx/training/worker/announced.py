@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.losses.applying.apart import RESOLVED, ROUNDING, apart
+from verl_clipx.losses.applying.apart import RESOLVED, ROUNDING, apart, largest_known
 from verl_clipx.losses.applying.loss import apply, token_statistics, tokens_in
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import mean_over_sequence, remaining
@@ -46,6 +46,7 @@ class Announced:
         self.resolved, self.besides = RESOLVED[log_probs.dtype], torch.zeros_like(log_probs)
         known = micro_batch_of(settings, step, data, model_output)
         whole, advantages, old = (pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
+        self._whole = whole.bool()
         mask, log_prob = whole.bool(), response_part(log_probs, data, whole.shape[1])
         log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
         left = left_by_trainer(run.options, data)
@@ -70,15 +71,18 @@ class Announced:
         if "rollout_is_weights" in data:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
 
-    def difference(self, gradient: Tensor) -> float:
-        """Returns the largest relative difference of a token's gradient, of the whole loss, from the announced one.
+    def difference(self, gradient: Tensor) -> tuple[float, int]:
+        """Returns the largest relative difference of a token's gradient, of the whole loss, from the announced one, and
+        how many tokens of the responses were compared.
 
-        It is infinite if the gradient, (tokens,), is not finite where all that is announced is, and 0 if that is not
-        either: verl skips such an update.
+        A token is not compared where what is announced is not finite: verl skips such an update. The difference is
+        infinite if the gradient, (tokens,), is not finite elsewhere, and NaN if no token was compared.
         """
         announced = torch.stack([self._gradient(by) for by in (0.0, ROUNDING, -ROUNDING)])
         at_ratio_1 = self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
-        return float(apart(gradient, announced, at_ratio_1, self.besides).max())
+        differences = apart(gradient, announced, at_ratio_1, self.besides)
+        of_responses = in_model_output(self._whole.to(differences.dtype), self.data, len(differences)) > 0
+        return largest_known(differences), int((of_responses & ~differences.isnan()).sum())
 
     def sums(self) -> Tensor:
         """Counts the sequences, the tokens that verl counts, those that the method counts and those that are selected,

@@ -143,7 +143,8 @@ class Receipt(Observer):
         ranks, factor, rows, tokens, counted, selected = sums[:6].tolist()
         missing = f"{len(followed) - len(back)} of {len(followed)} micro-batches to the model's log-probabilities"
         self._expect(len(back) == len(followed), f"no backward pass came from the loss of {missing}")
-        self._in_training += [one.difference(sum(one.gradients) / sum(one.factors)) for one in back]
+        differences = [one.difference(sum(one.gradients) / sum(one.factors))[0] for one in back]
+        self._in_training += [difference for difference in differences if not math.isnan(difference)]
         self._expect_gradient("in the backward pass", self._in_training, followed[0])
         multiplied = f"the losses of one update's micro-batches are multiplied by factors from {low:g} to {high:g}"
         self._expect(0 < low <= high <= low * (1 + SAME_FACTOR), multiplied)
@@ -233,9 +234,12 @@ class Receipt(Observer):
         for number in range(PROBES):
             announced = (own if number % 3 else real).probe(number)
             announced.besides = self._gradient(announced, dp_group, policy=False)
-            self._on_copies.append(announced.difference(self._gradient(announced, dp_group)))
+            difference, tokens = announced.difference(self._gradient(announced, dp_group))
+            if not tokens:
+                continue
+            self._on_copies.append(difference)
             self._expect_gradient("at ratios of its own choosing", self._on_copies, announced, stops=True)
-            self._tokens += int(pad_rows(announced.data["response_mask"]).sum())
+            self._tokens += tokens
 
     def _gradient(self, of: Announced, dp_group: Any, *, policy: bool = True) -> Tensor:
         """Returns the whole loss's gradient on the log-probabilities, or that without the policy's term, (tokens,)."""
