@@ -3,9 +3,9 @@ ranks, what it asks for and warns of. Not covered: the methods' formulas (tests/
 environment without verl (tests/end_to_end/test_wheel.py).
 """
 
+import dataclasses
 import sys
 import warnings
-from dataclasses import make_dataclass
 from types import ModuleType
 from unittest import mock
 
@@ -18,8 +18,7 @@ from tests.golden.runs import registered_loss
 from verl_clipx import clip_loss
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import BUILT_IN, METHODS
-from verl_clipx.losses.modifiers import MODIFIERS
-from verl_clipx.run.config import AROUND
+from verl_clipx.run.config import RunSettings
 
 TENSORS = example(torch.float64)
 TOKENS = tuple(TENSORS[name] for name in ("log_prob", "old_log_prob", "advantages", "mask"))
@@ -59,7 +58,7 @@ def test_its_gradient_is_that_of_verls_call_of_the_same_loss(overrides, name, pa
 def test_it_shows_its_method_and_modifiers_and_nothing_of_a_run():
     shown = repr(clip_loss("acpo", mask="icepop"))
     assert "alpha=3.0" in shown and "IcePop(" in shown and "shaping=None" in shown
-    of_a_run = [key for key in AROUND if key not in MODIFIERS]
+    of_a_run = [field.name for field in dataclasses.fields(RunSettings)]
     assert {"scope", "compile", "receipt", "log", "health", "trace"} <= {*of_a_run}
     assert [key for key in of_a_run if f"{key}=" in shown] == []
 
@@ -167,8 +166,8 @@ def test_the_snippets_for_prime_rl_and_slime_fit_their_signatures():
     expected = [clip_loss("ipo")(*(of[None] for of in row))[0].sum() for row in rows]
     prime_rl = ModuleType("prime_rl.trainer.rl.loss")
     fields = ("trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages", "loss_mask", "loss_weights")
-    prime_rl.LossInputs = make_dataclass("LossInputs", fields)
-    prime_rl.LossOutputs = make_dataclass("LossOutputs", ("loss", "metrics"))
+    prime_rl.LossInputs = dataclasses.make_dataclass("LossInputs", fields)
+    prime_rl.LossOutputs = dataclasses.make_dataclass("LossOutputs", ("loss", "metrics"))
     log_prob, old, advantages, mask = rows[0]
     given = prime_rl.LossInputs(log_prob, old, None, advantages, mask, 2 * torch.ones_like(old))
     found = snippet("prime_rl_loss", loss=prime_rl)(given, name="ipo")

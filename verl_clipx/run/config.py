@@ -50,11 +50,11 @@ class Node(Parameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LossSettings, Node):
-    """The clipx node of a run that trains a method of the plugin: its loss, and what the run adds.
+class RunSettings(Node):
+    """What a run that trains a method of the plugin adds to its loss.
 
     Raises:
-        ValueError: when built with a value outside a parameter's range, or with two values that contradict each other.
+        ValueError: when built with a value outside a parameter's range.
     """
 
     scope: str = parameter(
@@ -87,6 +87,15 @@ class Settings(LossSettings, Node):
         optional(choice("token-mean", "seq-mean-token-mean")),
         "how the method's paper averages, which the line of a run names where loss_agg_mode differs; null: not named",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(LossSettings, RunSettings):
+    """The clipx node of a run that trains a method of the plugin: its loss, and what the run adds.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range, or with two values that contradict each other.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
