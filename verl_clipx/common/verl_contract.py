@@ -121,6 +121,7 @@ RELIED = (
     # What a step and the driver import.
     *names("verl.utils.metric", "AggregationType", "Metric"),
     *names("verl.utils", "tensordict_utils"),
+    *names("verl.workers", "engine_workers"),
     Relied("verl.utils.tensordict_utils", "get", Use.CALLED, ("tensordict", "key", "default")),
     Relied("verl.utils.tensordict_utils", "get_tensordict", Use.CALLED, ("tensor_dict", "non_tensor_dict")),
     Relied("verl.utils.tensordict_utils", "assign_non_tensor", Use.CALLED, ("tensor_dict",)),

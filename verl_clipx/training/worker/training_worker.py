@@ -18,6 +18,7 @@ from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.run_files import checkpoint_step
 from verl_clipx.training.observing import Part
+from verl_clipx.training.worker.declared_columns import with_columns
 from verl_clipx.training.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.worker.layout import AGE, ages
 from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
@@ -123,6 +124,9 @@ class ClipxTraining:
         """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each group of tokens."""
         if self.policy_loss is None:
             return super().train_mini_batch(data)
+        return with_columns(data, self._train_and_count)
+
+    def _train_and_count(self, data):
         self.batch = RolloutBatch(self.rollouts)
         try:
             metrics = self._train_rollout_batch(data)
