@@ -5,6 +5,7 @@ per-micro-batch cap, which is clipx.scope=micro_batch; which policy the ratio is
 
 import math
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -30,10 +31,26 @@ test_by_hand = by_hand(
         ),
         "nothing moved": At(P3o(), (1.0, 1.0), (1.0, -2.0), 1.0),
         "below the cap, and pulled back": At(P3o(), (0.25, 0.5), 2.0, (0.25 + 0.75, 0.5 + 0.25), bounds=CAP),
-        "the pull saturates": At(P3o(), (math.exp(-12),), 1.0, (math.exp(-12) + 0.5 * (math.exp(10) - 1),), bounds=CAP),
+        # The authors' clamp of 1 / r ends its gradient, so that 0.5 log r alone pulls, downwards.
+        "beyond the clamp": At(P3o(), (math.exp(-12), math.exp(12)), 1.0, (math.exp(-12) - 0.5, 0.0), bounds=CAP),
         "where A is 0 it is not in F": At(P3o(), (2.0,), 0.0, (0.5,), bounds=CAP),
     }
 )
+
+
+@pytest.mark.parametrize("x", [-20.0, -15.0, -11.0, -10.0, -9.0, 9.0, 10.0, 11.0, 15.0, 20.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_its_gradient_is_that_of_the_authors_formula(x, advantage):
+    log_ratio = torch.tensor([[x]], dtype=torch.float64, requires_grad=True)
+    capped = log_ratio.detach().exp().clamp(max=0.5)
+    pull = log_ratio + (-log_ratio).clamp(-10, 10).exp() - 1
+    objective = capped * advantage * log_ratio - 0.5 * pull
+    objective.sum().backward()
+    given = row(advantage)
+    # Not through a ratio, whose logarithm needn't be exactly 10.
+    t = tokens_at(log_ratio.detach().exp(), given)._replace(log_ratio=log_ratio.detach())
+    weight = P3o().gradient_weight(t, CAP)
+    assert_close(P3o().gradient(t, CAP, weight), log_ratio.grad, rtol=1e-12, atol=1e-15)
 
 
 def test_it_pulls_where_the_advantage_is_0():

@@ -1,5 +1,6 @@
 """A pull under every method that has none of its own: value and gradient are the method's and those of the divergence,
-by autograd through verl's registry; which methods refuse it. Not covered: that the receipt counts it
+by autograd through verl's registry, at extreme log-ratios that of verl's own kl_penalty; which methods refuse it. Not
+covered: that the receipt counts it
 (tests/training/worker/test_receipt.py), a training, a replay.
 """
 
@@ -8,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch.testing import assert_close
+from verl.trainer.ppo.core_algos import kl_penalty
 
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
@@ -58,6 +60,46 @@ def test_value_and_gradient_are_the_methods_with_those_of_the_divergence(name):
         assert_close(pulled_loss - loss, expected, rtol=1e-9, atol=1e-12)
         assert_close(pulled_gradient - gradient, expected_gradient, rtol=1e-9, atol=1e-12)
         assert expected_gradient[1].any()
+
+
+# Nats, on both sides of the limits of verl's k3: its derivative ends at -2.61 and 11, its clamp of x at 20.
+EXTREMES = (-20.0, -15.0, -10.0, -2.62, -2.6, 0.0, 5.0, 10.9, 11.1, 15.0, 20.0)
+
+
+def at_extremes(dtype):
+    """A sequence whose tokens have `EXTREMES` as log-ratios and no advantage, so that only a pull has a gradient."""
+    x = torch.tensor([EXTREMES], dtype=dtype)
+    old_log_prob = torch.full_like(x, -25.0)
+    mask = torch.ones_like(x, dtype=torch.bool)
+    return {
+        "log_prob": old_log_prob + x,
+        "old_log_prob": old_log_prob,
+        "advantages": torch.zeros_like(x),
+        "response_mask": mask,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("estimator", DIVERGENCES)
+def test_at_extreme_log_ratios_it_is_verls_own_penalty(estimator, dtype):
+    batch = at_extremes(dtype)
+    log_prob = batch["log_prob"].clone().requires_grad_(True)
+    expected = kl_penalty(log_prob, batch["old_log_prob"], estimator).mean()
+    expected.backward()
+    words = ("+clipx=grpo", f"+clipx/pull={estimator}", "clipx.pull.coefficient=1")
+    loss, gradient, _ = registered_loss(built_once(words), batch, loss_agg_mode="token-mean")
+    assert_close(loss, expected.detach())
+    assert_close(gradient, log_prob.grad)
+
+
+def test_k3_pulls_no_token_beyond_its_limit():
+    batch = at_extremes(torch.float64)
+    words = ("+clipx=grpo", "+clipx/pull=k3", "clipx.pull.coefficient=0.001")
+    _, gradient, _ = registered_loss(built_once(words), batch, loss_agg_mode="token-sum")
+    pull = dict(zip(EXTREMES, gradient[0].tolist(), strict=True))
+    # 0.001 (1 - e^2.6), and not 0.001 (1 - e^15) = -3269.
+    assert pull[-2.6] == pytest.approx(-0.0124637, rel=1e-5)
+    assert [pull[x] for x in (-20.0, -15.0, -10.0, -2.62, 11.1, 15.0, 20.0)] == [0.0] * 7
 
 
 @pytest.mark.parametrize("name, own", [*((name, {}) for name in WITH_ONE), ("ipo", {"kl_tau": 0.1})])

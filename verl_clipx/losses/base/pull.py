@@ -1,16 +1,53 @@
 """A pull towards another policy: a term of the objective whose gradient does not grow with the advantage."""
 
-from torch import Tensor, where
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, ones_like, where
 
 from verl_clipx.losses.base.method import Bounds, Method
 from verl_clipx.losses.base.tokens import Tokens
 
-# From a log-ratio x to the divergence of a token and to its gradient, which under k1 is 0 on average on fresh samples.
-ESTIMATORS = {
-    "k1": (lambda x: x, lambda x: x * 0 + 1),
-    "k2": (lambda x: x.square() / 2, lambda x: x),
-    "k3": (lambda x: (-x).exp() - 1 + x, lambda x: 1 - (-x).exp()),
-}
+# verl clamps its k3 loss at this. The gradient ends there: at log-ratios below -2.61 and above 11.
+LARGEST_K3 = 10.0
+
+
+def estimate_k1(x: Tensor) -> Tensor:
+    """Return x, the estimate k1 of a token's divergence; its gradient is 0 on average on fresh samples.
+
+    Args:
+        x: the log-ratio of the current policy to the other one, in nats, (sequences, length); so for all estimators.
+    """
+    return x
+
+
+def estimate_k2(x: Tensor) -> Tensor:
+    """Return x^2 / 2, the estimate k2 of a token's divergence."""
+    return x.square() / 2
+
+
+def estimate_k3(x: Tensor) -> Tensor:
+    """Return e^-x - 1 + x, the estimate k3 of a token's divergence."""
+    return (-x).exp() - 1 + x
+
+
+# From a log-ratio in nats to a token's divergence in nats, both (sequences, length).
+ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": estimate_k1, "k2": estimate_k2, "k3": estimate_k3}
+
+
+def pull_by(estimator: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a pull adds to the loss of each token, and its derivative by log_prob, both (sequences, length).
+
+    Args:
+        estimator: a key of `ESTIMATORS`. k3 is clamped at `LARGEST_K3`, as in verl's kl_penalty, so that a token far
+            below the other policy can't outweigh all others; where the clamp acts the derivative is 0.
+        x: as for the estimators.
+    """
+    divergence = ESTIMATORS[estimator](x)
+    if estimator == "k1":
+        return divergence, ones_like(x)
+    if estimator == "k2":
+        return divergence, x
+    return divergence.clamp(max=LARGEST_K3), where(divergence > LARGEST_K3, 0.0, 1 - (-x).exp())
 
 
 class WithPull(Method):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, float64, stack
+from torch import Tensor, float64, stack, where
 
 from verl_clipx.losses.base.histogram import ratio_or_zero
 from verl_clipx.losses.base.method import Bounds, ConstantWeight
@@ -10,7 +10,7 @@ from verl_clipx.losses.base.metric import of_decision
 from verl_clipx.losses.base.pull import WithPull
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
-# Log-ratios enter the pull up to this size, as in the authors' code.
+# The exponential in the pull takes log-ratios up to this size, as in the authors' code; beyond, it has no gradient.
 LARGEST = 10.0
 
 
@@ -22,6 +22,9 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
     min(r, E) A log pi - (1 - E) (log r + 1 / r - 1), its first weight a constant, so that
     F = min(r, E) - (1 - E) (1 - 1 / r) / A. Where A is 0, F can't hold the pull: traces show none of it there, while
     the gradient has it. It has no parameter of its own.
+
+    As in the authors' code, log r is clamped to +-10 inside of 1 / r = exp(-log r), whose gradient ends there. Beyond,
+    F = min(r, E) - (1 - E) / A: a token far below the old policy is pushed down a little, and no longer pulled up.
 
     The authors measure from the policy that sampled.
     """
@@ -60,6 +63,8 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
         return bounds.clip(t.ratio)
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """(1 - E) (log r + 1 / r - 1), and its derivative."""
-        missing, inverse = 1 - bounds.high, (-t.log_ratio).clamp(-LARGEST, LARGEST).exp()
-        return missing * (t.log_ratio + inverse - 1), missing * (1 - inverse)
+        """(1 - E) (log r + 1 / r - 1), with 1 / r clamped, and its derivative."""
+        missing = 1 - bounds.high
+        inverse = (-t.log_ratio).clamp(-LARGEST, LARGEST).exp()
+        slope = where(t.log_ratio.abs() > LARGEST, 0.0, inverse)
+        return missing * (t.log_ratio + inverse - 1), missing * (1 - slope)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.losses.base.method import NODE, Bounds, Method
 from verl_clipx.losses.base.parameters import Parameters, choice, number, parameter
-from verl_clipx.losses.base.pull import ESTIMATORS, WithPull
+from verl_clipx.losses.base.pull import ESTIMATORS, WithPull, pull_by
 from verl_clipx.losses.base.refusal import ABSENT, Refusal
 from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Tokens
 
@@ -20,7 +20,7 @@ class Pull(Parameters):
     node: ClassVar[str] = "clipx.pull"
 
     estimator: str = parameter(
-        "k2", choice(*ESTIMATORS), "of the divergence: k1 (x), k2 (x^2 / 2) or k3 (e^-x - 1 + x)"
+        "k2", choice(*ESTIMATORS), "of the divergence: k1 (x), k2 (x^2 / 2) or k3 (e^-x - 1 + x, at most 10)"
     )
     coefficient: float = parameter(1e-3, number(above=0, at_most=100), "of the divergence in the objective", "choice")
     anchor: str = parameter(
@@ -69,9 +69,8 @@ class PulledMethod(WithPull):
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
         """coefficient times the estimate, and its derivative."""
-        value, derivative = ESTIMATORS[self.pull.estimator]
-        x = self.pull.log_ratio(t)
-        return self.pull.coefficient * value(x), self.pull.coefficient * derivative(x)
+        divergence, derivative = pull_by(self.pull.estimator, self.pull.log_ratio(t))
+        return self.pull.coefficient * divergence, self.pull.coefficient * derivative
 
 
 def pulled(method: Method, pull: Pull) -> Method:

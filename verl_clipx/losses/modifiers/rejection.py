@@ -42,7 +42,7 @@ class Criterion:
     def rejects(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
         """Returns the tokens that are rejected, by clamped log-ratios: bool, broadcastable to (sequences, length)."""
         # Of the policy that sampled from the current one.
-        divergence = ESTIMATORS[self.estimator][0](-log_ratio)
+        divergence = ESTIMATORS[self.estimator](-log_ratio)
         if self.level != "token":
             divergence = OVER_SEQUENCE[self.level](divergence, mask)
         return (divergence < self.low) | (divergence > self.high)
