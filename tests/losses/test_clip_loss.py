@@ -4,6 +4,7 @@ environment without verl (tests/end_to_end/test_wheel.py).
 """
 
 import dataclasses
+import inspect
 import sys
 import warnings
 from types import ModuleType
@@ -16,7 +17,9 @@ from tests.claims.documents import ROOT, blocks_of
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
 from verl_clipx import clip_loss
+from verl_clipx.losses.clip_loss import NEEDED
 from verl_clipx.losses.contract.contract import example
+from verl_clipx.losses.groups import node_of
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.config import RunSettings
 
@@ -126,7 +129,12 @@ def test_statistics_of_few_tokens_are_warned_of_once():
         ("dapo", {}, [*TOKENS[:3], TOKENS[3][:, 1:]], r"mask is \(\d+, \d+\), but log_prob is "),
         ("acpi", {}, TOKENS, r"clipx.method=acpi: there is no such method. Did you mean \+clipx=acpo"),
         ("acpo", {"alhpa": 3}, TOKENS, "clipx.alhpa=3: is not a parameter of acpo. Did you mean clipx.alpha"),
-        ("acpo", {"scope": "lagged"}, TOKENS, "clipx.scope=lagged: is not a parameter of acpo"),
+        ("ppo", {}, TOKENS, r"clipx.method=ppo: there is no such method. Did you mean \+clipx=grpo"),
+        ("vanilla", {}, TOKENS, r"Did you mean \+clipx=grpo"),
+        ("acpo", {"scope": "lagged"}, TOKENS, r"clipx.scope=lagged: is not a parameter of acpo. Sum `statistics`"),
+        ("grpo", {"pull": "k2"}, TOKENS, r"clipx.pull=k2: .*\(log_prob - old_log_prob\) \*\* 2 / 2.* mask=, shaping="),
+        ("dapo", {"pull": {"estimator": "k3"}}, TOKENS, "is not a parameter of dapo. Add it to the loss"),
+        ("grpo", {"update": "lopti"}, TOKENS, "clipx.update=lopti: is not a parameter of grpo. .* clip_loss takes"),
         ("grpo", {"clip_high": 0.28}, TOKENS, "clipx.clip_high=0.28: must be .* write 1.28"),
         ("dapo", {"mask": "opsm"}, TOKENS, "clipx.mask.delta=null: opsm has no value that suits every run"),
     ],
@@ -149,6 +157,29 @@ def test_a_methods_name_means_the_same_where_no_group_can_be_read(name, monkeypa
     with_groups = built_once((f"+clipx={name}",)).policy_loss.clipx.method
     monkeypatch.setitem(sys.modules, "omegaconf", None)
     assert clip_loss(name).settings.method == with_groups
+
+
+def test_a_group_where_no_group_can_be_read_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "omegaconf", None)
+    node_of.cache_clear()
+    with pytest.raises(ModuleNotFoundError, match=r"dapo is a group .* pip install omegaconf.* grpo, .*dapo\.yaml"):
+        clip_loss("dapo")
+
+
+def test_help_says_what_a_call_takes_and_returns():
+    text = inspect.getdoc(clip_loss)
+    tensors = {"log_prob", "old_log_prob", "advantages", "mask", *NEEDED}
+    returned = clip_loss("grpo")(*TOKENS)[1]
+    assert all(name in text for name in tensors) and all(f'"{name}"' in text for name in returned)
+    # By the shapes and dtypes that the text says.
+    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        tokens = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in TOKENS]
+        per_token, info = clip_loss("grpo")(*tokens)
+        shape = TOKENS[0].shape
+        assert (per_token.shape, per_token.dtype) == (shape, expected)
+        assert {info[name].shape for name in ("gradient", "weight", "kept")} == {shape}
+        assert info["kept"].dtype == torch.bool and info["clip_fraction"].ndim == 0
+        assert info["decision"].dtype == torch.float64
 
 
 def snippet(function, **modules):

@@ -55,9 +55,10 @@ class ClipLoss:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of each token, which your trainer averages, and detached tensors.
 
-        The loss is 0 outside the mask, and its gradient is -F * A. The others are "gradient", which is -F * A, and
-        "weight", F, both 0 outside the mask; "kept", the mask without what the modifier `mask` takes out; "low" and
-        "high", the bounds, which broadcast; "clip_fraction", 0-d, of the kept tokens; and "decision".
+        The loss, (sequences, length), is 0 outside the mask, and its gradient is -F * A. It is float64 for float64
+        tensors, else float32. The others are "gradient", which is -F * A, and "weight", F, both 0 outside the mask;
+        "kept", the mask without what the modifier `mask` takes out; "low" and "high", the bounds, which broadcast;
+        "clip_fraction", 0-d, of the kept tokens; and "decision".
 
         Args:
             log_prob, old_log_prob: in nats, under the current policy and the one that the ratio is taken to.
@@ -144,21 +145,55 @@ class ClipLoss:
         return inputs._replace(mask=remaining(self.settings.mask, inputs))
 
 
+# What goes on top of a method in any trainer.
+ON_TOP = ("mask", "shaping", "hold")
+AVAILABLE = f"On top of a method, clip_loss takes {', '.join(f'{key}=' for key in ON_TOP)}."
+# Keys of the node of a run of verl's, and what there is instead.
+INSTEAD = {
+    "pull": "Add it to the loss that the call returns: k2 is coefficient * (log_prob - old_log_prob) ** 2 / 2. ",
+    "scope": "Sum `statistics` over the tokens that the bounds shall follow, and give `decision=`. ",
+    "update": "It divides updates, which only verl's worker can do. ",
+    "select": "Choose the tokens by the tensor `mask` of the call. ",
+}
+
+
 def clip_loss(name: str, **parameters: Any) -> ClipLoss:
-    """Builds a loss of this package for a trainer of your own.
+    """Return a loss of this package, for a trainer of your own.
+
+    You call what it returns with tensors of an update: `per_token, info = loss(log_prob, old_log_prob, advantages,
+    mask)`. In the following, n is the number of sequences and t their padded length.
 
     Args:
         name: as in `clipx methods`: acpo, dapo, acpo_reference, or a loss of your own that is registered.
         **parameters: the method's, as `clipx methods NAME` lists them, and what goes on top of it: mask="icepop",
             mask={"rule": "opsm", "delta": 0.5}, shaping={"rule": "fipo"}, hold={"target": "clip_fraction"}.
 
+    Returns:
+        A function of these tensors, with the methods `statistics` and `decide` for updates of several micro-batches:
+        log_prob, old_log_prob: log-probabilities in nats, (n, t), of any float dtype; log_prob carries the gradient.
+            float64 is computed in float64, everything else in float32.
+        advantages: (n, t) or (n, 1), float.
+        mask: (n, t), bool or 0 and 1: the response's tokens. Nothing outside is read.
+        rollout_log_prob (n, t), entropy (n, t), group (n,): by name, where the method needs them.
+        decision, all_reduce: by name; see help(type(loss).__call__).
+
+        It returns two things:
+        per_token: the loss, (n, t), float32, or float64 for float64 tensors. It is 0 outside the mask, and its gradient
+            with respect to log_prob is -F * A. Your trainer averages it.
+        info: a dictionary of detached tensors. "gradient", which is -F * A, "weight", F, and "kept", bool, the mask
+            without what the modifier `mask` takes out, are (n, t). "low" and "high", the bounds, broadcast to (n, t).
+            "clip_fraction", in [0, 1], is 0-d. "decision", float64, is what the bounds follow from.
+
     Raises:
         ValueError: there is no such loss or parameter, or a value is not allowed; names the nearest.
+        ModuleNotFoundError: the name is a group of settings, whose file needs OmegaConf.
     """
-    node = node_of(name) if name not in METHODS and name in group_names() else {}
+    node = settings_of_group(name) if name not in METHODS and name in group_names() else {}
     method = method_named(node.get("method", name))
     own = [field.name for field in dataclasses.fields(method)]
     known = [*own, *ON_TOP]
+    for key in INSTEAD.keys() & parameters.keys() - {*known}:
+        raise Refusal(f"{NODE}.{key}", parameters[key], f"is not a parameter of {name}", f"{INSTEAD[key]}{AVAILABLE}")
     reject_unknown(parameters, known, NODE, name)
     for key in {"mask", "shaping"} & parameters.keys():
         parameters[key] = {"rule": parameters[key]} if isinstance(parameters[key], str) else parameters[key]
@@ -169,3 +204,22 @@ def clip_loss(name: str, **parameters: Any) -> ClipLoss:
     modifiers = {key: built_node(node[key], MODIFIERS[key]) for key in ON_TOP if key in node}
     chosen = method(**{key: value for key, value in node.items() if key in own})
     return ClipLoss(LossSettings(method=chosen, **modifiers))
+
+
+def settings_of_group(name: str) -> dict[str, Any]:
+    """Return what a group of settings sets, by the keys of the clipx node.
+
+    Raises:
+        ModuleNotFoundError: OmegaConf, which reads its file, is not installed.
+    """
+    try:
+        return node_of(name)
+    except ModuleNotFoundError as error:
+        if error.name != "omegaconf":
+            raise
+        methods = ", ".join(sorted(METHODS))
+        raise ModuleNotFoundError(
+            f"{name} is a group of settings, and OmegaConf, which reads it, is not installed: pip install omegaconf. "
+            f"These need nothing but torch: {methods}; give them the parameters that configs/clipx/{name}.yaml sets.",
+            name="omegaconf",
+        ) from None

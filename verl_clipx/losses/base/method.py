@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -350,6 +350,22 @@ def described(target: Any) -> str:
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 
 
+# Usual names of losses that are here under another one.
+OTHER_NAMES = {"ppo": "grpo", "vanilla": "grpo", "ppo_clip": "grpo"}
+
+
+def nearest_method(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that names the methods or groups that a name could mean, or an empty text.
+
+    Args:
+        name: what the user wrote, without the prefix `clipx_`.
+        known: the names to choose from.
+    """
+    if name.lower() in OTHER_NAMES:
+        return f"Did you mean +{NODE}={OTHER_NAMES[name.lower()]}?"
+    return did_you_mean(name, known, f"+{NODE}=").strip()
+
+
 def method_named(name: str) -> type[Method]:
     """The method of that name, with or without the prefix `clipx_`.
 
@@ -358,6 +374,6 @@ def method_named(name: str) -> type[Method]:
     """
     method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
     if method is None:
-        hint = did_you_mean(str(name).removeprefix("clipx_"), METHODS, f"+{NODE}=").strip()
+        hint = nearest_method(str(name).removeprefix("clipx_"), METHODS)
         raise Refusal(f"{NODE}.method", name, "there is no such method", hint or "`clipx methods` lists them.")
     return method
