@@ -226,7 +226,7 @@ def check_loss(
 
     with failing():
         method = build(function=function).method
-    colors, failed = {"kept": "green", "failed": "red", "skipped": "yellow"}, False
+    colors, failed = {"kept": "green", "failed": "red", "skipped": "yellow", "remark": "yellow"}, False
     for check, outcome, why in check_method(method):
         failed |= outcome == "failed"
         because = f"\n  {escape(why)}" if why else ""

@@ -149,6 +149,47 @@ MISTAKES = [
     (dataclass_of(FIXED, "strength: float = 1.0"), "write strength = verl_clipx.parameter(default"),
 ]
 
+# As verl's registry calls its losses, with and without each of its decorators.
+OF_VERLS = """
+def wrong(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **further):
+    return -((log_prob - old_log_prob).exp() * advantages * response_mask).sum(), {}
+"""
+ALL_BY_NAME = (
+    "def wrong(*, log_prob, old_log_prob, advantages, response_mask):\n    return -advantages * response_mask\n"
+)
+REGISTERED_WITH_VERL = (
+    "from verl.trainer.ppo.core_algos import register_policy_loss\n@register_policy_loss('users_wrong')" + OF_VERLS
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OF_VERLS,
+        ALL_BY_NAME,
+        REGISTERED_WITH_VERL,
+        f"@register_loss('wrong'){OF_VERLS}",
+        f"@register_loss('wrong', unconstrained_weight=True)\n{ALL_BY_NAME}",
+    ],
+)
+def test_a_function_with_the_signature_of_verls_registry_returns_a_loss(text, checked):
+    code, output = checked(text, "wrong")
+    assert code == 1 and "such a function returns a loss" in output, output
+    # What to do, either way.
+    assert "returns F of every token" in output and "register_policy_loss('wrong')" in output
+    assert "VERL_USE_EXTERNAL_MODULES=users_losses" in output and "keyword-only" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("formula", "is_named"), [("1 + 0 * ratio", True), ("ratio", False)])
+def test_a_weight_that_is_the_same_at_every_ratio_is_named_and_fails_nothing(formula, is_named, checked, monkeypatch):
+    monkeypatch.setattr("verl_clipx.check.contract.COMPILED_CHECKS", ())
+    code, output = checked(f"@register_loss('flat')\ndef flat(ratio):\n    return {formula}\n", "flat")
+    assert code == 0, output
+    assert ("remark The weight follows the ratio" in output) == is_named
+    assert ("F is the same at every ratio" in output) == is_named
+
+
 SOUND = """
 @register_loss("users_function")
 def function(advantages, *, clip_high: float = 1.4, slope: float = 2):

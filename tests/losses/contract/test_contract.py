@@ -17,6 +17,7 @@ from verl_clipx.losses.applying.user_method import method_of
 from verl_clipx.losses.contract import contract
 from verl_clipx.losses.contract.contract import CHECKS, COMPILED_CHECKS
 from verl_clipx.losses.contract.runner import check_method, first_line
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 
 def broken(**methods):
@@ -257,6 +258,30 @@ def test_a_check_finds_a_fault_of_the_plugins_own(check, monkeypatch):
     token_functions.cache_clear()
     with pytest.raises(AssertionError, match=message):
         check(method_of(example_losses.soft)())
+
+
+# Formulas of F, by whether F is the same at every ratio.
+FOLLOWING = {
+    "1": (lambda t, _: torch.ones_like(t.ratio), False),
+    "of A": (lambda t, _: torch.where(t.advantages > 0, 1.0, 0.5).to(t.ratio.dtype), False),
+    "of the old probability": (lambda t, _: 1 - t.old_log_prob.exp(), False),
+    "of the current probability": (lambda t, _: 1 - t.log_prob.exp(), False),
+    "the ratio": (lambda t, _: t.ratio, True),
+    "a clamped ratio": (lambda t, _: t.ratio.clamp(0.99, 1.01), True),
+    "a drop far out": (lambda t, _: torch.where(t.ratio > 5, 0.5, 1.0).to(t.ratio.dtype), True),
+    "a sequence's ratio": (lambda t, _: t.sequence_mean(t.log_ratio).exp().expand_as(t.ratio), True),
+    "of the probabilities' difference": (lambda t, _: 1 / (1 + (t.probabilities[0] - t.probabilities[1]).abs()), True),
+}
+
+
+@pytest.mark.parametrize(("formula", "follows"), FOLLOWING.values(), ids=FOLLOWING)
+def test_a_weight_that_is_the_same_at_every_ratio_is_told_from_others(formula, follows):
+    assert contract.ignores_the_ratio(weight(formula)) != follows
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_no_built_in_method_ignores_the_ratio(name):
+    assert not contract.ignores_the_ratio(METHODS[name]())
 
 
 SIZE = contract.weight_does_not_depend_on_the_size_of_advantages

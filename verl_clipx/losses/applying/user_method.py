@@ -22,6 +22,9 @@ ANY = number(reason=ANY_NUMBER)
 # What a function may ask for, by these names.
 OFFERED = ("ratio", "advantages", "bounds", "log_prob", "old_log_prob", "entropy")
 
+# Arguments of a loss in verl's registry that no function of ours has.
+OF_VERLS_LOSSES = {"response_mask", "loss_agg_mode", "rollout_is_weights"}
+
 # From the name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
 
@@ -74,6 +77,8 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **flags: bool) 
         ValueError: the function's signature or a default does not fit.
     """
     signature, fields, own = inspect.signature(gradient_weight).parameters, [], []
+    if has_signature_of_verls(gradient_weight):
+        raise ValueError(f"register_loss({name!r}): {returns_a_loss(gradient_weight)}")
     inherited = {field.name: field.metadata for field in dataclasses.fields(FixedBounds)}
     # A function with neither the argument `bounds` nor one of their parameters has none.
     has_bounds = {"bounds", "clip_low", "clip_high"} & signature.keys()
@@ -114,6 +119,31 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **flags: bool) 
     made.__module__ = gradient_weight.__module__
     register(made, name)
     return made
+
+
+def has_signature_of_verls(function: Any) -> bool:
+    """Return whether a function takes what verl gives to the losses of its registry, whichever kind it takes it as."""
+    if isinstance(function, type) or not callable(function):
+        return False
+    try:
+        return bool(OF_VERLS_LOSSES & inspect.signature(function).parameters.keys())
+    except (TypeError, ValueError):
+        # Some callables of C have no signature.
+        return False
+
+
+def returns_a_loss(function: Callable[..., Any]) -> str:
+    """Return what to do with a function that has the signature of a loss in verl's registry, in sentences."""
+    name = described(function)
+    module, _, attribute = name.partition(":")
+    registers = f"@verl.trainer.ppo.core_algos.register_policy_loss({attribute!r})"
+    chooses = f"actor_rollout_ref.actor.policy_loss.loss_mode={attribute}"
+    return (
+        f"{name} has the signature of a loss in verl's registry, and such a function returns a loss. +clipx=custom "
+        f"takes the gradient weight F instead: write a function of {', '.join(OFFERED)}, as many as it needs, that "
+        "returns F of every token, and decorate it with @verl_clipx.register_loss(name). To train the loss as it is, "
+        f"register it with verl: {registers}, {chooses}, and VERL_USE_EXTERNAL_MODULES={module} wherever verl runs."
+    )
 
 
 def allowed_like(default: Any, annotation: Any) -> Allowed:
@@ -175,6 +205,8 @@ def load_method(function: str) -> type[Method]:
 def method_of(loaded: Any) -> type[Method]:
     """The method of a class or of a decorated function; raises a ValueError if it is neither, or not usable."""
     method = loaded if isinstance(loaded, type) and issubclass(loaded, Method) else DECORATED.get(described(loaded))
+    if method is None and has_signature_of_verls(loaded):
+        raise ValueError(returns_a_loss(loaded))
     if method is None:
         raise ValueError(
             f"{described(loaded)} is not decorated with @verl_clipx.register_loss(name) and is not a subclass of "

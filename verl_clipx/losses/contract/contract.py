@@ -342,6 +342,32 @@ def weight_is_nowhere_negative(method: Method) -> None:
             require_none(wrong & (distance == distance.amin()), message, *of)
 
 
+# Added to log-probabilities, in nats; many, so that no weight is flat over all of them by its bounds.
+SHIFTS = (-3.0, -1.0, -0.3, -0.1, -0.03, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+def ignores_the_ratio(method: Method) -> bool:
+    """Return whether the weight stays the same when only the current, or only the old log-probabilities move.
+
+    Such a method is no mistake by itself: REINFORCE's weight is 1. But nothing limits how far an update goes.
+    """
+    tensors = example(torch.float64)
+    usual = evaluate(method, **inputs_of(method, tensors))
+
+    def moves(*names: str) -> bool:
+        for shift in SHIFTS:
+            # By another amount at each token, so that no mean over a sequence stays.
+            steps = shift * torch.linspace(0.5, 1.5, tensors["log_prob"].numel(), dtype=torch.float64)
+            moved = {name: (tensors[name] + steps.view_as(tensors[name])).clamp(max=-1e-3) for name in names}
+            weight = evaluate(method, usual.statistics, **inputs_of(method, {**tensors, **moved})).weight
+            if not bool(close(weight, usual.weight, *ROUNDING[torch.float64])[tensors["mask"]].all()):
+                return True
+        return False
+
+    # Some ratios are to the policy that sampled.
+    return not (moves("log_prob") and moves("old_log_prob", "rollout_log_prob"))
+
+
 def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
     """The weight stays the same when all advantages are multiplied by a positive number."""
     for dtype in ROUNDING:

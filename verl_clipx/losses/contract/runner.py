@@ -17,11 +17,18 @@ UNSEEN = (
 )
 
 
+FOLLOWS_THE_RATIO = "The weight follows the ratio of the current to the old policy."
+IGNORES_THE_RATIO = (
+    "F is the same at every ratio, as in REINFORCE, so that nothing limits how far an update goes. If that isn't what "
+    "you mean, multiply by the ratio, or take ratio or bounds into the weight."
+)
+
+
 class Checked(NamedTuple):
-    """A check in one sentence, and why it failed, with the file and line of the loss, or was skipped."""
+    """A check in one sentence, and why it failed, with the file and line of the loss, was skipped or is remarked on."""
 
     check: str
-    outcome: Literal["kept", "failed", "skipped"]
+    outcome: Literal["kept", "failed", "skipped", "remark"]
     why: str = ""
 
 
@@ -29,7 +36,7 @@ def check_method(method: Method) -> Iterator[Checked]:
     """Checks the contract on a method.
 
     An error that the loss itself raises is its own finding, and ends the checks. The compiled loss is checked last,
-    only if no other check failed.
+    only if no other check failed. A weight that ignores the ratio gets a remark, which is no failure.
     """
     failed = False
     for check in (*contract.CHECKS, *contract.COMPILED_CHECKS):
@@ -56,6 +63,8 @@ def check_method(method: Method) -> Iterator[Checked]:
             message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
             yield Checked(first_line(computing), "failed", message)
             return
+        if check is contract.weight_is_the_same_at_each_call and contract.ignores_the_ratio(method):
+            yield Checked(FOLLOWS_THE_RATIO, "remark", IGNORES_THE_RATIO)
 
 
 def first_line(check: Callable[[Method], None]) -> str:
