@@ -111,7 +111,7 @@ ODD = f"{ACTOR}.ppo_mini_batch_size=30"
 @pytest.mark.parametrize(
     ("words", "broken"),
     [
-        ("trainer.nnodes=0", "trainer.nnodes=0"),
+        ("trainer.nnodes=-1", "trainer.nnodes=-1"),
         ("trainer.n_gpus_per_node=True", "trainer.n_gpus_per_node=True"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=3", f"{ACTOR}.ulysses_sequence_parallel_size=3"),
         (f"{ACTOR}.fsdp_config.fsdp_size=4", ""),

@@ -165,6 +165,57 @@ def test_it_says_where_the_runs_files_go_and_what_the_receipt_does(explain, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        (["trainer.nnodes=0"], "trainer.nnodes=0: 0 was counted here"),
+        (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: 0 was counted here"),
+        (["trainer.n_gpus_per_node=0", "trainer.nnodes=''"], "trainer.nnodes='' and trainer.n_gpus_per_node=0: 0 was"),
+    ],
+)
+@pytest.mark.parametrize("group", [[], ["+clipx=acpo"]])
+def test_nodes_or_gpus_that_a_script_could_not_count_stop_nothing(explain, group, words, row):
+    answer = explain(*group, *words)
+    assert answer["stops"] == [] and answer["uncounted"].startswith(row)
+    assert any(line.startswith(f"  machines: {row}") for line in answer["text"])
+    # What has no count in it is still checked.
+    (why,) = explain(*group, *words, "data.train_batch_size=128")["stops"]
+    assert why.startswith("verl refuses it: train_batch_size (128) must be >= actor.ppo_")
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [[], ["+clipx=observe"], ["+clipx=acpo"]])
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (f"{ROLLOUT}.name", f"no {ROLLOUT}.name"),
+        (f"{ACTOR}.strategy", f"no {ACTOR}.strategy"),
+        ("trainer.device", "no trainer.device"),
+        (f"{ACTOR}.kl_loss_type", "KL loss null 0.001"),
+        (f"{ACTOR}.kl_loss_coef", "KL loss low_var_kl null"),
+        ("algorithm.kl_ctrl.kl_coef", "KL penalty in the rewards null"),
+        *(
+            (key, f"stops: {key}=null: must be a whole number above 0.")
+            for key in (
+                *("trainer.nnodes", "trainer.n_gpus_per_node", "data.train_batch_size", f"{ROLLOUT}.n"),
+                *(f"{ACTOR}.ppo_mini_batch_size", "data.max_prompt_length", "data.max_response_length"),
+            )
+        ),
+    ],
+)
+def test_a_key_without_a_value_is_never_called_none(explain, group, key, says):
+    terms = (f"{ACTOR}.use_kl_loss=True", "algorithm.use_kl_in_reward=True", f"{ROLLOUT}.name=vllm")
+    micro_batch = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4"
+    answer = explain(*group, *terms, micro_batch, f"++{key}=null")
+    assert not any("None" in line for line in answer["text"])
+    if group or not says.startswith("no "):
+        assert any(says in line for line in answer["text"]), answer["text"]
+
+
 FACTS = f"{ACTOR}.policy_loss.run"
 
 

@@ -72,6 +72,22 @@ with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", ["+clipx=dgpo", "actor_rollout_ref.actor.use_dynamic_bsz=True"])
 run_ppo(config)
 """
+# As scripts of verl's recipes give their configuration to a task of their own.
+TASK_OF_ITS_OWN = f"""
+import sys
+import hydra, ray, verl
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+def main(config):
+    if not ray.is_initialized():
+        ray.init(runtime_env={{"env_vars": {{}}}})
+    runner = ray.remote(num_cpus=1)(Runner).remote()
+    ray.get(runner.run.remote(config))
+class Runner:
+    def run(self, config):
+        raise SystemExit("it ran")
+sys.argv[1:] = {[*MAIN.split()[3:], "+clipx=acpo"]}
+main()
+"""
 VERLS = f"""
 import sys
 from verl.trainer.main_ppo import main
@@ -85,10 +101,18 @@ main()
     ("program", "code", "says"),
     [
         (COMPOSING, 0, "clipx_dgpo\n"),
-        ("import verl, ray\nray.init()", 1, "no configuration seen"),
+        (f"import verl, ray\nray.init()\n{COMPOSING}", 0, "clipx_dgpo\n"),
+        (TASK_OF_ITS_OWN, 0, "clipx_acpo (+clipx=acpo)"),
+        ("import verl, ray\nray.get(ray.put(1))", 1, "no configuration seen"),
         (VERLS, 1, "stops: clipx.alpha=-1"),
     ],
-    ids=["a main of the user's own", "a program that starts Ray", "verl's main"],
+    ids=[
+        "a main of the user's own",
+        "a main that starts Ray first",
+        "a main with a task of its own",
+        "a program that uses Ray",
+        "verl's main",
+    ],
 )
 def test_a_program_answers_under_the_variable_alone(run_fresh, tmp_path, program, code, says):
     done = run_fresh(f"import os\nos.environ['{EXPLAIN}'] = '1'\n{program}", tmp_path)
@@ -96,6 +120,14 @@ def test_a_program_answers_under_the_variable_alone(run_fresh, tmp_path, program
 
 
 PYTHON = sys.executable
+
+
+@pytest.mark.slow
+def test_a_program_that_starts_ray_and_ends_has_shown_no_configuration():
+    # As it ends, which no fork of a server does.
+    program = [PYTHON, "-c", "import verl, ray\nassert ray.init() is None and not ray.is_initialized()"]
+    done = subprocess.run(program, env={**os.environ, EXPLAIN: "1"}, capture_output=True, text=True)
+    assert done.returncode == 1 and "no configuration seen" in done.stdout, done
 
 
 @pytest.mark.parametrize(
@@ -344,6 +376,60 @@ def test_a_preparation_that_fails_in_silence_is_named(write):
     write("run.sh", "set -e\nN=$(nvidia-smi -L | grep -c GPU)\ntest -f model/config.json\n")
     (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
     assert re.search(r"The last command was run\.sh: line 2: \S+ -", why), why
+
+
+# Scripts that wait for nodes or GPUs which never come while they are explained.
+LOOPS = {
+    "while": "n=0\nwhile [ $n -lt 2 ]; do n=$(ray status | grep -c node_); sleep 1; done",
+    "until": "until ray status | grep -q 2.node; do sleep 1; done",
+    "for": "for i in $(seq 500); do ray list nodes | grep -q ALIVE && break; sleep 1; done",
+    "timeout": "timeout 500 bash -c 'until ray status | grep -q node; do sleep 1; done'",
+    "a missing program": "until [ $(no_sinfo -h | wc -l) -ge 2 ]; do sleep 1; done",
+    "a function": "ready() { ssh head test -e up | grep -q up; }\nuntil ready; do sleep 1; done",
+    "no sleep": "while [ $(ray list nodes | grep -c ALIVE) -lt 2 ]; do :; done",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", LOOPS)
+def test_a_script_that_waits_in_a_loop_ends_with_its_place(write, monkeypatch, by):
+    monkeypatch.setattr("verl_clipx.run.explain.SECONDS_OF_A_LOOP", 2.0)
+    write("run.sh", f"{LOOPS[by]}\n{PYTHON} fake.py a=1\n")
+    began = time.monotonic()
+    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    place = "ray list nodes: " if by == "no sleep" else "sleep 1: "
+    assert f"{place}the script waits here in a loop" in why and EXPLAIN in why, why
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    [
+        # Single waits, and a wait for what the script itself started.
+        "ray start --head\nsleep 2\nray status\nsleep 2\nray status\nsleep 2",
+        "(PYTHON -c 'import time; time.sleep(7)'; touch ready) &\nuntil [ -e ready ]; do sleep 1; done",
+        "for host in a b c d; do ssh $host ls; rm -f x; done",
+    ],
+)
+def test_what_ends_by_itself_is_no_waiting_loop(write, monkeypatch, script):
+    monkeypatch.setattr("verl_clipx.run.explain.SECONDS_OF_A_LOOP", 2.0)
+    write("run.sh", f"{script.replace('PYTHON', PYTHON)}\n{PYTHON} fake.py a=1\n")
+    assert clipx("--", "bash", "run.sh")["stops"] == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "set -e\nN=$(nvidia-smi -L | grep -c GPU)",
+        "set -e\nN=$(expr $(ray list nodes | wc -l) \\* 8)",
+        f'set -e\nN=$(ray list nodes | wc -l)\n{PYTHON} -c "print(8 % $N)"',
+    ],
+)
+def test_a_script_that_cannot_go_on_with_a_count_of_0_says_so(write, script):
+    write("run.sh", f"{script}\n{PYTHON} fake.py a=$N\n")
+    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    assert "0 was counted here" in why
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -57,7 +57,7 @@ WAY_BACK = (
 
 # The rows are the fields, in their order and by their names, but for these, and without these.
 HEADS = {"taken": "takes over", "unused": "does not read", "of_verl": "verl adds", "uncorrected": "samples"}
-HEADS |= {"cut": "responses", "cost": "costs", "files": "writes", "way_back": "way back"}
+HEADS |= {"cut": "responses", "uncounted": "machines", "cost": "costs", "files": "writes", "way_back": "way back"}
 HEADS |= {"untested": "no test has run", "has_run_on": "has run on"}
 WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", "arguments")
 
@@ -91,6 +91,7 @@ class Description:
     uncorrected: str | None = None
     mask: str | None = None
     cut: str | None = None
+    uncounted: str | None = None
     cost: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     traces: str | None = None
@@ -207,11 +208,11 @@ def averages(run: RunFacts, settings: Settings | Observe) -> str:
     """Returns verl's aggregation mode and, if it differs, the paper's."""
     if not settings.trains:
         # Some of verl's own losses, such as its sapo, average in their own way.
-        return f"{run.loss_agg_mode}, if this loss follows it"
+        return f"{shown(run.loss_agg_mode)}, if this loss follows it"
     paper = settings.paper_loss_agg_mode
     if paper in (None, run.loss_agg_mode):
         return run.loss_agg_mode
-    return f"{run.loss_agg_mode} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
+    return f"{shown(run.loss_agg_mode)} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
 
 
 def corrections(run: RunFacts, settings: Settings | Observe) -> list[str]:

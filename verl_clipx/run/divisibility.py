@@ -10,29 +10,64 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
-from verl_clipx.run.keys import ACTOR, ROLLOUT
+from verl_clipx.base.refusal import written
+from verl_clipx.run.keys import ACTOR, MINI_BATCH, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS
 
 # Under other engines, ranks share a sequence or the layers in ways of their own.
 FSDP = ("fsdp", "fsdp2")
 # There, generation has machines of its own.
 COLOCATED = ("sync", "colocate_async")
+# Scripts count these on the machine that they run on, which may have none.
+COUNTED = ("trainer.nnodes", "trainer.n_gpus_per_node")
+# What the rules calculate with besides.
+SIZES = (ROLLOUT_PROMPTS, MINI_BATCH, RESPONSES, "data.max_prompt_length", "data.max_response_length")
+
+
+def counted_nothing(config: DictConfig) -> list[str]:
+    """Return those of `COUNTED` that are 0 or an empty text, as a script's count is where there is nothing to count."""
+    values = {key: OmegaConf.select(config, key) for key in COUNTED}
+    return [key for key, value in values.items() if value == "" or (type(value) is int and value == 0)]
+
+
+def wrong_numbers(config: DictConfig) -> list[str]:
+    """Return a message for each number that the rules need and that is none, or not above 0; [] for other engines.
+
+    Args:
+        config: verl's whole configuration. Those of `counted_nothing` are not named.
+    """
+    if not has_rules(config):
+        return []
+    nothing = counted_nothing(config)
+    values = {key: OmegaConf.select(config, key) for key in (*COUNTED, *SIZES) if key not in nothing}
+    return [
+        f"{key}={written(value)}: must be a whole number above 0."
+        for key, value in values.items()
+        if type(value) is not int or value < 1
+    ]
+
+
+def has_rules(config: DictConfig) -> bool:
+    """Return whether the rules are known for the engine and the trainer of a run."""
+    trainer = config.trainer
+    colocated = not trainer.use_v1 or trainer.v1.trainer_mode in COLOCATED
+    of_one_kind = "async_training" not in config and "rollout" not in config
+    return config.actor_rollout_ref.actor.strategy in FSDP and colocated and of_one_kind
 
 
 def what_does_not_divide(config: DictConfig) -> list[str]:
     """One message for each rule that a run breaks, with the key, its value and what to do; empty for other engines.
 
     Args:
-        config: verl's whole configuration.
+        config: verl's whole configuration. Where nodes or GPUs are not counted, only wrong numbers are named.
     """
-    trainer, actor = config.trainer, config.actor_rollout_ref.actor
-    colocated = not trainer.use_v1 or trainer.v1.trainer_mode in COLOCATED
-    if actor.strategy not in FSDP or not colocated or "async_training" in config or "rollout" in config:
+    if not has_rules(config):
         return []
-    numbers = {f"trainer.{key}": trainer[key] for key in ("nnodes", "n_gpus_per_node")}
-    wrong = [key for key, value in numbers.items() if type(value) is not int or value < 1]
-    if wrong:
-        return [f"{key}={numbers[key]}: must be a whole number above 0." for key in wrong]
-    gpus = math.prod(numbers.values())
+    if wrong := wrong_numbers(config):
+        return wrong
+    if counted_nothing(config):
+        return []
+    actor = config.actor_rollout_ref.actor
+    gpus = math.prod(OmegaConf.select(config, key) for key in COUNTED)
     sharing = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
     if gpus % sharing:
         key = f"{ACTOR}.ulysses_sequence_parallel_size"

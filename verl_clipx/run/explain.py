@@ -18,6 +18,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,13 @@ SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_BETWEEN_LONG_LOOKS = 0.7
 # How long what a command leaves in the background may take to its configuration.
 SECONDS_IN_THE_BACKGROUND = 120
+# A script waits in a loop if it sleeps this often at one place, for this long in all, while nothing else of it works;
+# or if it calls one stand-in this often with the same words, without an answer in between.
+SLEEPS_OF_A_LOOP, SECONDS_OF_A_LOOP = 3, 15.0
+CALLS_OF_A_LOOP = 30
+# What such a loop itself consists of: shells, and programs that look at the state of a cluster.
+OF_LOOPS = ("bash", "sh", "dash", "sleep", "timeout", "tee", "tail", "cat", "grep", "wc", "awk", "cut", "date")
+OF_LOOPS += ("nc", "ping", "sinfo", "squeue", "scontrol")
 # How long bash may take after the first answer.
 SECONDS_AFTER_AN_ANSWER = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,6 +61,12 @@ OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
 # A line of bash's `set -x`, and what shells say of a program that is missing.
 TRACED = re.compile(r"\++ ")
 NOT_FOUND = re.compile(r": (?:command )?not found$")
+# What a script counts nodes or accelerators with, and what comes of calculating with a count of 0.
+COUNTS = re.compile(r"\b(grep -\w*c|wc -\w*l|expr )|division by 0|integer (?:division or )?modulo by zero")
+NOTHING_COUNTED = (
+    " 0 was counted here, where there are no nodes or accelerators, and the script does not go on with it. Set the "
+    "number that it counts, for example by a variable that it reads, to explain the rest."
+)
 OF_PYTHON = re.compile(r"python[\d.]*")
 OF_UV = re.compile(r"\buv: (?:command )?not found$|^error: .*\buv\.lock\b")
 UV = (
@@ -63,6 +77,11 @@ UV = (
 WITHOUT_THE_VARIABLE = (
     f"it got no {EXPLAIN}, by which it would answer, and was ended before it could train. env -i, or a program that "
     "gives another an environment of its own, leaves the variable out: explain what they start"
+)
+WAITS = (
+    "the script waits here in a loop, and nothing that it started is at work. What it waits for does not come: "
+    "stand-ins and missing programs report no node. Explain the command that starts verl, or let the script leave the "
+    f"loop out where {EXPLAIN} is set"
 )
 PASS_ON = (
     'A script passes its arguments on by "$@" at the end of the command that starts verl; what it reads by a number, '
@@ -142,7 +161,8 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         for file in (answers, record, notes, last_command, *([folder / "all"] if every else ())):
             file.touch()
         environment = {**os.environ, **put_stand_ins(folder / "programs", record), EXPLAIN: str(answers)}
-        code = run_session(words, environment, output, lambda: not every and is_answered(answers), notes)
+        loop = WaitingLoop(answers, record, last_command)
+        code = run_session(words, environment, output, lambda: not every and is_answered(answers), notes, loop)
         given = [json.loads(line) for line in answers.read_text().splitlines()]
         stood_in, noted = (list(dict.fromkeys(end_of(file).splitlines())) for file in (record, notes))
         printed, last = end_of(output), end_of(last_command).strip()
@@ -152,6 +172,8 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         stops.append(without_an_answer(code, printed, noted, last))
     elif cut:
         stops.append(f"{'; '.join(cut)}. {CUT}")
+    if given:
+        stops += [f"{line}." for line in noted if WAITS in line]
     stops += misled_words(words, given, bool(cut))
     by_shell = any(Path(word).name in SHELLS or word.endswith(".sh") for word in words)
     return Explanation(given, stood_in, stops, may_go_on=bool(given) and by_shell and not every)
@@ -238,13 +260,78 @@ def ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class WaitingLoop:
+    """Notices that a script waits in a loop for what never comes while it is explained.
+
+    Args:
+        answers: the file of the answers, each of which begins the count of calls anew.
+        record: the file to which stand-ins append.
+        last_command: the file with the place and the text of the command that bash began last.
+    """
+
+    def __init__(self, answers: Path, record: Path, last_command: Path):
+        self.answers = answers
+        self.record = record
+        self.last_command = last_command
+        self.quiet_since = time.monotonic()
+        self.sleeps: dict[str, set[int]] = {}
+        self.known: set[int] = set()
+        self.answered = 0
+        self.calls_before = 0
+
+    def find(self, members: Sequence[psutil.Process]) -> str:
+        """Return where a script waits, as a place with a command; empty if it doesn't.
+
+        Args:
+            members: the living processes of the command's session.
+        """
+        sleeping, working = [], set()
+        for member in members:
+            with contextlib.suppress(psutil.Error):
+                words = member.cmdline()
+                if member.name() == "sleep":
+                    sleeping.append((member.pid, shlex.join(words)))
+                elif member.name() not in OF_LOOPS and stand_in.__file__ not in words:
+                    working.add(member.pid)
+        # A program that is seen twice is at work, and not one that the loop itself calls.
+        if working & self.known:
+            self.quiet_since = time.monotonic()
+            self.sleeps.clear()
+        self.known = working
+        place = end_of(self.last_command).strip()
+        for pid, command in sleeping:
+            self.sleeps.setdefault(place or command, set()).add(pid)
+        if time.monotonic() - self.quiet_since >= SECONDS_OF_A_LOOP:
+            for where, pids in self.sleeps.items():
+                if len(pids) >= SLEEPS_OF_A_LOOP:
+                    return where
+        return self.repeated_call()
+
+    def repeated_call(self) -> str:
+        """Return a command line with which a stand-in was called again and again since the last answer, or ''."""
+        calls = end_of(self.record).splitlines()
+        answered = self.answers.stat().st_size
+        if answered != self.answered:
+            self.answered, self.calls_before = answered, len(calls)
+        for line, number in Counter(calls[self.calls_before :]).items():
+            if number >= CALLS_OF_A_LOOP:
+                return line
+        return ""
+
+
 def run_session(
-    words: Sequence[str], environment: dict[str, str], output: Path, until: Callable[[], bool], notes: Path
+    words: Sequence[str],
+    environment: dict[str, str],
+    output: Path,
+    until: Callable[[], bool],
+    notes: Path,
+    loop: WaitingLoop,
 ) -> int:
     """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
 
-    What the command leaves in the background, in a session of its own too, has `SECONDS_IN_THE_BACKGROUND`. A Python
-    without `EXPLAIN`, which would train, is killed as soon as it is seen: `notes` says so.
+    A command that waits in a loop is killed too, and `notes` says where. What the command leaves in the background, in
+    a session of its own too, has `SECONDS_IN_THE_BACKGROUND`. A Python without `EXPLAIN`, which would train, is killed
+    as soon as it is seen: `notes` says so.
 
     Raises:
         ValueError: there is no such program.
@@ -265,24 +352,31 @@ def run_session(
         def would_train(other: psutil.Process) -> bool:
             return in_session(other) and bool(OF_PYTHON.match(other.name())) and EXPLAIN not in other.environ()
 
-        def wait() -> None:
+        def wait() -> bool:
+            """Wait a moment; return whether the command waits in a loop."""
             time.sleep(SECONDS_BETWEEN_LOOKS)
             if time.monotonic() - looks[-1] > SECONDS_BETWEEN_LONG_LOOKS:
                 looks.append(time.monotonic())
+                if place := loop.find(living(in_session)):
+                    with notes.open("a", errors="replace") as noted:
+                        noted.write(f"{place}: {WAITS}\n")
+                    return True
                 # One that becomes another program has no environment for a moment.
                 before, seen[:] = seen[:], living(would_train)
                 for other in {*before} & {*seen}:
                     with contextlib.suppress(psutil.Error), notes.open("a", errors="replace") as noted:
                         noted.write(f"{shlex.join(other.cmdline())}: {WITHOUT_THE_VARIABLE}\n")
                         other.kill()
+            return False
 
         looks, seen = [time.monotonic()], []
         try:
-            while process.poll() is None and not until():
-                wait()
+            waits = False
+            while not waits and process.poll() is None and not until():
+                waits = wait()
             last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
-            while not until() and time.monotonic() < last and living(is_member):
-                wait()
+            while not waits and not until() and time.monotonic() < last and living(is_member):
+                waits = wait()
         finally:
             # Each may start another before its end.
             while members := living(is_member):
@@ -324,4 +418,6 @@ def without_an_answer(code: int, output: str, noted: Sequence[str], last: str) -
         return f"no configuration seen: {said}."
     end = "\n".join(shortened(line, LONGEST_OF_A_CRASH) for line in lines)
     where = f" The last command was {shortened(last)}." if last else ""
+    if COUNTS.search(f"{last}\n{end}"):
+        where += NOTHING_COUNTED
     return f"no configuration seen: {said}.{where} The end of its output:\n{end or '(none)'}"

@@ -3,8 +3,10 @@
 Nothing of the model, the tokenizer, the critic or the data is loaded, and no accelerator is needed.
 """
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -23,10 +25,10 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.base.refusal import Refusal, written
 from verl_clipx.run.config import clip_range
-from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, updates
-from verl_clipx.run.divisibility import what_does_not_divide
+from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, shown, updates
+from verl_clipx.run.divisibility import counted_nothing, what_does_not_divide, wrong_numbers
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import ACTOR, EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
@@ -40,6 +42,9 @@ from verl_clipx.run.support import has_run_on, read_costs, tested_values
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
+# The configuration of the last main of Hydra's that began in this process.
+OF_HYDRAS_MAIN: list[DictConfig] = []
+
 
 def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Description:
     """Describes what a run with this configuration would do; `named` and `group` are as for `resolve.resolve`."""
@@ -52,15 +57,21 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         resolved = decide(config, named=named, group=group)
     except ValueError as error:
         stops = [str(part) for part in error.all] if isinstance(error, Refusal) else [str(error)]
-        return Description(f"{loss_mode}, refused", loss_mode, NODE in config, stops=stops)
-    stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
-    common = {"resumes": resumes, "cut": cut_by_context(config), "stops": stops}
+        return Description(f"{written(loss_mode)}, refused", loss_mode, NODE in config, stops=stops)
+    # verl's check would calculate with a wrong number, and say no more than that it can't.
+    stops = wrong_numbers(config) or [*refused_by_verls_check(config), *what_does_not_divide(config)]
+    common = {
+        "resumes": resumes,
+        "cut": cut_by_context(config),
+        "uncounted": uncounted_in_words(config),
+        "stops": stops,
+    }
     if resolved is None:
         values = read(config)
         run = RunFacts(options=values, schedule=schedule_of(values))
         acting = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
         return Description(
-            f"{loss_mode}, verl's own loss; the plugin has no part in this run",
+            f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
             bounds=bounds_of_verl(actor),
             updates=updates(run, acting, in_full=True),
@@ -85,7 +96,7 @@ def bounds_of_verl(actor: DictConfig) -> str:
     """The bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
     loss_mode = actor.policy_loss.loss_mode
     if loss_mode != "vanilla":
-        return f"those of verl's own loss {loss_mode}, which the plugin does not know"
+        return f"those of verl's own loss {written(loss_mode)}, which the plugin does not know"
     dual_clip = actor.clip_ratio_c
     last = "clip_ratio_c null, at which verl stops" if dual_clip is None else f"clip_ratio_c {dual_clip:g}"
     return f"ratio {interval(*clip_range(actor))}; {last}"
@@ -101,9 +112,9 @@ def terms(config: DictConfig) -> list[str]:
         warnings.simplefilter("ignore")
         has_critic = need_critic(config)
     return [
-        f"entropy bonus {actor.entropy_coeff:g}" if actor.entropy_coeff else "no entropy bonus",
-        f"KL loss {actor.kl_loss_type} {actor.kl_loss_coef:g}" if actor.use_kl_loss else "no KL loss",
-        *([f"KL penalty in the rewards {algorithm.kl_ctrl.kl_coef:g}"] if algorithm.use_kl_in_reward else []),
+        f"entropy bonus {shown(actor.entropy_coeff)}" if actor.entropy_coeff else "no entropy bonus",
+        f"KL loss {shown(actor.kl_loss_type)} {shown(actor.kl_loss_coef)}" if actor.use_kl_loss else "no KL loss",
+        *([f"KL penalty in the rewards {shown(algorithm.kl_ctrl.kl_coef)}"] if algorithm.use_kl_in_reward else []),
         *(["the critic's own loss"] if has_critic else []),
     ]
 
@@ -114,6 +125,19 @@ def restored_by_resuming(config: DictConfig) -> str | None:
     if not step or (contents is not None and "optimizer" not in contents):
         return None
     return f"the checkpoint of step {step}, whose learning rate verl restores, whatever {ACTOR}.optim.lr says"
+
+
+def uncounted_in_words(config: DictConfig) -> str | None:
+    """Say that a script counted no node or GPU on this machine; None if all numbers are given."""
+    nothing = counted_nothing(config)
+    if not nothing:
+        return None
+    given = " and ".join(f"{key}={written(OmegaConf.select(config, key))}" for key in nothing)
+    numbers = " ".join(f"{key}=N" for key in nothing)
+    return (
+        f"{given}: 0 was counted here. Where the run starts it is counted again, and whether batches divide depends "
+        f"on it; add {numbers} to the command to have that checked"
+    )
 
 
 def cut_by_context(config: DictConfig) -> str | None:
@@ -160,7 +184,11 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
         # verl's fully asynchronous main does not call it.
         return []
     config = config.copy()
+    nothing = counted_nothing(config)
     with open_dict(config):
+        # What was not counted divides everything.
+        for key in nothing:
+            OmegaConf.update(config, key, 1)
         # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
         config.critic.model = None
         config.actor_rollout_ref.model.lora_rank = 0
@@ -181,6 +209,7 @@ def end_with(description: Description) -> NoReturn:
     Where it prints the answer, the exit code says whether something stops the run. Where it writes to a file, a script
     goes on in any case.
     """
+    atexit.unregister(exit_without_configuration)
     target = os.environ[EXPLAIN]
     if target == "1":
         print("\n".join(redact(description.text)), flush=True)
@@ -200,10 +229,40 @@ def answer_and_end(config: DictConfig) -> NoReturn:
     end_with(description)
 
 
-def end_without_configuration(*_: Any) -> NoReturn:
-    """Takes the place of ray.init: a process that comes so far has shown no configuration."""
-    why = "Ray would start here, and verl's trainer has shown no configuration."
-    end_with(Description("no configuration seen", stops=[why]))
+def pass_over_start_of_ray(*_: Any) -> None:
+    """Takes the place of ray.init, and starts nothing: a main may start Ray first, and verl with a configuration then.
+
+    Under CLIPX_EXPLAIN=1, a process that ends without either says so. Where answers go to a file, its reader does.
+    """
+    if os.environ[EXPLAIN] == "1":
+        atexit.unregister(exit_without_configuration)
+        atexit.register(exit_without_configuration)
+
+
+def exit_without_configuration() -> None:
+    """Say that a process that started Ray has shown no configuration, and end it with exit code 1."""
+    description = without_configuration("The program started Ray and ended")
+    print("\n".join(description.text), flush=True)
+    # At this point an exception would no longer set the exit code.
+    os._exit(1)
+
+
+def end_where_ray_is_used(*_: Any) -> NoReturn:
+    """Takes the place of the start that Ray makes at its first use: answers by the configuration of Hydra's main.
+
+    A main of the user's own may give its configuration to a task of its own, instead of to a function of verl's that
+    is hooked. Without a configuration of verl's, the answer is that there is none.
+    """
+    for config in OF_HYDRAS_MAIN:
+        if OmegaConf.select(config, ROLLOUT) is not None:
+            answer_and_end(config)
+    end_with(without_configuration("The program would use Ray here"))
+
+
+def without_configuration(where: str) -> Description:
+    """Return the answer of a process that has shown no configuration; `where` says how far it came."""
+    why = f"{where}, and verl's trainer has shown no configuration."
+    return Description("no configuration seen", stops=[why])
 
 
 def run_hydra(run: Callable[..., None], _: None, __: tuple, named: dict[str, Any]) -> None:
@@ -214,11 +273,18 @@ def run_hydra(run: Callable[..., None], _: None, __: tuple, named: dict[str, Any
     """
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    args = named["args"]
+    args, task = named["args"], named["task_function"]
     given = [*args.overrides]
+
+    # Hydra finds the task's file through the wrapper.
+    @functools.wraps(task)
+    def remember_configuration(config: DictConfig) -> Any:
+        OF_HYDRAS_MAIN[:] = [config]
+        return task(config)
+
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
     try:
-        run(**named)
+        run(**{**named, "task_function": remember_configuration})
     except (HydraException, OmegaConfBaseException) as error:
         why = str(error).partition("\n\n")[0]
         if isinstance(error, OverrideParseException):

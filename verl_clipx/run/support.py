@@ -102,22 +102,38 @@ def read_costs() -> dict[str, Any]:
     return next(record["costs"] for record in read_records(RESULTS) if "costs" in record)
 
 
+# What a run's shape says where a key of it has no value.
+NOT_SET = {
+    "nodes": "an unknown number of nodes",
+    "ranks": "an unknown number of ranks",
+    "engine": f"no {keys.STRATEGY}",
+    "rollout": f"no {keys.ENGINE_NAME}",
+    "tokens": "responses of unknown length",
+    "device": "no trainer.device",
+}
+
+
 def shape_of(config: DictConfig) -> dict[str, Any]:
-    """Returns the size of a run on its machines; `tokens` is the most of a sequence."""
+    """Return the size of a run on its machines; `tokens` is the most of a sequence, and None is what is not set."""
     value = functools.partial(OmegaConf.select, config)
-    nodes = value("trainer.nnodes", default=1)
+    # A count is 0 or an empty text where there was nothing to count.
+    nodes = value("trainer.nnodes", default=1) or None
+    machine = value("trainer.n_gpus_per_node", default=1) or None
+    lengths = value("data.max_prompt_length"), value("data.max_response_length")
     return {
         "device": value("trainer.device"),
         "nodes": nodes,
-        "ranks": nodes * value("trainer.n_gpus_per_node", default=1),
+        "ranks": None if None in (nodes, machine) else nodes * machine,
         "engine": value(keys.STRATEGY),
         "rollout": value(keys.ENGINE_NAME),
-        "tokens": (value("data.max_prompt_length") or 0) + (value("data.max_response_length") or 0),
+        "tokens": None if None in lengths else sum(lengths),
     }
 
 
 def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     """Returns whether a run was at least as large as a shape, with the same device, engine and rollout."""
+    if None in shape.values():
+        return False
     same = all(shape[key] == run[key] for key in ("device", "engine", "rollout"))
     return same and all(shape[key] <= run[key] for key in ("nodes", "ranks", "tokens"))
 
@@ -131,6 +147,21 @@ def has_run_on(config: DictConfig) -> str:
     """Returns on which devices something has run, and on which a run of this shape or a larger one has."""
     shape = shape_of(config)
     tried = devices(lambda part: any(is_covered(shape, run) for run in part.get("runs", ())))
-    nodes, ranks = (f"{shape[key]} {key.removesuffix('s')}{'s' * (shape[key] > 1)}" for key in ("nodes", "ranks"))
-    parts = f"{nodes}, {ranks}, {shape['engine']}, {shape['rollout']}, {shape['tokens']:,} tokens, {shape['device']}"
-    return f"{', '.join(devices())}; this run: {parts}: {'tried on ' + ', '.join(tried) if tried else 'not tried'}"
+    outcome = f"tried on {', '.join(tried)}" if tried else "not tried"
+    return f"{', '.join(devices())}; this run: {shape_in_words(shape)}: {outcome}"
+
+
+def shape_in_words(shape: Mapping[str, Any]) -> str:
+    """Return what `shape_of` returned as a list for a reader, which says what is not set."""
+    parts = []
+    for key in ("nodes", "ranks", "engine", "rollout", "tokens", "device"):
+        value = shape[key]
+        if value is None:
+            parts.append(NOT_SET[key])
+        elif key in ("nodes", "ranks") and value == 1:
+            parts.append(f"1 {key.removesuffix('s')}")
+        elif key in ("nodes", "ranks", "tokens"):
+            parts.append(f"{value:,} {key}")
+        else:
+            parts.append(value)
+    return ", ".join(parts)
