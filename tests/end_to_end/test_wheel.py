@@ -318,3 +318,5 @@ def test_the_page_s_trainer_has_trl_s_own_gradients_and_those_of_acpo(wheel, tmp
     steps = json.loads(done.stdout.splitlines()[-1])
     assert all(max(apart) < 1e-6 for apart in steps["apart"].values()), steps
     assert min(steps["size"]) > 0.01 and steps["clipped"][1] > 0.001, steps
+    assert min(steps["acts"].values()) > 0.001, steps
+    assert [why.partition("=")[0] for why in steps["refused"]] == ["loss_type", "delta", "importance_sampling_level"]

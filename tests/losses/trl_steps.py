@@ -4,6 +4,7 @@ the gradients of each pair of runs are apart. tests/end_to_end/test_wheel.py run
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 from clip_trainer import ClipTrainer
@@ -47,16 +48,22 @@ class Gradients(TrainerCallback):
         self.kept.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]).clone())
 
 
+def tiny_model():
+    size = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), **size))
+
+
 def gradients(kind, loss=None, **arguments):
     """The gradient of each step of a trainer, (steps, parameters)."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(0)
-    size = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-    kept = Gradients()
+    model, kept = tiny_model(), Gradients()
+    # Where TRL finds the reference model.
+    model.config._name_or_path = str(reference)
     (type("Trainer", (kind,), {"clip": loss}) if loss else kind)(
-        model=Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), **size)),
+        model=model,
         processing_class=tokenizer,
         reward_funcs=lambda completions, **_: [text.count("a") + 0.1 * len(text.split()) for text in completions],
         args=GRPOConfig(output_dir="out", **{"loss_type": "dapo", **ARGUMENTS, **arguments}),
@@ -66,15 +73,49 @@ def gradients(kind, loss=None, **arguments):
     return torch.stack(kept.kept)
 
 
-narrow, apart = dict(epsilon=0.1, epsilon_high=0.15), {}
-for kind in ("grpo", "dapo"):
-    trls = gradients(GRPOTrainer, loss_type=kind, **narrow)
-    loss = clip_loss("grpo", clip_low=0.9, clip_high=1.15, dual_clip=None)
-    apart[kind] = (trls - gradients(ClipTrainer, loss, loss_type=kind)).abs().amax(1).tolist()
+def largest(difference):
+    """The largest number of each step, (steps, parameters)."""
+    return difference.abs().amax(1).tolist()
+
+
+# Options of TRL's that act beside its clip. The threshold takes out a sequence in the second step.
+OPTIONS = {
+    "grpo": {"loss_type": "grpo"},
+    "dapo": {},
+    "kl": {"beta": 0.1},
+    "kl without its ratio": {"beta": 0.1, "use_bias_correction_kl": False},
+    "off-policy mask": {"off_policy_mask_threshold": 1e-4},
+    "off-policy mask and kl": {"off_policy_mask_threshold": 1e-4, "beta": 0.1},
+}
+# The KL term compares with the model of this folder, and not with the one that trains.
+reference = Path("reference").resolve()
+torch.manual_seed(1)
+tiny_model().save_pretrained(reference)
+
+loss = clip_loss("grpo", clip_low=0.9, clip_high=1.15, dual_clip=None)
+apart, acts = {}, {}
+for name, options in OPTIONS.items():
+    trls = gradients(GRPOTrainer, epsilon=0.1, epsilon_high=0.15, **options)
+    apart[name] = largest(trls - gradients(ClipTrainer, loss, **options))
+    # What an option changes in TRL's own gradients, without which its row would mean nothing.
+    if name in ("grpo", "dapo"):
+        trls_own = trls
+    else:
+        acts[name] = max(largest(trls - trls_own))
 acpo = gradients(ClipTrainer)
-apart["acpo"] = (acpo - gradients(Direct)).abs().amax(1).tolist()
+apart["acpo"] = largest(acpo - gradients(Direct))
 divided = gradients(ClipTrainer, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-apart["divided"] = (acpo - divided).abs().amax(1).tolist()
+apart["divided"] = largest(acpo - divided)
 # What has to be seen for the others to mean anything: the clip acts in the second step.
-clipped = (trls - acpo).abs().amax(1).tolist()
-print(json.dumps({"apart": apart, "clipped": clipped, "size": acpo.abs().amax(1).tolist()}))
+clipped = largest(trls_own - acpo)
+refused = []
+for options in (
+    {"loss_type": "dr_grpo"},
+    {"delta": 4.0},
+    {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+):
+    try:
+        gradients(ClipTrainer, loss, **options)
+    except ValueError as error:
+        refused.append(str(error))
+print(json.dumps({"apart": apart, "acts": acts, "clipped": clipped, "size": largest(acpo), "refused": refused}))
