@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
-from verl_clipx.base.refusal import written
+from verl_clipx.losses.base.refusal import written
 from verl_clipx.run.keys import ACTOR, MINI_BATCH, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS
 
 # Under other engines, ranks share a sequence or the layers in ways of their own.

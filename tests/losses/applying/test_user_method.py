@@ -183,7 +183,7 @@ def test_a_function_with_the_signature_of_verls_registry_returns_a_loss(text, ch
 @pytest.mark.slow
 @pytest.mark.parametrize(("formula", "is_named"), [("1 + 0 * ratio", True), ("ratio", False)])
 def test_a_weight_that_is_the_same_at_every_ratio_is_named_and_fails_nothing(formula, is_named, checked, monkeypatch):
-    monkeypatch.setattr("verl_clipx.check.contract.COMPILED_CHECKS", ())
+    monkeypatch.setattr("verl_clipx.losses.contract.contract.COMPILED_CHECKS", ())
     code, output = checked(f"@register_loss('flat')\ndef flat(ratio):\n    return {formula}\n", "flat")
     assert code == 0, output
     assert ("remark The weight follows the ratio" in output) == is_named
