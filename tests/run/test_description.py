@@ -24,6 +24,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 RATIO = "ratio to the policy of old_log_probs"
 # Of verl's default engine.
 NO_TEST = f"no test has run {ACTOR}.strategy=fsdp"
+IDLE = "at ratio 1 but for rounding: clipping has nothing else to act on"
 ONE_UPDATE = f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=64"
 CORRECTION = "algorithm.rollout_correction"
 AGG = f"{ACTOR}.loss_agg_mode"
@@ -60,7 +61,7 @@ def line_of(words, group=None):
         ("+clipx=gspo", "clipx: clipx_gspo (+clipx=gspo), fixed bounds on the sequence's ratio, every parameter"),
         ("+clipx=kpop", "fixed bounds on the larger divergence of the token's probability, every parameter"),
         # A pull to the sampler acts at ratio 1 too.
-        (f"+clipx=dapo +clipx/pull=k2 {ONE_UPDATE}", "1 update per rollout batch, at ratio 1: clipping cannot act"),
+        (f"+clipx=dapo +clipx/pull=k2 {ONE_UPDATE}", f"1 update per rollout batch, {IDLE}"),
         (
             f"+clipx=dapo +clipx/pull=k2 {ONE_UPDATE} clipx.pull.anchor=rollout {RETURNED}",
             "1 update per rollout batch: the penalty can act",
@@ -207,13 +208,13 @@ ASYNC = f"{V1}=separate_async"
     ("words", "expected"),
     [
         ("", f"{FIRST} 4 updates per rollout batch: clipping can act"),
-        (SMALL, f"{FIRST} 1 update per rollout batch, at ratio 1: clipping cannot act"),
+        (SMALL, f"{FIRST} 1 update per rollout batch, {IDLE}"),
         (f"{SMALL} {ACTOR}.ppo_epochs=2", "2 updates per rollout batch: clipping can act"),
         # The older trainer, and the experimental ones, read nothing of trainer.v1.
         (f"trainer.use_v1=False {ASYNC}", f"{FIRST} 4 updates per rollout batch: clipping can act"),
         (f"rollout.nnodes=1 {ASYNC}", f"{FIRST} 4 updates per rollout batch: clipping can act"),
         (f"async_training.require_batches=2 {ASYNC}", f"{LAST} 2 updates per rollout batch: clipping can act"),
-        (f"{V1}=colocate_async {SMALL}", f"{FIRST} 1 update per rollout batch, at ratio 1: clip"),
+        (f"{V1}=colocate_async {SMALL}", f"{FIRST} 1 update per rollout batch, {IDLE}"),
         (f"{BYPASSED} {SMALL}", "are the rollout's own (bypass_mode); 1 update per rollout batch: clipping can act"),
         # 1024 prompts in four parts of one mini-batch, each a step of the trainer.
         (
@@ -225,7 +226,7 @@ ASYNC = f"{V1}=separate_async"
         (f"+clipx/update=lopti {SMALL}", "1 update per rollout batch and pass of Lopti: clipping can act"),
         (
             f"+clipx/update=lopti {SMALL} clipx.update.order=low_only",
-            "1 update per rollout batch, at ratio 1: clipping cannot act",
+            f"1 update per rollout batch, {IDLE}",
         ),
     ],
 )
@@ -242,9 +243,9 @@ def test_where_old_log_probs_come_from_and_whether_clipping_can_act(words, expec
             f"custom clipx.function=tests.example_losses:ToSampler {RETURNED}",
             "a limit inside the gradient weight can act",
         ),
-        ("m2po clipx.behaviour=old", "at ratio 1: clipping cannot act"),
+        ("m2po clipx.behaviour=old", IDLE),
         ("clip_cov", "the draw can act"),
-        ("kl_cov", "at ratio 1: the penalty cannot act"),
+        ("kl_cov", "at ratio 1 but for rounding: the penalty has nothing else to act on"),
     ],
 )
 def test_what_can_act_at_one_update_a_rollout_batch(words, end):

@@ -262,7 +262,8 @@ def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = Fal
     number += " and pass of Lopti" * (len(schedule.passes) == 2)
     if schedule.only_at_ratio_one and not at_one:
         several = f"to make several updates, set {keys.MINI_BATCH} below data.train_batch_size"
-        return f"{number}, at ratio 1: {acting or 'clipping'} cannot act ({several}){warmup}"
+        idle = f"{acting or 'clipping'} has nothing else to act on"
+        return f"{number}, at ratio 1 but for rounding: {idle} ({several}){warmup}"
     can_act = at_one if schedule.only_at_ratio_one else acting
     return f"{number}: {f'{can_act} can act' if can_act else 'nothing clips'}{warmup}"
 
