@@ -27,6 +27,8 @@ CONFIGURATION = {
             "loss_agg_mode": "token-mean",
             "ppo_mini_batch_size": 4,
             "ppo_epochs": 1,
+            # Which has no rounding worth a floor.
+            "fsdp_config": {"mixed_precision": {"param_dtype": "fp32"}},
             "policy_loss": {"loss_mode": "clipx_grpo"},
             "optim": {"lr": 1e-6},
         },
@@ -168,7 +170,11 @@ BELOW = "the arms differ in nothing but what should differ"
         ("no sample was older than allowed", dict(second=({}, changed(**{AGE: 2.0}))), "2 versions, 0 allowed"),
         # verl-omni's issue 561: 192 seeds for 768 requests.
         ("the responses of a group differ", dict(second=({}, changed(distinct=32))), "acpo-seed2: 25.0"),
-        ("the clip acted", dict(first=(ONE_UPDATE,) * 2, second=(ONE_UPDATE,) * 2), "bounds cannot act"),
+        (
+            "the clip acted",
+            dict(first=(ONE_UPDATE,) * 2, second=(ONE_UPDATE,) * 2),
+            "bounds have nothing else to act on",
+        ),
         (
             "the receipt agrees",
             dict(second=({}, changed(actor__clipx__receipt=lambda step: 0.8 * (step == 2)))),
@@ -192,6 +198,47 @@ BELOW = "the arms differ in nothing but what should differ"
 def test_a_planted_fault_fails_its_question(tmp_path, question, given, evidence):
     said = certified(tmp_path, code=1, **given)
     assert said[question].startswith("failed: ") and evidence in said[question], said[""]
+
+
+HALF = {f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": "bf16"}
+
+
+def with_floor(share, recut=None, tokens=1000.0):
+    """A run in half precision whose four updates have so many tokens each, and whose first one clips a share of them.
+
+    `recut` is what a second measurement clips in the first step. The mean over the updates is 0.012.
+    """
+
+    def keep(line):
+        found = {"floor": share} | ({"floor_recut": recut} if recut is not None and line["step"] == 1 else {})
+        for name, clipped in found.items():
+            line["data"] |= {f"actor/clipx/{name}/clip_fraction_{side}": clipped / 2 for side in ("low", "high")}
+            line["data"] |= {f"actor/clipx/{name}/tokens/bin_{bin}": tokens / 5 for bin in range(5)}
+        return line
+
+    return {"change": HALF, "keep": keep}
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "evidence"),
+    [
+        # The later updates clip (4 * 0.012 - share) / 3 of their tokens.
+        (with_floor(0.0), "passed", "in later updates, 0.00"),
+        (with_floor(0.002), "passed", "in later updates"),
+        (with_floor(0.012), "failed", "a difference that chance explains"),
+        (with_floor(0.02), "failed", "a difference that chance explains"),
+        # Equal micro-batches, whose floor is 0, and the second measurement says that later updates round.
+        (with_floor(0.0, recut=0.016), "failed", "where nothing moved, a difference that chance explains"),
+        (with_floor(0.0, recut=0.002), "passed", "by rounding"),
+        # Three tokens of three hundred more than of a hundred say nothing.
+        (with_floor(0.008, tokens=20.0), "failed", "chance explains"),
+        ({"change": HALF}, "not recorded", "how much of the clipping is rounding in acpo-seed1"),
+    ],
+)
+def test_the_clip_acted_if_it_clipped_more_than_rounding_does(tmp_path, given, verdict, evidence):
+    words = ("--vary", f"{ACTOR}.*", "--vary", "clipx.*")
+    line = certified(tmp_path, second=(given, given), words=words, code=None)["the clip acted"]
+    assert line.startswith(f"{verdict}: ") and evidence in line, line
 
 
 def without(*names):

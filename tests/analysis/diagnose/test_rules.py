@@ -40,6 +40,11 @@ BATCH = {"data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR
 BAPO = {"clipx.target": 0.4, "clipx.upper_stop": 3.0, "clipx.upper_step": 0.05}
 IDLE = {key: (0.5, 0.6) for key in (keys.SHARE_BEFORE, keys.SHARE_AFTER)}
 IDLE |= {keys.BOUND_LOW: (0.6, 0.6), keys.BOUND_HIGH: (1.2, 1.2)}
+# A verl trainer in step with its samples, whose floor is 2 % of 5000 tokens an update.
+SYNC = BATCH | {"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync"}
+CLIPS_AS_ITS_FLOOR = {keys.CLIPPED_LOW: (0.01, 0.01), keys.CLIPPED_HIGH: (0.01, 0.01)}
+ROUNDED = {keys.FLOOR_LOW: (0.01, 0.01), keys.FLOOR_HIGH: (0.01, 0.01)}
+ROUNDED |= {f"actor/clipx/floor/tokens/bin_{bin}": (1000.0, 1000.0) for bin in range(5)}
 # By rule: metric to its value before and from the onset on, the record, and the onset.
 PATHOLOGIES = {
     "entropy collapse": ({keys.ENTROPY: (1.0, 0.01)}, {}, ONSET),
@@ -53,6 +58,27 @@ PATHOLOGIES = {
         {keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0), keys.GRADIENT_NORM: (0.2, 0.3)},
         {},
         1,
+    ),
+    # In half precision, where the log says that rounding alone moved the ratio.
+    "bounds idle: one update a rollout batch, by its floor": (
+        {keys.RATIO: (1.0002, 1.0002), keys.KL: (3e-5, 3e-5), **ROUNDED, **CLIPS_AS_ITS_FLOOR},
+        SYNC,
+        1,
+    ),
+    # Four updates of 5000 tokens, whose first one clips 2 % of them in every step.
+    "clipping can't be told from rounding": (
+        ROUNDED | {keys.CLIPPED_LOW: (0.05, 0.01), keys.CLIPPED_HIGH: (0.05, 0.01)},
+        SYNC | {f"{ACTOR}.ppo_mini_batch_size": 2},
+        ONSET,
+    ),
+    "clipping can't be told from rounding, by its second measurement": (
+        ROUNDED
+        | dict.fromkeys((keys.FLOOR_LOW, keys.FLOOR_HIGH), (0.0, 0.0))
+        | {keys.CLIPPED_LOW: (0.05, 0.0075), keys.CLIPPED_HIGH: (0.05, 0.0075)}
+        | {keys.RECUT_LOW: (0.01, 0.01), keys.RECUT_HIGH: (0.01, 0.01)}
+        | {f"actor/clipx/floor_recut/tokens/bin_{bin}": (1000.0, 1000.0) for bin in range(5)},
+        SYNC | {f"{ACTOR}.ppo_mini_batch_size": 2},
+        ONSET,
     ),
     "bounds idle: the search never started": (IDLE, BAPO, 1),
     "bounds idle: too few tokens a bin": (
@@ -167,6 +193,26 @@ def test_what_is_no_finding_or_one_at_once():
     # An entropy of which 0.11 is more than a twentieth of the mean of the first three steps.
     run = run_of(pandas.DataFrame({keys.ENTROPY: [2.8] + [0.11] * 9}, index=range(1, 11)))
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [("entropy collapse", 2)]
+
+
+@pytest.mark.parametrize(
+    ("clipped", "tokens"),
+    [
+        # Moved: the later updates clip three times as much as the first.
+        (0.05, 1000.0),
+        # Too few clipped tokens to say anything: 12 in five steps.
+        (0.02, 10.0),
+    ],
+)
+def test_clipping_that_exceeds_rounding_or_is_of_few_tokens_is_no_finding(clipped, tokens):
+    log = dict.fromkeys((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), clipped / 2)
+    log |= dict.fromkeys((keys.FLOOR_LOW, keys.FLOOR_HIGH), 0.01)
+    log |= {f"actor/clipx/floor/tokens/bin_{bin}": tokens / 5 for bin in range(5)}
+    steps = range(1, 13)
+    run = run_of(pandas.DataFrame(log, index=steps), SYNC | {f"{ACTOR}.ppo_mini_batch_size": 2})
+    assert diagnose(run) == []
+    # Without the updates of a rollout batch nothing is claimed, as of verl's own log.
+    assert diagnose(run_of(pandas.DataFrame(log, index=steps))) == []
 
 
 @pytest.mark.slow

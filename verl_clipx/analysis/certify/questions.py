@@ -8,6 +8,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.floor import (
+    clipped_by_step,
+    computes_in_single_precision,
+    exceeds,
+    floors_of,
+    later_updates,
+)
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.settings import differing_values
 from verl_clipx.common.sentences import percent
@@ -339,7 +346,7 @@ def trained_as_much(arms: Arms) -> Found:
 
 @question("the clip acted")
 def clip_acts(arms: Arms) -> Found:
-    """Could the clip act in each run, and did it?"""
+    """Could the clip act in each run, and did it, on more tokens than rounding explains?"""
     wrong: list[str] = []
     unknown: list[str] = []
     shares: list[str] = []
@@ -347,11 +354,24 @@ def clip_acts(arms: Arms) -> Found:
         clipped = run.values(keys.CLIPPED_LOW).add(run.values(keys.CLIPPED_HIGH)).dropna()
         clipped = clipped if len(clipped) else run.values(keys.PG_CLIPPED)
         if run.schedule.only_at_ratio_one:
-            wrong.append(f"{run.name}: one update a rollout batch, at ratio 1: bounds cannot act")
+            idle = "one update a rollout batch, at ratio 1 but for rounding"
+            wrong.append(f"{run.name}: {idle}: bounds have nothing else to act on")
         elif not len(clipped):
             unknown.append(f"the share of tokens clipped in {run.name}")
         elif clipped.max() <= 0:
             wrong.append(f"{run.name}: no token was clipped in any step")
+        elif len(table := clipped_by_step(run)):
+            later, floors = later_updates(table), floors_of(run, table)
+            of_floors = " and ".join(percent(floor.share) for floor in floors)
+            if exceeds(later, floors):
+                shares.append(f"{run.name} {percent(later.share)} in later updates, {of_floors} by rounding")
+            else:
+                alike = f"{percent(later.share)} of tokens clipped in later updates, {of_floors} where nothing moved"
+                wrong.append(f"{run.name}: {alike}, a difference that chance explains")
+        elif keys.CLIPPED_LOW not in run.log:
+            shares.append(f"{run.name} {percent(float(clipped.mean()))} by verl's count, rounding included")
+        elif not computes_in_single_precision(run):
+            unknown.append(f"how much of the clipping is rounding in {run.name}")
         else:
             shares.append(f"{run.name} {percent(float(clipped.mean()))}")
     return decided(wrong, f"tokens clipped: {listed(shares)}", unknown)

@@ -35,6 +35,7 @@ from verl_clipx.analysis.diagnose.rule import (
     trained,
 )
 from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.floor import Clipped, clipped_by_step, exceeds, floors_of, later_updates
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_level, level_steps
 
@@ -295,14 +296,64 @@ def find_single_updates(run: Run) -> Onset | None:
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
     if steps_skipped(run) or ratio.empty or kl.empty:
         return None
-    if (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
+    # In half precision rounding moves both, and a run that logs its floor says that nothing else does.
+    rounds = run.schedule.only_at_ratio_one and keys.FLOOR_LOW in run.log
+    if not rounds and ((ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE):
         return None
     # Several updates stay at ratio 1 where nothing moves the policy, which is another finding.
     if updates is None and not moves(run):
         return None
     if updates is not None and updates > 1:
         return None
+    if rounds and keys.CLIPPED_LOW in run.log:
+        clipped = trained(run, keys.CLIPPED_LOW).add(trained(run, keys.CLIPPED_HIGH)).max()
+        what = f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} at most {clipped:.3g} together"
+        return Onset(int(ratio.index[0]), f"{what} in all {len(ratio)} steps, at weights that had not moved")
     return Onset(int(ratio.index[0]), f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
+
+
+# Steps whose tokens are counted together, and how few clipped ones among them say nothing.
+WINDOW, FEWEST_CLIPPED = 5, 30
+
+
+@rule(
+    "clipping can't be told from rounding",
+    reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.FLOOR_LOW, keys.FLOOR_HIGH, keys.FLOOR_TOKENS),
+    link="docs/floor.md",
+    about=(keys.FLOOR_LOW,),
+)
+def find_clipping_of_rounding(run: Run) -> Onset | None:
+    """Cut old_log_probs and updates into the same micro-batches (it costs nothing), compute the logits in float32 (time
+    and memory), widen the bounds (they then also clip less of what moved), or leave it.
+    """
+    # Rounding also moves tokens that are near a bound for good reasons, so nothing says that it is rounding.
+    table = clipped_by_step(run)
+    sums = table.rolling(WINDOW).sum().dropna()
+    alike = pandas.Series(
+        [
+            of_window.later_clipped >= FEWEST_CLIPPED
+            and not exceeds(
+                Clipped(of_window.later_clipped, of_window.later_tokens),
+                [Clipped(of_window.floor_clipped, of_window.floor_tokens), *floors_of(run, table)[1:]],
+            )
+            for of_window in sums.itertuples()
+        ],
+        index=sums.index,
+        dtype=bool,
+    )
+    step = lasts(alike)
+    if step is None:
+        return None
+    window = table.loc[:step].tail(WINDOW)
+    later, (first, *second) = later_updates(window), floors_of(run, window)
+    evidence = f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} {later.share:.3g} together in later updates "
+    evidence += (
+        f"({later.clipped:.0f} of {later.tokens:.0f} tokens), {first.share:.3g} in first ones ({keys.FLOOR_LOW} "
+    )
+    evidence += f"and {keys.FLOOR_HIGH})"
+    if second:
+        evidence += f", {second[0].share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})"
+    return Onset(int(window.index[0]), evidence)
 
 
 def moves(run: Run) -> bool:

@@ -52,6 +52,10 @@ HEALTH_COUNTS = {
 }
 RATIO, RECEIPT = logged(declared.RATIO_MEAN), logged(declared.RECEIPT)
 CLIPPED_LOW, CLIPPED_HIGH = logged(declared.CLIP_FRACTION_LOW), logged(declared.CLIP_FRACTION_HIGH)
+# What the first update of a rollout batch clips, at ratio 1 but for rounding, and what a second measurement of it does.
+FLOOR_LOW, FLOOR_HIGH = logged(declared.FLOOR.clip_fraction_low), logged(declared.FLOOR.clip_fraction_high)
+FLOOR_TOKENS = f"{logged(declared.FLOOR.tokens)}/bin_*"
+RECUT_LOW, RECUT_HIGH = logged(declared.FLOOR_RECUT.clip_fraction_low), logged(declared.FLOOR_RECUT.clip_fraction_high)
 # Of BAPO and ACPO, whose files need torch: a test holds these names.
 BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"
 BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_last"
@@ -106,6 +110,6 @@ def is_drawn(key: str) -> bool:
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:
-    """Returns the keys of a metric that ACPO logs per probability bin (epsilon, epsilon_last, sigma, count), by bin."""
+    """Returns the keys of a metric that is logged per probability bin, as ACPO's epsilon and count are, by bin."""
     numbered = {column: re.fullmatch(rf"{OWN}{name}/bin_(\d+)", column) for column in columns}
     return sorted(filter(numbered.get, numbered), key=lambda column: int(numbered[column][1]))

@@ -1,0 +1,105 @@
+"""How much of a run's clipping is no more than rounding gives, by counts of tokens.
+
+The floor of a rollout batch is what its first update clips, at weights that have not moved: docs/floor.md.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas
+from scipy.stats import binom
+
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.run import Run
+
+# How often chance alone may give as many more clipped tokens as are taken for more than rounding.
+LEVEL = 1e-3
+PRECISION = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
+SINGLE = ("fp32", "float32", "32")
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """How many of some tokens were clipped."""
+
+    clipped: float
+    tokens: float
+
+    @property
+    def share(self) -> float:
+        """Returns the clipped share; 0 of no tokens."""
+        return self.clipped / self.tokens if self.tokens else 0.0
+
+
+def computes_in_single_precision(run: Run) -> bool:
+    """Returns whether a run's record says that its engine computes in float32, whose floor is 0."""
+    return str(run.configuration.get(PRECISION)) in SINGLE
+
+
+def clipped_by_step(run: Run) -> pandas.DataFrame:
+    """Returns the numbers of clipped and of all tokens in the first update of each step, and in its later updates.
+
+    A row a step, with the columns `floor_clipped`, `floor_tokens`, `later_clipped` and `later_tokens`. It is empty for
+    a run that logged no floor, whose updates are unknown, or which has Lopti's passes, of unequal sizes.
+    """
+    updates = run.schedule.updates_on_batch
+    tokens = keys.of_bins("floor/tokens", run.log.columns)
+    if not updates or run.schedule.passes or not tokens:
+        return pandas.DataFrame(columns=["floor_clipped", "floor_tokens", "later_clipped", "later_tokens"])
+    of_update = run.log[tokens].sum(axis=1, min_count=1)
+    of_all = run.log[[keys.CLIPPED_LOW, keys.CLIPPED_HIGH]].sum(axis=1, min_count=2)
+    of_first = run.log[[keys.FLOOR_LOW, keys.FLOOR_HIGH]].sum(axis=1, min_count=2)
+    # verl logs the mean over the updates.
+    of_later = (of_all * updates - of_first).clip(lower=0)
+    table = pandas.DataFrame(
+        {
+            "floor_clipped": of_first * of_update,
+            "floor_tokens": of_update,
+            "later_clipped": of_later * of_update,
+            "later_tokens": (updates - 1) * of_update,
+        }
+    )
+    return table[table.index > 0].dropna()
+
+
+def recut_floor(run: Run) -> Clipped | None:
+    """Returns what the second measurement of the floor clipped; None if it was not made."""
+    tokens = keys.of_bins("floor_recut/tokens", run.log.columns)
+    if not tokens or keys.RECUT_LOW not in run.log:
+        return None
+    measured = run.log[[*tokens, keys.RECUT_LOW, keys.RECUT_HIGH]].dropna()
+    if measured.empty:
+        return None
+    # A run that was resumed measured it anew.
+    of_each = measured[tokens].sum(axis=1)
+    clipped = (measured[keys.RECUT_LOW] + measured[keys.RECUT_HIGH]) * of_each
+    return Clipped(float(clipped.sum()), float(of_each.sum()))
+
+
+def floors_of(run: Run, table: pandas.DataFrame) -> list[Clipped]:
+    """Returns the floor over the steps of a table of `clipped_by_step` and, if it was made, its second measurement."""
+    first = Clipped(float(table.floor_clipped.sum()), float(table.floor_tokens.sum()))
+    second = recut_floor(run)
+    return [first] if second is None else [first, second]
+
+
+def later_updates(table: pandas.DataFrame) -> Clipped:
+    """Returns what the later updates of a table of `clipped_by_step` clipped."""
+    return Clipped(float(table.later_clipped.sum()), float(table.later_tokens.sum()))
+
+
+def exceeds(later: Clipped, floors: Iterable[Clipped]) -> bool:
+    """Returns whether updates clipped more than every floor by a count that chance doesn't explain.
+
+    Of all tokens clipped in both, as many would be the later updates' as of all tokens, if the rates were equal: the
+    exact conditional test of two rates. Tokens of a sequence are not independent, so the level is a small one.
+    """
+    return all(_chance_of_as_many(later, floor) < LEVEL for floor in floors)
+
+
+def _chance_of_as_many(later: Clipped, floor: Clipped) -> float:
+    """Returns the probability of at least as many clipped tokens in later updates, at the floor's rate."""
+    clipped, both = round(later.clipped), round(later.clipped) + round(floor.clipped)
+    if not clipped or not later.tokens:
+        return 1.0
+    return float(binom.sf(clipped - 1, both, later.tokens / (later.tokens + floor.tokens)))
