@@ -43,6 +43,23 @@ def test_a_window_is_its_steps_median_at_its_middle():
     assert take_windows(values[:120]) is not None and len(take_windows(values[:120])) == 120
 
 
+@pytest.mark.parametrize(("recut", "top"), [(None, 0.01), (0.03, 0.03), (0.002, 0.01)])
+def test_the_floor_is_a_grey_band_under_the_clipped_share_by_its_larger_measurement(recut, top):
+    values = {keys.CLIPPED_LOW: 0.02, keys.CLIPPED_HIGH: 0.04, keys.FLOOR_LOW: 0.005, keys.FLOOR_HIGH: 0.01}
+    log = pandas.DataFrame(values, index=range(1, 9))
+    if recut is not None:
+        log.loc[1, [keys.RECUT_LOW, keys.RECUT_HIGH]] = recut / 2, recut
+    plates = {plate.name: plate for plate in log_plates(with_colours([Setting("M", [Run("run", log)])]))}
+    (panel,) = plates["fractions"].panels
+    (band,) = panel.drawing.axes[0].collections
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert (ends.min(), ends.max()) == (pytest.approx(-top / 2), pytest.approx(top))
+    assert plates["fractions"].facts["floor"] and "grey band" in panel.description
+    without = log_plates(with_colours([Setting("M", [Run("run", log[[keys.CLIPPED_LOW, keys.CLIPPED_HIGH]])])]))
+    (plain,) = [plate for plate in without if plate.name == "fractions"]
+    assert not plain.facts["floor"] and not plain.panels[0].drawing.axes[0].collections
+
+
 @pytest.mark.slow
 def test_a_long_run_is_drawn_by_windows_that_the_page_names(tmp_path):
     log = setting_of(STEPS)[0].runs[0].log

@@ -214,25 +214,36 @@ def _draw_bounds(axes: Axes, mean: list[pandas.Series], last: list[pandas.Series
 
 Layer = tuple[pandas.Series, pandas.Series | float, str, str | None]
 """Bars over steps: where they end and begin, their colour and hatch."""
+Band = tuple[pandas.Series, pandas.Series]
+"""A band over steps: its lower and its upper end."""
 
 
 def fractions(settings: list[DrawnSetting]) -> Plate:
     """Draws the clipped share of tokens over steps."""
     known, drawn = [setting for setting in settings if len(clipped_share(setting))], []
+    floors: list[Band | None] = []
     for setting in known:
         of_all, high, low = clipped_share(setting), setting.mean(keys.CLIPPED_HIGH), setting.mean(keys.CLIPPED_LOW)
         title = f"{percent(of_all.mean())} of all tokens; most {percent(of_all.max())}, step {of_all.idxmax()}"
         text = f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
         layers: list[Layer] = [(high, 0.0, CLIPPED_HIGH, None), (-low, 0.0, CLIPPED_LOW, None)]
+        band = floor_of(setting)
+        if band is not None:
+            text += " A grey band spans what rounding clips before anything has moved."
         drawn.append((setting, text, title if of_all.max() > 0 else "none", layers))
-    panels = _bar_panels("fractions", drawn)
+        floors.append(band)
+    panels = _bar_panels("fractions", drawn, floors)
     of_verl = [one for one in settings if one not in known and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
         panels.append(Panel(f"fractions_{index}", setting.label, text, draw_lines([setting], {keys.PG_CLIPPED: ""})))
     idle = not of_verl and all(clipped_share(setting).max() == 0 for setting in known)
     folded = "No token left the bounds on the side where PPO clips." if idle else ""
-    facts = {"of_verl_only": not known, "of_verl": [setting.label for setting in of_verl]}
+    facts = {
+        "of_verl_only": not known,
+        "of_verl": [setting.label for setting in of_verl],
+        "floor": any(band is not None for band in floors),
+    }
     heading = "How many tokens are outside the bounds" if known else "How many tokens verl counts as clipped"
     return Plate("fractions", heading, panels, folded, facts)
 
@@ -258,17 +269,40 @@ def masses(settings: list[DrawnSetting]) -> Plate:
     return Plate("mass", "Gradient mass outside the bounds", _bar_panels("mass", drawn), folded)
 
 
-def _bar_panels(name: str, drawn: list[tuple[DrawnSetting, str, str, list[Layer]]]) -> list[Panel]:
-    """Draws bars for each setting, with its description, title and layers; all have the same axis of shares."""
+def floor_of(setting: DrawnSetting) -> Band | None:
+    """Returns what rounding clips by step, below and above, by the larger of its measurements; None if not logged."""
+    low, high = setting.mean(keys.FLOOR_LOW), setting.mean(keys.FLOOR_HIGH)
+    if low.empty or high.empty:
+        return None
+    # The second one is made once after each start.
+    recut_low, recut_high = setting.mean(keys.RECUT_LOW), setting.mean(keys.RECUT_HIGH)
+    if len(recut_low) and recut_low.mean() + recut_high.mean() > low.mean() + high.mean():
+        low, high = 0 * low + recut_low.mean(), 0 * high + recut_high.mean()
+    return -low, high
+
+
+def _bar_panels(
+    name: str, drawn: list[tuple[DrawnSetting, str, str, list[Layer]]], floors: list[Band | None] | None = None
+) -> list[Panel]:
+    """Draws bars for each setting, with its description, title and layers; all have the same axis of shares.
+
+    `floors` has a grey band for each setting, or None.
+    """
+    bands = floors or [None] * len(drawn)
     ends = [take_windows(layer[0], quantile) for *_, layers in drawn for layer in layers for quantile in (LOW, HIGH)]
+    ends += [take_windows(side) for band in bands if band is not None for side in band]
     highest, lowest = (max([0.0, *((sign * end).max() for end in ends)]) for sign in (1, -1))
     # Room for a bar of nothing, so that an axis is never empty.
     room = 0.15 * 1.08 * max(lowest, highest, 1e-4)
     panels = []
-    for index, (setting, description, title, layers) in enumerate(drawn):
+    for index, ((setting, description, title, layers), band) in enumerate(zip(drawn, bands, strict=True)):
         drawing, (axes,) = figure(220, left=52)
         for layer in layers:
             _bars(axes, *layer)
+        if band is not None:
+            low, high = map(take_windows, band)
+            # Over the bars, so that it shows how much of each is within it.
+            axes.fill_between(low.index, low, high, step="mid", color=HAIR, alpha=0.55, lw=0)
         axes.set_ylim(-max(1.08 * lowest, room), max(1.08 * highest, room))
         axes.axhline(0, color=HAIR, lw=0.7)
         axes.yaxis.set_major_locator(MaxNLocator(5))

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas
-from scipy.stats import binom
 
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
+from verl_clipx.common.statistics.rates import chance_of_as_many
 
 # How often chance alone may give as many more clipped tokens as are taken for more than rounding.
 LEVEL = 1e-3
@@ -91,15 +91,6 @@ def later_updates(table: pandas.DataFrame) -> Clipped:
 def exceeds(later: Clipped, floors: Iterable[Clipped]) -> bool:
     """Returns whether updates clipped more than every floor by a count that chance doesn't explain.
 
-    Of all tokens clipped in both, as many would be the later updates' as of all tokens, if the rates were equal: the
-    exact conditional test of two rates. Tokens of a sequence are not independent, so the level is a small one.
+    Tokens of a sequence are not independent, so the level is a small one.
     """
-    return all(_chance_of_as_many(later, floor) < LEVEL for floor in floors)
-
-
-def _chance_of_as_many(later: Clipped, floor: Clipped) -> float:
-    """Returns the probability of at least as many clipped tokens in later updates, at the floor's rate."""
-    clipped, both = round(later.clipped), round(later.clipped) + round(floor.clipped)
-    if not clipped or not later.tokens:
-        return 1.0
-    return float(binom.sf(clipped - 1, both, later.tokens / (later.tokens + floor.tokens)))
+    return all(chance_of_as_many(later.clipped, later.tokens, floor.clipped, floor.tokens) < LEVEL for floor in floors)
