@@ -286,16 +286,31 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
     Raises:
         ValueError: the definition is wrong; the message names the table.
     """
-    entries = dict(entries)
-    common = entries.pop("evaluation", {})
-    entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}
     try:
+        entries = dict(_section(entries, "the file", Mapping))
+        common = _section(entries.pop("evaluation", {}), "evaluation", Mapping)
+        benchmarks = _section(entries.get("benchmarks", {}), "benchmarks", Mapping)
+        entries["benchmarks"] = {
+            key: {**common, **_section(settings, f"benchmarks, {key}", Mapping)} for key, settings in benchmarks.items()
+        }
         for key, kind in (("columns", Column), ("rows", Row), ("footnotes", Footnote)):
-            entries[key] = [kind(**_as_tuples(entry)) for entry in entries.get(key, [])]
+            parts = _section(entries.get(key, []), key, list)
+            entries[key] = [
+                kind(**_as_tuples(_section(part, f"{key}, entry {number}", Mapping)))
+                for number, part in enumerate(parts, 1)
+            ]
         return Table(name=name, **_as_tuples(entries))
-    except TypeError as error:
-        # A field that there is not, or that is missing.
+    except (TypeError, AttributeError) as error:
+        # A field that there is not, that is missing, or that has another type.
         raise ValueError(f"table {name}: {error}") from error
+
+
+def _section(content: Any, name: str, kind: type) -> Any:
+    """Return a part of a definition that has the type which its name asks for."""
+    if not isinstance(content, kind):
+        what = "a list" if kind is list else "fields with values"
+        raise TypeError(f"{name} is {content!r:.60}, not {what}")
+    return content
 
 
 def _as_tuples(entries: Mapping[str, Any]) -> dict[str, Any]:
