@@ -74,3 +74,63 @@ def test_problems_without_an_answer_are_left_out_and_their_rows_are_named(tmp_pa
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     found = [(row["extra_info"]["index"], row["reward_model"]["ground_truth"]) for row in rows]
     assert found == [(0, "2"), (1, "3")]
+
+
+def messages(*texts):
+    return [{"role": role, "content": text} for role, text in texts]
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_the_problem_is_the_users_message_and_not_the_system_message(tmp_path):
+    truth = {"reward_model": {"ground_truth": "1"}}
+    system = ("system", "Think step by step.")
+    rows = [{"prompt": messages(system, ("user", f"What is {number}-{number - 1}?")), **truth} for number in (2, 3, 4)]
+    write(tmp_path / "copy.jsonl", *rows)
+    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl")
+    assert "test.parquet: 3 rows, 0 duplicates" in said
+    contents = [row["prompt"][-1]["content"] for row in pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()]
+    assert ["What is 2-1?" in contents[0], "What is 3-2?" in contents[1], "What is 4-3?" in contents[2]] == [True] * 3
+    assert not any(content == "Think step by step." for content in contents)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        messages(("system", "Only instructions.")),
+        messages(("user", "What is 1+1?"), ("assistant", "2"), ("user", "And 2+2?")),
+    ],
+)
+def test_a_prompt_without_the_one_message_of_the_user_is_refused(tmp_path, prompt):
+    write(tmp_path / "copy.jsonl", {"prompt": prompt, "reward_model": {"ground_truth": "1"}})
+    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl", code=1)
+    assert "row 1" in said and "messages of the user" in said
+    assert not (tmp_path / "out" / "test.parquet").exists()
+
+
+def test_final_answers_are_read_and_prose_is_counted(tmp_path):
+    read = {
+        "She sold 48/2 = 24 clips in May.\nAltogether she sold 72.\n#### 72": "72",
+        "He pays $1,000 in all.\n#### 1,000": "1,000",
+        "The answer is 6.": "6",
+        r"So the sum is \boxed{7}.": "7",
+        r"\text{cannot be determined}": r"\text{cannot be determined}",
+        "all real numbers except 2": "all real numbers except 2",
+        r"24\text{ different ways}": r"24\text{ different ways}",
+        "not enough information": "not enough information",
+    }
+    prose = [
+        "She has 6 apples left over",
+        "It rises at first.\nThen it falls.",
+        "Sam is a knight and Tim is a knave, I think",
+    ]
+    rows = [{"question": f"Question {number}?", "answer": answer} for number, answer in enumerate([*read, *prose])]
+    write(tmp_path / "copy.jsonl", *rows)
+    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl")
+    assert "3 problems whose answer is prose were left out (rows 9, 10, 11)" in said
+    rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
+    assert [row["reward_model"]["ground_truth"] for row in rows] == [*read.values()]
+    assert [row["extra_info"]["index"] for row in rows] == [*range(len(read))]
+    assert compute_score("math500", r"\boxed{72}", rows[0]["reward_model"]["ground_truth"])["score"] == 1.0

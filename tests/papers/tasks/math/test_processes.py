@@ -41,8 +41,9 @@ def wait_until_gone(found, seconds=60.0):
 
 
 def test_math_verify_decides():
-    assert compare((("6", "2x=6"),), False) is True
-    assert compare((("6", "2x=6"),), True) is False  # math-verify is not symmetric
+    assert compare((("6", "2+4=6"),), False) is True
+    assert compare((("6", "2+4=6"),), True) is False  # math-verify is not symmetric
+    assert compare((("6", "2x=6"),), False) is False
     assert compare((("not math {{{", "\\"),), False) is None
     assert compare(((r"\sqrt{2}", r"\sqrt{3}"), (r"\sqrt{3}", r"3^{1/2}")), False) is True
     assert compare(((r"\sqrt{2}+", r"\sqrt{3}"), (r"\sqrt{2}", r"\sqrt{3}")), False) is None

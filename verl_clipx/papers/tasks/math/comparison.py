@@ -10,16 +10,37 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from latex2sympy2_extended.math_normalization import normalize_latex
 from latex2sympy2_extended.symbols import sympy_singleton_map
 from math_verify import LatexExtractionConfig, grader, verify
-from sympy import Basic, E, Equality, Expr, I, MatrixBase, Mul, Rational, Symbol, Tuple, UnevaluatedExpr
-from sympy.core.function import Application
+from mpmath import mpc
+from sympy import (
+    Abs,
+    Add,
+    And,
+    Basic,
+    E,
+    Equality,
+    Expr,
+    Float,
+    I,
+    MatrixBase,
+    Mul,
+    Rational,
+    Symbol,
+    Tuple,
+    UnevaluatedExpr,
+    solve,
+)
+from sympy.core.function import Application, AppliedUndef
+from sympy.core.relational import Relational
 from sympy.sets import FiniteSet, Intersection, Set, Union
 
+from verl_clipx.papers.tasks.math.accounting import check_tree, check_words
 from verl_clipx.papers.tasks.math.spelling import is_word
 
 # Inequalities that are joined describe one set of numbers.
@@ -41,17 +62,26 @@ _REFUSED = re.compile(
 # A letter at the end is a variable, not a unit.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
-# Commands that take a text or a name; other commands; primes, which math-verify drops; letters that the grammar reads
-# as i, as half of a number, and as what transposes a matrix.
+# A variable or a number with primes, which math-verify drops; commands that take a text or a name; other commands;
+# letters that the grammar reads as i, as half of a number, and as what transposes a matrix.
 _LETTER = re.compile(
-    r"\\(?:text\w*|mbox|operatorname|begin|end|math\w+|overline|widehat|widetilde|overrightarrow|vec|bar|hat|tilde)\s*"
-    r"\{[^{}]*\}|\\[A-Za-z]+(?:\s*\()?|'+|[EIT]"
+    r"(?P<primed>\\[A-Za-z]+|[A-Za-z]|\d)(?P<index>_(?:\w|\{[^{}]*\}))?(?P<primes>'+)"
+    r"|\\(?:text\w*|mbox|operatorname|begin|end|math\w+|overline|widehat|widetilde|overrightarrow|vec|bar|hat|tilde)\s*"
+    r"\{[^{}]*\}|\\[A-Za-z]+(?:\s*\()?|[EIT]"
 )
+# Fonts that make another variable of a letter.
+_FONT = re.compile(r"\\math(bb|cal|frak|scr|sf|tt)\{([^{}]*)\}")
+_DIFFERENTIAL = re.compile(r"\\(?:text\w*|mbox|math(?:rm|it|bf|sf))\s*\{\s*d\s*\}")
 _CASED = ConversionConfig(lowercase_symbols=False)
 
 
 class _Grammar(_Latex2Sympy):
     """math-verify's grammar; a degree is a number where it is the answer, and an angle in a trigonometric function."""
+
+    def create_parser(self, text: str) -> Any:
+        tree = super().create_parser(text).math()
+        check_tree(tree, text)
+        return SimpleNamespace(math=lambda: tree)
 
     def convert_func(self, func: Any) -> Any:
         outside, self.convert_degrees = self.convert_degrees, self.convert_degrees or func.start.text in _TRIGONOMETRIC
@@ -69,6 +99,20 @@ def _spell(expression: Any) -> str:
 
 # math-verify's own compares names in small letters.
 grader.sympy_compare_symbols = lambda one, other: _spell(one) == _spell(other)
+_solve_and_compare = grader.sympy_solve_and_compare
+
+
+def _solve_equations(gold: Relational, answer: Relational, *precision: int) -> bool:
+    """Return whether two relations have the same solutions; equations also complex ones, and at least one."""
+    if isinstance(gold, Equality) and isinstance(answer, Equality):
+        gold, answer = (one.xreplace({x: Symbol(x.name) for x in one.free_symbols}) for one in (gold, answer))
+        if not solve(gold, gold.free_symbols):
+            return False
+    return bool(_solve_and_compare(gold, answer, *precision))
+
+
+# math-verify's own solves for real numbers, and counts equations without a solution as equal.
+grader.sympy_solve_and_compare = _solve_equations
 # It takes these letters for Euler's constant.
 for _letter in ("gamma", "Gamma"):
     sympy_singleton_map.pop(_letter, None)
@@ -91,9 +135,13 @@ def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
 
 
 def _equal(gold: str, answer: str, strict: bool) -> bool:
-    right, given = _read(gold), _read(answer)
+    (right, unknown), (given, unknown_of_given) = _read(gold), _read(answer)
+    if unknown and unknown_of_given and unknown != unknown_of_given:
+        return False
     # An equation between numbers, as in x = 8 = 7. The grammar wraps what it has computed, such as a common divisor.
     if any(_differ(one.lhs.doit(), one.rhs.doit()) for one in given.atoms(Equality) if not one.free_symbols):
+        return False
+    if right.has(Equality) != given.has(Equality) and not all(map(_name_values, (right, given))):
         return False
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
@@ -114,15 +162,29 @@ def _equal(gold: str, answer: str, strict: bool) -> bool:
 
 # The responses to one prompt share their right answer, and parsing costs more than comparing.
 @lru_cache(maxsize=256)
-def _read(text: str) -> Any:
-    """Return what math-verify's grammar reads in the whole text; raises if it cannot, or must not."""
+def _read(text: str) -> tuple[Any, Symbol | None]:
+    """Return what math-verify's grammar reads in the whole text, and the unknown if it is an inequality, or None.
+
+    Raises:
+        ValueError: it cannot be read, or must not be, or a part of it would be dropped.
+    """
     if not is_safe(text):
         raise ValueError("refused")
     text = _both_signs(text)
-    joined = [part.split(_AND) for part in text.split(_OR)]
-    if len(joined) == len(joined[0]) == 1:
-        return _parse(text)
-    return Union(*(Intersection(*(_parse(part).as_set() for part in parts)) for parts in joined))
+    joined = [[_parse(part) for part in alternative.split(_AND)] for alternative in text.split(_OR)]
+    relations = [relation for alternative in joined for relation in alternative]
+    unknowns = set().union(*(relation.free_symbols for relation in relations))
+    unknown = unknowns.pop() if len(unknowns) == 1 and all(map(_is_relation, relations)) else None
+    if len(relations) == 1:
+        return relations[0], unknown
+    if unknown is None:
+        raise ValueError("not relations of one unknown")
+    return Union(*(Intersection(*(relation.as_set() for relation in parts)) for parts in joined)), unknown
+
+
+def _is_relation(value: Any) -> bool:
+    parts = value.args if isinstance(value, And) else [value]
+    return all(isinstance(part, Relational) for part in parts)
 
 
 def _both_signs(text: str) -> str:
@@ -143,32 +205,80 @@ def is_safe(text: str) -> bool:
 
 
 def _parse(text: str) -> Basic | MatrixBase:
-    text = normalize_latex(_LETTER.sub(_protect, text), _NORMALISATION)
+    text = _LETTER.sub(_protect, text)
+    if "'" in text or '"' in text:
+        raise ValueError("primes or quotation marks, which would be dropped")
+    text = normalize_latex(text, _NORMALISATION)
+    check_words(text)
     # The grammar takes the imaginary unit for a variable, as it must stay in an interval's end, which is a pair here.
     for unit in (I, Symbol("i", real=True)):
         sympy_singleton_map["i"] = unit
         with suppress(ValueError):
             parsed = _Grammar(is_real=True, config=_CASED).parse(text)
             if isinstance(parsed, Basic | MatrixBase):
+                _check_members(parsed)
                 return parsed
     raise ValueError("not one expression")
+
+
+def _check_members(parsed: Basic | MatrixBase) -> None:
+    """Raise ValueError if a list has a member twice, of which a set keeps one."""
+    for members in parsed.atoms(FiniteSet):
+        if len(getattr(members, "_unsorted_args", members.args)) != len(members.args):
+            raise ValueError("a member that comes twice")
 
 
 def _protect(match: re.Match[str]) -> str:
     """Return a letter that the grammar misreads as a text, which it takes for a variable; a word in small letters."""
     text = match[0]
-    if text[0] == "'":
-        return rf"^{{\{'prime' * len(text)}}}"
-    if text in ("E", "I", "T", r"\gamma", r"\Gamma"):
-        return rf"\text{{{text.strip(chr(92))}}}"
+    if _DIFFERENTIAL.fullmatch(text):
+        return "d "
+    if match["primes"]:
+        return _protect_primes(match["primed"], match["index"] or "", match["primes"])
+    if font := _FONT.fullmatch(text):
+        return text if font[1] == "bb" else rf"\bm{{{font[1]}{font[2]}}}"
+    if text in ("E", "I", "T"):
+        return rf"\text{{{text}}}"
+    if text in (r"\gamma", r"\Gamma"):
+        return rf"\bm{{{text[1:]}}}"
     command, brace, word = text.partition("{")
     return command + brace + word.lower() if is_word(word.strip("} ")) else text
 
 
+def _protect_primes(variable: str, index: str, primes: str) -> str:
+    """Return another variable for one with primes, and a number with a variable as its factor."""
+    name = "prime" * len(primes)
+    if variable.isdigit():
+        return rf"{variable}{index}\bm{{{name}}}"
+    return rf"\bm{{{variable.strip(chr(92))}{name}}}{index}"
+
+
 def _named_value(expression: Any, other: Any) -> Any:
     """Return the value that an equation names, as in f(2) = 5 or gcd(10, 15) = 5, if the other side is no equation."""
-    is_named = isinstance(expression, Equality) and isinstance(expression.lhs, Application | UnevaluatedExpr)
-    return expression.rhs if is_named and not other.has(Equality) else expression
+    if not isinstance(expression, Equality) or other.has(Equality):
+        return expression
+    name = expression.lhs
+    is_calculation = isinstance(name, Application) and not name.free_symbols
+    return expression.rhs if is_calculation or isinstance(name, AppliedUndef | UnevaluatedExpr) else expression
+
+
+def _evaluate(expression: Expr, point: dict[Symbol, float]) -> mpc:
+    """Return a value with an exponent of any size; raises TypeError if there is none."""
+    return mpc(*map(Float, expression.evalf(17, subs=point).as_real_imag()))
+
+
+def _name_values(expression: Any) -> bool:
+    """Return whether each equation of an expression names a value: x, m + n or f(2), but not 3x or x^2.
+
+    Without an unknown, it is a calculation.
+    """
+    return all(_is_name(equation.lhs) or not equation.lhs.free_symbols for equation in expression.atoms(Equality))
+
+
+def _is_name(side: Any) -> bool:
+    if isinstance(side, AppliedUndef | UnevaluatedExpr | Symbol):
+        return True
+    return isinstance(side, Add | Mul | Abs | Tuple) and all(map(_is_name, side.args))
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -184,7 +294,7 @@ def _differ(one: Any, other: Any) -> bool:
         names = sorted({symbol.name for symbol in symbols})
         # The coordinates are distinct, positive, and have no simple relation to each other.
         point = {symbol: 0.6180339887 + 0.4142135623 * names.index(symbol.name) for symbol in symbols}
-        first, second = (complex(expression.evalf(17, subs=point)) for expression in (one, other))
+        first, second = (_evaluate(expression, point) for expression in (one, other))
         difference, sizes = abs(first - second), (abs(first), abs(second))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False

@@ -11,6 +11,7 @@ from verl_clipx.common.files import EMPTY, read_json
 from verl_clipx.papers.responses import find_last_boxed
 from verl_clipx.papers.tasks.definition import Row, RowBuilder
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, encode_ground_truth, spell_answer
+from verl_clipx.papers.tasks.math.prose import final_answer, is_prose
 from verl_clipx.papers.tasks.records import read_records
 from verl_clipx.papers.tasks.templates import template_named
 
@@ -36,11 +37,14 @@ def rows_of(
     """Return what yields the rows of a set, whose settings sets.yaml explains; its name is also their `data_source`.
 
     The ground truth is the JSON of a list if any of a problem's answers is right, and otherwise the text of all.
-    Problems without an answer are left out, and a warning names their rows.
+    Problems without an answer, and those whose answer is prose, which no response would equal, are left out. Warnings
+    count them and name their rows.
     """
 
     def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
-        template, where, left_out = template_named(prompt), source or hub, []
+        template, where = template_named(prompt), source or hub
+        without_answer: list[int] = []
+        in_prose: list[int] = []
         if where is None:
             raise ValueError(f"the set is not on the hub; give a local copy of {file}")
         if hub and file:
@@ -61,10 +65,14 @@ def rows_of(
                 ) from None
             if answers == "any" and isinstance(truth, str) and truth.startswith("["):
                 truth = decode_ground_truth(truth)
-            accepted = [spell_answer(one) for one in (truth if isinstance(truth, list) else [truth])]
-            accepted = list(dict.fromkeys(filter(None, accepted)))
-            if not text or not accepted:
-                left_out.append(str(number))
+            stated = [final_answer(spell_answer(one)) for one in (truth if isinstance(truth, list) else [truth])]
+            stated = list(dict.fromkeys(filter(None, stated)))
+            accepted = [answer for answer in stated if not is_prose(answer)]
+            if not text or not stated:
+                without_answer.append(number)
+                continue
+            if not accepted or (answers == "all" and len(accepted) < len(stated)):
+                in_prose.append(number)
                 continue
             truth = encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted)
             yield {
@@ -72,22 +80,36 @@ def rows_of(
                 "prompt": template.render(problem=text),
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": truth},
-                "extra_info": {"index": number - 1 - len(left_out), "split": split, **known},
+                "extra_info": {"index": number - 1 - len(without_answer) - len(in_prose), "split": split, **known},
             }
-        if left_out:
-            numbers = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
-            message = f"{where}: {len(left_out)} problems without an answer were left out (rows {numbers})"
-            warnings.warn(message, stacklevel=2)
+        for what, numbers in (("without an answer", without_answer), ("whose answer is prose", in_prose)):
+            if numbers:
+                named = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+                message = f"{where}: {len(numbers)} problems {what} were left out (rows {named})"
+                warnings.warn(message, stacklevel=2)
 
     return rows
 
 
+def _question(messages: list[Any], role: str, content: str, user: str) -> str:
+    """Return the text of the user's one message; a message without a role is the user's.
+
+    Raises:
+        LookupError: the user has no message or several.
+    """
+    questions = [message[content] for message in messages if message.get(role, user) == user]
+    if len(questions) != 1:
+        raise LookupError(f"{len(questions)} messages of the {user}, and a problem is one")
+    return str(questions[0])
+
+
 def _text_and_truth(record: Any) -> tuple[str, Any]:
     """Return a problem without what its source puts around it, and its right answer; None if there is none."""
-    if isinstance(record, list):  # Open-Reasoner-Zero's pair of messages
-        return str(record[0]["value"]).strip(), record[1]["ground_truth"]["value"]
+    if isinstance(record, list):  # Open-Reasoner-Zero's messages, of which the last has the right answer
+        text = _question(record[:-1], role="from", content="value", user="human")
+        return text.strip(), record[-1]["ground_truth"]["value"]
     if "reward_model" in record:
-        text = record["prompt"][0]["content"]
+        text = _question(record["prompt"], role="role", content="content", user="user")
         for around in _AROUND:
             text = text.replace(around, "")
         return text.strip(), (record["reward_model"] or {}).get("ground_truth")

@@ -19,6 +19,7 @@ for _module in ("math_verify", "pebble"):
         raise ModuleNotFoundError(needs_tool("a reward of mathematics", _module), name=_module)
 
 _NAME, _CHOICE, _OFFER = (re.compile(SPELLINGS["patterns"][name]) for name in ("name", "choice", "offer"))
+_NAMES = {*SPELLINGS["names"].split()}
 # Not two letters, or small ones without a vowel: xy equals yx, AB is the line BA, and mgh equals ghm.
 _WORD = re.compile(r"[A-Z]{3,}|(?=.*[AEIOUYaeiouy])[A-Za-z]{3,}")
 _APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
@@ -62,7 +63,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
     """Return the verdict on two cleaned answers; if math-verify must decide, the right one and the given one."""
     if (answer + gold).count("=") == 1:
         # The name of a value, as in f(2)=5, if only one of them is an equation.
-        answer, gold = _NAME.sub("", answer), _NAME.sub("", gold)
+        answer, gold = _without_name(answer), _without_name(gold)
     if not answer or not gold:
         return False
     answer, gold = _without_offer(answer, gold), _without_offer(gold, answer)
@@ -89,7 +90,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
             return _compare(_first_value(answer), gold, strict)
     # A letter with an index, such as a_{12}, is a variable.
     if re.search(r"\d\)?_|\d[A-Za-z]+\)?_\{?[1-3]\d", f"{answer} {gold}"):
-        return _compare_bases(*(canonical(_NAME.sub("", text)) for text in (answer, gold)), strict)
+        return _compare_bases(*(canonical(_without_name(text)) for text in (answer, gold)), strict)
     number, right_number = parse_number(answer), parse_number(gold)
     if number and right_number:
         if number[0] == right_number[0] or (not strict and number[1] == right_number[1]):
@@ -102,6 +103,17 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
     return gold, answer
 
 
+def _without_name(text: str) -> str:
+    r"""Return the value that an equation names, as in `\text{Area}=5`; "not" and "twice" name no value."""
+    name = _NAME.match(text)
+    if name is None:
+        return text
+    letters = re.sub(r"\\[A-Za-z]+|\(.*", " ", name[0])
+    # In plain letters, AB is a length and mgh a product.
+    words = re.findall("[A-Za-z]{2,}" if name[0].startswith(r"\text") else "[A-Za-z][a-z]{3,}", letters)
+    return text[name.end() :] if _NAMES.issuperset(word.lower() for word in words) else text
+
+
 def _without_offer(answer: str, other: str) -> str:
     r"""Return the letter or the rest of `\textbf{(B)} 14`, of which the other answer says only one."""
     offer = _OFFER.match(answer)
@@ -111,12 +123,14 @@ def _without_offer(answer: str, other: str) -> str:
 
 
 def _first_value(text: str) -> str:
-    r"""Return a of `a \approx b`, or b if a is an unknown; "" if one is missing, or their values differ."""
+    r"""Return a of `a \approx b`, or b if a is an unknown; "" if one is missing or no value, or they differ."""
     parts = _APPROXIMATION.split(text)
     numbers = [number[0] for number in map(parse_number, parts) if number]
     if not all(parts) or (numbers and _differ(min(numbers), max(numbers))):
         return ""
-    return parts[-1] if re.fullmatch("[A-Za-z]", parts[0]) else parts[0]
+    if re.fullmatch("[A-Za-z]", parts[0]):
+        return parts[-1]
+    return parts[0] if all(re.search(r"\d", part) for part in parts[1:]) else ""
 
 
 def _differ(one: float, other: float) -> bool:
@@ -131,4 +145,10 @@ def _compare_bases(given: str, right: str, strict: bool) -> bool:
         return False
     # Without its base, a number is right if the question has named the base, which evaluation cannot know.
     bases = {str(NUMERALS.index(number[2])) if number[2] in NUMERALS else number[2] for number in numbers}
+    if any(base and not _has_digits_of(numbers[0][1], int(base)) for base in bases):
+        return False
     return len(bases) == 1 or (None in bases and not strict)
+
+
+def _has_digits_of(number: str, base: int) -> bool:
+    return all(int(digit, 36) < base for digit in number)

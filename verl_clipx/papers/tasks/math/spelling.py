@@ -27,6 +27,8 @@ _REWRITTEN = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacem
 _ROOT, _GROUPED, _REPEATING, _NUMBER, _JOINT = (
     re.compile(SPELLINGS["patterns"][name], re.ASCII) for name in ("root", "grouped", "repeating", "number", "joint")
 )
+# Raised or lowered characters in a row: x²⁰ is x^{20}, and x₁² has an index and a power.
+_INDEX = re.compile(r"([_^])⁅[^⁆]*⁆(?:\1⁅[^⁆]*⁆)*")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
 _WORD = re.compile(
     r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*"
@@ -41,10 +43,10 @@ def clean(text: str) -> str:
     """Return an answer without mere typesetting: dollar signs, size and spacing commands, what ends a line or sentence.
 
     Every run of white space becomes one blank, a repeating decimal a fraction, and "or" between inequalities a sign.
-    All numbers and no number have one spelling each.
+    The answers "all real numbers" and "no solution" have one spelling each.
     """
     text = "".join(map(_fold, unicodedata.normalize("NFC", text)))
-    text = re.sub(r"⁅(.)⁆(?!\d)|⁅(.+?)⁆", lambda run: run[1] or f"{{{run[2]}}}", re.sub("⁆[_^]⁅", "", text))
+    text = _INDEX.sub(_index, text)
     text = _ROOT.sub(_root, text).replace("√", r"\sqrt ")
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
@@ -76,6 +78,12 @@ def _fold(character: str) -> str:
         return character
     folded = "".join(map(_fold, plain))
     return f"{_INDICES[kind]}⁅{folded}⁆" if kind in _INDICES else folded
+
+
+def _index(index: re.Match[str]) -> str:
+    content = re.sub("⁆[_^]⁅", "", index[0])[2:-1]
+    digit_follows = index.string[index.end() : index.end() + 1].isdecimal()
+    return index[1] + (content if len(content) == 1 and not digit_follows else f"{{{content}}}")
 
 
 def _root(root: re.Match[str]) -> str:

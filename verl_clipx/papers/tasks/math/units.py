@@ -3,7 +3,7 @@ r"""Splits the unit off an answer: `\text{…}` after it, a degree sign, a dolla
 import re
 from collections import Counter
 
-from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT
+from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT, canonical
 
 _UNIT_TEXT = r"(?:\\mu\s*(?=\\\w+\s*\{\w+\}))?\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s{0,4}\{(?:[^{}]|\{[^{}]*\})*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
@@ -13,6 +13,12 @@ _SHORT_NAMES, _PREFIXES, _SI = (
 )
 _SHORT_NAMES |= {
     word + unit: short + name for word, short in [("", ""), *_PREFIXES.items()] for unit, name in _SI.items()
+}
+# Units and other words that may follow a value without changing it.
+_HARMLESS = {
+    *_SHORT_NAMES,
+    *_SHORT_NAMES.values(),
+    *(name for key in ("other_units", "counted", "around") for name in SPELLINGS[key].split()),
 }
 # In plain letters, words that no product of variables spells.
 _WORDS = rf"(?:(?:square|cubic) )?(?:{'|'.join(name for name in _SHORT_NAMES if len(name) > 3)})s?"
@@ -29,6 +35,10 @@ _UNIT = re.compile(
     rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times|Omega)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*(?:\\\$|[€£¥₹])$|(?<=[\d}}])\s*{_WORDS}$"
     r"|(?<=[\d}])\s+(?:[A-Za-z]{2,}\s+){0,3}[A-Za-z]{4,}$"
 )
+# What is no part of a unit: another command, and a character that neither belongs to a name nor joins two.
+_ELSE = re.compile(
+    r"\\(?!(?:text(?:bf|it|rm)?|mathrm|mbox|mu|Omega|circ|cdot|times)(?![a-zA-Z])|[$ ,])|[^\w\s\\{}^/.,()$€£¥₹°µ-]"
+)
 _LETTERS = r"(?:\\Omega\b|[A-Za-z]+)(?:\^\{?\d\}?)?"
 _BARE_UNIT = re.compile(rf"(?<=[\d}}\s])\s*(?:\^\{{?\\circ\}}?\s*)?{_LETTERS}(?:\s*/\s*{_LETTERS})?$")
 _FACTOR = re.compile(r"(?:(square|cubic)\s+)?([A-Za-z]+|[$€£¥₹])\s*(-?\d)?")
@@ -38,8 +48,8 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
     """Return two cleaned answers without their units.
 
     A unit in plain letters is one only if the other answer has it; otherwise they are variables. None is returned if
-    both have a unit, but not the same, or what follows one answer is more than a unit, such as a second answer, and
-    differs from what follows the other.
+    both have a unit, but not the same, or what follows one answer may be more than a unit, such as a second answer or
+    "squared", and differs from what follows the other.
     """
     (answer, end), (gold, end_of_gold) = _split(answer), _split(gold)
     unit, unit_of_gold = _standard(end), _standard(end_of_gold)
@@ -47,6 +57,10 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
     if answer.endswith("%") != gold.endswith("%") and (unit if gold.endswith("%") else unit_of_gold):
         return None
     if more != more_of_gold or (unit and unit_of_gold and unit != unit_of_gold):
+        return None
+    if canonical(end) != canonical(end_of_gold) and any(map(_has_more, (end, end_of_gold))):
+        return None
+    if bool(unit) != bool(unit_of_gold) and not all(map(is_harmless, unit or unit_of_gold)):
         return None
     return _without_letters(answer, unit_of_gold), _without_letters(gold, unit)
 
@@ -69,13 +83,30 @@ def _without_letters(cleaned: str, unit: Counter[str]) -> str:
 
 def _standard(unit: str) -> Counter[str]:
     """Return the short name of each factor and its power: m and 1, s and -2 of m/s^2; nothing if there is no unit."""
-    plain = re.sub(r"\^\{?\s*\\circ\s*\}?", "degree ", re.sub(r"\\mu(?![a-z])\s*(?:\\[a-z]+\s*\{)?", "u", unit))
-    over, _, under = re.sub("[A-Za-z]+", _short_name, re.sub(r"\\[a-z]+|[{}^]|(?<=[a-z])\.", " ", plain)).partition("/")
+    over, _, under = re.sub("[A-Za-z]+", _short_name, _plain(unit)).partition("/")
     powers: Counter[str] = Counter()
     for sign, part in ((1, over), (-1, under)):
         for word, name, power in _FACTOR.findall(part):
             powers[name] += sign * int(power or {"square": 2, "cubic": 3}.get(word, 1))
     return powers
+
+
+def _plain(unit: str) -> str:
+    """Return a unit without commands: m / s 2."""
+    unit = re.sub(r"\\mu(?![a-z])\s*(?:\\[a-z]+\s*\{)?", "u", unit)
+    unit = re.sub(r"\^\{?\s*\\circ\s*\}?", "degree ", unit)
+    return re.sub(r"\\[a-z]+|[{}^]|(?<=[a-z])\.", " ", unit)
+
+
+def _has_more(end: str) -> bool:
+    """Return whether what follows a value has commands or signs of no unit, or a power without a unit's name."""
+    return bool(_ELSE.search(end) or re.search(r"\d", _FACTOR.sub("", _plain(end))))
+
+
+def is_harmless(name: str) -> bool:
+    """Return whether the name of a unit, or a word without its s, may follow a value without changing it."""
+    singulars = {name, name + "s", re.sub("e$", "", name), re.sub("ie$", "y", name)}
+    return not _HARMLESS.isdisjoint(singulars)
 
 
 def _short_name(word: re.Match[str]) -> str:
