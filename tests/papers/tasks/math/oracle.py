@@ -16,7 +16,9 @@ TYPESETTING = re.compile(
 )
 # Currencies, and units after a value, which an answer may have or not.
 CURRENCY = re.compile(r"\\\$|[€£₹¥]")
-UNIT = re.compile(r"(?<=[\d}])\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?-?\d\}?)?$|(?<=\d)\s*[a-z]{2,}$")
+UNIT = re.compile(
+    r"(?<=[\d}])\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?-?\d\}?)?$|(?<=\d)\s+[a-z]{2,}$|(?<=\d)[a-z]{4,}$"
+)
 LETTER_IN_A_FONT = re.compile(r"\\(?:text|mathrm)\{([ei]?)\}")
 CONSTANTS = {"e": math.e, "i": 1j, r"\pi": math.pi, r"\infty": 1e300}
 FUNCTIONS = {
@@ -197,7 +199,7 @@ def _value_of(text):
     text = re.sub(r"\A[^=<>]*=", "", text)
     text = unicodedata.normalize("NFKC", CURRENCY.sub("", text)).replace("−", "-").replace("∘", r"^\circ ")
     text = LETTER_IN_A_FONT.sub(r"\1", text)
-    text = re.sub(r"\\(Delta|pi)", r"\\\1 ", text)
+    text = re.sub(r"\\(Delta|pi|times|cdot)", r"\\\1 ", text)
     text = UNIT.sub("", TYPESETTING.sub(" ", text).rstrip(" .,"))
     text = re.sub(r"(?<!\^)(?<!\^\{)\\circ|°|\\degree", r"^\\circ", text)
     tokens = TOKEN.findall(text)
