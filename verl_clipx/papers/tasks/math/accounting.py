@@ -23,6 +23,9 @@ _POWERS = {"exp", "exp_nofunc"}
 _VECTOR = re.compile(r"\\(?:vec|overrightarrow|hat)\b")
 _ACCENT = re.compile(r"\\(?:(text|mbox)|bar|overline|vec|overrightarrow|(?:wide)?(?:hat|tilde)|d?dot|bm)\s*\{(.*)\}")
 
+# Brackets in a text are dropped, so that the choice (A) is A.
+_TEXT = re.compile(r"\s*(?:\([^()]*\)|[^()]*)\s*")
+
 _COMMAND = re.compile(r"\\(?:begin|end|text|mbox|bm|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 # Letters without a blank between them are factors, as in 2ab, unless they can be spoken. More than three from the
 # beginning of the alphabet cannot.
@@ -71,6 +74,8 @@ def _fault_of_token(node: Any) -> str | None:
             return "no accent of a variable"
         if accent[1] and len(accent[2].strip(" ()")) != 1 and not _stands_alone(node):
             return "a word, not a factor"
+        if accent[1] and not _TEXT.fullmatch(accent[2]):
+            return "a text with signs that would be dropped"
     if kind == "PLUS_MINUS" and any(_rule(above) == "ordered_tuple" for above in _above(node)):
         return "two signs, not two members"
     return None
@@ -88,6 +93,21 @@ def _fault_of_index(node: Any) -> str | None:
     has_index = any(_rule(child) == "subexpr" for child in node.getChildren())
     is_base = _rule(node) == "func" and (node.start.text == r"\log" or node.atom_expr_no_supexpr() is not None)
     return "an index that would be dropped" if has_index and not is_base else None
+
+
+def _fault_of_function(node: Any) -> str | None:
+    if node.atom_expr_no_supexpr() is not None and node.supexpr() is not None:
+        return "an inverse or an iteration, not a power"
+    return _fault_of_index(node)
+
+
+def _fault_of_membership(node: Any) -> str | None:
+    if not node.IN():
+        return None
+    members = node.getChild(2)
+    while members.getChildCount() == 1 and _rule(members) != "set_atom":
+        members = members.getChild(0)
+    return None if _rule(members) == "set_atom" else "a set of which no member is known"
 
 
 def _fault_of_fraction(node: Any) -> str | None:
@@ -130,7 +150,8 @@ def _fault_of_factors(node: Any) -> str | None:
     factors = [child for child in node.getChildren() if _rule(child) in ("postfix", "postfix_nofunc")]
     for place, (before, after) in enumerate(pairwise(factors)):
         has_letter = not _LISTS["letters"].isdisjoint(map(_kind, _tokens(before)))
-        if _kind_of(after.start) in _LISTS["numbers"] and (has_letter or len([*_tokens(before)]) == 1):
+        is_number = len([token for token in _tokens(before) if _rule(token.parentCtx) != "degree"]) == 1
+        if _kind_of(after.start) in _LISTS["numbers"] and (has_letter or is_number):
             return "a second number, not a factor"
         after_word = place > 0 and all(map(_is_letter, factors[place - 1 : place + 1]))
         if after_word and _LISTS["letters"].isdisjoint(map(_kind, _tokens(after))):
@@ -147,7 +168,9 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "exp": _fault_of_index,
     "exp_nofunc": _fault_of_index,
     "number_subexpr": _fault_of_index,
-    "func": _fault_of_index,
+    "func": _fault_of_function,
+    "relation": _fault_of_membership,
+    "set_elements_relation": _fault_of_membership,
     "frac": _fault_of_fraction,
     "mp": _fault_of_product,
     "mp_nofunc": _fault_of_product,

@@ -241,8 +241,11 @@ def _protect(match: re.Match[str]) -> str:
         return rf"\text{{{text}}}"
     if text in (r"\gamma", r"\Gamma"):
         return rf"\bm{{{text[1:]}}}"
-    command, brace, word = text.partition("{")
-    return command + brace + word.lower() if is_word(word.strip("} ")) else text
+    command, _, word = text.removesuffix("}").partition("{")
+    if not is_word(word.strip()):
+        return text
+    # The grammar drops blanks, so that "now here" would be "no where".
+    return f"{command}{{{'-'.join(word.lower().split())}}}"
 
 
 def _protect_primes(variable: str, index: str, primes: str) -> str:

@@ -35,6 +35,7 @@ _UNIT = re.compile(
     rf"(?:{_UNIT_TEXT}|{_POWER}|\\(?:cdot|times|Omega)(?![a-zA-Z])|[\s/])*$|(?<=\d)\s*(?:\\\$|[€£¥₹])$|(?<=[\d}}])\s*{_WORDS}$"
     r"|(?<=[\d}])\s+(?:[A-Za-z]{2,}\s+){0,3}[A-Za-z]{4,}$"
 )
+_LIST = re.compile(r"[,;]|\b(?:and|or)\b")
 # What is no part of a unit: another command, and a character that neither belongs to a name nor joins two.
 _ELSE = re.compile(
     r"\\(?!(?:text(?:bf|it|rm)?|mathrm|mbox|mu|Omega|circ|cdot|times)(?![a-zA-Z])|[$ ,])|[^\w\s\\{}^/.,()$€£¥₹°µ-]"
@@ -72,6 +73,8 @@ def _split(cleaned: str) -> tuple[str, str]:
     match = None if re.match(TEXT, value) else _UNIT.search(value)
     if match and match[0].lstrip().startswith("^") and _ANGLE.search(value):
         match = None
+    if currency and match and _LIST.search(value):
+        return cleaned, ""  # 3 dollars and 50 cents are one value
     end = match.start() if match else len(value)
     return value[:end], (currency[2] or "$" if currency else "") + value[end:]
 
