@@ -5,14 +5,19 @@
 #   bash scripts/test.sh --all    with every end-to-end run under every setting: about 150 starts of verl, some
 #                                 hours, one of them on the oldest verl that is admitted, and 19 with vLLM on the CPU;
 #                                 property tests draw new examples, as with pytest's --hypothesis-profile=random
+#   bash scripts/test.sh --verl FOLDER   what shows whether the plugin works beside another verl, such as a checkout of
+#                                 its main branch, of which FOLDER is the root: what is relied on, then the quick start,
+#                                 exactness over ranks, a resume, asynchronous trainers. Its packages are this project's
 # Further arguments go to pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM, which --all makes in an environment of their own in
 # .venv-vllm: 2 GB (docs/dev/testing.md).
 set -euo pipefail
+started_in=$PWD
 cd "$(dirname "$0")/.."
 
 selection='not matrix'
 vllm=
+verl=
 case ${1:-} in
     --fast) selection='not end_to_end and not slow'; shift ;;
     --all)
@@ -22,7 +27,14 @@ case ${1:-} in
         # Otherwise property tests draw the same examples in every run (tests/conftest.py).
         set -- --hypothesis-profile=random "$@"
         ;;
-    --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --verl)
+        if ! verl=$(cd "$started_in" && realpath --canonicalize-existing "${2:-nowhere}/verl" 2>/dev/null); then
+            echo "--verl needs the folder of a checkout of verl, which has a folder verl: ${2:-none was given}" >&2
+            exit 2
+        fi
+        shift 2
+        ;;
+    --help | -h) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
 # Containers often set it. Each of some 150 interpreters would then compile 4,000 modules anew: 11 s of imports, not 5.
@@ -53,6 +65,33 @@ bash scripts/environment.sh cpu dev docs pretrained
 VENV=${VENV:-.venv}
 export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"
+
+if [[ -n $verl ]]; then
+    # The package alone: a checkout of verl has folders tests and scripts, too.
+    beside=$(mktemp -d)
+    trap 'rm -rf "$beside"' EXIT
+    ln -s "$verl" "$beside/verl"
+    export PYTHONPATH="$beside:$PYTHONPATH"
+
+    say "tests beside $verl: what is relied on"
+    python -m pytest -m 'not slow and not matrix' -n "$WORKERS" --dist loadfile "$@" \
+        tests/training/worker/test_verl_contract.py tests/common/test_verl_contract.py tests/training/cpu \
+        tests/training/worker/test_declared_columns.py tests/run/test_verl_keys.py
+
+    say "tests beside $verl: trainings"
+    options=tests/end_to_end/test_options.py
+    python -m pytest --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@" \
+        tests/end_to_end/test_quickstart.py::test_grpo_and_acpo_on_one_page \
+        tests/end_to_end/test_training.py::test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks \
+        tests/end_to_end/test_invariance.py::test_bounds_and_gradients_are_those_of_the_whole_mini_batch \
+        tests/end_to_end/test_resume.py \
+        "$options::test_the_older_trainer_with_reinforce_plus_plus" \
+        "$options::test_a_rollout_apart_with_rloo_and_rollout_correction" \
+        "$options::test_one_step_off_policy_trains_the_loss_in_its_bypass_mode" \
+        "$options::test_fully_async_policy"
+    say "everything passed beside $verl"
+    exit
+fi
 
 if [[ -n $vllm ]]; then
     say "environment with vLLM, meanwhile (log: .venv-vllm.log)"

@@ -62,6 +62,37 @@ def test_where_nothing_fails_every_step_has_run(run, script):
     assert not any("--quiet" in line for line in lines)
 
 
+def tests_named_in(calls):
+    """The tests that pytest was called with, in the order of its calls."""
+    return [[word for word in call if word.startswith("tests/")] for call in calls if "pytest" in call]
+
+
+def test_beside_another_verl_the_contract_comes_first_and_then_trainings(run, checkout):
+    (checkout / "elsewhere" / "verl").mkdir(parents=True)
+    done, calls = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), "-x")
+    assert done.returncode == 0, done.stderr
+    contract, trainings = tests_named_in(calls)
+    assert "tests/training/worker/test_verl_contract.py" in contract
+    assert any("test_resume.py" in name for name in trainings) and any("fully_async" in name for name in trainings)
+    assert all("-x" in call for call in calls if "pytest" in call)
+    for name in (*contract, *trainings):
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists() and (not test or f"def {test}(" in (ROOT / path).read_text())
+
+
+@pytest.mark.parametrize("failing", ["environment", "python -m pytest -m", "python -m pytest --durations"])
+def test_what_fails_beside_another_verl_fails_the_script(run, checkout, failing):
+    (checkout / "elsewhere" / "verl").mkdir(parents=True)
+    done, _ = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), FAILS=failing)
+    assert done.returncode != 0 and "everything passed" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--verl",), ("--verl", "nowhere")])
+def test_a_folder_without_a_verl_is_refused(run, words):
+    done, calls = run("scripts/test.sh", *words)
+    assert done.returncode == 2 and "checkout of verl" in done.stderr and not tests_named_in(calls)
+
+
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
 @pytest.mark.parametrize("step", ["environment", *STEPS])
 def test_a_step_that_fails_fails_the_script(run, script, step):

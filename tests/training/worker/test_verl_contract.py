@@ -10,6 +10,7 @@ import pickle
 import re
 import runpy
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,6 +118,36 @@ def test_the_workers_name_can_be_rebound_and_merging_an_adapter_is_about_the_rol
     # So that a worker's numbers are LoRA's with and without it.
     reads, of_rollout = 'lora.get("merge"', transformer_impl.FSDPEngine.get_per_tensor_param
     assert source(transformer_impl).count(reads) == source(of_rollout).count(reads) == 1
+
+
+def test_the_keys_by_which_a_run_s_trainer_is_recognised_are_where_they_were(composed):
+    v1 = composed().trainer.v1
+    assert {"trainer_mode", "sync", "colocate_async", "separate_async"} <= v1.keys()
+    assert "parameter_sync_step" in v1.separate_async and "use_v1" in composed().trainer
+    # 0.9.0 has no switch, and what was separate_async.enable_switch for a while is a node since 0.9.1.
+    assert "enable_switch" in v1.separate_async.get("hybrid_rollout", ("enable_switch",))
+    assert "enable_switch" not in v1.separate_async
+
+
+@pytest.mark.parametrize(
+    ("module", "keys"),
+    [
+        ("verl.trainer.main_ppo_v0", ()),
+        ("verl.experimental.one_step_off_policy.main_ppo", ("rollout:",)),
+        (
+            "verl.experimental.fully_async_policy.fully_async_main",
+            ("async_training:", "require_batches:", "trigger_parameter_sync_step:"),
+        ),
+    ],
+)
+def test_the_older_and_the_experimental_trainers_are_still_there(module, keys):
+    spec = find_spec(module)
+    assert spec is not None
+    folder = Path(spec.origin).parent / "config"
+    settings = "".join(file.read_text() for file in folder.glob("*.yaml")) if keys else ""
+    assert [key for key in keys if key not in settings] == []
+    # The driver's hook, by which a run starts; v0 is started by main_ppo, which calls it.
+    assert module.endswith("_v0") or "auto_set_device(config)" in Path(spec.origin).read_text()
 
 
 def test_only_distillation_chooses_another_loss_function_for_the_actor():
