@@ -48,7 +48,7 @@ def main(
     with failing():
         table = load_table(name)
         if not table.in_one_process:
-            raise ValueError(f"table {name}: the recipes make its runs, see `clipx table plan {name}`.")
+            raise ValueError(f"table {name}: the recipes make its runs, see `clipx papers table plan {name}`.")
         places = Places(runs=runs, data=data or Path(table.data), hardware=table.hardware, nodes=table.nodes)
         os.environ["CLIPX_DATA"] = str(places.data.resolve())
         jobs = plan_table(table, places, (), tuple(row or ()))
@@ -69,7 +69,7 @@ def main(
         for number, (preset, chosen) in enumerate(missing, 1):
             typer.echo(f"{preset}, seed {chosen}: run {number} of {len(missing)}", err=True)
             make_run(kept_path(runs, preset, chosen), preset, chosen, steps)
-    typer.echo(f"{len(missing)} runs kept in {runs}; next: clipx table collect {name} --runs {runs}", err=True)
+    typer.echo(f"{len(missing)} runs kept in {runs}; next: clipx papers table collect {name} --runs {runs}", err=True)
 
 
 def prepare(job: Job) -> None:

@@ -12,7 +12,7 @@ NNODES=${NNODES:-1}
 # empty: the hardware group's value
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-}
 
-# the folder of the data sets that `clipx data build` wrote
+# the folder of the data sets that `clipx papers data build` wrote
 CLIPX_DATA=${CLIPX_DATA:-data}
 
 # the seed of training; a run folder belongs to one seed
@@ -59,7 +59,7 @@ files() {
 }
 
 # launch PRESET [OVERRIDE ...]: checks, then trains.
-#   PRESET: <paper>/<name>, as clipx recipe list names them
+#   PRESET: <paper>/<name>, as clipx papers recipe list names them
 launch() {
     local preset=$1
     shift
@@ -134,7 +134,7 @@ launch() {
                 [[ $change == hydra.* ]] || known+=("$change")
             done
             # Files that look unusable stop no launch.
-            env "${environment[@]}" clipx recipe check "$preset" "${known[@]}" \
+            env "${environment[@]}" clipx papers recipe check "$preset" "${known[@]}" \
                 || echo "the run starts all the same" >&2
         fi
     fi

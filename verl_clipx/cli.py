@@ -12,20 +12,28 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
 
-from verl_clipx.common.command_line import AsJson, fail, failing, forget_json, messages_console, print_json, working
-from verl_clipx.common.extras import missing_tool
+from verl_clipx.common.command_line import (
+    AsJson,
+    CommandGroup,
+    end_help,
+    fail,
+    failing,
+    forget_json,
+    messages_console,
+    print_json,
+    working,
+)
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.common.verl_version import installed_version
 
-OF_PAPERS = {"data": "tasks.commands", "eval": "evaluation.commands", "recipe": "tables.recipe_commands"}
-OF_PAPERS |= {"table": "tables.table_commands"}
-"""The modules of the papers' commands, found by name: the rest of the package works without its folder papers."""
+BEFORE = "Before a run"
+AFTER = "After a run"
+PAPERS = "The papers' experiments"
 
 
-class Commands(TyperGroup):
-    """The command group, which fails with a one-line message if a word is empty or a tool's package is missing."""
+class Commands(CommandGroup):
+    """The command `clipx`, which refuses empty words and lists its commands in the order of a run's life."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Refuses empty words up to `--`, such as a variable of a script's: as a path they are the current folder."""
@@ -37,24 +45,20 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
-        """Write the papers' commands under a heading of their own, after what everybody uses."""
-        for heading, of_papers in (("Commands", False), ("Commands for the papers' experiments", True)):
-            names = [name for name in self.commands if (name in OF_PAPERS) == of_papers]
-            width = formatter.width - 6 - max(map(len, self.commands))
-            if names:
+        """Write the commands under a heading for each part of a run's life."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for heading in (BEFORE, AFTER, PAPERS):
+            commands = {name: command for name, command in self.commands.items() if command.rich_help_panel == heading}
+            if commands:
                 with formatter.section(heading):
-                    formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
+                    formatter.write_dl(
+                        [(name, command.get_short_help_str(width)) for name, command in commands.items()]
+                    )
 
     def invoke(self, context: typer.Context) -> Any:
         """Run the command named on the command line."""
         forget_json()
-        try:
-            return super().invoke(context)
-        except ModuleNotFoundError as error:
-            message = missing_tool(f"clipx {context.invoked_subcommand}", error)
-            if message is None:
-                raise
-            fail(message)
+        return super().invoke(context)
 
 
 app = typer.Typer(
@@ -66,9 +70,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = TerminalConsole()
+# Found by name: the rest of the package works without its folder papers.
 if find_spec("verl_clipx.papers") is not None:
-    for group, module in OF_PAPERS.items():
-        app.add_typer(import_module(f"verl_clipx.papers.{module}").app, name=group)
+    app.add_typer(import_module("verl_clipx.papers.commands").app, name="papers", rich_help_panel=PAPERS)
 
 
 def print_version(asked: bool) -> None:
@@ -87,7 +91,16 @@ def clipx(
     """Losses with adaptive and soft clipping for veRL: choose one, check a launch, and read what a run did."""
 
 
-@app.command()
+@app.command(
+    rich_help_panel=BEFORE,
+    epilog=end_help(
+        reads="no files: what it shows comes with the package",
+        examples=(
+            "clipx demo",
+            "clipx demo --out shown",
+        ),
+    ),
+)
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write the page and the two runs to.")] = Path("clipx-demo"),
 ) -> None:
@@ -99,7 +112,16 @@ def demo(
     print_plain(describe(out))
 
 
-@app.command()
+@app.command(
+    rich_help_panel=BEFORE,
+    epilog=end_help(
+        reads="no files of yours: it looks at the installed packages, the environment's variables and the machine",
+        examples=(
+            "clipx doctor",
+            "clipx doctor --no-ray --verbose",
+        ),
+    ),
+)
 def doctor(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all that was found, a line for each.")] = False,
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
@@ -123,7 +145,16 @@ def doctor(
     raise typer.Exit(any(part.level == "error" for _, findings in groups for part in findings))
 
 
-@app.command()
+@app.command(
+    rich_help_panel=BEFORE,
+    epilog=end_help(
+        reads="the groups that come with the package, and your own group or module if you name one",
+        examples=(
+            "clipx methods",
+            "clipx methods acpo",
+        ),
+    ),
+)
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="A method, a group, observe, or a loss of your own as package.module:name.")
@@ -160,9 +191,18 @@ def methods(
             console.print_list(f"{title}: clipx.<parameter>=…", (*headings, "allowed", "meaning", "source"), rows)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=BEFORE,
+    epilog=end_help(
+        reads="no files",
+        examples=(
+            "clipx metrics",
+            "clipx metrics observe --markdown",
+        ),
+    ),
+)
 def metrics(
-    which: Annotated[str, typer.Argument(help="default or observe.")] = "default",
+    which: Annotated[str, typer.Argument(help="The list: default or observe.", metavar="LIST")] = "default",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
@@ -180,6 +220,14 @@ def metrics(
 
 
 @app.command(
+    rich_help_panel=BEFORE,
+    epilog=end_help(
+        reads="what the command itself reads: verl's configuration, the groups, and the script that starts verl",
+        examples=(
+            "clipx explain -- python -m verl.trainer.main_ppo +clipx=acpo",
+            "clipx explain --json -- bash recipes/quickstart/run_sums_pretrained_cpu.sh",
+        ),
+    ),
     options_metavar="[OPTIONS] -- COMMAND",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
@@ -193,10 +241,6 @@ def explain(
     """Say what a command would train, and what stops it.
 
     The command runs until verl has its configuration and would start Ray.
-
-    clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
-
-    clipx explain -- bash run.sh +clipx=acpo
 
     Stand-ins replace ray, sbatch, srun, ssh, docker, kubectl, pip, curl, rm, mv and a few more. Everything else in a
     script runs: this is no sandbox, so don't explain a script that you would not run.
@@ -215,7 +259,17 @@ def explain(
     raise typer.Exit(0 if explanation.starts else 1)
 
 
-@app.command("check-loss")
+@app.command(
+    "check-loss",
+    rich_help_panel=BEFORE,
+    epilog=end_help(
+        reads="the module that you name, also from the current folder",
+        examples=(
+            "clipx check-loss my_losses:fading",
+            "clipx check-loss verl_clipx.losses.methods.acpo:Acpo",
+        ),
+    ),
+)
 def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
 ) -> None:
@@ -236,44 +290,16 @@ def check_loss(
     raise typer.Exit(failed)
 
 
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Of each run, its folder or the file of its log.")],
-    out: Annotated[Path, typer.Option(help="The folder for report.html, figures and numbers.")],
-    title: Annotated[str | None, typer.Option(help="Above the page; by default it names what is compared.")] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
-    ] = False,
-) -> None:
-    """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
-    from verl_clipx.analysis.report import follow as following
-    from verl_clipx.analysis.report.page import PAGE, write_report
-
-    findings = []
-
-    def write(trains: bool) -> None:
-        seconds = round(following.SECONDS) if trains else None
-        findings[:] = write_report(runs, out, title, baseline, reload_every=seconds)
-        if trains:
-            now = time.strftime("%H:%M:%S")
-            console.print_line(f"{out / PAGE}: written at {now}")
-
-    with failing(), warnings_on(console):
-        if follow:
-            with contextlib.suppress(KeyboardInterrupt):
-                following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
-        else:
-            write(False)
-    for finding in findings:
-        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
-    console.print_line(f"{out / PAGE}")
-
-
-@app.command()
+@app.command(
+    rich_help_panel=AFTER,
+    epilog=end_help(
+        reads="metrics.jsonl and clipx_run.json in the run's folder, or the one log that you name",
+        examples=(
+            "clipx diagnose runs/acpo",
+            "clipx diagnose runs/acpo --fail-on trend",
+        ),
+    ),
+)
 def diagnose(
     runs: Annotated[
         list[Path],
@@ -315,9 +341,99 @@ def diagnose(
     raise typer.Exit(FAILED if any(failed) else 0)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=AFTER,
+    epilog=end_help(
+        reads="the log, the record and the traces in each run's folder",
+        examples=(
+            "clipx report runs/grpo runs/acpo --out page",
+            "clipx report runs/acpo --out page --follow",
+        ),
+    ),
+)
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Of each run, its folder or the file of its log.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.html, figures and numbers.")],
+    title: Annotated[str | None, typer.Option(help="Above the page; by default it names what is compared.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
+    ] = False,
+) -> None:
+    """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
+    from verl_clipx.analysis.report import follow as following
+    from verl_clipx.analysis.report.page import PAGE, write_report
+
+    findings = []
+
+    def write(trains: bool) -> None:
+        seconds = round(following.SECONDS) if trains else None
+        findings[:] = write_report(runs, out, title, baseline, reload_every=seconds)
+        if trains:
+            now = time.strftime("%H:%M:%S")
+            console.print_line(f"{out / PAGE}: written at {now}")
+
+    with failing(), warnings_on(console):
+        if follow:
+            with contextlib.suppress(KeyboardInterrupt):
+                following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+        else:
+            write(False)
+    for finding in findings:
+        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
+    console.print_line(f"{out / PAGE}")
+
+
+@app.command(
+    rich_help_panel=AFTER,
+    epilog=end_help(
+        reads="the run's record and its traces, which it writes with clipx.trace.every=N",
+        examples=(
+            "clipx replay runs/acpo",
+            "clipx replay runs/acpo +clipx=bapo +clipx=acpo clipx.alpha=1,2",
+        ),
+    ),
+)
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="+clipx=acpo clipx.alpha=1,2 +clipx=bapo … ; without any, the run's own."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="The step; by default the last traced one with advantages.")] = None,
+    as_json: AsJson = False,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
+) -> None:
+    """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
+    sys.path.insert(0, "")
+    from verl_clipx.analysis.replay.command import replay_run
+    from verl_clipx.analysis.replay.output import content_of, print_replayed
+
+    with failing():
+        result = replay_run(run, settings or [], step=step)
+        if as_json:
+            print_json(**content_of(result, tokens))
+        else:
+            print_replayed(console, result)
+
+
+@app.command(
+    rich_help_panel=AFTER,
+    epilog=end_help(
+        reads="the log and the record in each run's folder",
+        examples=(
+            "clipx certify runs/grpo vs runs/acpo",
+            "clipx certify runs/grpo-1 runs/grpo-2 vs runs/acpo-1 runs/acpo-2 --vary 'clipx.*'",
+        ),
+    ),
+)
 def certify(
-    runs: Annotated[list[str], typer.Argument(help="The runs of two arms: A1 A2 … vs B1 B2 …", metavar="A… vs B…")],
+    runs: Annotated[
+        list[str], typer.Argument(help="The runs of two arms, with the word vs between them.", metavar="RUNS vs RUNS")
+    ],
     vary: Annotated[
         list[str] | None,
         typer.Option(help="A key, or a pattern of keys, in which the arms should differ; by default the loss's."),
@@ -340,7 +456,16 @@ def certify(
     raise typer.Exit(command.exit_code(answers))
 
 
-@app.command()
+@app.command(
+    rich_help_panel=AFTER,
+    epilog=end_help(
+        reads="the run's record and its traces, and the checkpoints' weights and tokenizer",
+        examples=(
+            "clipx recompute runs/acpo runs/acpo/checkpoints/global_step_2",
+            "clipx recompute runs/acpo base_model runs/acpo/checkpoints/global_step_1 --step 2",
+        ),
+    ),
+)
 def recompute(
     run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
     checkpoints: Annotated[
@@ -364,30 +489,6 @@ def recompute(
             console.print(escape(command.say(answer)), highlight=False, soft_wrap=True)
     verdicts = {answer.verdict for answer in answers}
     raise typer.Exit(1 if "failed" in verdicts else 3 if "undecided" in verdicts else 0)
-
-
-@app.command()
-def replay(
-    run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="+clipx=acpo clipx.alpha=1,2 +clipx=bapo … ; without any, the run's own."),
-    ] = None,
-    step: Annotated[int | None, typer.Option(help="The step; by default the last traced one with advantages.")] = None,
-    as_json: AsJson = False,
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
-) -> None:
-    """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
-    sys.path.insert(0, "")
-    from verl_clipx.analysis.replay.command import replay_run
-    from verl_clipx.analysis.replay.output import content_of, print_replayed
-
-    with failing():
-        result = replay_run(run, settings or [], step=step)
-        if as_json:
-            print_json(**content_of(result, tokens))
-        else:
-            print_replayed(console, result)
 
 
 def main() -> None:

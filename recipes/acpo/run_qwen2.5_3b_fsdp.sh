@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ACPO's runs of Qwen2.5-3B-Instruct on Countdown and of Qwen2.5-3B on HiTab.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show acpo/countdown_3b_acpo_near
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show acpo/countdown_3b_acpo_near
 set -euo pipefail
 
 ############################# user-adjustable #############################

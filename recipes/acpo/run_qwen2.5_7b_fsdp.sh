@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ACPO's runs of Qwen2.5-7B on HiTab and Open-Reasoner-Zero's problems.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show acpo/orz_7b_acpo_near
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show acpo/orz_7b_acpo_near
 set -euo pipefail
 
 ############################# user-adjustable #############################

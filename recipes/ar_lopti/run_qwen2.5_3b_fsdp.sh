@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # AR-Lopti's runs of Qwen2.5-3B-Instruct on knights and knaves.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show ar_lopti/kk_3b_grpo_ar_lopti
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show ar_lopti/kk_3b_grpo_ar_lopti
 set -euo pipefail
 
 ############################# user-adjustable #############################

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # AR-Lopti's runs of Qwen2.5-7B-Instruct-1M on knights and knaves, and of Qwen2.5-7B on DSR-Uniform and
 # Open-Reasoner-Zero's problems.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show ar_lopti/kk_7b_grpo_ar_lopti
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show ar_lopti/kk_7b_grpo_ar_lopti
 set -euo pipefail
 
 ############################# user-adjustable #############################

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # BAPO's runs of OctoThinker-Llama-3B.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show bapo/octothinker_3b_bapo
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show bapo/octothinker_3b_bapo
 set -euo pipefail
 
 ############################# user-adjustable #############################

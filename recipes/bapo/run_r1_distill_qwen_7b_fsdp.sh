@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # BAPO's runs of DeepSeek-R1-Distill-Qwen-7B on Skywork-OR1's problems.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show bapo/skywork_7b_bapo
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show bapo/skywork_7b_bapo
 set -euo pipefail
 
 ############################# user-adjustable #############################

@@ -24,8 +24,10 @@ parse_payload() {
         PAYLOAD+=("$1")
         shift
     done
-    # The lines of `clipx table plan`: a training sources the recipes' common.sh itself, an evaluation needs no recipe.
-    if [[ ${1:-} == bash && ${2:-} == -c && ${3:-} == *"; launch "* && $# == 3 || "${*:1:3}" == "clipx eval run" ]]; then
+    # The lines of `clipx papers table plan`: a training sources the recipes' common.sh itself, an evaluation needs no
+    # recipe.
+    if [[ ${1:-} == bash && ${2:-} == -c && ${3:-} == *"; launch "* && $# == 3 ||
+        "${*:1:4}" == "clipx papers eval run" ]]; then
         PAYLOAD+=(python3 recipes/cluster/while_all_nodes_live.py "$@")
         return
     fi

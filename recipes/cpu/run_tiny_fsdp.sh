@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs of the table cpu_small: small policies on Countdown and on knights and knaves, on CPUs, through everything that
-# the papers' runs go through. `clipx table plan cpu_small` prints the commands that make their
+# the papers' runs go through. `clipx papers table plan cpu_small` prints the commands that make their
 # data and policies.
 set -euo pipefail
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # DGPO's runs of DeepSeek-R1-Distill-Qwen-7B on DAPO-Math-17k.
-# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show dgpo/dapo17k_7b_dgpo
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx papers recipe show dgpo/dapo17k_7b_dgpo
 set -euo pipefail
 
 ############################# user-adjustable #############################

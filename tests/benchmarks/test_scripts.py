@@ -28,7 +28,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 BUILD = """
 import sys
 lengths = ["--option", "min_length=10", "--option", "max_length=14"]
-sys.argv = ["clipx", "data", "build", "reversal", "--out", {folder!r}, *lengths]
+sys.argv = ["clipx", "papers", "data", "build", "reversal", "--out", {folder!r}, *lengths]
 from verl_clipx.cli import main
 main()
 """

@@ -1,4 +1,4 @@
-"""benchmarks/table_fill.py makes what is missing, and `clipx table collect` reads it, if its settings are the preset's.
+"""benchmarks/table_fill.py makes what is missing, and `clipx papers table collect` reads it if its settings fit.
 
 The training itself is replaced by one that writes a log; tests/end_to_end/test_one_process.py compares the real one
 with verl's through Ray.
@@ -110,4 +110,4 @@ def test_the_committed_runs_are_still_their_presets():
 
 def test_another_tables_runs_are_the_recipes(tmp_path):
     code, output = fill(tmp_path, table="cpu_small")
-    assert code == 1 and "clipx table plan cpu_small" in output
+    assert code == 1 and "clipx papers table plan cpu_small" in output

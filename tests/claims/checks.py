@@ -32,16 +32,21 @@ PROGRAMS = ("clipx", "python", "pytest", "bash", *NEVER_RUN)
 RUN_ELSEWHERE = r"scripts/(draw_architecture|demo)\.py"
 
 # What the NAME of a subcommand may be.
-_NAMES = {"data": definitions, "table": table_names, "recipe": preset_names, "methods": group_names}
+_NAMES = {
+    "papers data": definitions,
+    "papers table": table_names,
+    "papers recipe": preset_names,
+    "methods": group_names,
+}
 _FOLDERS = ("benchmarks", "configs", "docker", "docs", "recipes", "scripts", "tests")
 _HUB = "|".join(name for name, definition in definitions().items() if definition.hub)
 # By how a command begins, whether its block has to say what it needs, since no test can run it; None where it may.
 _WANTS_MARK = (
     # It launches verl, which takes a minute even for a small policy on a CPU.
-    (r"clipx eval run ", True),
+    (r"clipx papers eval run ", True),
     # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
-    (rf"clipx data build ({_HUB}) .*--from ", None),
-    (rf"clipx data build ({_HUB}) ", True),
+    (rf"clipx papers data build ({_HUB}) .*--from ", None),
+    (rf"clipx papers data build ({_HUB}) ", True),
     (r"python -m (verl\.trainer\.main_ppo|pytest) ", None),
     # A policy's warm start takes minutes.
     (r"python (benchmarks/|(-m )?\S+\.policy )", True),
@@ -66,7 +71,8 @@ def wants_mark(command: Command) -> bool | None:
 def check(command: Command, *, complete: bool = True) -> None:
     """Raises Wrong for an unknown program, subcommand, option, file, variable, group or key of a command.
 
-    Its variables are replaced. Where it is not complete, arguments may be missing, as in a sentence on `clipx data`.
+    Its variables are replaced. Where it is not complete, arguments may be missing, as in a sentence on
+    `clipx papers data`.
     """
     if is_override(command):
         return check_overrides(command.words, command.variables)
@@ -143,7 +149,10 @@ def _parse(command, path: str, words: list[str], complete: bool) -> None:
         if type(error).__name__ == "MissingParameter" and not complete:
             return
         raise Wrong(f"{path}: {error.format_message() if hasattr(error, 'format_message') else error}") from None
-    name, known = given.get("name"), _NAMES.get(path.removeprefix("clipx ").partition(" ")[0], list)()
+    words = path.removeprefix("clipx ").split()
+    group = " ".join(words[:2]) if words[0] == "papers" else words[0]
+    name = given.get("name")
+    known = _NAMES[group]() if group in _NAMES else []
     # In capitals it stands for any; with a colon it is a user's own.
     if name and known and not name.isupper() and ":" not in name and name not in known:
         raise Wrong(f"{path} {name}: must be one of {', '.join(known)}")

@@ -212,8 +212,9 @@ def test_blocks_run_as_printed(name, folder):
     assert mistakes_of((ROOT / name).read_text()) == []
 
 
+# An entry of the log keeps the names that its day had.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "docs/results/log.md"])
 def test_inline_code_names_what_there_is(name):
     mistakes = []
     for span in filter(COMMAND.match, inline_code_of((ROOT / name).read_text())):
@@ -289,8 +290,8 @@ def shown(*lines: str) -> str:
     ("text", "mistake"),
     [
         # What a command tree, a run, verl's configuration, a recipe and an output say, and what a mark may hide.
-        (page("clipx eval run m --benchmark b --out o --max-token 9", needs="GPUs"), "No such option: --max-token"),
-        (page("clipx recipe show $PRESET"), "$PRESET is not set by this page"),
+        (page("clipx papers eval run m --benchmark b --out o --max-tok 9", needs="GPUs"), "No such option: --max-tok"),
+        (page("clipx papers recipe show $PRESET"), "$PRESET is not set by this page"),
         (page("clipx methods", needs="GPUs"), "take the mark away"),
         (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2", needs="GPUs"), "does not compose"),

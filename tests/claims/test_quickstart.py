@@ -113,7 +113,7 @@ def test_grpo_comes_first_and_gets_the_overrides_that_are_not_the_methods(start)
     shared, own = "data.train_batch_size=8", ["clipx.alpha=2", "+clipx/update=lopti", "++clipx.bins=10"]
     started = start("acpo", own[0], shared, *own[1:], TOTAL_STEPS="3")
     (first, *_), runs = [call[1:] for call in started.calls if call[0] == "clipx"], started.on_the_page
-    assert first[:2] == ["data", "build"] and runs == started.trained
+    assert first[:3] == ["papers", "data", "build"] and runs == started.trained
     grpo, acpo = (call[3:] for call in started.trainings)
     assert grpo[:2] == ["+hardware=cpu", "+clipx=grpo"] and acpo[:2] == ["+hardware=cpu", "+clipx=acpo"]
     of_recipe = grpo[2:-1]
@@ -222,9 +222,10 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     started = start(MODEL="smollm2", CPU_FLAGS="avx512f avx512_bf16 amx")
     runs = started.runs / "smollm2_sums"
     data = [str(runs / "data" / f"{split}.parquet") for split in ("train", "test")]
-    prepared = [call for call in started.calls if call[1:3] == ["data", "build"] or "verl_clipx." in " ".join(call)]
+    building = ["papers", "data", "build"]
+    prepared = [call for call in started.calls if call[1:4] == building or "verl_clipx." in " ".join(call)]
     assert prepared[:3] == [
-        ["clipx", "data", "build", "sums", "--out", str(runs / "data")],
+        ["clipx", "papers", "data", "build", "sums", "--out", str(runs / "data")],
         ["python", "-m", "verl_clipx.papers.tasks.pretrained", str(started.runs / "models")],
         ["python", "-m", "verl_clipx.papers.tasks.prompt_length", "/models/smollm2", *data],
     ]

@@ -1,4 +1,4 @@
-"""A round of `clipx eval` around a run of the real verl: its checkpoint sampled, scored, compared."""
+"""A round of `clipx papers eval` around a run of the real verl: its checkpoint sampled, scored, compared."""
 
 import json
 import math
@@ -25,9 +25,9 @@ VALIDATION = (
 
 
 def evaluate(model, questions, out, *overrides) -> dict:
-    """Run `clipx eval run`; its results on the only benchmark."""
+    """Run `clipx papers eval run`; its results on the only benchmark."""
     printed = clipx(
-        *("eval", "run", model, "+hardware=cpu", *overrides, "--benchmark", questions, "--out", out),
+        *("papers", "eval", "run", model, "+hardware=cpu", *overrides, "--benchmark", questions, "--out", out),
         *("--max-tokens", MAX_TOKENS, "--samples", SAMPLES),
     )
     results = json.loads((out / "results.json").read_text())["benchmarks"]["test"]
@@ -73,5 +73,5 @@ def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, r
         for out in folders
     ]
     assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > SAMPLES
-    assert "test: second minus first" in clipx("eval", "compare", *reversed(folders))
+    assert "test: second minus first" in clipx("papers", "eval", "compare", *reversed(folders))
     return folders[0]

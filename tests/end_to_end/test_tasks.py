@@ -1,4 +1,6 @@
-"""A researcher's round on two tasks: data, warm start, training through the real verl, `clipx eval` before and after.
+"""A researcher's round on two tasks: data, warm start, training through the real verl, `clipx papers eval` before and
+after.
+
 Covers that knights and knaves' recipe trains a batch, in one process; with `-m matrix`: knights and knaves, and
 Countdown, with their real rewards; that training helps. Not covered: two ranks (test_training.py), how far longer
 training goes (docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
@@ -27,8 +29,8 @@ QUESTIONS = 128
 def countdown(task, tmp_path_factory) -> Task:
     """Problems, and the policy of the other end-to-end runs."""
     folder = tmp_path_factory.mktemp("countdown")
-    clipx("data", "build", "countdown", "--out", folder, "--option", "size=512", "--split", "train")
-    clipx("data", "build", "countdown", "--out", folder, "--option", f"size={QUESTIONS}", "--split", "test")
+    clipx("papers", "data", "build", "countdown", "--out", folder, "--option", "size=512", "--split", "train")
+    clipx("papers", "data", "build", "countdown", "--out", folder, "--option", f"size={QUESTIONS}", "--split", "test")
     return Task(folder / "train.parquet", folder / "test.parquet", task.policy)
 
 
@@ -36,7 +38,7 @@ def countdown(task, tmp_path_factory) -> Task:
 def knights_and_knaves(tmp_path_factory) -> Task:
     """The small puzzles and a policy that has learnt to answer, but hardly to solve."""
     folder = tmp_path_factory.mktemp("knights_and_knaves")
-    clipx("data", "build", "knights_and_knaves_tiny", "--out", folder)
+    clipx("papers", "data", "build", "knights_and_knaves_tiny", "--out", folder)
     fit = WarmStartConfig(steps=150)
     policy = fit_policy(draw_training_puzzles(6000, seed=0), 0.3, fit, folder / "policies", num_threads=1)
     return Task(folder / "train.parquet", folder / "test.parquet", policy)
@@ -51,7 +53,7 @@ runpy.run_module("tests.end_to_end.in_one_process", run_name="__main__")
 
 
 def test_the_recipe_of_knights_and_knaves_trains_a_batch(run_fresh, tmp_path):
-    clipx("data", "build", "knights_and_knaves_tiny", "--out", tmp_path)
+    clipx("papers", "data", "build", "knights_and_knaves_tiny", "--out", tmp_path)
     policy = fit_policy(
         draw_training_puzzles(100, seed=0), 0.3, WarmStartConfig(steps=5), tmp_path / "policies", num_threads=1
     )
@@ -94,6 +96,6 @@ def test_train_then_evaluate(name, request, tmp_path):
     )
     trained = check_both_ways(given, run, name, STEPS, tmp_path)
     evaluate(given.policy, given.test, tmp_path / "base")
-    clipx("eval", "compare", tmp_path / "base", trained, "--out", tmp_path / "comparison.json")
+    clipx("papers", "eval", "compare", tmp_path / "base", trained, "--out", tmp_path / "comparison.json")
     comparison = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]
     assert comparison["reward/score"]["low"] > 0, "training undoes the habit that the warm start taught"

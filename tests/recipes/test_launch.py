@@ -50,8 +50,8 @@ def test_doctor_and_explain_come_before_verl_and_see_what_verl_sees(machine, tmp
     doctor, explain, check, verl = machine.calls
     assert doctor == ["clipx", "doctor", "--no-ray"]
     assert explain[:4] == ["clipx", "explain", "--", "env"] and explain[6:] == verl
-    assert check[1:4] == ["recipe", "check", "acpo/countdown_3b_acpo_near"]
-    assert set(check[4:]) == set(verl[3:]) - {"+recipe=acpo/countdown_3b_acpo_near", f"hydra.run.dir={tmp_path}/run"}
+    assert check[1:5] == ["papers", "recipe", "check", "acpo/countdown_3b_acpo_near"]
+    assert set(check[5:]) == set(verl[3:]) - {"+recipe=acpo/countdown_3b_acpo_near", f"hydra.run.dir={tmp_path}/run"}
     assert verl[1:3] == ["-m", "verl.trainer.main_ppo"] and verl[-1] == "clipx.scope=lagged"
     # The command, and nothing of the shell's: what a dry run prints.
     assert done.stderr == "" and overrides_of(done.stdout) == verl[3:]
@@ -64,7 +64,7 @@ def test_a_failed_check_stops_before_verl(machine, tmp_path, check):
 
 
 def test_unusable_data_stop_no_run_and_the_exit_code_is_verls(machine, tmp_path):
-    done = launch(machine, tmp_path / "run", CLIPX_FAILS="recipe", VERL_EXIT="3")
+    done = launch(machine, tmp_path / "run", CLIPX_FAILS="papers", VERL_EXIT="3")
     assert done.returncode == 3 and len(trained(machine)) == 1
     assert "the run starts all the same" in done.stderr
     machine.record.unlink()

@@ -10,7 +10,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
+from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 from verl_clipx.common.verl_version import installed_version
 
@@ -30,6 +32,32 @@ def _remember(context: typer.Context, as_json: bool) -> bool:
 AsJson = Annotated[
     bool, typer.Option("--json", callback=_remember, help="Print one JSON object instead of text, for programs.")
 ]
+
+
+def end_help(*, reads: str, examples: tuple[str, str]) -> str:
+    """Return the end of a command's help.
+
+    Args:
+        reads: The files that the command reads, as the rest of the sentence "Reads …".
+        examples: Two command lines that a user could type.
+    """
+    # Click leaves the lines of a paragraph after \\b as they are.
+    return f"Reads {reads}.\n\n\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, which fails with a one-line message where a command needs a package that is missing."""
+
+    def invoke(self, context: typer.Context) -> Any:
+        """Run the command named on the command line."""
+        try:
+            return super().invoke(context)
+        except ModuleNotFoundError as error:
+            group = context.command_path.removeprefix(context.find_root().command_path)
+            message = missing_tool(f"clipx{group} {context.invoked_subcommand}", error)
+            if message is None:
+                raise
+            fail(message)
 
 
 def forget_json() -> None:

@@ -1,4 +1,5 @@
-"""`clipx eval run` and `score` from the command line, with a stand-in for verl: run, go on, add samples, score again.
+"""`clipx papers eval run` and `score` from the command line, with a stand-in for verl: run, go on, add samples, score
+again.
 
 Not covered: verl itself (tests/end_to_end/evaluation_round.py), what `compare` says (test_comparison.py).
 """
@@ -51,11 +52,11 @@ def verl():
 
 @pytest.fixture(scope="module")
 def run(inputs):
-    """A function from an evaluation's folder and further options to what `clipx eval run` prints."""
+    """A function from an evaluation's folder and further options to what `clipx papers eval run` prints."""
 
     def run(out, *more, samples=4, code=0, model=inputs[0], questions=inputs[1]):
-        words = ("eval", "run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
-        return clipx(*words, "--samples", samples, "--reward", EASY, *more, code=code)
+        words = ("run", model, "+hardware=cpu", "--benchmark", questions, "--out", out, "--max-tokens", 6)
+        return clipx("papers", "eval", *words, "--samples", samples, "--reward", EASY, *more, code=code)
 
     return run
 
@@ -170,16 +171,17 @@ def test_a_run_that_stored_nothing_binds_nobody(run, copy):
 
 def test_scoring_again_with_another_reward_samples_nothing_and_one_that_fails_loses_no_completion(whole, copy, verl):
     before = len(verl)
-    message = clipx("eval", "score", copy, "--reward", f"{__name__}:fail_on_text", code=1)
+    message = clipx("papers", "eval", "score", copy, "--reward", f"{__name__}:fail_on_text", code=1)
     assert "question 0, sample 0 (ZeroDivisionError" in message and "All completions are kept" in message
     assert not (copy / "results.json").exists()
-    clipx("eval", "score", copy, "--reward", COUNTDOWN)
+    clipx("papers", "eval", "score", copy, "--reward", COUNTDOWN)
     results = results_of(copy)
     assert results["config"]["reward"] == COUNTDOWN
     assert results["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 0.0
-    message = clipx("eval", "compare", whole, copy, code=1)
-    assert f"reward is {EASY!r} in" in message and f"and {COUNTDOWN!r} in" in message and "clipx eval score" in message
-    clipx("eval", "score", copy, "--reward", EASY)
+    message = clipx("papers", "eval", "compare", whole, copy, code=1)
+    assert f"reward is {EASY!r} in" in message and f"and {COUNTDOWN!r} in" in message
+    assert "clipx papers eval score" in message
+    clipx("papers", "eval", "score", copy, "--reward", EASY)
     assert results_of(copy)["benchmarks"] == results_of(whole)["benchmarks"] and len(verl) == before
 
 
@@ -205,4 +207,4 @@ def test_several_benchmarks_have_samples_and_results_of_their_own(run, inputs, t
         right = completions_of(tmp_path, count, names=("model", name))["text"].map(len) % 2 == 0
         assert results_of(tmp_path)["benchmarks"][name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
     shutil.copy(save_questions(tmp_path / "other", 3, seed=2), tmp_path / "data" / "test.parquet")
-    assert "has changed since benchmark second was evaluated" in clipx("eval", "score", tmp_path, code=1)
+    assert "has changed since benchmark second was evaluated" in clipx("papers", "eval", "score", tmp_path, code=1)

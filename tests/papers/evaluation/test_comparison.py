@@ -1,4 +1,4 @@
-"""`clipx eval compare` from the command line, and clustered intervals, on evaluations of chosen outcomes.
+"""`clipx papers eval compare` from the command line, and clustered intervals, on evaluations of chosen outcomes.
 
 Not covered: the formulas (tests/common/statistics), evaluations that a model made (test_commands.py).
 """
@@ -35,7 +35,7 @@ def methods(tmp_path_factory):
 def test_three_trainings_of_each(methods, tmp_path):
     folder, _, right = methods
     out = tmp_path / "out.json"
-    text = clipx("eval", "compare", folder / "a-seed*", folder / "b-seed*", "--out", out)
+    text = clipx("papers", "eval", "compare", folder / "a-seed*", folder / "b-seed*", "--out", out)
     expected = compare(*({"b": right[name].mean(axis=2)} for name in "ab"))
     found = json.loads(out.read_text())
     values = json.loads((folder / "a-seed1" / "results.json").read_text())["benchmarks"]["b"]["values"]
@@ -56,7 +56,7 @@ def test_three_trainings_of_each(methods, tmp_path):
 def test_too_few_trainings_get_no_verdict_on_the_methods(methods, tmp_path, first, second, over):
     folder, *_ = methods
     out = tmp_path / "out.json"
-    text = clipx("eval", "compare", folder / first, folder / second, "--out", out)
+    text = clipx("papers", "eval", "compare", folder / first, folder / second, "--out", out)
     found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
     assert found["over"] == over and "This does not say which method is better" in text
     assert "training seeds; whether a method is better takes 3 of each" in found["refused"]
@@ -71,17 +71,18 @@ def test_two_checkpoints_with_different_samples_and_those_that_cannot_be_compare
     folder, questions, right = methods
     first, out = folder / "a-seed1", tmp_path / "out.json"
     second = evaluation_of(tmp_path / "second", right["b"][0][:, :2], questions)
-    text = clipx("eval", "compare", first, second, "--out", out)
+    text = clipx("papers", "eval", "compare", first, second, "--out", out)
     assert "second minus first" in text and "reward/score" not in text
-    assert "reward/score" in clipx("eval", "compare", first, second, "--all")
+    assert "reward/score" in clipx("papers", "eval", "compare", first, second, "--all")
     found = json.loads(out.read_text())["benchmarks"]["b"]
     assert found["avg"]["first"] == pytest.approx(right["a"][0].mean())
     assert found["avg"]["second"] == pytest.approx(right["b"][0][:, :2].mean())
     assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
     other = evaluation_of(tmp_path / "other", right["b"][0][:8], questions_file(tmp_path, 8))
-    assert "benchmark b: the evaluations were made on different" in clipx("eval", "compare", first, other, code=1)
+    text = clipx("papers", "eval", "compare", first, other, code=1)
+    assert "benchmark b: the evaluations were made on different" in text
     (other / "results.json").unlink()
-    assert "not scored yet" in clipx("eval", "compare", first, other, code=1)
+    assert "not scored yet" in clipx("papers", "eval", "compare", first, other, code=1)
 
 
 def test_one_training_twice_is_not_two(methods, tmp_path):
@@ -89,7 +90,7 @@ def test_one_training_twice_is_not_two(methods, tmp_path):
     config = json.loads((folder / "a-seed1" / "config.json").read_text())
     evaluation_of(tmp_path / "a-seed9", right["a"][0], questions, checkpoints=config["checkpoints"])
     (tmp_path / "a-seed1").symlink_to(folder / "a-seed1")
-    text = clipx("eval", "compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
+    text = clipx("papers", "eval", "compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
     assert (
         "are of the same checkpoint, so they are one training and not two. Sample it with both seeds in one evaluation"
         in text
@@ -101,7 +102,7 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
     first, second = (evaluation_of(tmp_path / name, right[name][0], questions) for name in "ab")
     before = json.loads((first / "results.json").read_text())
     assert before["interval"] == "95 %, Student's t over questions"
-    text = clipx("eval", "score", first, "--cluster", "family")
+    text = clipx("papers", "eval", "score", first, "--cluster", "family")
     after = json.loads((first / "results.json").read_text())
     assert after["interval"] == "95 %, Student's t over clusters of questions by family" and after["interval"] in text
     accuracy = after["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]
@@ -111,14 +112,14 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
     assert accuracy["high"] - accuracy["mean"] == pytest.approx(half)
     assert accuracy["mean"] == before["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]["mean"]
     # A field that questions lack is refused, and nothing changes.
-    text = clipx("eval", "score", first, "--cluster", "year", code=1)
+    text = clipx("papers", "eval", "score", first, "--cluster", "year", code=1)
     assert "--cluster year: not in extra_info of" in text and "row 0; there are family, index" in text
     assert json.loads((first / "results.json").read_text()) == after
     # One rule for both.
-    text = clipx("eval", "compare", first, second, code=1)
-    assert "cluster is 'family' in" in text and "clipx eval score" in text
-    clipx("eval", "score", second, "--cluster", "family")
-    clipx("eval", "compare", first, second, "--out", tmp_path / "out.json")
+    text = clipx("papers", "eval", "compare", first, second, code=1)
+    assert "cluster is 'family' in" in text and "clipx papers eval score" in text
+    clipx("papers", "eval", "score", second, "--cluster", "family")
+    clipx("papers", "eval", "compare", first, second, "--out", tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())["benchmarks"]["b"]["avg"]
     expected = compare(*({"b": right[name][:1].mean(axis=2)} for name in "ab"), {"b": families})
     assert (found["low"], found["p_value"]) == pytest.approx((expected.low, expected.p_value))
@@ -126,7 +127,7 @@ def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
 
 def test_too_few_clusters_leave_an_evaluation_without_intervals(tmp_path):
     evaluation_of(tmp_path / "e", np.eye(8, 2, dtype=bool), questions_file(tmp_path, 8))
-    text = clipx("eval", "score", tmp_path / "e", "--cluster", "family")
+    text = clipx("papers", "eval", "score", tmp_path / "e", "--cluster", "family")
     found = json.loads((tmp_path / "e" / "results.json").read_text())["benchmarks"]["b"]
     assert found["result"]["avg@2"] == {"mean": 0.125, "low": None, "high": None}
     assert "count like 4.0 of equal size" in found["no_interval"] and f"No intervals: {found['no_interval']}." in text

@@ -1,4 +1,4 @@
-"""The run of verl that `clipx eval run` composes, what its agent loop records, and how it fails.
+"""The run of verl that `clipx papers eval run` composes, what its agent loop records, and how it fails.
 
 The configuration is read again as the launched process reads it. Not covered: that verl does what it says
 (tests/end_to_end/evaluation_round.py).

@@ -18,7 +18,7 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 def configurations() -> dict[str, str]:
-    """By preset, the hash of what `clipx recipe show` shows; by table, that of its cells, numbers and settings."""
+    """By preset, the hash of what `clipx papers recipe show` shows; by table, that of its definition."""
     presets = {name: hash_of_json(_values(name), str) for name in preset_names()}
     return presets | {name: hash_of_definition(load_table(name)) for name in table_names()}
 

@@ -2,7 +2,7 @@
 refused with the key and both values, and intervals, means, gains and differences are as by hand. One run has a real
 preset's configuration as Hydra composes it.
 
-`clipx eval run` itself is not run here: tests/papers/evaluation covers it.
+`clipx papers eval run` itself is not run here: tests/papers/evaluation covers it.
 """
 
 import json
@@ -212,11 +212,12 @@ def test_what_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, file, co
 
 def test_the_command_writes_the_results_of_the_chosen_rows_and_says_what_is_missing(tmp_path):
     file, runs = tmp_path / "tables" / "bapo_table2.json", ("--runs", tmp_path)
-    output = clipx("table", "collect", "bapo_table2", *runs)
+    output = clipx("papers", "table", "collect", "bapo_table2", *runs)
     assert f"0 of 6 cells from 0 runs: {file} missing 2 runs or numbers, listed in {file} under missing" in output
     assert f"{tmp_path}/bapo/octothinker_3b_bapo*" in output
     results = json.loads(file.read_text())
     assert results["table"] == "bapo_table2" and len(results["cells"]) == 6
     assert results["missing"] == ["bapo/octothinker_3b_grpo: 0 of 1 seeds", "bapo/octothinker_3b_bapo: 0 of 1 seeds"]
-    assert clipx("table", "collect", "bapo_table2", *runs, "--row", "BAPO").startswith("0 of 3 cells from 0 runs: ")
+    output = clipx("papers", "table", "collect", "bapo_table2", *runs, "--row", "BAPO")
+    assert output.startswith("0 of 3 cells from 0 runs: ")
     assert json.loads(file.read_text())["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]

@@ -108,10 +108,10 @@ def test_a_tables_footnotes_name_every_choice_of_its_trainings(name):
 
 @functools.cache
 def recipe(*arguments: str, code: int = 0) -> str:
-    """What `clipx recipe` prints on a wide terminal."""
+    """What `clipx papers recipe` prints on a wide terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe_commands.console, "width", 220)
-        result = CliRunner().invoke(app, ["recipe", *arguments], env={"COLUMNS": "220"})
+        result = CliRunner().invoke(app, ["papers", "recipe", *arguments], env={"COLUMNS": "220"})
     assert result.exit_code == code, result.output
     return result.output
 

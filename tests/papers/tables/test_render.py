@@ -60,9 +60,9 @@ def test_the_texts_of_cells(changes, texts):
 
 def test_the_command_writes_files_and_refuses_results_of_an_older_definition(tmp_path):
     path, out = tmp_path / "old.json", tmp_path / "table.md"
-    clipx("table", "render", "dgpo_table4", "--runs", tmp_path, "--out", out)
+    clipx("papers", "table", "render", "dgpo_table4", "--runs", tmp_path, "--out", out)
     assert "DGPO | 52.7 | 73.0 | 62.0 | 77.9 | 56.7 | 70.4" in out.read_text()
-    words = ("table", "render", "dgpo_table4", "--results", path)
+    words = ("papers", "table", "render", "dgpo_table4", "--results", path)
     path.write_text(json.dumps(RESULTS | {"table": "dgpo_table4"}))
     assert "the table's definition has changed since" in clipx(*words, code=1)
     path.write_text(json.dumps(RESULTS | {"definition": hash_of_definition(load_table("dgpo_table4"))}))

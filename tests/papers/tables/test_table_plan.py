@@ -80,14 +80,14 @@ def test_evaluations_have_the_tables_settings(places):
     jobs = {job.label: shlex.split(job.command) for job in plan_table(TABLE, places, (1,)) if job.kind == EVALUATE}
     run = places.runs / f"{GRPO}-seed1"
     assert jobs["countdown_grpo_near-seed1 on c"] == [
-        *("clipx", "eval", "run", str(run / "checkpoints")),
+        *("clipx", "papers", "eval", "run", str(run / "checkpoints")),
         *("--benchmark", f"c={places.data}/c/test.parquet", "--out", str(run / "evaluation" / "c")),
         *("--protocol", "mean-of-last-three", "--samples", "16", "--temperature", "1.0", "--max-tokens", "16"),
         "+hardware=cpu",
     ]
     # A model that is not trained has one checkpoint.
     base = jobs["policy on b"]
-    assert base[3] == str(places.data / "policy")
+    assert base[4] == str(places.data / "policy")
     assert [jobs[f"policy on {name}"][base.index("--protocol") + 1] for name in "bc"] == ["greedy", "sampled"]
     assert base[-3:] == ["+hardware=cpu", "--template", "plain"]
 
@@ -160,7 +160,7 @@ def test_bash_and_the_launchers_take_every_line(name, places):
 
 
 def test_the_printed_plan_is_a_script(tmp_path):
-    words = ["table", "plan", "cpu_small", "--runs", str(tmp_path / "runs"), "--seed", "5", "--row", "ACPO"]
+    words = ["papers", "table", "plan", "cpu_small", "--runs", str(tmp_path / "runs"), "--seed", "5", "--row", "ACPO"]
     first, *rest = CliRunner().invoke(app, words).stdout.splitlines()
     lines = [line for line in rest if line and not line.startswith("#")]
     assert len(lines) == 4 + 2 * 2 and sum("SEED=5 " in line for line in lines) == 2

@@ -1,4 +1,7 @@
-"""The catalog: every task's data sets, each as `clipx data` expects it. Not covered: the rows; each task's tests."""
+"""The catalog: every task's data sets, each as `clipx papers data` expects it.
+
+Not covered: the rows, which each task's tests cover.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The commands `clipx eval run`, `score` and `compare`."""
+"""The commands `clipx papers eval run`, `score` and `compare`."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.common.command_line import failing
+from verl_clipx.common.command_line import end_help, failing
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -31,7 +31,15 @@ app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate 
 console, messages = TerminalConsole(), TerminalConsole(stderr=True)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the checkpoints, the benchmarks' Parquet files, and what is already in the folder of the evaluation",
+        examples=(
+            "clipx papers eval run runs/acpo/checkpoints --benchmark aime24.parquet --out eval --max-tokens 8192",
+            "clipx papers eval run base_model --benchmark amc=amc.parquet --out eval --protocol greedy --max-tokens 9",
+        ),
+    ),
+)
 def run(
     model: Annotated[
         str,
@@ -108,7 +116,15 @@ def run(
         _score_and_print(folder, all_metrics)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the completions and the settings in the evaluation's folder",
+        examples=(
+            "clipx papers eval score eval/acpo",
+            "clipx papers eval score eval/acpo --reward my_rewards:compute_score",
+        ),
+    ),
+)
 def score(
     folder: Annotated[Path, typer.Argument(help="The evaluation's folder.")],
     reward: Annotated[str | None, typer.Option(help="Another reward function, package.module:function.")] = None,
@@ -149,7 +165,15 @@ def shown_metrics(metrics: Iterable[str], all_metrics: bool) -> list[str]:
     return names if all_metrics else [by_kind[kind] for kind in SHOWN if kind in by_kind]
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the scores in the evaluations' folders",
+        examples=(
+            "clipx papers eval compare eval/grpo eval/acpo",
+            "clipx papers eval compare 'runs/grpo-seed*/evaluation/aime24' 'runs/acpo-seed*/evaluation/aime24'",
+        ),
+    ),
+)
 def compare(
     first: Annotated[str, typer.Argument(help=f"{METHOD}: 'runs/grpo-seed*/evaluation/aime24'.")],
     second: Annotated[

@@ -70,7 +70,7 @@ def _check_rules(configs: dict[Path, dict[str, Any]]) -> None:
             if one.get(key) != other.get(key):
                 raise ValueError(
                     f"{key} is {one.get(key)!r} in {first} and {other.get(key)!r} in {second}: score one of them again "
-                    "(clipx eval score), so that both use the same rule"
+                    "(clipx papers eval score), so that both use the same rule"
                 )
 
 
@@ -82,7 +82,7 @@ def _check_trainings(configs: dict[Path, dict[str, Any]]) -> None:
             if other != path:
                 raise ValueError(
                     f"{other} and {path} are of the same checkpoint, so they are one training and not two. "
-                    "Sample it with both seeds in one evaluation: clipx eval run … --seed 0 --seed 1"
+                    "Sample it with both seeds in one evaluation: clipx papers eval run … --seed 0 --seed 1"
                 )
 
 

@@ -84,14 +84,14 @@ class EvaluationFolder:
         """The configuration of the evaluation."""
         if not self.config.exists():
             raise FileNotFoundError(
-                f"{self.path}: contains no evaluation (config.json); make one with `clipx eval run`"
+                f"{self.path}: contains no evaluation (config.json); make one with `clipx papers eval run`"
             )
         return read_json_object(self.config, CONFIG)
 
     def read_results(self) -> dict[str, Any]:
         """The results. Without them, the scores may come from two rewards, because scoring was interrupted."""
         if not self.results.exists():
-            raise FileNotFoundError(f"{self.path}: not scored yet; run `clipx eval score` on it")
+            raise FileNotFoundError(f"{self.path}: not scored yet; run `clipx papers eval score` on it")
         return read_json_object(self.results, RESULTS)
 
 
@@ -137,7 +137,8 @@ def read_responses(
     if list(zip(table["question"], table["sample"], strict=True)) != list(product(questions, range(samples))):
         raise ValueError(
             f"{folder}: {len(table)} responses, not exactly {samples} to each of {len(questions)} questions. "
-            "Repeat the same `clipx eval run` command to finish them, without a chunk that has too few or too many"
+            "Repeat the same `clipx papers eval run` command to finish them, without a chunk that has too few or "
+            "too many"
         )
     return table
 

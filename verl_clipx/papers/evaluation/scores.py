@@ -149,7 +149,8 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
         except Exception as error:
             raise RuntimeError(
                 f"the reward failed on benchmark {benchmark.name}, question {sample.question}, sample {sample.sample} "
-                f"({type(error).__name__}: {error}). All completions are kept. Fix it and run `clipx eval score`."
+                f"({type(error).__name__}: {error}). All completions are kept. Fix it and run "
+                "`clipx papers eval score`."
             ) from error
     # All numbers are finite, so that NaN stands only where a key is lacking.
     of_all = pandas.DataFrame(numbers).dropna(axis="columns").add_prefix(PART)

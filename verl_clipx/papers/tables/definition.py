@@ -57,7 +57,7 @@ class Row:
         measure: see `Column.measure`.
         measured_bounds: if the preset leaves clip bounds open, `of`, which epsilon they follow (highest or average),
             and by the columns' `variant` the preset on whose run of the same seed they are measured.
-        evaluation_options: more options of `clipx eval run` for this row.
+        evaluation_options: more options of `clipx papers eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty if it has none at all.
     """
 
@@ -99,14 +99,14 @@ class Table:
     Args:
         unit: percent, fraction, seconds or number. For "percent", measured fractions are multiplied by 100.
         hardware: `+hardware` group of the training commands.
-        data: folder of the data sets, unless `clipx table plan --data` names another.
+        data: folder of the data sets, unless `clipx papers table plan --data` names another.
         in_one_process: whether benchmarks/table_fill.py makes its runs, instead of the recipes.
         prepare: what to prepare: `makes`, a file below the data folder, and `command`, which makes it.
-        benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx eval
-            run`; and their `origin`, unless the paper names the questions.
+        benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx papers
+            eval run`; and their `origin`, unless the paper names the questions.
         origins: where the evaluation's settings come from: [paper], [script] or [choice], and why; for who reads the
             file.
-        evaluation_options: more options of every `clipx eval run`.
+        evaluation_options: more options of every `clipx papers eval run`.
         baseline: the row with which the table of differences compares all rows that do not name another.
         footnotes: in the order of their marks; those about the whole table come last.
 

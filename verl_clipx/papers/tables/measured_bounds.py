@@ -1,6 +1,8 @@
 """Measures the bounds that an ACPO run used, for the fixed bounds of ACPO's ablations (its Table 3).
 
-A line of `clipx table plan acpo_table3` runs it: python -m verl_clipx.papers.tables.measured_bounds METRICS average
+A line of `clipx papers table plan acpo_table3` runs it:
+
+    python -m verl_clipx.papers.tables.measured_bounds METRICS average
 """
 
 import math

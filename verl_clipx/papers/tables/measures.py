@@ -184,7 +184,7 @@ def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str
 
 
 def protocol_of(row: Row, settings: dict[str, Any]) -> str:
-    """Return the protocol of `clipx eval run`; protocols over several checkpoints do not fit an untrained model."""
+    """Return the protocol of `clipx papers eval run`; one over several checkpoints does not fit an untrained model."""
     if not (row.model or row.models):
         return settings["protocol"]
     return "greedy" if settings["temperature"] == 0 else "sampled"

@@ -28,7 +28,7 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     if name not in names:
         near = get_close_matches(name, names, n=3) or names[:3]
         raise ValueError(
-            f"preset {name!r} is unknown; did you mean {', '.join(near)}? clipx recipe list names them all."
+            f"preset {name!r} is unknown; did you mean {', '.join(near)}? clipx papers recipe list names them all."
         )
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", [*overrides, f"+recipe={name}"])

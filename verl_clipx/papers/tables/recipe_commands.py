@@ -1,4 +1,4 @@
-"""The command `clipx recipe`: list the presets, show what one sets and why, check the data of its run."""
+"""The command `clipx papers recipe`: list the presets, show what one sets and why, check the data of its run."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -6,17 +6,26 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import fail, failing
+from verl_clipx.common.command_line import end_help, fail, failing
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
 app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
 console = TerminalConsole()
 
-Preset = Annotated[str, typer.Argument(help="The preset; `clipx recipe list` names them.")]
+Preset = Annotated[str, typer.Argument(help="The preset; `clipx papers recipe list` names them.")]
 COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
 
 
-@app.command("list")
+@app.command(
+    "list",
+    epilog=end_help(
+        reads="no files of yours: the presets come with the package",
+        examples=(
+            "clipx papers recipe list",
+            "clipx papers recipe list acpo/countdown",
+        ),
+    ),
+)
 def list_presets(
     containing: Annotated[
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
@@ -27,7 +36,7 @@ def list_presets(
 
     names = [name for name in preset_names() if containing in name]
     if not names:
-        fail(f"no preset has {containing!r} in its name; `clipx recipe list` names them all")
+        fail(f"no preset has {containing!r} in its name; `clipx papers recipe list` names them all")
     headings = ("name", "method", "model", "data", "updates", "row")
     console.print_list("presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
 
@@ -55,7 +64,15 @@ def summary_of(name: str) -> tuple[str, ...]:
     return name, method, model, data, str(updates_a_step(values) or ""), title_of(name)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="no files of yours: the presets come with the package, and verl's configuration with verl",
+        examples=(
+            "clipx papers recipe show acpo/countdown_3b_acpo_off",
+            "clipx papers recipe show acpo/countdown_3b_acpo_off +hardware=a100x8 clipx.alpha=2",
+        ),
+    ),
+)
 def show(
     name: Preset,
     overrides: Annotated[
@@ -101,7 +118,15 @@ def show(
     console.print_list(f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the preset's Parquet files, below CLIPX_DATA",
+        examples=(
+            "clipx papers recipe check acpo/countdown_3b_acpo_off",
+            "clipx papers recipe check dgpo/dapo17k_7b_dgpo data.val_files=test.parquet",
+        ),
+    ),
+)
 def check(
     name: Preset,
     overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,

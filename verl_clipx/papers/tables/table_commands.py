@@ -1,4 +1,4 @@
-"""The commands `clipx table list|plan|collect|render`, which turn runs into the papers' tables."""
+"""The commands `clipx papers table list|plan|collect|render`, which turn runs into the papers' tables."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import AsJson, fail, failing, print_json
+from verl_clipx.common.command_line import AsJson, end_help, fail, failing, print_json
 from verl_clipx.common.files import check_shape, read_json_object, write_json, write_text
 from verl_clipx.common.terminal import TerminalConsole
 
@@ -20,14 +20,23 @@ app = typer.Typer(
 console = TerminalConsole()
 progress_console = TerminalConsole(stderr=True)
 
-Name = Annotated[str, typer.Argument(help="A table; `clipx table list` names them.")]
+Name = Annotated[str, typer.Argument(help="A table; `clipx papers table list` names them.")]
 Runs = Annotated[
     Path, typer.Option(help="Folder of all runs: <preset>-seed<seed> in it, such as bapo/octothinker_3b_bapo-seed1.")
 ]
 DEFAULT_RUNS = Path("runs")
 
 
-@app.command("list")
+@app.command(
+    "list",
+    epilog=end_help(
+        reads="no files of yours: the tables' definitions come with the package",
+        examples=(
+            "clipx papers table list",
+            "clipx papers table list --json",
+        ),
+    ),
+)
 def list_tables(as_json: AsJson = False) -> None:
     """List the tables, and how many of their cells a run could fill."""
     from verl_clipx.papers.tables.definition import load_table, table_names
@@ -48,13 +57,21 @@ def list_tables(as_json: AsJson = False) -> None:
         return
     rows = [[escape(str(value)) for value in table.values()] for table in found]
     console.print_list(
-        "clipx table plan NAME",
+        "clipx papers table plan NAME",
         ("name", "what", "source", "cells", "presets", "made by"),
         rows,
     )
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="which runs and data sets are already there",
+        examples=(
+            "clipx papers table plan acpo_table1a",
+            "clipx papers table plan cpu_small --runs runs --seed 1 --seed 2",
+        ),
+    ),
+)
 def plan(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
@@ -63,7 +80,7 @@ def plan(
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a training; by default the table's.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Only this row; you can repeat it.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this training seed; you can repeat it.")] = None,
-    evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx eval run`.")] = "",
+    evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx papers eval run`.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Print the commands that fill a table, without those that are done: lines for bash, or for a launcher."""
@@ -94,7 +111,15 @@ def plan(
         console.print_line(f"\n# {job.kind}: {job.label}\n{job.command}")
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the logs, the records and the evaluations of the runs below --runs",
+        examples=(
+            "clipx papers table collect acpo_table1a",
+            "clipx papers table collect cpu_small --runs runs --out cpu_small.json",
+        ),
+    ),
+)
 def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
@@ -109,7 +134,7 @@ def collect(
 
     table = _load(name)
     if not runs.is_dir():
-        fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
+        fail(f"--runs {runs}: there is no such folder. Give the one that `clipx papers table plan` trained in")
     # The runs look for their validation files there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     out = out or default_results(runs, name)
@@ -138,7 +163,15 @@ def collect(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the results that `clipx papers table collect` wrote",
+        examples=(
+            "clipx papers table render acpo_table1a",
+            "clipx papers table render cpu_small --results cpu_small.json --out cpu_small.md",
+        ),
+    ),
+)
 def render(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
@@ -156,14 +189,15 @@ def render(
     table = _load(name)
     path = results or default_results(runs, name)
     if results and not results.exists():
-        fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
+        fail(f"--results {results}: there is no such file. Make it with `clipx papers table collect {name}`")
     with failing():
         found = None
         if path.exists():
             found = read_json_object(path, {"definition": str})
             if found["definition"] != hash_of_definition(table):
                 raise ValueError(
-                    f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
+                    f"{path}: the table's definition has changed since then. "
+                    f"Run `clipx papers table collect {name}` again"
                 )
             check_shape(path, found, RESULTS)
         if as_json:

@@ -44,7 +44,7 @@ class Places:
     hardware: str
     nodes: int
     evaluation_options: str = ""
-    """Further options of `clipx eval run`, after the table's."""
+    """Further options of `clipx papers eval run`, after the table's."""
 
 
 def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple[str, ...] = ()) -> list[Job]:
@@ -90,7 +90,7 @@ def _run(table: Table, places: Places, source: Source, cells: list[tuple[Row, Co
         training_command(places, source.preset, seed, run.path, _bounds(places, cells, seed)),
         trained,
     )
-    # Evaluations of an earlier training do not count; `clipx eval run` itself will refuse them.
+    # Evaluations of an earlier training do not count; `clipx papers eval run` itself will refuse them.
     return [train, *(job if trained else replace(job, done=False) for job in evaluations)]
 
 
@@ -168,7 +168,7 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
             settings = table.benchmarks[benchmark]
-            arguments = ["clipx", "eval", "run", model.replace("{data}", str(places.data))]
+            arguments = ["clipx", "papers", "eval", "run", model.replace("{data}", str(places.data))]
             arguments += ["--benchmark", f"{benchmark}={places.data / settings['file']}"]
             arguments += ["--out", str(folder / "evaluation" / benchmark)]
             arguments += ["--protocol", protocol_of(row, settings)]

@@ -1,4 +1,4 @@
-"""The command `clipx data`: list the data sets, build one, show a file."""
+"""The command `clipx papers data`: list the data sets, build one, show a file."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from verl_clipx.common.command_line import fail, failing
+from verl_clipx.common.command_line import end_help, fail, failing
 from verl_clipx.common.terminal import TerminalConsole, warnings_on
 from verl_clipx.papers.messages import fault_of_prompt
 
@@ -18,7 +18,16 @@ app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's fo
 console = TerminalConsole()
 
 
-@app.command("list")
+@app.command(
+    "list",
+    epilog=end_help(
+        reads="no files of yours: the data sets are described in the package",
+        examples=(
+            "clipx papers data list",
+            "clipx papers data list countdown_3to4",
+        ),
+    ),
+)
 def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, to show its details.")] = None) -> None:
     """List the data sets that can be built, or show the details of one."""
     from verl_clipx.papers.tasks.building import option_names
@@ -27,7 +36,7 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
     if name is None:
         sets = definitions().values()
         rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in sets]
-        console.print_list("clipx data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
+        console.print_list("clipx papers data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
         return
     with failing():
         one = definition_named(name)
@@ -42,9 +51,17 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
     console.print(table)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the data set from the hub, or the copy that --from names; generated data sets need neither",
+        examples=(
+            "clipx papers data build countdown --out data/countdown",
+            "clipx papers data build aime24 --out data/aime24 --prompt r1_base",
+        ),
+    ),
+)
 def build(
-    name: Annotated[str, typer.Argument(help="The data set; `clipx data list` names them all.")],
+    name: Annotated[str, typer.Argument(help="The data set; `clipx papers data list` names them all.")],
     out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet to.")],
     source: Annotated[Path | None, typer.Option("--from", help="A local copy to read instead of the hub.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt template; by default the data set's.")] = None,
@@ -89,7 +106,15 @@ def build(
         console.print(escape(f"{hint}\n{override}"), soft_wrap=True)
 
 
-@app.command()
+@app.command(
+    epilog=end_help(
+        reads="the Parquet file, and the record that `clipx papers data build` wrote next to it",
+        examples=(
+            "clipx papers data show data/countdown/train.parquet",
+            "clipx papers data show data/countdown/test.parquet --rows 3",
+        ),
+    ),
+)
 def show(
     file: Annotated[Path, typer.Argument(help="A Parquet file in verl's schema.")],
     rows: Annotated[int, typer.Option(min=0, help="Number of rows to show, from the first.")] = 1,
@@ -102,7 +127,7 @@ def show(
         total = parquet.metadata.num_rows
         first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
-    record, how = read_record(file), "not built by `clipx data build`"
+    record, how = read_record(file), "not built by `clipx papers data build`"
     if record is not None:
         request = record.request
         how = (

@@ -1,4 +1,4 @@
-"""What is known of a data set. The command `clipx data` reads only these descriptions."""
+"""What is known of a data set. The command `clipx papers data` reads only these descriptions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

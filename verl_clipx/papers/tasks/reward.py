@@ -1,7 +1,7 @@
 """One reward for all tasks: `data_source` decides by which task's rule a response is scored.
 
 For verl, set `reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reward` and the name `compute_score`. A
-run on one task can name that task's own reward instead, which returns more parts. `clipx eval` uses
+run on one task can name that task's own reward instead, which returns more parts. `clipx papers eval` uses
 `compute_score_for_evaluation`.
 """
 

@@ -1,4 +1,4 @@
-"""Countdown's rows: generated ones through `clipx data build`, and the public set from a handmade local copy.
+"""Countdown's rows: generated ones through `clipx papers data build`, and the public set from a handmade local copy.
 
 Not covered: the hub itself (a stand-in checks what would be asked of it); its real 490,364 problems; a training run.
 """

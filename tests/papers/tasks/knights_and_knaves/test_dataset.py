@@ -1,7 +1,7 @@
 """The rows, their wording in English and in compact form, and the papers' prompt.
 
-Not covered: `clipx data build` around them (test_release.py goes through it); a training run; whether every way of
-saying is pleasant English.
+Not covered: `clipx papers data build` around them (test_release.py goes through it); a training run; whether every way
+of saying is pleasant English.
 """
 
 import random

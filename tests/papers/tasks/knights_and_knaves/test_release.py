@@ -12,7 +12,7 @@ from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
 
 
 def build(folder, out, *more, code=0):
-    return clipx("data", "build", "knights_and_knaves", "--from", folder, "--out", out, *more, code=code)
+    return clipx("papers", "data", "build", "knights_and_knaves", "--from", folder, "--out", out, *more, code=code)
 
 
 def test_released_rows_are_built_and_leaks_reported(tmp_path):

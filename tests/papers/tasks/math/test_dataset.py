@@ -69,7 +69,7 @@ def test_problems_without_an_answer_are_left_out_and_their_rows_are_named(tmp_pa
     rows += [{"problem": "$1+2$?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}]
     (tmp_path / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist([{"problem": "And NaN?", "answer": float("nan")}]), tmp_path / "1.parquet")
-    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path)
+    said = clipx("papers", "data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path)
     assert "8 problems without an answer were left out (rows 2, 3, 4, 5, 6, 7, 8, 10)" in said
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     found = [(row["extra_info"]["index"], row["reward_model"]["ground_truth"]) for row in rows]

@@ -1,4 +1,4 @@
-"""Reversal's texts, rows and reward, by `clipx data build` and by the function that verl calls.
+"""Reversal's texts, rows and reward, by `clipx papers data build` and by the function that verl calls.
 
 Not covered: the warm start itself, which takes minutes; tests/benchmarks trains on rows like these.
 """
@@ -16,7 +16,7 @@ from verl_clipx.papers.tasks.reward import compute_score
 
 
 def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path):
-    clipx("data", "build", "reversal", "--out", tmp_path, "--option", "size=40")
+    clipx("papers", "data", "build", "reversal", "--out", tmp_path, "--option", "size=40")
     texts = set()
     for split in ("train", "test"):
         rows = read_table(tmp_path / f"{split}.parquet").to_pylist()

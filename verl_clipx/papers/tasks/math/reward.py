@@ -51,7 +51,7 @@ def compute_score_for_evaluation(
 ) -> dict[str, float]:
     r"""Score one response 1.0 if its last box is right beyond reasonable doubt (`equal_answers`); see `compute_score`.
 
-    `clipx eval` uses this by default, because a reported number should not depend on a lenient comparison.
+    `clipx papers eval` uses this by default, because a reported number should not depend on a lenient comparison.
     """
     return _judge(solution_str, ground_truth, extra_info, equal_answers)
 
