@@ -10,6 +10,7 @@ precision of the logits; on a GPU with flash attention in float32. Both are meas
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -93,24 +94,30 @@ def prompts_of(tokenizer: Any, count: int, *, tiny: bool) -> list[list[int]]:
 
 
 def sample_rows(folder: Path, *, count: int, response: int, tiny: bool) -> list[Row]:
-    """Samples responses in float32 at temperature 1, one prompt after the other."""
+    """Samples responses in float32 at temperature 1, to their end or to lengths that differ."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(DEVICE)
+    prompts = prompts_of(tokenizer, count, tiny=tiny)
+    padded = tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(DEVICE)
     torch.manual_seed(0)
+    options = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": response}
+    with torch.no_grad():
+        sampled = model.generate(**padded, **options)[:, padded["input_ids"].shape[1] :].cpu()
     rows = []
-    for number, prompt in enumerate(prompts_of(tokenizer, count, tiny=tiny)):
-        ids = torch.tensor([prompt])
+    for number, (prompt, ids) in enumerate(zip(prompts, sampled, strict=True)):
+        ended = (ids == tokenizer.eos_token_id).nonzero()
         # Unequal lengths, so that padding and packing differ.
-        length = max(4, response - 3 * (number % 8))
-        options = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": length}
-        with torch.no_grad():
-            whole = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0]
-        made = len(whole) - len(prompt)
+        most = max(4, response - 3 * (number % 8))
+        length = min(most, int(ended[0]) + 1) if len(ended) else most
+        whole = torch.cat([torch.tensor(prompt), ids[:length]])
         # GRPO's advantages of a group of two.
         advantage = 1.0 if number % 2 else -1.0
-        rows.append(Row(whole, len(prompt), torch.zeros(made), torch.ones(made, dtype=torch.int64), advantage))
+        mask = torch.ones(length, dtype=torch.int64)
+        rows.append(
+            Row(ids=whole, prompt=len(prompt), old_log_prob=torch.zeros(length), mask=mask, advantage=advantage)
+        )
     return rows
 
 
@@ -142,12 +149,18 @@ def log_probs_of(worker: Any, rows: list[Row], cut: Cut) -> Tensor:
 def passes_of(folder: Path, rows: list[Row], precision: str) -> dict[str, dict[str, Tensor]]:
     """Returns the log-probabilities by how the softmax is taken and by the cut."""
     dtype = PRECISIONS[precision]
-    overrides = [f"actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={dtype}"]
+    # Flash attention takes half precision alone.
+    flash = DEVICE == "cuda" and precision != "float32" and importlib.util.find_spec("flash_attn") is not None
+    attention = "flash_attention_2" if flash else "sdpa"
+    overrides = [
+        f"actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={dtype}",
+        f"++actor_rollout_ref.model.override_config.attn_implementation={attention}",
+    ]
     worker = build_worker(compose_run(folder, 1, [*ENGINE, *overrides])).actor
     with softmax_in_float32():
         found = {"float32": {str(cut): log_probs_of(worker, rows, cut) for cut in (REFERENCE, *OTHERS)}}
     if precision != "float32":
-        found["verl's on a CPU"] = {str(cut): log_probs_of(worker, rows, cut) for cut in (REFERENCE, *OF_VERL)}
+        found["verl's own"] = {str(cut): log_probs_of(worker, rows, cut) for cut in (REFERENCE, *OF_VERL)}
     del worker
     gc.collect()
     return found
@@ -233,6 +246,13 @@ def measure(folder: Path, rows: list[Row], precisions: list[str]) -> dict[str, A
     return found
 
 
+def cell_of(bin: dict[str, float]) -> str:
+    """Returns a bin's cell: its tokens and, if it has any, their mean absolute log-ratio and the share outside."""
+    if not bin["tokens"]:
+        return "0"
+    return f"{bin['tokens']}: {bin['mean abs. log-ratio']:.2g}, {100 * bin['0.9 to 1.1']:.2g} %"
+
+
 def show(name: str, found: dict[str, Any]) -> None:
     """Prints a model's tables."""
     print(f"\n{name}: {found['tokens']} tokens of {found['rows']} responses; {REFERENCE} rows against\n")
@@ -245,7 +265,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     print(table(heads, lines))
     lines = []
     for precision, bins in found["bins"].items():
-        cells = [f"{of['tokens']}: {of['mean abs. log-ratio']:.2g}, {100 * of['0.9 to 1.1']:.2g} %" for of in bins]
+        cells = [cell_of(figures) for figures in bins]
         lines.append([precision, *cells])
     print()
     print(table(["tokens: mean abs. log-ratio, outside 0.9 to 1.1", *(f"bin {k}" for k in range(BINS))], lines))
@@ -271,8 +291,8 @@ def main(
         rows = sample_rows(folder, count=count * (4 if tiny else 1), response=16 if tiny else response, tiny=tiny)
         found = figures["models"][name if tiny else folder.name] = measure(folder, rows, precisions)
         show(name if tiny else folder.name, found)
-    if output is not None:
-        output.write_text(json.dumps(figures, indent=1) + "\n")
+        if output is not None:
+            output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

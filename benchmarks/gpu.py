@@ -59,6 +59,11 @@ def parts_of(folder: Path, *, rehearse: bool, rollout: bool, train: bool) -> Ite
         variables = {"OUTCOMES": str(folder / part / "outcomes"), "OMP_NUM_THREADS": "2"}
         return [(command, {**variables, "SHARE": f"{number + 1}/{processes}"}) for number in range(processes)]
 
+    # First, since nothing else says what a GPU's clip fractions mean. MODEL may be a folder, as for the part "train".
+    words = "--count 2 --precision bfloat16" if rehearse else "--count 64"
+    model = Path(os.environ.get("MODEL", "smollm2"))
+    of_model = ["--model", str(model)] if model.is_dir() else []
+    yield "floor", 300, benchmark("floor", "floor", words, *of_model)
     methods = METHODS[1:2] if rehearse else METHODS
     shapes = "--shape 2x64 --repeats 1" if rehearse else "--shape 64x4096 --shape 8x16384"
     yield "losses", 170, benchmark("losses", "loss", shapes, *methods)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The first minutes on a GPU: losses and updates against verl's vanilla, and tests/gpu; nothing needs the network. Each
-# part has its own limit of time. It writes docs/results/gpu/CARD.json and prints a table: docs/dev/testing.md.
+# The first minutes on a GPU: how much of the clipping is rounding (docs/floor.md), losses and updates against verl's
+# vanilla, and tests/gpu; nothing needs the network. Each part has its own limit of time. It writes
+# docs/results/gpu/CARD.json and prints a table: docs/dev/testing.md.
 #   bash scripts/gpu.sh               about five minutes; on several GPUs the tests on 2 and 4 ranks too
 #   bash scripts/gpu.sh --rollout     verl with Ray, FSDP2 and vLLM as well
 #   bash scripts/gpu.sh --train       HARDWARE=gpu MODEL=smollm2 bash scripts/quickstart.sh as well; MODEL may be a folder

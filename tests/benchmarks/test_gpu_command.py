@@ -55,7 +55,13 @@ def test_every_part_leaves_its_result_whatever_becomes_of_another(tmp_path):
     given = {"cwd": ROOT, "env": os.environ | {"ROLLOUT_N": "2*("}, "timeout": 900}
     done = subprocess.run(command, capture_output=True, text=True, **given)
     rows = cells(done.stdout)
-    outcomes = {"losses": "passed", "update": "passed", "tests on 1": "passed", "tests on 2": "passed"}
+    outcomes = {
+        "floor": "passed",
+        "losses": "passed",
+        "update": "passed",
+        "tests on 1": "passed",
+        "tests on 2": "passed",
+    }
     outcomes |= {"rollout": "skipped", "train": "failed"}
     assert {name: rows[name][0] for name in outcomes} == outcomes, done.stdout + done.stderr
     assert done.returncode == 1
@@ -86,7 +92,7 @@ def test_every_part_leaves_its_result_whatever_becomes_of_another(tmp_path):
 
 def test_a_part_whose_time_is_over_says_so_and_what_an_earlier_start_wrote_stays(tmp_path):
     given = ("--rehearse", "--limit", "0.2", "--out", str(tmp_path))
-    names = ["losses", "update", "tests on 1", "tests on 2"]
+    names = ["floor", "losses", "update", "tests on 1", "tests on 2"]
     for words, stay in (((), names), (("--train",), [*names, "train"]), ((), [*names, "train"])):
         done = start(*given, *words)
         assert done.exit_code == 1
