@@ -24,6 +24,7 @@ class RunFacts:
         options: the keys of `keys.READ` with their values.
         schedule: what the updates on a rollout batch consist of.
         untested: the run's options that no test has run anywhere.
+        identity: hashes of the settings and the sources in the driver, with which each worker compares its own.
         line: what the run prints of itself, in the driver and in its workers.
     """
 
@@ -34,6 +35,7 @@ class RunFacts:
     options: dict[str, Any] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
     untested: list[str] = field(default_factory=list)
+    identity: dict[str, str] = field(default_factory=dict)
     line: str = ""
 
     def complete(self, settings: Settings | Observe) -> Settings | Observe:

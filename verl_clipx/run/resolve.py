@@ -19,6 +19,7 @@ from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.description import Description, describe
 from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.identity import identity_of
 from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
 from verl_clipx.run.run_files import log_path, own_log_path, traces_path
 from verl_clipx.run.schedule import schedule_of
@@ -69,7 +70,8 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     run = RunFacts(group, before | taken, unused, folder, values, schedule_of(values, settings), untested(values))
     complete = run.complete(settings)
     description = describe(node.loss_mode, complete, run)
-    return Resolved(complete, dataclasses.replace(run, line=description.line), description)
+    run = dataclasses.replace(run, line=description.line, identity=identity_of(complete))
+    return Resolved(complete, run, description)
 
 
 def as_node(run: RunFacts) -> DictConfig:

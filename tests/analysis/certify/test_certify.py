@@ -5,6 +5,7 @@ writes (tests/training/trainer/test_observing.py).
 
 import hashlib
 import json
+import math
 import shutil
 from pprint import pformat
 
@@ -64,7 +65,7 @@ def write_run(folder, seed=1, change=None, loss=None, keep=lambda line: line, re
             "actor/clipx/clip_fraction_low": 0.01,
             "actor/clipx/clip_fraction_high": 0.002,
             "training/off_policy/trajectory_staleness/max": 0.0,
-        } | ({"actor/clipx/receipt": 0.0} if step == 1 else {})
+        } | ({"actor/clipx/receipt": 0.0, "actor/clipx/receipt_failed": 0.0} if step == 1 else {})
         batch = {
             "prompts": name_of(seed, step),
             "responses": name_of(folder.name, step),
@@ -422,3 +423,32 @@ def test_console_logs_of_stock_verl_decide_what_they_can(tmp_path, fault, questi
     failed = {one for one in DECIDED if verdicts[one] == "failed"}
     assert {verdicts[one] for one in DECIDED} <= {"passed", "failed"}, answers
     assert failed == (set() if question is None else failed | {question}) and (not question or question in failed)
+
+
+def with_receipt(**numbers):
+    """The lines with other numbers of the receipt in the first step; None: without the number."""
+
+    def keep(line):
+        if line["step"] != 1:
+            return line
+        data = line["data"] | {f"actor/clipx/{name}": number for name, number in numbers.items()}
+        return line | {"data": {key: value for key, value in data.items() if value is not None}}
+
+    return {"keep": keep}
+
+
+@pytest.mark.parametrize("failed", [1.0, 0.5, 3.0])
+def test_a_receipt_that_warned_fails(tmp_path, failed):
+    said = certified(tmp_path, first=({}, with_receipt(receipt_failed=failed)), code=1)
+    assert said["the receipt agrees"].startswith("failed: ") and "receipt warned" in said["the receipt agrees"]
+
+
+def test_a_receipt_that_compared_nothing_fails(tmp_path):
+    said = certified(tmp_path, first=({}, with_receipt(receipt=math.nan, receipt_failed=1.0)), code=1)
+    assert said["the receipt agrees"].startswith("failed: ")
+
+
+def test_a_log_that_has_no_number_of_failed_checks_passes_and_says_so(tmp_path):
+    said = certified(tmp_path, first=({}, with_receipt(receipt_failed=None)), code=0)
+    assert said["the receipt agrees"].startswith("passed: ")
+    assert "receipt_failed" in said["the receipt agrees"]

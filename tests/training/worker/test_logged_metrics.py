@@ -104,7 +104,8 @@ def test_every_key_is_in_the_document_no_two_are_equal_and_they_are_few(actor, g
 
 # What neither a loss nor a rollout batch logs: the receipt's, the worker's, and those of the trainer's process.
 ELSEWHERE = {
-    *("clipx/receipt", "clipx/rejected_fraction", "clipx/skipped_updates", "clipx/staleness/versions"),
+    *("clipx/receipt", "clipx/receipt_failed"),
+    *("clipx/rejected_fraction", "clipx/skipped_updates", "clipx/staleness/versions"),
     *("clipx/not_finite/log_probs", "clipx/not_finite/rank", "critic/score/standard_error"),
     *(f"health/not_finite/{of}" for of in ("rewards", "advantages", "log_probs")),
     *(f"health/{name}" for name in ("alike_prompts", "undecided", "cut_responses")),

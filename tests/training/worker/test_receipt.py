@@ -19,6 +19,8 @@ import pytest
 import torch
 from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.composition import built_once
 from tests.jagged import jagged, micro_batch
@@ -29,6 +31,7 @@ from verl_clipx.losses.methods import BUILT_IN
 from verl_clipx.run.config import build
 from verl_clipx.training.worker import policy_loss as policy_loss_module
 from verl_clipx.training.worker import step as step_module
+from verl_clipx.training.worker.checks import Check
 from verl_clipx.training.worker.layout import TokenPass, pad_rows
 from verl_clipx.training.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
 
@@ -430,7 +433,112 @@ DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
 BACKWARD = "receipt: in the backward pass the gradient differs"
 OF_OTHER_TOKENS = r"receipt: (bounds or metrics are those of [\d.]+ tokens|the bounds differ by).* the run does not"
 MULTIPLIED = "micro-batches are multiplied by factors from"
+OF_OTHER_TERMS = "adds to the policy's term what is neither KL nor entropy nor distillation"
+TWO_RANKS = "this rank's {} are not those of the other ranks"
+
+
+def verls_loss_and(more):
+    """Plants a loss function in the place of verl's: of its loss, the log-probabilities and the policy's term."""
+
+    def plant(actor, monkeypatch, _):
+        config = actor("+clipx=grpo", *KL)
+
+        def loss_fn(config, model_output, data, dp_group=None):
+            loss, metrics = ppo_loss(config, model_output, data)
+
+            def policy_term():
+                with mock.patch.object(config, "use_kl_loss", False):
+                    return ORIGINAL("grpo", **arguments_of(config, model_output, data))[0]
+
+            return more(loss, model_output["log_probs"].values(), policy_term), metrics
+
+        Update(config, loss_fn=partial(loss_fn, config=config)).run()
+
+    return plant
+
+
+def arguments_of(config, model_output, data):
+    """What verl's ppo_loss calls a policy loss with."""
+    fields = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
+    log_prob = no_padding_2_padding(model_output["log_probs"], data)
+    return dict(
+        old_log_prob=fields["old_log_probs"],
+        log_prob=log_prob,
+        advantages=fields["advantages"],
+        response_mask=fields["response_mask"].to(bool),
+        loss_agg_mode=config.loss_agg_mode,
+        config=config,
+        rollout_is_weights=None,
+    )
+
+
+OTHER_TERMS = {
+    "half the sum of the log-probabilities": lambda loss, log_prob, policy: loss + 0.5 * log_prob.sum(),
+    "minus three times the policy's term": lambda loss, log_prob, policy: loss - 3 * policy(),
+    "a hundredth of the policy's term": lambda loss, log_prob, policy: loss + 0.01 * policy(),
+    "the square of the log-probabilities": lambda loss, log_prob, policy: loss + 1e-2 * log_prob.square().mean(),
+    "one token's log-probability": lambda loss, log_prob, policy: loss - 0.1 * log_prob[5],
+}
+
+
+def later_hook(change):
+    """Registers a hook on the log-probabilities after the receipt's, in one of an update's micro-batches."""
+
+    def plant(actor, monkeypatch, _):
+        update = Update(actor("+clipx=grpo"))
+        observe = update.receipt.end_micro_batch
+
+        def then(micro_batch, loss, model_output, data, dp_group):
+            observe(micro_batch, loss, model_output, data, dp_group)
+            model_output["log_probs"].register_hook(change)
+
+        update.receipt.end_micro_batch = then
+        update.run(IN_PARTS)
+
+    return plant
+
+
+def factors_of_updates(first, second, **of_receipt):
+    """Trains two updates, whose losses are multiplied by two factors."""
+
+    def plant(actor, monkeypatch, _):
+        update = Update(actor("+clipx=grpo"))
+        for name, value in of_receipt.items():
+            setattr(update.receipt, name, value)
+        update.run(factors=first)
+        update.run(IN_PARTS[: len(second)] if len(second) > 1 else (ROWS,), factors=second)
+
+    return plant
+
+
+def on_two_ranks(place, by):
+    """Trains on one rank of two, of which the other has another number in a place of the sums."""
+
+    def plant(actor, monkeypatch, _):
+        config = actor("+clipx=acpo")
+        method = config.policy_loss.clipx.method
+        statistics = torch.arange(method.statistics_size, dtype=torch.float64) + 5
+        update = Update(config, OptimizerStep(statistics=statistics, decision=method.decide(statistics)))
+        update.receipt.all_reduce = lambda vector: 2 * vector + by * (torch.arange(len(vector)) == place)
+        update.run(change=lambda data: tu.assign_non_tensor(data, dp_size=2, batch_num_tokens=50, global_batch_size=12))
+
+    return plant
+
+
 SINGLE = {
+    **{f"verl's loss and {name}": (verls_loss_and(more), OF_OTHER_TERMS) for name, more in OTHER_TERMS.items()},
+    "a later hook that turns the sign": (later_hook(lambda gradient: -gradient), BACKWARD),
+    "a later hook that doubles": (later_hook(lambda gradient: 2 * gradient), BACKWARD),
+    "a later hook that leaves nothing": (later_hook(lambda gradient: 0 * gradient), BACKWARD),
+    "another factor in the second update": (factors_of_updates([0.5], [0.7]), "those of the first one by 0.5"),
+    "twice the factor in the second update": (factors_of_updates([0.5], [1.0]), "those of the first one by 0.5"),
+    "another factor beside a scaler": (
+        factors_of_updates([0.5], [0.75], scaled=True),
+        "of this update are multiplied by 0.75",
+    ),
+    "another rank's settings": (on_two_ranks(2, 1000.0), TWO_RANKS.format("settings or sources")),
+    "another rank's bounds": (on_two_ranks(3, 0.01), TWO_RANKS.format("bounds")),
+    "another rank's infinite bound": (on_two_ranks(4, 1.0), TWO_RANKS.format("bounds")),
     "verl's loss under its own name": (trains("+clipx=acpo", loss_mode="vanilla"), DIFFERS),
     "no weights of verl's trainer": (trains("+clipx=grpo", *WEIGHTS), "came without the weights of .*rollout_is=token"),
     "no rejection of verl's trainer": (
@@ -634,11 +742,91 @@ def test_where_nothing_can_be_compared_auto_warns(actor, caplog):
     assert math.isnan(difference) and "no token of the first rollout batch could be compared" in caplog.text
 
 
+WARNED = {
+    "another loss": (dict(), scaled(-1.0), 2),
+    "no backward pass": (dict(factors=[()]), None, 1),
+    "stale old log-probabilities": (
+        dict(change=lambda data: data.set("old_log_probs", data["old_log_probs"] + 1)),
+        None,
+        1,
+    ),
+    "another number of tokens": (dict(change=own_number_of_tokens, parts=IN_PARTS), None, 1),
+}
+
+
+# What is compared on copies stops the run under auto.
+ASKED = [(name, asked) for name in WARNED for asked in ("warn", "auto") if (name, asked) != ("another loss", "auto")]
+
+
+@pytest.mark.parametrize(("name", "asked"), ASKED)
+def test_a_receipt_that_warned_says_so_where_it_is_logged_and_printed(actor, monkeypatch, few_probes, name, asked):
+    run, loss, least = WARNED[name]
+    if loss is not None:
+        monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", loss)
+    update = Update(actor("+clipx=acpo", f"clipx.receipt={asked}"), tested=False)
+    update.run(**run)
+    logged = update.metrics(ANNOUNCED)
+    assert logged["clipx/receipt_failed"] >= least
+    assert f"warned: {logged['clipx/receipt_failed']:g} checks did not hold" in str(update.receipt)
+
+
+def test_a_receipt_whose_checks_all_hold_logs_0_and_does_not_speak_of_warnings(actor, few_probes):
+    update = Update(actor("+clipx=acpo"))
+    update.run()
+    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0 and "warned" not in str(update.receipt)
+
+
+def test_a_check_that_failed_on_another_rank_counts_once(actor, few_probes):
+    """On three ranks, of which the other two warned of their weights."""
+    update = Update(actor("+clipx=acpo"), tested=False)
+    update.run()
+    of_others = torch.cat([torch.zeros(3), torch.tensor([2.0 * (check is Check.WEIGHTS) for check in Check])])
+    update.receipt.all_reduce = lambda vector: vector + of_others
+    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 1.0
+
+
 def test_a_ratio_of_one_is_looked_at_with_the_precision_s_tolerance(actor, few_probes):
     for half, distance in ((False, 5e-4), (True, 0.03)):
         update = Update(actor("+clipx=grpo"))
         update.receipt.half = half
         update.run(change=lambda data, by=distance: data.set("old_log_probs", data["old_log_probs"] + by))
+
+
+@pytest.mark.parametrize(("first", "second"), [([0.5], [2.0]), ([1024.0], [512.0])])
+def test_a_factor_that_a_scaler_changes_by_powers_of_two_ends_no_run(actor, monkeypatch, few_probes, first, second):
+    factors_of_updates(first, second, scaled=True)(actor, monkeypatch, "")
+
+
+def test_a_factor_that_is_the_number_of_micro_batches_ends_no_run(actor, monkeypatch, few_probes):
+    factors_of_updates([1.0], [3.0, 3.0, 3.0])(actor, monkeypatch, "")
+
+
+def test_a_loss_called_twice_and_trained_once_ends_no_run(actor, few_probes):
+    update = Update(actor("+clipx=grpo"))
+    update.run((ROWS, ROWS), factors=[(), 1.0])
+    assert update.metrics(ANNOUNCED) == {"clipx/receipt": pytest.approx(0, abs=1e-5), "clipx/receipt_failed": 0.0}
+
+
+def test_a_loss_evaluated_once_more_without_a_graph_ends_no_run(actor, few_probes):
+    update = Update(actor("+clipx=grpo"))
+    call = update.loss_function
+
+    def evaluated_before(model_output, data):
+        with torch.no_grad():
+            call(model_output=model_output, data=data)
+        return call(model_output=model_output, data=data)
+
+    update.loss_function = evaluated_before
+    update.run(IN_PARTS)
+    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["acpo", "grpo", "cispo"])
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl", "k3+"])
+def test_each_of_verls_kl_terms_is_known(actor, few_probes, name, kind):
+    update = Update(actor(f"+clipx={name}", *KL, f"{ACTOR}.kl_loss_type={kind}"))
+    update.run(moved=0.001)
+    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0
 
 
 def test_a_complete_receipt_costs_nothing_and_none_changes_gradients_or_data(actor, monkeypatch, few_probes):

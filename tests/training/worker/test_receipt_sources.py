@@ -6,6 +6,7 @@ in verl's trainer, in the worker or in the engine. The gradient itself is in tes
 """
 
 import contextlib
+import dataclasses
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from tests.jagged import jagged, micro_batch
 from tests.training.worker.test_receipt import CRITERIA, rejecting
 from tests.training.worker.updates import ROWS, VerlsWorker
 from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.config import build
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.training.worker import training_worker
 from verl_clipx.training.worker.layout import TokenPass, pad_rows
@@ -485,3 +487,122 @@ def test_tokens_without_advantage_that_get_a_gradient_are_found(actor, monkeypat
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", pushed)
     with pytest.raises(RuntimeError, match="at ratios of its own choosing the gradient differs"):
         train(actor, monkeypatch, "+clipx=grpo")
+
+
+def in_dtype(name, dtype):
+    """Hands a field on in another dtype."""
+    return lambda data, update: data.set(name, data[name].to(dtype)) if name in data else None
+
+
+def without_field(name):
+    """An engine that drops a field that no loss of this run reads."""
+    return lambda data, update: data.pop(name, None)
+
+
+def negative_zeros(data, update):
+    """Turns advantages of 0 into -0.0."""
+    data["advantages"] = jagged([torch.where(row == 0, -0.0, row) for row in data["advantages"].unbind()])
+
+
+def with_zeros(data):
+    rows = data["advantages"].unbind()
+    data["advantages"] = jagged([torch.where(torch.arange(len(row)) % 3 == 0, 0.0, row) for row in rows])
+
+
+SAME_VALUES = {
+    **{
+        f"{name} as {dtype}": (in_dtype(name, dtype), None)
+        for name in ("response_mask", "loss_mask")
+        for dtype in (torch.int64, torch.float32, torch.uint8)
+    },
+    "old_log_probs in a wider dtype": (in_dtype("old_log_probs", torch.float64), None),
+    "advantages in a wider dtype": (in_dtype("advantages", torch.float64), None),
+    "advantages in bfloat16": (in_dtype("advantages", torch.bfloat16), None),
+    "advantages in float16": (in_dtype("advantages", torch.float16), None),
+    "-0.0 for 0.0": (negative_zeros, with_zeros),
+    "without the rollout's log-probabilities": (without_field("rollout_log_probs"), None),
+    "without the reference's": (without_field("ref_log_prob"), None),
+}
+
+
+@pytest.mark.parametrize("name", SAME_VALUES)
+def test_the_same_values_in_other_bytes_end_no_run(actor, monkeypatch, few_probes, name):
+    change, of_trainer = SAME_VALUES[name]
+    train(actor, monkeypatch, "+clipx=grpo", of_micro_batch=change, of_trainer=of_trainer)
+
+
+def test_advantages_that_come_in_bfloat16_end_no_run(actor, monkeypatch, few_probes):
+    def of_trainer(data):
+        data["advantages"] = data["advantages"].bfloat16()
+
+    train(actor, monkeypatch, "+clipx=grpo", of_trainer=of_trainer)
+
+
+def test_other_advantages_in_bfloat16_are_found(actor, monkeypatch, few_probes):
+    def turned(data, update):
+        data["advantages"] = -data["advantages"].bfloat16()
+
+    with pytest.raises(RuntimeError, match="receipt: advantages of some rows are not those that the worker got"):
+        train(actor, monkeypatch, "+clipx=grpo", of_micro_batch=turned)
+
+
+def other_clip(policy_loss):
+    settings = policy_loss.clipx
+    other = dataclasses.replace(settings, method=dataclasses.replace(settings.method, clip_high=1.5))
+    object.__setattr__(policy_loss, "clipx", other)
+
+
+def without(name):
+    """The worker's settings without a part of the driver's."""
+
+    def change(policy_loss):
+        object.__setattr__(policy_loss, "clipx", dataclasses.replace(policy_loss.clipx, **{name: None}))
+
+    return change
+
+
+def without_pull(policy_loss):
+    other = build("grpo")
+    object.__setattr__(policy_loss, "clipx", dataclasses.replace(other, receipt=policy_loss.clipx.receipt))
+
+
+def of_driver(**identity):
+    """The driver had other files."""
+
+    def change(policy_loss):
+        run = dataclasses.replace(policy_loss.run, identity=dict(policy_loss.run.identity) | identity)
+        object.__setattr__(policy_loss, "run", run)
+
+    return change
+
+
+OTHER_SETTINGS, OTHER_FILES = "the settings of the clipx node are others", "the files of verl_clipx are others"
+OTHER_WORKERS = {
+    "another clip": ((), other_clip, OTHER_SETTINGS),
+    "a lost mask": (("+clipx/mask=icepop",), without("mask"), OTHER_SETTINGS),
+    "a lost shaping": (("+clipx/shaping=advantage_reweighting",), without("shaping"), OTHER_SETTINGS),
+    "a lost pull": (("+clipx/pull=k2", "clipx.pull.coefficient=0.3"), without_pull, OTHER_SETTINGS),
+    "a stale package": ((), of_driver(package="0" * 32), OTHER_FILES),
+    "a stale file of the loss": ((), of_driver(function="0" * 32), "the source of clipx.function is another"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WORKERS)
+@pytest.mark.parametrize("asked", ["stop", "auto"])
+def test_a_worker_that_is_not_set_up_as_the_driver_stops(actor, monkeypatch, name, asked):
+    overrides, change, message = OTHER_WORKERS[name]
+    config = actor("+clipx=grpo", CALCULATED, f"clipx.receipt={asked}", *overrides)
+    assert set(config.policy_loss.run.identity) == {"settings", "package", "function"}
+    monkeypatch.setattr(training_worker, "get_device_id", lambda: "cpu")
+    Worker(config, example())
+    change(config.policy_loss)
+    with pytest.raises(RuntimeError, match=f"receipt: this worker is not set up as the driver: {message}"):
+        Worker(config, example())
+
+
+def test_where_it_only_warns_another_setting_is_counted(actor, monkeypatch, caplog):
+    config = actor("+clipx=grpo", "clipx.receipt=warn")
+    other_clip(config.policy_loss)
+    monkeypatch.setattr(training_worker, "get_device_id", lambda: "cpu")
+    (receipt,) = Worker(config, example()).observers
+    assert OTHER_SETTINGS in caplog.text and receipt.checks.failures().sum() == 1

@@ -175,10 +175,14 @@ class Update:
 
     def end_rollout_batch(self, updates, before=0):
         """The largest difference, after as many updates in the last pass and before it."""
+        return self.metrics(updates, before)["clipx/receipt"]
+
+    def metrics(self, updates, before=0):
+        """What is logged, after as many updates in the last pass and before it: the difference, and failed checks."""
         batch = RolloutBatch(update=updates, updates_before_pass=before)
-        ((difference,),) = self.observers.pop().end_rollout_batch(batch).values()
+        logged = self.observers.pop().end_rollout_batch(batch)
         assert self.receipt.finished
-        return difference
+        return {key: value for key, (value,) in logged.items()}
 
 
 def aggregated(function, batch, split=WHOLE):

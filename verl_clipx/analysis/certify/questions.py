@@ -1,6 +1,7 @@
 """The questions about two arms, a function each, which returns the answer with its evidence."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -377,13 +378,33 @@ def clip_acts(arms: Arms) -> Found:
     return decided(wrong, f"tokens clipped: {listed(shares)}", unknown)
 
 
-@question("the receipt agrees", "the receipt (clipx.receipt)", lambda run: len(run.values(keys.RECEIPT)))
+def receipt_logged(run: Run) -> bool:
+    """Returns whether a run logged its receipt; one that compared nothing logs only that a check did not hold."""
+    return bool(len(run.values(keys.RECEIPT)) or len(run.values(keys.RECEIPT_FAILED)))
+
+
+@question("the receipt agrees", "the receipt (clipx.receipt)", receipt_logged)
 def receipt_passed(arms: Arms) -> Found:
     """Did each run's receipt show that it trained the announced loss?"""
-    largest = {run.name: float(run.values(keys.RECEIPT).max()) for run in arms.runs}
-    # A run whose receipt only warns goes on with another loss.
-    wrong = [f"{name}: {of:.2g} of a token's gradient" for name, of in largest.items() if of > ROUNDING]
-    right = f"largest difference {max(largest.values()):.2g} of a token's gradient; swap.md lists what it cannot see"
+    wrong: list[str] = []
+    largest: list[float] = []
+    silent: list[str] = []
+    for run in arms.runs:
+        difference = float(run.values(keys.RECEIPT).max())
+        failed = run.values(keys.RECEIPT_FAILED)
+        # A run whose receipt only warns goes on with another loss.
+        if math.isnan(difference):
+            wrong.append(f"{run.name}: no token was compared")
+        elif difference > ROUNDING:
+            wrong.append(f"{run.name}: {difference:.2g} of a token's gradient")
+        if len(failed) and failed.max() > 0:
+            wrong.append(f"{run.name}: its receipt warned of {failed.max():.3g} checks that did not hold")
+        if not len(failed):
+            silent.append(run.name)
+        largest.append(difference)
+    right = f"largest difference {max(largest):.2g} of a token's gradient; swap.md lists what it cannot see"
+    if silent:
+        right = f"{right}; {listed(silent)} did not log {keys.RECEIPT_FAILED}, so a warning would not be seen"
     return decided(wrong, right)
 
 

@@ -51,6 +51,7 @@ HEALTH_COUNTS = {
     logged(declared.NOT_FINITE_LOG_PROBS): "log-probabilities in skipped updates",
 }
 RATIO, RECEIPT = logged(declared.RATIO_MEAN), logged(declared.RECEIPT)
+RECEIPT_FAILED = logged(declared.RECEIPT_FAILED)
 CLIPPED_LOW, CLIPPED_HIGH = logged(declared.CLIP_FRACTION_LOW), logged(declared.CLIP_FRACTION_HIGH)
 # What the first update of a rollout batch clips, at ratio 1 but for rounding, and what a second measurement of it does.
 FLOOR_LOW, FLOOR_HIGH = logged(declared.FLOOR.clip_fraction_low), logged(declared.FLOOR.clip_fraction_high)

@@ -229,6 +229,11 @@ RECEIPT = RUN(
     "batch after each start",
     "of a token's gradient",
 )
+RECEIPT_FAILED = RUN(
+    "receipt_failed",
+    "number of the receipt's checks that did not hold, over all ranks, where they only warned; 0 if all held",
+    "checks",
+)
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",
     "standard error of verl's `critic/score/mean`, over prompts; logged in every run with a clipx node, and "

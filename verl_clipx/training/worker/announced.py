@@ -36,12 +36,16 @@ class Announced:
             there; and whether some are of the first kind.
         resolved: how far a gradient may differ, relative to a token's.
         besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
+        rows: the hashes of its rows by field, from `rows_of`.
         factors, gradients: of the backward passes that reach the loss, and log_prob.
     """
 
     def __init__(self, settings: Settings, run: RunFacts, step: OptimizerStep, model_output: Any, data: Any):
         self._settings, self._run, self.step, self.data = settings, run, step, data
-        self._formulas, self.factors, self.gradients = (settings.method, settings.shaping), [], []
+        self._formulas = (settings.method, settings.shaping)
+        self.rows: dict[Any, list[int]] = {}
+        self.factors: list[Tensor] = []
+        self.gradients: list[Tensor] = []
         self.model_output, log_probs = with_leaf(model_output)
         self.resolved, self.besides = RESOLVED[log_probs.dtype], torch.zeros_like(log_probs)
         known = micro_batch_of(settings, step, data, model_output)
@@ -79,10 +83,13 @@ class Announced:
         infinite if the gradient, (tokens,), is not finite elsewhere, and NaN if no token was compared.
         """
         announced = torch.stack([self._gradient(by) for by in (0.0, ROUNDING, -ROUNDING)])
-        at_ratio_1 = self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
-        differences = apart(gradient, announced, at_ratio_1, self.besides)
+        differences = apart(gradient, announced, self.at_ratio_1(), self.besides)
         of_responses = in_model_output(self._whole.to(differences.dtype), self.data, len(differences)) > 0
         return largest_known(differences), int((of_responses & ~differences.isnan()).sum())
+
+    def at_ratio_1(self) -> Tensor:
+        """Returns the gradient that the policy's term would have at F = 1, but for its sign, (tokens,)."""
+        return self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
 
     def sums(self) -> Tensor:
         """Counts the sequences, the tokens that verl counts, those that the method counts and those that are selected,

@@ -8,9 +8,8 @@ well. What both gradients are computed from is compared with what was not read f
 that the worker got, sizes with sums over ranks, bounds with their statistics, corrections with verl's own code.
 """
 
-import logging
+import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,17 +18,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from verl_clipx.losses.applying.apart import ROUNDING, apart, largest_known
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.losses.base.shared_metrics import RECEIPT
+from verl_clipx.losses.base.shared_metrics import RECEIPT, RECEIPT_FAILED
 from verl_clipx.run.config import Settings
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.identity import differences_from, identity_of
 from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
 from verl_clipx.training.worker.announced import Announced
+from verl_clipx.training.worker.besides import gradient_of_verls_terms
+from verl_clipx.training.worker.checks import Check, Checks
 from verl_clipx.training.worker.layout import flat, pad_rows, with_leaf
+from verl_clipx.training.worker.rows import Rows, rows_of
 from verl_clipx.training.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch
-
-logger = logging.getLogger(__name__)
 
 # With 25 tokens, as many probes tell any two groups apart, and a method from itself with a number a twentieth smaller.
 PROBES = 120
@@ -37,9 +39,8 @@ PROBES = 120
 SAME_FACTOR, SAME_NORMALISER = 1e-3, 0.01
 # In bypass mode old_log_probs are a copy, in nats. The tokens above a threshold may differ between two passes.
 SAME_COPY, SAME_SELECTED = 1e-4, 0.05
-# What a loss reads of a row that its prompt and response don't say, and which does not change from update to update.
-OF_ROW = ("response_mask", "loss_mask", "attention_mask", "old_log_probs", "advantages", "ref_log_prob")
-OF_ROW += ("rollout_log_probs", "rollout_is_weights")
+# Of a decision, which every rank makes of the same sums.
+SAME_DECISION = 1e-9
 # What rounding does in full and in half precision: a micro-batch's mean distance from ratio 1, in nats, where the same
 # weights gave 0.014, and a change of bounds by a share of half their width, where they gave 0.59.
 DISTANCE, SAME_BOUNDS = {False: 1e-3, True: 0.05}, {False: 0.05, True: 0.9}
@@ -59,6 +60,10 @@ class Receipt(Observer):
         tested: whether tests have run all of the run's options. If not, under clipx.receipt=auto only what is compared
             on copies stops the run; what depends on the engine is logged as a warning.
         half: whether the engine computes in half precision.
+        scaled: whether the engine scales losses by a power of two that changes, as in float16.
+
+    Raises:
+        RuntimeError: as built, if the worker's settings or sources are not those of the driver, and that stops the run.
     """
 
     settings: Settings
@@ -68,6 +73,7 @@ class Receipt(Observer):
     rank: int
     tested: bool
     half: bool = False
+    scaled: bool = False
     # The tokens compared on copies, and the updates; the differences of each copy and of each backward pass.
     _tokens: int = 0
     _updates: int = 0
@@ -76,17 +82,31 @@ class Receipt(Observer):
     # The current update: as it was planned, and its micro-batches.
     _step: OptimizerStep = field(default_factory=OptimizerStep)
     _followed: list[Announced] = field(default_factory=list)
-    # The fields of each row that the worker got, at the latest in the first update; how often each was trained; what
-    # verl's weights are divided by; the sum and the number of those before.
+    # Whether the worker got the rows of the rollout batch, at the latest in the first update.
     _begun: bool = False
-    _got: Counter[tuple[str, int]] = field(default_factory=Counter)
-    _trained: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _rows: Rows = field(default_factory=Rows)
+    # What verl's weights are divided by; the sum and the number of those before.
     _normaliser: float | None = None
     _weights: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    # What the first update's losses were multiplied by, and into how many micro-batches it was cut.
+    _factor: float | None = None
+    _micro_batches: int = 0
+    # How many checks did not hold on any rank; known at the end.
+    _warned: int = 0
+
+    def __post_init__(self) -> None:
+        self.checks = Checks(self.settings.receipt, tested=self.tested)
+        identity = identity_of(self.settings)
+        other = "; ".join(differences_from(self.run.identity, identity))
+        self._expect(Check.SETTINGS, not other, f"this worker is not set up as the driver: {other}", stops=True)
+        digest = hashlib.sha256(repr(sorted(identity.items())).encode()).digest()
+        # As many bits as a float64 holds after a sum over a million ranks.
+        self._identity = float(int.from_bytes(digest[:4], "big"))
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
         """Keeps what the worker got of each row."""
-        self._begun, self._got = True, Counter(fields_of(data))
+        self._begun, self._rows = True, Rows()
+        self._rows.get(data)
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Keeps the step as it is planned, with the method's own decision."""
@@ -95,21 +115,30 @@ class Receipt(Observer):
         self._step, given = replace(step, collected=None, not_finite={}, decision=own), step.decision
         none = own is None or given is None
         same = own is given if none else torch.allclose(own, given, rtol=1e-9, atol=0.0, equal_nan=True)
-        self._expect(same, "the bounds are not those that the method decides from the step's statistics")
+        other = "the bounds are not those that the method decides from the step's statistics"
+        self._expect(Check.DECISION, same, other)
         decides = not settings.adaptive or settings.scope == "micro_batch" or step.decision is not None
-        self._expect(decides, f"no bounds were decided for the mini-batch under {NODE}.scope={settings.scope}")
+        undecided = f"no bounds were decided for the mini-batch under {NODE}.scope={settings.scope}"
+        self._expect(Check.DECISION, decides, undecided)
         if step.token_pass is not None:
             turn, taken = self.run.schedule.passes[min(batch.updates_before_pass, 1)], step.token_pass.name
-            self._expect(taken == turn, f"Lopti's pass over the {turn} tokens takes the {taken} ones")
+            self._expect(Check.PASS, taken == turn, f"Lopti's pass over the {turn} tokens takes the {taken} ones")
             ends, lopti = step.token_pass.eta, settings.update
             same = (ends, step.token_pass.equal) == (lopti.eta, lopti.equal)
-            self._expect(same, f"Lopti's pass ends at a probability of {ends:g}, not as {lopti.eta:g} says")
+            other = f"Lopti's pass ends at a probability of {ends:g}, not as {lopti.eta:g} says"
+            self._expect(Check.PASS, same, other)
 
     def end_micro_batch(
         self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any, dp_group: Any
     ) -> None:
-        """Compares the first micro-batch on copies, and follows the backward pass of each."""
+        """Compares the first micro-batch on copies, and follows the backward pass of each.
+
+        A loss without a graph, as of a call under no_grad, trains nothing and is not looked at.
+        """
+        if not loss.requires_grad:
+            return
         announced = Announced(self.settings, self.run, self._step, model_output, data)
+        announced.rows = rows_of(data)
         self._look_at_rows(announced, data)
         if not self._tokens and pad_rows(data["response_mask"]).any():
             self._compare_on_copies(announced, dp_group)
@@ -118,114 +147,165 @@ class Receipt(Observer):
             away, most = float(moved[moved.isfinite()].sum()) / max(len(moved), 1), DISTANCE[self.half]
             recomputed = "old_log_probs are announced as recomputed with the weights of the first update"
             other = f"a micro-batch of it is {away:.2g} nats away on average, more than {most:g}"
-            self._expect(away <= most, f"{recomputed}, but {other}")
+            self._expect(Check.OLD_LOG_PROBS, away <= most, f"{recomputed}, but {other}")
         announced.besides = self._gradient(announced, dp_group, policy=False)
+        self._expect_verls_terms(announced)
         loss.register_hook(announced.factors.append)
-        model_output["log_probs"].register_hook(lambda gradient: announced.gradients.append(flat(gradient).clone()))
+        follow(model_output["log_probs"], announced.gradients.append)
         self._followed.append(announced)
 
     def end_update(self, step: OptimizerStep) -> None:
         """Compares the update's backward passes, and what it counted over all ranks."""
         self._updates += 1
-        followed, step, method = self._followed, self._step, self.settings.method
-        back = [one for one in followed if one.factors and one.gradients]
-        # Of all its backward passes together.
-        factors = [float(sum(one.factors)) for one in back] or [1.0]
-        low, high = min(factors), max(factors)
-        one_rank = torch.zeros(6 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
-        one_rank[:2] = torch.tensor([1.0, high])
-        for one in followed:
-            one_rank[2:] += one.sums()
-        sums = self.all_reduce(one_rank)
+        trained = [part for part in self._followed if part.factors and part.gradients]
+        # A loss that was called twice for the same rows trains once.
+        missed = [part for part in self._followed if part not in trained and not has_rows(trained, part)]
+        factors = [float(sum(part.factors)) for part in trained] or [1.0]
+        sums = self._sums_over_ranks(max(factors), [*trained, *missed], step)
         # A rank of a pipeline may see no loss.
-        if not followed:
+        if not self._followed:
             return
-        ranks, factor, rows, tokens, counted, selected = sums[:6].tolist()
-        missing = f"{len(followed) - len(back)} of {len(followed)} micro-batches to the model's log-probabilities"
-        self._expect(len(back) == len(followed), f"no backward pass came from the loss of {missing}")
-        differences = [one.difference(sum(one.gradients) / sum(one.factors))[0] for one in back]
+        self._expect_backward(trained, missed)
+        self._expect_factors(factors, sums)
+        self._expect_sizes(trained + missed, sums, step)
+        self._expect_bounds(trained + missed, sums, step)
+
+    def _sums_over_ranks(self, factor: float, parts: list[Announced], step: OptimizerStep) -> "Sums":
+        """Returns what this rank's micro-batches count, summed over the ranks in one collective."""
+        method = self.settings.method
+        one_rank = torch.zeros(9 + method.statistics_size + method.second_statistics_size, dtype=torch.float64)
+        one_rank[:5] = torch.tensor([1.0, factor, self._identity, *decision_number(step.decision)])
+        for part in parts:
+            one_rank[5:] += part.sums()
+        return Sums(one_rank, self.all_reduce(one_rank).cpu())
+
+    def _expect_backward(self, trained: list[Announced], missed: list[Announced]) -> None:
+        number = len(trained) + len(missed)
+        other = f"{len(missed)} of {number} micro-batches to the model's log-probabilities"
+        self._expect(Check.BACKWARD, not missed, f"no backward pass came from the loss of {other}")
+        for part in trained:
+            again = self._rows.train(part.rows)
+            other = "some rows of the rollout batch were trained again before others"
+            self._expect(Check.TRAINED_ONCE, not again, other)
+        differences = [part.difference(sum(part.gradients) / sum(part.factors))[0] for part in trained]
         self._in_training += [difference for difference in differences if not math.isnan(difference)]
-        self._expect_gradient("in the backward pass", self._in_training, followed[0])
+        if trained:
+            self._expect_gradient(Check.BACKWARD, "in the backward pass", self._in_training, trained[0])
+
+    def _expect_factors(self, factors: list[float], sums: "Sums") -> None:
+        low, high = min(factors), max(factors)
         multiplied = f"the losses of one update's micro-batches are multiplied by factors from {low:g} to {high:g}"
-        self._expect(0 < low <= high <= low * (1 + SAME_FACTOR), multiplied)
-        apart = f"a rank's losses are multiplied by {high:g}, all ranks' by {factor / ranks:g} on average"
-        self._expect(abs(factor / ranks - high) <= SAME_FACTOR * high, apart)
-        sizes = {"batch_num_tokens": tokens, "global_batch_size": rows, "dp_size": ranks}
+        self._expect(Check.FACTORS, 0 < low <= high <= low * (1 + SAME_FACTOR), multiplied)
+        mean = sums.factor / sums.ranks
+        other = f"a rank's losses are multiplied by {high:g}, all ranks' by {mean:g} on average"
+        self._expect(Check.FACTORS, abs(mean - high) <= SAME_FACTOR * high, other)
+        if self._factor is None:
+            self._factor, self._micro_batches = high, len(factors)
+            return
+        other = f"the losses of this update are multiplied by {high:g}, those of the first one by {self._factor:g}"
+        self._expect(Check.FACTORS, self._may_become(high, len(factors)), other)
+
+    def _may_become(self, factor: float, micro_batches: int) -> bool:
+        """Returns whether an engine may multiply an update's losses by a factor, after that of the first update."""
+        change = factor / self._factor
+        # Megatron multiplies by the number of micro-batches.
+        allowed = [1.0, micro_batches / self._micro_batches]
+        if self.scaled and change > 0:
+            allowed.append(2.0 ** round(math.log2(change)))
+        return any(abs(change - size) <= SAME_FACTOR * size for size in allowed)
+
+    def _expect_sizes(self, parts: list[Announced], sums: "Sums", step: OptimizerStep) -> None:
+        sizes = {"batch_num_tokens": sums.tokens, "global_batch_size": sums.rows, "dp_size": sums.ranks}
         for (size, has), unit in zip(sizes.items(), ("tokens", "sequences", "ranks"), strict=True):
-            given = sorted({float(one.data[size]) for one in followed})
-            numbers = f"{', '.join(f'{one:g}' for one in given)} {unit}, which has {has:g}"
-            self._expect(given == [has], f"losses are divided by a mini-batch's {numbers}")
+            given = sorted({float(part.data[size]) for part in parts})
+            numbers = f"{', '.join(f'{number:g}' for number in given)} {unit}, which has {has:g}"
+            self._expect(Check.SIZES, given == [has], f"losses are divided by a mini-batch's {numbers}")
         planned = f"bounds or metrics are those of {step.counted_tokens or 0:g} tokens"
-        self._expect(step.counted_tokens in (None, counted), f"{planned}, and {counted:g} were trained on")
+        counted = step.counted_tokens in (None, sums.counted)
+        self._expect(Check.COUNTED, counted, f"{planned}, and {sums.counted:g} were trained on")
         if step.selected_tokens is not None:
             kept = float(step.selected_tokens)
             most = (2 + SAME_SELECTED * kept) * self.run.schedule.selects_by_pass
-            other = f"losses are divided by {kept:g} selected tokens, and {selected:g} were selected"
-            self._expect(abs(kept - selected) <= most, other)
+            other = f"losses are divided by {kept:g} selected tokens, and {sums.selected:g} were selected"
+            self._expect(Check.SELECTED, abs(kept - sums.selected) <= most, other)
+
+    def _expect_bounds(self, parts: list[Announced], sums: "Sums", step: OptimizerStep) -> None:
+        other = "this rank's settings or sources are not those of the other ranks"
+        self._expect(Check.SETTINGS, sums.same_on_all_ranks(2), other, stops=True)
+        same = sums.same_on_all_ranks(3) and sums.same_on_all_ranks(4)
+        self._expect(Check.DECISION, same, "this rank's bounds are not those of the other ranks", stops=True)
         if step.decision is not None and step.decided_from is not DecidedFrom.LAGGED:
-            decided = method.decide(sums[6:])
-            moved = max(one.bounds_apart(step.decision, decided) for one in followed)
+            decided = self.settings.method.decide(sums.statistics)
+            moved = max(part.bounds_apart(step.decision, decided) for part in parts)
             other = f"the bounds differ by {moved:.2g} of their size from those of the tokens that were trained on"
             # Not a number passes: verl skips the update.
-            self._expect(not moved > SAME_BOUNDS[self.half], other)
+            self._expect(Check.BOUNDS, not moved > SAME_BOUNDS[self.half], other)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """Closes the receipt after the first rollout batch: rank 0 prints it, NaN is logged if no rank compared any."""
+        """Closes the receipt after the first rollout batch: rank 0 prints it.
+
+        Returns:
+            The largest difference, NaN if no rank compared any token; and how many checks did not hold.
+        """
         self.finished = True
         made, announced = batch.updates_before_pass + batch.update, self.run.schedule.updates_on_batch
         other = f"{made} updates on the first rollout batch, not {announced} as announced"
-        self._expect(announced in (None, made), other)
-        # A rank of a pipeline may see no loss.
-        often = {self._trained[row] / times for row, times in self._got.items() if self._begun and self._trained}
-        self._expect(len(often) < 2, "some rows of the rollout batch were trained more often than others")
-        one_rank = torch.cat([torch.tensor([float(self._tokens)], dtype=torch.float64), self._weights])
-        compared, weights, number = self.all_reduce(one_rank).tolist()
+        self._expect(Check.UPDATES, announced in (None, made), other)
+        if self._begun:
+            other = "some rows of the rollout batch were trained more often than others"
+            self._expect(Check.TRAINED_ONCE, self._rows.equally_often(), other)
+        tokens = torch.tensor([float(self._tokens)], dtype=torch.float64)
+        one_rank = torch.cat([tokens, self._weights, self.checks.failures()])
+        compared, weights, number, *failures = self.all_reduce(one_rank).tolist()
         if self.run.options.get(WITH_ROLLOUT_IS[1]) and self._normaliser and weights:
             other = f"weights are divided by {self._normaliser:g}, but their mean is {weights / number:g}"
-            self._expect(not abs(self._normaliser * number / weights - 1) > SAME_NORMALISER, other)
-        self._expect(compared or not self._updates, NOTHING, stops=False)
+            same = not abs(self._normaliser * number / weights - 1) > SAME_NORMALISER
+            self._expect(Check.WEIGHTS, same, other)
+        self._expect(Check.COMPARED, compared or not self._updates, NOTHING, stops=False)
+        self._warned = self.checks.number(failures)
         if self.rank == 0:
             print(f"clipx: {self}", flush=True)
-        return {RECEIPT.key: [max(self._on_copies + self._in_training, default=0.0) if compared else math.nan]}
+        largest = max(self._on_copies + self._in_training, default=0.0) if compared else math.nan
+        return {RECEIPT.key: [largest], RECEIPT_FAILED.key: [float(self._warned)]}
 
     def __str__(self) -> str:
         if not self._tokens:
             return f"receipt: {NOTHING}"
         on_copies, in_training = max(self._on_copies), max(self._in_training, default=0.0)
-        return (
+        line = (
             f"receipt: at ratios of its own choosing the gradient of {self._tokens} tokens is that of "
             f"clipx_{self.settings.method.name} under {self.run.loss_agg_mode} to {on_copies:.1e} of a token's; in the "
             f"backward pass of {len(self._in_training)} micro-batches in {self._updates} updates to {in_training:.1e}"
         )
+        if not self._warned:
+            return line
+        return f"{line}; warned: {self._warned} checks did not hold, so this is no proof of what the run trains"
 
     def _look_at_rows(self, announced: Announced, data: Any) -> None:
         """Compares what a micro-batch brings of its rows with what the worker got, and with what verl's code makes."""
-        options, rows = self.run.options, fields_of(data)
-        self._trained.update(rows)
+        options = self.run.options
         if not (self._begun or self._updates):
-            self._got.update(rows)
-        changed = sorted({row[0] for row in rows if row not in self._got})
-        self._expect(not changed, f"{', '.join(changed)} of some rows are not those that the worker got for them")
-        epoch = math.ceil(self._trained.total() / self._got.total())
-        again = any(self._trained[row] > epoch * self._got[row] for row in rows)
-        self._expect(not again, "some rows of the rollout batch were trained again before others")
+            self._rows.get(data)
+        changed = self._rows.changed(announced.rows)
+        other = f"{', '.join(changed)} of some rows are not those that the worker got for them"
+        self._expect(Check.ROWS, not changed, other)
         weights, rejects = (f"{key}={options.get(key)}" for key in (ROLLOUT_IS, ROLLOUT_RS))
         asked, there = options.get(ROLLOUT_IS) is not None, "rollout_is_weights" in data
         without = f"the samples came with{'' if there else 'out'} the weights of {weights}"
-        self._expect(asked == there, without, stops=True)
+        self._expect(Check.WEIGHTS, asked == there, without, stops=True)
         wrong = f"{announced.other_tokens} tokens that {rejects} rejects came as if it did not, or the reverse"
         # A trainer of one's own may train fewer tokens than it counts.
         stops = options.get(ROLLOUT_RS) is not None or announced.more_tokens
-        self._expect(not announced.other_tokens, wrong, stops=stops)
+        self._expect(Check.REJECTION, not announced.other_tokens, wrong, stops=stops)
         if asked and there:
-            apart, self._normaliser, sums = announced.weights_apart(self._normaliser)
+            differs, self._normaliser, sums = announced.weights_apart(self._normaliser)
             self._weights, least = self._weights + sums, torch.finfo(data["rollout_is_weights"].dtype).eps
-            other = f"a weight differs by {apart:.1e} of it from that of {weights} for its log-probabilities"
-            self._expect(not apart > max(SAME_FACTOR, least), other, stops=True)
+            other = f"a weight differs by {differs:.1e} of it from that of {weights} for its log-probabilities"
+            self._expect(Check.WEIGHTS, not differs > max(SAME_FACTOR, least), other, stops=True)
         if options.get(BYPASS):
-            apart = announced.rollout_apart()
-            other = f"{BYPASS}=True announces the rollout's own, but one is {apart:.2g} nats away"
-            self._expect(not apart > SAME_COPY, f"old_log_probs: {other}", stops=True)
+            nats = announced.rollout_apart()
+            other = f"{BYPASS}=True announces the rollout's own, but one is {nats:.2g} nats away"
+            self._expect(Check.OLD_LOG_PROBS, not nats > SAME_COPY, f"old_log_probs: {other}", stops=True)
 
     def _compare_on_copies(self, real: Announced, dp_group: Any) -> None:
         """Compares the policy's term on probes under their own decisions and, every third, under the step's."""
@@ -238,8 +318,10 @@ class Receipt(Observer):
             if not tokens:
                 continue
             self._on_copies.append(difference)
-            self._expect_gradient("at ratios of its own choosing", self._on_copies, announced, stops=True)
+            where = "at ratios of its own choosing"
+            self._expect_gradient(Check.COPIES, where, self._on_copies, announced, stops=True)
             self._tokens += tokens
+            self._expect_verls_terms(announced)
 
     def _gradient(self, of: Announced, dp_group: Any, *, policy: bool = True) -> Tensor:
         """Returns the whole loss's gradient on the log-probabilities, or that without the policy's term, (tokens,)."""
@@ -254,25 +336,85 @@ class Receipt(Observer):
             # A loss without a graph has a gradient of 0.
             return torch.autograd.grad(loss + 0.0 * leaf.sum(), leaf)[0]
 
-    def _expect_gradient(self, where: str, apart: list[float], of: Announced, stops: bool | None = None) -> None:
-        largest = max(apart, default=0.0)
+    def _expect_verls_terms(self, announced: Announced) -> None:
+        """Compares what verl's loss function adds to the policy's term with KL and distillation by verl's formulas."""
+        _, output, data = call_of(self.settings, replace(announced.step), announced.model_output, announced.data)
+        sides = [gradient_of_verls_terms(self.loss_fn, output, data, moved) for moved in (0.0, ROUNDING, -ROUNDING)]
+        if sides[0] is None:
+            return
+        nothing = torch.zeros_like(announced.besides)
+        differences = apart(announced.besides, torch.stack(sides), announced.at_ratio_1(), nothing)
+        largest = largest_known(differences)
+        other = (
+            "verl's loss function adds to the policy's term what is neither KL nor entropy nor distillation: its "
+            f"gradient differs by {largest:.1e} of a token's, more than {announced.resolved:g}, from theirs"
+        )
+        self._expect(Check.BESIDES, not largest > announced.resolved, other, stops=True)
+
+    def _expect_gradient(
+        self, check: Check, where: str, differences: list[float], of: Announced, stops: bool | None = None
+    ) -> None:
+        largest = max(differences, default=0.0)
         differs = f"{where} the gradient differs by {largest:.1e} of a token's, more than {of.resolved:g}, from that"
         announced = f"clipx_{self.settings.method.name} under {self.run.loss_agg_mode}"
-        self._expect(largest <= of.resolved, f"{differs} of {announced}", stops=stops)
+        self._expect(check, largest <= of.resolved, f"{differs} of {announced}", stops=stops)
 
-    def _expect(self, holds: bool, otherwise: str, *, stops: bool | None = None) -> None:
-        """Stops or warns if something does not hold; `stops`: whether `auto` stops, None: where tests ran."""
-        if holds:
-            return
-        message, asked = f"receipt: {otherwise}: the run does not train what its line says", self.settings.receipt
-        if asked == "stop" or (asked == "auto" and (self.tested if stops is None else stops)):
-            raise RuntimeError(f"{message}. To continue with only a warning, set {NODE}.receipt=warn.")
-        logger.warning("clipx: %s.", message)
+    def _expect(self, check: Check, holds: bool, otherwise: str, *, stops: bool | None = None) -> None:
+        self.checks.expect(check, holds, otherwise, stops=stops)
 
 
-def fields_of(data: Any) -> list[tuple[str, int]]:
-    """Returns the name and a hash of every row's value of each field in `OF_ROW`, with its prompt and response."""
-    columns = {name: data[name].cpu().unbind() for name in ("prompts", "responses", *OF_ROW) if name in data}
-    read = {name: [row.contiguous().view(torch.uint8).numpy().tobytes() for row in of] for name, of in columns.items()}
-    prompts, responses = read.pop("prompts"), read.pop("responses")
-    return [(name, hash(row)) for name, of in read.items() for row in zip(prompts, responses, of, strict=True)]
+class Sums:
+    """What one rank counted in an update, and the sums over all ranks, float64 vectors.
+
+    In both: the ranks, the factor of their losses, two numbers of their settings and decision and how many of the
+    latter are infinite; sequences, and tokens that verl counts, that the method counts and that are selected; the
+    method's statistics.
+    """
+
+    def __init__(self, one_rank: Tensor, over_ranks: Tensor):
+        self._one_rank = one_rank
+        self._over_ranks = over_ranks
+        self.ranks, self.factor = over_ranks[:2].tolist()
+        self.rows, self.tokens, self.counted, self.selected = over_ranks[5:9].tolist()
+        self.statistics = over_ranks[9:]
+
+    def same_on_all_ranks(self, place: int) -> bool:
+        """Returns whether every rank has the same number there, as far as this rank's tells."""
+        mean, own = float(self._over_ranks[place]) / self.ranks, float(self._one_rank[place])
+        return math.isclose(mean, own, rel_tol=SAME_DECISION)
+
+
+def decision_number(decision: Tensor | None) -> tuple[float, float]:
+    """Returns one number of the finite values of a decision, in which each has its own weight, and how many are not."""
+    if decision is None:
+        return 0.0, 0.0
+    finite = decision.isfinite()
+    weights = torch.arange(1, len(decision) + 1, dtype=torch.float64, device=decision.device)
+    return float((decision.where(finite, 0.0).abs() * weights).sum()), float((~finite).sum())
+
+
+def has_rows(trained: list[Announced], part: Announced) -> bool:
+    """Returns whether the rows of a micro-batch are all in others, by each field that they have."""
+    for field_name, rows in part.rows.items():
+        others = {row for other in trained for row in other.rows.get(field_name, ())}
+        if not others.issuperset(rows):
+            return False
+    return True
+
+
+def follow(log_probs: Tensor, keep: Callable[[Tensor], None]) -> None:
+    """Gives the gradient that goes on from the log-probabilities to the model to a function, (tokens,).
+
+    It is taken where their graph begins, after all hooks on the log-probabilities themselves, those that are registered
+    later included.
+    """
+    if log_probs.grad_fn is None:
+        log_probs.register_hook(lambda gradient: keep(flat(gradient).clone()))
+        return
+    place = log_probs.output_nr
+
+    def keep_gradient(gradients: tuple[Tensor | None, ...]) -> None:
+        if gradients[place] is not None:
+            keep(flat(gradients[place]).clone())
+
+    log_probs.grad_fn.register_prehook(keep_gradient)

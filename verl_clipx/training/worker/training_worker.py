@@ -107,9 +107,18 @@ class ClipxTraining:
         config, observers = loss_fn.keywords["config"], []
         run, engine = config.policy_loss.run, self.engine
         if isinstance(settings, Settings) and settings.receipt != "off":
-            half, tested = computes_in_half_precision(self.engine_config), not run.untested
-            of_rank = dict(rank=self.rank, tested=tested, half=half)
-            observers.append(Receipt(settings, run, loss_fn, self._all_reduce, **of_rank))
+            dtype = dtype_of(self.engine_config)
+            receipt = Receipt(
+                settings=settings,
+                run=run,
+                loss_fn=loss_fn,
+                all_reduce=self._all_reduce,
+                rank=self.rank,
+                tested=not run.untested,
+                half=dtype not in FULL_PRECISION,
+                scaled=dtype in SCALED,
+            )
+            observers.append(receipt)
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
             of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
             of_run = dict(batches_a_step=run.schedule.batches_a_step, last=config.optim.total_training_steps)
@@ -268,11 +277,15 @@ class ClipxTraining:
         return total
 
 
-def computes_in_half_precision(config: Any) -> bool:
-    """Returns whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
+FULL_PRECISION = ("fp32", "float32", "32")
+# Those whose gradients verl's engines scale, so that they don't underflow.
+SCALED = ("fp16", "float16", "16")
+
+
+def dtype_of(config: Any) -> str:
+    """Returns the dtype that an engine computes in; `config` is verl's, whose default is bfloat16."""
     precision = getattr(config, "mixed_precision", None)
-    dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
-    return str(dtype) not in ("fp32", "float32", "32")
+    return str(precision.get("param_dtype", "bf16")) if isinstance(precision, Mapping) else "bf16"
 
 
 LOPTI_WITHOUT_PASSES = (
