@@ -48,7 +48,9 @@ def differences_from(driver: Mapping[str, str], worker: Mapping[str, str]) -> li
 def own_sources(settings: Any) -> list[Path]:
     """Returns the files of the classes of a method that are neither the package's nor Python's, in a fixed order."""
     modules = {kind.__module__ for kind in type(getattr(settings, "method", None)).__mro__}
-    foreign = sorted(name for name in modules if name.partition(".")[0] not in {"verl_clipx", *sys.stdlib_module_names})
+    # In a worker `__main__` is Ray's own.
+    known = {"verl_clipx", "__main__", *sys.stdlib_module_names}
+    foreign = sorted(name for name in modules if name.partition(".")[0] not in known)
     files = []
     for name in foreign:
         try:
