@@ -62,7 +62,7 @@ def test_where_nothing_fails_every_step_has_run(run, script):
     assert not any("--quiet" in line for line in lines)
 
 
-def tests_named_in(calls):
+def named_tests(calls):
     """The tests that pytest was called with, in the order of its calls."""
     return [[word for word in call if word.startswith("tests/")] for call in calls if "pytest" in call]
 
@@ -71,7 +71,7 @@ def test_beside_another_verl_the_contract_comes_first_and_then_trainings(run, ch
     (checkout / "elsewhere" / "verl").mkdir(parents=True)
     done, calls = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), "-x")
     assert done.returncode == 0, done.stderr
-    contract, trainings = tests_named_in(calls)
+    contract, trainings = named_tests(calls)
     assert "tests/training/worker/test_verl_contract.py" in contract
     assert any("test_resume.py" in name for name in trainings) and any("fully_async" in name for name in trainings)
     assert all("-x" in call for call in calls if "pytest" in call)
@@ -90,7 +90,7 @@ def test_what_fails_beside_another_verl_fails_the_script(run, checkout, failing)
 @pytest.mark.parametrize("words", [("--verl",), ("--verl", "nowhere")])
 def test_a_folder_without_a_verl_is_refused(run, words):
     done, calls = run("scripts/test.sh", *words)
-    assert done.returncode == 2 and "checkout of verl" in done.stderr and not tests_named_in(calls)
+    assert done.returncode == 2 and "checkout of verl" in done.stderr and not named_tests(calls)
 
 
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])

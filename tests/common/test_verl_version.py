@@ -14,6 +14,7 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra_plugins.verl_clipx.search_path import VerlClipxSearchPath
 from tests.composition import by_hydra
 from verl_clipx.common import verl_version as versions
+from verl_clipx.papers.versions import versions_here
 from verl_clipx.training import doctor
 
 # verl's main in a folder with a verl of its own, after the losses that it knows.
@@ -147,3 +148,11 @@ def test_without_any_verl_the_line_says_so(monkeypatch):
     monkeypatch.setattr(versions, "find_spec", lambda name: None)
     assert "and no verl is installed: pip install 'verl<0.10,>=0.9.0'" in versions.unsuitable_verl()
     assert (doctor.check_verl().level, doctor.check_verl().found) == ("error", "not installed")
+
+
+def test_the_version_that_is_recorded_is_the_imported_one(monkeypatch):
+    assert versions.version_here("verl") == versions.installed_version("verl")
+    monkeypatch.setattr("verl.__version__", "0.10.0.dev")
+    assert versions.version_here("verl") == versions_here()["verl"] == "0.10.0.dev"
+    assert versions.version_here("torch") == versions.installed_version("torch")
+    assert versions.version_here("no-such-distribution") is None

@@ -1,9 +1,9 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository. Covers: content and
 metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and commands from
 site-packages; the losses beside torch alone; with `-m matrix`, as at each release, docs/elsewhere.md's trainer in TRL,
-docs/install.md's installation without a network, two steps of ACPO, and verl's main on 0.8.0. Not covered: 0.9.0
-(test_verl_versions.py), a version above the range (tests/common/test_verl_version.py), other packages of an older
-verl's environment.
+docs/install.md's installation without a network, `uv run --with`, two steps of ACPO, and verl's main on 0.8.0. Not
+covered: Ray's workers under uv, 0.9.0 (test_verl_versions.py), a later version (tests/common/test_verl_version.py),
+other packages of an older verl's environment.
 """
 
 import json
@@ -320,3 +320,22 @@ def test_the_page_s_trainer_has_trl_s_own_gradients_and_those_of_acpo(wheel, tmp
     assert min(steps["size"]) > 0.01 and steps["clipped"][1] > 0.001, steps
     assert min(steps["acts"].values()) > 0.001, steps
     assert [why.partition("=")[0] for why in steps["refused"]] == ["loss_type", "delta", "importance_sampling_level"]
+
+
+@pytest.mark.matrix
+def test_uv_run_layers_the_wheel_over_verls_environment_and_leaves_that_as_it_is(tmp_path, underneath, wheel):
+    python = make_environment(tmp_path / "environment", underneath, "0.9.1")
+    before = packages(python)
+    uv = (Path(sys.executable).with_name("uv"), "run", "--no-project", "--python", python)
+    # Nothing of the tests' own environment.
+    outside = {"PYTHONPATH": "", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    composed = ("python", *MAIN, "+clipx=acpo", "--cfg", "job")
+    layered = run(tmp_path, *uv, "--with", wheel, *composed, **outside)
+    assert layered.returncode == 0 and "loss_mode: clipx_acpo" in layered.stdout, layered.stderr
+    code = "import verl, verl.trainer.ppo.core_algos as c; print('clipx_acpo' in c.POLICY_LOSS_REGISTRY)"
+    registered = run(tmp_path, *uv, "--with", wheel, "python", "-c", code, **outside)
+    assert registered.stdout.split() == ["True"], registered.stderr
+    without = run(tmp_path, *uv, *composed, **outside)
+    # Without the plugin it is a key that nothing reads.
+    assert "\nclipx: acpo\n" in without.stdout and "clipx_acpo" not in without.stdout
+    assert packages(python) == before

@@ -48,6 +48,14 @@ def verl_version() -> str | None:
     return file.read_text().strip() if file.is_file() else metadata.version("verl")
 
 
+def version_here(distribution: str) -> str | None:
+    """Returns the version of a distribution that Python would import, or None.
+
+    For verl it is that of a checkout on Python's path, whatever is installed beside it.
+    """
+    return verl_version() if distribution == "verl" else installed_version(distribution)
+
+
 def unsuitable_verl() -> str | None:
     """Returns one line that says why the plugin does nothing beside the verl that is here; None if it extends it."""
     version = verl_version()

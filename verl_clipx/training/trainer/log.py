@@ -15,7 +15,7 @@ from verl_clipx.analysis.runs.run_log import Rows, entries_in, rows_of
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_text
 from verl_clipx.common.secrets import redact
-from verl_clipx.common.verl_version import installed_version
+from verl_clipx.common.verl_version import version_here
 from verl_clipx.run.content import hash_of_data, hash_of_model, hash_of_reward
 from verl_clipx.run.keys import flat
 from verl_clipx.run.record import Content, RunRecord, as_json, record_of
@@ -80,7 +80,7 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         record,
         started=time.strftime("%Y-%m-%d %H:%M %Z"),
         commit=commit_here(),
-        versions={name: version for name in VERSIONED if (version := installed_version(name))},
+        versions={name: version for name in VERSIONED if (version := version_here(name))},
         machines=dataclasses.replace(record.machines, accelerators=tuple(_accelerators())),
         **with_hashes(record),
     )
