@@ -27,14 +27,16 @@ class Worker(ClipxTraining, VerlsWorker):
 
 @pytest.fixture
 def train(actor, monkeypatch):
-    def build(*overrides, moved=0.02):
-        """A function that trains a rollout batch of one update, and returns its metrics."""
+    def build(*overrides, moved=0.02, further=None):
+        """A function that trains a rollout batch of one update, with further fields, and returns its metrics."""
         monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
         observe_registered("vanilla")
         batch = example()
         batch["log_prob"] = batch["old_log_prob"] + moved
         data, output = micro_batch(batch, ROWS)
         output["log_probs"].requires_grad_(True)
+        for name, values in (further or {}).items():
+            data[name] = values
         worker = Worker(actor("clipx.receipt=off", *overrides), output)
         return lambda: tu.get(worker.train_mini_batch(data.clone()), "metrics")
 
@@ -126,6 +128,14 @@ def test_the_second_measurement_of_the_same_numbers_is_equal_and_made_once(train
     for key, (value,) in first.items():
         assert second[key.replace("floor", "floor_recut")] == [pytest.approx(value, rel=1e-9)], key
     assert not floors(rollout_batch(), "floor_recut")
+
+
+def test_no_further_pass_is_made_where_routes_of_experts_are_replayed(train, monkeypatch):
+    passes = []
+    monkeypatch.setattr(VerlsWorker, "forward_of_reversed_rows", lambda *_, **__: passes.append(1))
+    rollout_batch = train("+clipx=grpo", further={"routed_experts": torch.zeros(len(ROWS), 2)})
+    metrics = rollout_batch()
+    assert not passes and not floors(metrics, "floor_recut") and floors(metrics)
 
 
 def test_the_second_measurement_travels_with_the_first_micro_batch_alone(actor):

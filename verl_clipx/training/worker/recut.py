@@ -27,7 +27,10 @@ from verl_clipx.training.worker.step import MeasuredFloor, OptimizerStep, inputs
 def measure_recut(
     actor: Any, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any]
 ) -> MeasuredFloor | None:
-    """Returns this rank's sums of the second measurement; None where no other cut fits into the memory of the first.
+    """Returns this rank's sums of the second measurement.
+
+    It is None where no other cut fits into the memory of the first, and where the engine replays the routes of experts,
+    which it keeps micro-batch by micro-batch.
 
     Args:
         actor: verl's ActorConfig.
@@ -35,6 +38,8 @@ def measure_recut(
         step: the planned step, whose bounds hold.
         cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
     """
+    if "routed_experts" in data:
+        return None
     other = cut_otherwise(data, {key: tu.get(data, key=key, default=value) for key, value in cut.items()})
     if other is None:
         return None
