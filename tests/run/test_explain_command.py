@@ -432,7 +432,7 @@ def test_a_script_that_cannot_go_on_with_a_count_of_0_says_so(write, script):
     assert "0 was counted here" in why
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_ends_what_was_started(write, tmp_path, number):
     write("run.sh", "sleep 601 & echo $! >children\nsetsid sleep 602 & echo $! >>children\necho >ready\nwait\n")
     (tmp_path / "temporary").mkdir()
@@ -450,6 +450,21 @@ def test_a_signal_ends_what_was_started(write, tmp_path, number):
         assert not any(lives(int(pid)) for pid in (tmp_path / "children").read_text().split())
     finally:
         explaining.kill()
+
+
+def test_what_was_started_ends_where_explain_is_killed(write, tmp_path):
+    write("run.sh", "sleep 603 & echo $! >children\nsetsid sleep 604 & echo $! >>children\necho >ready\nsleep 605\n")
+    explaining = subprocess.Popen([sys.executable, "-m", "verl_clipx.cli", "explain", "--", "bash", "run.sh"])
+    began = time.monotonic()
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() - began < 60
+        time.sleep(0.1)
+    explaining.kill()
+    explaining.wait()
+    children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    while any(map(lives, children)):
+        assert time.monotonic() - began < 120, "what explain started goes on"
+        time.sleep(0.1)
 
 
 SECRET = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from verl_clipx.common.secrets import redact
-from verl_clipx.run import stand_in
+from verl_clipx.run import session_guard, stand_in
 
 # The last line of an answer that nothing stops (`description.py`, whose import takes seconds).
 NOTHING_STOPS = "Nothing in the configuration stops it."
@@ -55,7 +55,7 @@ OF_LOOPS = ("bash", "sh", "dash", "sleep", "timeout", "tee", "tail", "cat", "gre
 OF_LOOPS += ("nc", "ping", "sinfo", "squeue", "scontrol")
 # How long bash may take after the first answer.
 SECONDS_AFTER_AN_ANSWER = 10
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # An override of Hydra's that is no variable of the environment.
 OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
 # A line of bash's `set -x`, and what shells say of a program that is missing.
@@ -342,6 +342,7 @@ def run_session(
             process = subprocess.Popen(list(words), stdout=file, **given)
         except OSError as error:
             raise ValueError(f"{redact(words[0])}: {error.strerror}.") from None
+        guard = guard_session(process.pid, environment[EXPLAIN])
 
         def in_session(other: psutil.Process) -> bool:
             return os.getsid(other.pid) == process.pid
@@ -384,7 +385,24 @@ def run_session(
                     with contextlib.suppress(psutil.Error):
                         member.kill()
             process.wait()
+            # Nothing is left to end.
+            with contextlib.suppress(OSError):
+                guard.communicate(b".")
     return process.returncode
+
+
+def guard_session(session: int, answers: str) -> subprocess.Popen:
+    """Starts the process that ends a session, and what has these answers, should this process be killed."""
+    # In a session of its own, and without the variable, so that it is not ended with the others.
+    environment = {name: value for name, value in os.environ.items() if name != EXPLAIN}
+    return subprocess.Popen(
+        [sys.executable, session_guard.__file__, str(session), EXPLAIN, answers],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
