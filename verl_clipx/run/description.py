@@ -18,6 +18,7 @@ from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.support import read_costs
+from verl_clipx.run.trainer import FULLY_ASYNC, SEPARATE, Trainer, trainer_of
 
 # Which tokens the statistics behind the bounds are of.
 SCOPES = {
@@ -134,15 +135,15 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
     """Describes a run of the plugin's, as far as its settings and facts go without the rest of its configuration."""
     term, mismatch = keys.distillation_term(run.options), keys.log_prob_mismatch(run.options)
     to_sampler = keys.ratio_to_the_rollout_policy(run.options, settings)
-    mode = run.options.get(keys.TRAINER_MODE) if keys.reads_v1(run.options) else None
+    trainer = trainer_of(run.options)
     of_group = own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
-    source, added, biased = source_of_old_log_probs(run, mode), corrections(run, settings), None
+    source, added, biased = source_of_old_log_probs(run, trainer), corrections(run, settings), None
     if mismatch is not None and run.options.get(keys.CALCULATE_LOG_PROBS):
         which = "" if to_sampler else ", which only metrics use,"
         biased = f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
     missing = "not corrected for the samples' staleness and for the rollout engine"
     # A pull to the sampler corrects nothing.
-    missing *= trains_on_stale_samples(run, mode) and (not to_sampler or to_sampler.startswith(Pull.node))
+    missing *= trainer.stale and (not to_sampler or to_sampler.startswith(Pull.node))
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
     untested = [option for option in run.untested if not option.endswith("=None")]
     unused = {key.removeprefix(f"{keys.ACTOR}."): value for key, value in run.unused.items()}
@@ -229,21 +230,15 @@ def corrections(run: RunFacts, settings: Settings | Observe) -> list[str]:
     return corrected + ([] if temperature in (None, 1) else [f"log-probabilities at temperature {shown(temperature)}"])
 
 
-def source_of_old_log_probs(run: RunFacts, mode: str | None) -> str:
-    """Returns where verl's trainer gets old_log_probs from; `mode` is the v1 trainer's."""
+def source_of_old_log_probs(run: RunFacts, trainer: Trainer) -> str:
+    """Returns where verl's trainer gets old_log_probs from."""
     if run.options.get(keys.BYPASS):
         return "are the rollout's own (bypass_mode)"
-    if run.schedule.starts_at_ratio_one:
+    if trainer.recomputes_old:
         return "are recomputed with the weights at the start of a rollout batch's first update"
-    if run.options.get(keys.MINI_BATCHES_AT_ONCE) or mode == "separate_async":
+    if trainer.kind in (FULLY_ASYNC, SEPARATE):
         return "are recomputed with the weights that the rollout last received"
     return "are the trainer's"
-
-
-def trains_on_stale_samples(run: RunFacts, mode: str | None) -> bool:
-    """Returns whether samples may be of weights older than those that a rollout batch starts from."""
-    experimental = run.options.get(keys.ROLLOUT_NODES) is not None or run.options.get(keys.MINI_BATCHES_AT_ONCE)
-    return bool(experimental or mode in ("separate_async", "colocate_async"))
 
 
 def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = False) -> str:

@@ -90,7 +90,8 @@ def chosen(node: "Settings | Observe") -> str:
 
 # --- The loss --------------------------------------------------------------------------------------------------------
 
-ACTOR, ROLLOUT, REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MODEL_ROOT = "actor_rollout_ref"
+ACTOR, ROLLOUT, REFERENCE, MODEL = (f"{MODEL_ROOT}.{name}" for name in ("actor", "rollout", "ref", "model"))
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FACTS = f"{POLICY_LOSS}.run"
 # The nodes that the plugin keeps in verl's (configs/clipx/base.yaml).
@@ -381,13 +382,6 @@ def another_runtime(values: Values, node: "Settings | Observe") -> Iterator[Refu
 SYNC_STEP = "trainer.v1.*.parameter_sync_step"
 
 
-def reads_v1(values: Values) -> bool:
-    """Returns whether the trainer reads the keys of trainer.v1."""
-    # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
-    experimental = values.get(ROLLOUT_NODES) is not None or values.get(MINI_BATCHES_AT_ONCE)
-    return values.get(USE_V1) is not False and not experimental
-
-
 # --- The engine ------------------------------------------------------------------------------------------------------
 
 # Each of these keys can switch torch.compile off.
@@ -614,11 +608,13 @@ CONTEXT = f"{ROLLOUT}.max_model_len"
 TOP_P = f"{ROLLOUT}.top_p"
 TOP_K = f"{ROLLOUT}.top_k"
 MIN_P = f"{ROLLOUT}.min_p"
+AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 ROLLOUT_PRECISION = f"{ROLLOUT}.dtype"
-# By the engines that compute under verl's actor.
+# By the engines that compute under verl's actor; FSDP computes in bfloat16 where its key is not set.
+MIXED_PRECISION = f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"
 TRAINING_PRECISION = {
-    "fsdp": f"{ACTOR}.fsdp_config.dtype",
-    "fsdp2": f"{ACTOR}.fsdp_config.dtype",
+    "fsdp": MIXED_PRECISION,
+    "fsdp2": MIXED_PRECISION,
     **{engine: f"{ACTOR}.{engine}.dtype" for engine in ("megatron", "veomni", "torchtitan")},
 }
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"

@@ -22,6 +22,11 @@ SCHEMA = 1
 CHOOSES_LOSS = ("method", "function", "_target_")
 # The nodes in the clipx node that change a method.
 MODIFIERS = ("shaping", "mask", "select", "update", "hold", "pull")
+FSDP = ("fsdp", "fsdp2")
+# verl's short names of dtypes.
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+# How far two gradients may differ by rounding, relative to a token's; `losses.applying.apart.RESOLVED` by name.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Loss:
         modifiers: from the name of each node that changes the method, such as mask, to its keys.
         taken: from each parameter that took over a key of verl's to that `key`, the value `given` and its `value`.
         unused: verl's clip keys that are set and that the method doesn't read, with their values.
+        widths: verl's own clip keys, by their names below the actor.
     """
 
     mode: str | None = None
@@ -48,6 +54,7 @@ class Loss:
     modifiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     taken: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unused: Mapping[str, Any] = field(default_factory=dict)
+    widths: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_ours(self) -> bool:
@@ -246,8 +253,9 @@ class ReceiptResult:
     """What the worker's receipt found in the first rollout batch.
 
     Args:
-        difference: the largest between a gradient and the announced one, as a share of a token's.
-        tolerance: the difference up to which rounding in the engine's precision explains it.
+        difference: the largest between a gradient and the announced one, as a share of a token's; None until the worker
+            has compared its first rollout batch.
+        tolerance: the difference up to which rounding in the engine's precision explains it; None if that is unknown.
         failed: the number of checks that didn't hold; None if the worker doesn't count them.
     """
 
@@ -273,7 +281,7 @@ class RunRecord:
         rollout, training: the engines.
         machines: see its class.
         model, critic, data, validation, reward: what the run reads.
-        receipt: see its class; None until the worker has compared its first rollout batch.
+        receipt: see its class.
         untested: the run's options that no test has run.
         configuration_hash: of a run whose file has only parts of its configuration, the whole one's.
         configuration: the rest, dotted key to value.
@@ -305,7 +313,7 @@ class RunRecord:
     data: Content = field(default_factory=Content)
     validation: Content = field(default_factory=Content)
     reward: Content = field(default_factory=Content)
-    receipt: ReceiptResult | None = None
+    receipt: ReceiptResult = field(default_factory=ReceiptResult)
     untested: tuple[str, ...] = ()
     configuration_hash: str | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
@@ -321,6 +329,7 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
     """
     values = keys.flat(configuration)
     get = values.get
+    training = training_of(values)
     return RunRecord(
         started=_text(header.get("started")),
         commit=_text(header.get("commit")),
@@ -374,10 +383,10 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
         limits=Limits(prompt=get(keys.LONGEST_PROMPT), response=get(keys.LONGEST_RESPONSE), context=get(keys.CONTEXT)),
         rollout=Engine(
             name=get(keys.ENGINE_NAME),
-            precision=get(keys.ROLLOUT_PRECISION),
+            precision=PRECISIONS.get(str(get(keys.ROLLOUT_PRECISION)), get(keys.ROLLOUT_PRECISION)),
             parallel=_given(values, {"tensor": keys.TENSOR_PARALLEL}),
         ),
-        training=training_of(values),
+        training=training,
         machines=Machines(
             device=get(keys.DEVICE),
             nodes=get(keys.NODES),
@@ -389,6 +398,7 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
         data=Content(paths=paths_of(get(keys.TRAINING_FILES))),
         validation=Content(paths=paths_of(get(keys.VALIDATION_FILES))),
         reward=reward_of(values, _text(header.get("reward_hash"))),
+        receipt=ReceiptResult(tolerance=TOLERANCES.get(str(training.precision))),
         untested=tuple(map(str, _list(get(f"{keys.FACTS}.untested")))),
         configuration_hash=_text(header.get("config_hash")),
         configuration=values,
@@ -413,13 +423,16 @@ def loss_of(values: Mapping[str, Any]) -> Loss:
         modifiers={name: chosen for name, chosen in modifiers.items() if chosen},
         taken=keys.nested(keys.below(facts, "taken")),
         unused=keys.below(facts, "unused"),
+        widths=_given(values, {name: f"{keys.ACTOR}.{name}" for name in keys.CLIP_KEYS}),
     )
 
 
 def training_of(values: Mapping[str, Any]) -> Engine:
     """Returns the engine that trains; `values`: dotted key to value."""
     name = values.get(keys.STRATEGY)
-    precisions = [values.get(keys.TRAINING_PRECISION[name])] if name in keys.TRAINING_PRECISION else []
+    precision = values.get(keys.TRAINING_PRECISION.get(name))
+    if precision is None and name in FSDP:
+        precision = "bfloat16"
     parallel = {"sequence": keys.SEQUENCE_PARALLEL[0]}
     if name == "megatron":
         parallel = {
@@ -427,7 +440,7 @@ def training_of(values: Mapping[str, Any]) -> Engine:
             "pipeline": keys.MEGATRON_PIPELINE_PARALLEL,
             "context": keys.MEGATRON_CONTEXT_PARALLEL,
         }
-    return Engine(name=name, precision=next(iter(precisions), None), parallel=_given(values, parallel))
+    return Engine(name=name, precision=PRECISIONS.get(str(precision), precision), parallel=_given(values, parallel))
 
 
 def reward_of(values: Mapping[str, Any], content: str | None) -> Content:
@@ -500,12 +513,9 @@ def _built(kind: type, content: Any, where: str) -> Any:
 
 # The fields that are classes themselves.
 PARTS: dict[tuple[type, str], type] = {
-    **{
-        (RunRecord, place.name): place.default_factory
-        for place in dataclasses.fields(RunRecord)
-        if dataclasses.is_dataclass(place.default_factory)
-    },
-    (RunRecord, "receipt"): ReceiptResult,
+    (RunRecord, place.name): place.default_factory
+    for place in dataclasses.fields(RunRecord)
+    if dataclasses.is_dataclass(place.default_factory)
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_clipx.run import keys
 from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.trainer import trainer_of
 
 if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings
@@ -113,15 +114,14 @@ def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = Non
         values: the keys of `keys.READ` with their values.
         settings: its clipx node, built; None for what verl's keys alone determine.
     """
-    of_v1 = keys.reads_v1(values)
+    trainer = trainer_of(values)
     # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
-    parts = (values.get(keys.SYNC_STEP) or 1) if of_v1 else 1
-    in_step = not of_v1 or values.get(keys.TRAINER_MODE) in ("sync", "colocate_async")
+    parts = (values.get(keys.SYNC_STEP) or 1) if trainer.is_v1 else 1
     rejects_before = values.get(keys.ROLLOUT_RS) is not None and not values.get(keys.BYPASS)
     schedule = Schedule(
         updates_of(values, parts),
         batches_a_step=parts * (values.get(keys.STEPS_A_VERSION) or 1),
-        starts_at_ratio_one=in_step and not values.get(keys.BYPASS) and not values.get(keys.MINI_BATCHES_AT_ONCE),
+        starts_at_ratio_one=trainer.recomputes_old,
         counts=("counted",) * rejects_before,
     )
     return schedule if settings is None or not settings.trains else with_settings(schedule, settings, values)

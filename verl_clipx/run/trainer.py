@@ -36,6 +36,11 @@ class Trainer:
     oldest_allowed: int | None = None
     stale: bool = False
 
+    @property
+    def is_v1(self) -> bool:
+        """Returns whether it is verl's v1 trainer, which reads the keys of trainer.v1; so it is where nothing says."""
+        return self.kind not in (OLDER, ONE_STEP_OFF, FULLY_ASYNC)
+
 
 def trainer_of(configuration: Mapping[str, Any]) -> Trainer:
     """Returns the trainer that a configuration of verl's chooses; `configuration`: dotted key to value."""

@@ -19,20 +19,20 @@ from verl_clipx.analysis.runs.floor import (
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.settings import differing_values
 from verl_clipx.common.sentences import percent
+from verl_clipx.run.keys import ACTOR, LOSS_AGG_MODE, OLDEST_ALLOWED, POLICY_LOSS, REWARD_FUNCTIONS, REWARD_MODELS
+from verl_clipx.run.record import TOLERANCES
+from verl_clipx.run.trainer import OLDER
 
 # In which two arms may differ where the command line says nothing: the loss.
-LOSS = ("clipx", "clipx.*", "actor_rollout_ref.actor.policy_loss.*", "actor_rollout_ref.actor.clip_ratio*")
+LOSS = ("clipx", "clipx.*", f"{POLICY_LOSS}.*", f"{ACTOR}.clip_ratio*")
 # What verl logs of a rollout batch's data, whichever loss trains on it.
 OF_DATA = ("critic/score/", "critic/rewards/", "response_length/", "prompt_length/", "critic/advantages/")
-AGGREGATION = "actor_rollout_ref.actor.loss_agg_mode"
-REWARDS = ("reward.custom_reward_function", "custom_reward_function", "reward_model", "reward.reward_model")
+REWARDS = (*REWARD_FUNCTIONS, *REWARD_MODELS)
 AGES = ("training/off_policy/trajectory_staleness_worst/max", "training/off_policy/trajectory_staleness/max")
 # A share of different responses in the first batch at which seeds are taken to repeat.
 FEW = 0.5
-# The largest difference that the receipt takes for rounding, which is that of bfloat16.
-ROUNDING = 4e-2
-TRAINER = "trainer.v1.trainer_mode"
-OLDEST = "trainer.v1.sampler.max_off_policy_threshold"
+# What a receipt takes for rounding where the record doesn't say in which precision the run computes: bfloat16's.
+COARSEST = max(TOLERANCES.values())
 
 
 class Verdict(Enum):
@@ -289,30 +289,20 @@ def not_older(arms: Arms) -> Found:
     """Was no sample older than the configuration allows?"""
     wrong, unknown, ages = [], [], []
     for run in arms.runs:
-        allowed, age = oldest_allowed(run), oldest_in(run)
-        if age is None and run.configuration.get("trainer.use_v1", True) is False:
+        allowed, age = run.record.trainer.oldest_allowed, oldest_in(run)
+        if age is None and run.record.trainer.kind == OLDER:
             continue
-        if age is None or allowed is None:
-            unknown.append(f"{'the age of samples' if age is None else f'a limit ({OLDEST})'} in {run.name}")
+        if age is None:
+            unknown.append(f"the age of samples in {run.name}")
+            continue
+        if allowed is None:
+            unknown.append(f"a limit ({OLDEST_ALLOWED}) in {run.name}")
             continue
         ages.append(age)
         if age > allowed:
             wrong.append(f"{run.name}: {age:g} versions, {allowed} allowed")
     right = f"at most {max(ages):g} versions" if ages else "the trainer samples what it trains on"
     return decided(wrong, right, unknown)
-
-
-def oldest_allowed(run: Run) -> int | None:
-    """Returns how many versions old a run's configuration lets its samples be; None if it does not say."""
-    trainers = {key.partition(".")[0] for key in run.configuration}
-    if "async_training" in trainers:
-        return None
-    # The trainer that samples one step ahead has the only other configuration with this node.
-    if "rollout" in trainers:
-        return 1
-    in_sync = run.configuration.get(TRAINER, "sync") == "sync"
-    in_sync |= run.configuration.get("trainer.use_v1", True) is False
-    return 0 if in_sync else run.configuration.get(OLDEST)
 
 
 def oldest_in(run: Run) -> float | None:
@@ -328,9 +318,8 @@ def trained_as_much(arms: Arms) -> Found:
     """Did both arms train as many steps and updates, on as many prompts?"""
     amounts = {}
     for run in arms.runs:
-        prompts = run.configuration.get("data.train_batch_size"), run.configuration.get("actor_rollout_ref.rollout.n")
-        steps = int((run.log.index > 0).sum())
-        amounts[run.name] = (steps, run.schedule.updates_a_step, *prompts)
+        batch, steps = run.record.batch, int((run.log.index > 0).sum())
+        amounts[run.name] = (steps, run.schedule.updates_a_step, batch.prompts, batch.responses)
     first, *others = amounts.items()
     names = ("steps", "updates a step", "prompts a step", "responses a prompt")
     wrong = [
@@ -391,12 +380,13 @@ def receipt_passed(arms: Arms) -> Found:
     silent: list[str] = []
     for run in arms.runs:
         difference = float(run.values(keys.RECEIPT).max())
+        tolerance = run.record.receipt.tolerance or COARSEST
         failed = run.values(keys.RECEIPT_FAILED)
         # A run whose receipt only warns goes on with another loss.
         if math.isnan(difference):
             wrong.append(f"{run.name}: no token was compared")
-        elif difference > ROUNDING:
-            wrong.append(f"{run.name}: {difference:.2g} of a token's gradient")
+        elif difference > tolerance:
+            wrong.append(f"{run.name}: {difference:.2g} of a token's gradient, more than {tolerance:g}")
         if len(failed) and failed.max() > 0:
             wrong.append(f"{run.name}: its receipt warned of {failed.max():.3g} checks that did not hold")
         if not len(failed):
@@ -408,11 +398,12 @@ def receipt_passed(arms: Arms) -> Found:
     return decided(wrong, right)
 
 
-@question("one denominator", AGGREGATION, lambda run: run.configuration.get(AGGREGATION))
+@question("one denominator", LOSS_AGG_MODE, lambda run: run.record.aggregation)
 def same_denominator(arms: Arms) -> Found:
     """Is the loss averaged in the same way in both arms?"""
-    modes = {run.configuration[AGGREGATION] for run in arms.runs}
-    return decided([f"{AGGREGATION} is {' and '.join(sorted(modes))}"] * (len(modes) > 1), ", ".join(modes))
+    modes = sorted({run.record.aggregation for run in arms.runs})
+    wrong = [f"{LOSS_AGG_MODE} is {' and '.join(modes)}"] if len(modes) > 1 else []
+    return decided(wrong, ", ".join(modes))
 
 
 @question("one reward", "the configuration", lambda run: run.configuration)
@@ -424,7 +415,7 @@ def same_reward(arms: Arms) -> Found:
     }
     reference = named[arms.runs[0].name]
     wrong = [f"{name} has another reward than {arms.runs[0].name}" for name, of in named.items() if of != reference]
-    of_file = any(key.endswith("custom_reward_function.path") and value for key, value in reference.items())
+    of_file = bool(arms.runs[0].record.reward.paths)
     hashes = {run.record.reward.hash for run in arms.runs}
     if of_file and None in hashes and not wrong:
         return Verdict.UNKNOWN, "the hash of the reward's file: not recorded in runs of earlier versions"

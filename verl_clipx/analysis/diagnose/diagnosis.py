@@ -10,6 +10,7 @@ import numpy
 from verl_clipx.analysis.diagnose.rule import Kind, Onset, Rule
 from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.runs.run import Run
+from verl_clipx.run.keys import MODEL_ROOT
 
 
 class Diagnosis(NamedTuple):
@@ -74,7 +75,7 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
     """
 
     def with_value(key: re.Match) -> str:
-        values = (run.configuration.get(name) for name in (key[0], f"actor_rollout_ref.{key[0]}"))
+        values = (run.configuration.get(name) for name in (key[0], f"{MODEL_ROOT}.{key[0]}"))
         value = next((value for value in values if isinstance(value, int | float)), None)
         return key[0] if value is None else f"{key[0]} (here {value})"
 

@@ -1,13 +1,9 @@
 """What to do about a finding, by the run's own configuration and log: nothing is advised that is set already."""
 
-from typing import Any
-
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
-
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
-CORRECTION = "algorithm.rollout_correction"
+from verl_clipx.run.keys import BYPASS, OF_CORRECTION, ROLLOUT_IS, ROLLOUT_RS
+from verl_clipx.run.record import is_number
 
 # Upper bounds on a token's ratio: DAPO's, and the one that docs/results/evidence.md tried with its inverse below.
 DAPO = 1.28
@@ -22,15 +18,14 @@ NEAR_AN_END = 0.25
 
 
 def trains_our_loss(run: Run) -> bool:
-    """Returns whether the configuration names a loss of this plugin, or, of a record in parts, bounds of one."""
-    has_bounds = any(f"clipx.clip_{side}" in run.configuration for side in ("low", "high"))
-    return has_bounds or run.configuration.get("clipx.method", "observe") != "observe"
+    """Returns whether the record names a loss of this plugin, or, of a record in parts, bounds of one."""
+    return run.record.loss.is_ours
 
 
 def name_sources(run: Run) -> str:
     """Says where values that are not finite are named: only this plugin does."""
     observed = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
-    if observed or "clipx.method" in run.configuration:
+    if observed or run.record.loss.method is not None or run.record.loss.function is not None:
         return "Look at the prompts and fields that the run's output names."
     return "Run again with +clipx=observe, whose output names rank, fields and prompts."
 
@@ -43,7 +38,7 @@ def explain_skipped(run: Run) -> str:
 
 def keep_entropy(run: Run) -> str:
     """Advises against a collapse of entropy: what lowers it by itself, then a wider clip, then a lower rate."""
-    coefficient = run.configuration.get(f"{ACTOR}.entropy_coeff")
+    coefficient = run.record.terms.entropy
     if is_number(coefficient) and coefficient < 0:
         return "Set actor.entropy_coeff to 0: below 0 it lowers entropy."
     if not clips_tokens(run):
@@ -60,7 +55,7 @@ def keep_entropy(run: Run) -> str:
 
 def calm_entropy(run: Run) -> str:
     """Advises against an explosion of entropy: less of what raises it by itself, otherwise a lower rate."""
-    coefficient = run.configuration.get(f"{ACTOR}.entropy_coeff")
+    coefficient = run.record.terms.entropy
     lower = "actor.entropy_coeff" if is_number(coefficient) and coefficient > 0 else "actor.optim.lr"
     if keeps_no_checkpoint(run):
         return f"Run again with a lower {lower}. {NO_CHECKPOINT}"
@@ -93,7 +88,7 @@ NO_CHECKPOINT = "With trainer.save_freq above 0 there will be checkpoints to go 
 
 def keeps_no_checkpoint(run: Run) -> bool:
     """Returns whether the configuration says that the run saves no checkpoint."""
-    every = run.configuration.get("trainer.save_freq")
+    every = run.record.length.save_every
     return is_number(every) and every <= 0
 
 
@@ -107,7 +102,7 @@ def widen_both(run: Run) -> str:
     """Advises the bounds 0.5 and 2, and leaves out a lower bound that is as low already."""
     upper = f"{upper_bound_key(run)} to {upper_bound_value(run, WIDE_HIGH)}"
     if trains_our_loss(run):
-        low = run.configuration.get("clipx.clip_low")
+        low = run.record.loss.parameters.get("clip_low")
         lower = f"clipx.clip_low to {WIDE_LOW:g}"
         is_wide = low is None or low <= WIDE_LOW
     else:
@@ -122,21 +117,20 @@ def widen_both(run: Run) -> str:
 def clips_tokens(run: Run) -> bool:
     """Returns whether the run's loss clips each token's ratio at fixed bounds; verl's default loss does."""
     if trains_our_loss(run):
-        return run.method != SEQUENCE_CLIP and "clipx.clip_high" in run.configuration
-    return run.configuration.get(f"{ACTOR}.policy_loss.loss_mode", TOKEN_CLIP) in (None, TOKEN_CLIP)
+        return run.method != SEQUENCE_CLIP and "clip_high" in run.record.loss.parameters
+    return run.record.loss.mode in (None, TOKEN_CLIP)
 
 
 def upper_bound(run: Run) -> float | None:
     """Returns the upper bound on the ratio of a loss that clips tokens; None if it has none."""
     if trains_our_loss(run):
-        return run.configuration["clipx.clip_high"]
+        return run.record.loss.parameters["clip_high"]
     return 1 + clip_ratio(run, "clip_ratio_high")
 
 
 def clip_ratio(run: Run, name: str) -> float:
     """Returns verl's width of the clip on one side, as verl reads it."""
-    for key in (name, "clip_ratio"):
-        value = run.configuration.get(f"{ACTOR}.{key}")
+    for value in (run.record.loss.widths.get(name), run.record.loss.widths.get("clip_ratio")):
         if is_number(value):
             return float(value)
     return 0.2
@@ -163,9 +157,10 @@ def widen_side(run: Run, side: str) -> str:
     other = {"low": "high", "high": "low"}[side]
     ours = trains_our_loss(run)
     own_key = f"clipx.clip_{side}"
-    if ours and own_key not in run.configuration:
+    parameters = run.record.loss.parameters
+    if ours and f"clip_{side}" not in parameters:
         return "Compare other settings on its traced tokens: clipx replay."
-    if ours and run.configuration.get(f"clipx.clip_{other}", 0) is None:
+    if ours and parameters.get(f"clip_{other}", 0) is None:
         return f"Set clipx.clip_{other}: without that bound, only this side clips."
     name = own_key if ours else f"actor.clip_ratio_{side}"
     return f"Widen that side's bound, {name}."
@@ -190,9 +185,8 @@ def change_prompts(run: Run) -> str:
 
 def change_sampling(run: Run) -> str | None:
     """Returns advice on the sampling, if the configuration itself makes all samples of a prompt score alike."""
-    samples = run.configuration.get(f"{ROLLOUT}.n")
-    temperature = run.configuration.get(f"{ROLLOUT}.temperature")
-    if samples == 1:
+    temperature = run.record.sampling.temperature
+    if run.record.batch.responses == 1:
         return "Draw several samples of each prompt: raise rollout.n."
     if is_number(temperature) and temperature == 0:
         return "Sample at a temperature above 0, rollout.temperature: without it all samples of a prompt are alike."
@@ -214,17 +208,16 @@ def find_signal(run: Run) -> str:
 
 def make_more_updates(run: Run) -> str:
     """Advises several updates on a rollout batch."""
-    if run.configuration.get(f"{ACTOR}.ppo_mini_batch_size") == 1:
+    if run.record.batch.mini_batch == 1:
         return "Raise actor.ppo_epochs: a mini-batch is one prompt already."
     return "Make actor.ppo_mini_batch_size smaller, so that each rollout batch gets several updates."
 
 
 def fill_bins(run: Run) -> str:
     """Advises more tokens for each probability bin."""
-    if run.configuration.get("clipx.scope") == "micro_batch":
+    if run.record.loss.parameters.get("scope") == "micro_batch":
         return "Set clipx.scope to mini_batch, so that statistics are over all tokens of an update."
-    prompts = run.configuration.get("data.train_batch_size")
-    mini_batch = run.configuration.get(f"{ACTOR}.ppo_mini_batch_size")
+    prompts, mini_batch = run.record.batch.prompts, run.record.batch.mini_batch
     if is_number(prompts) and is_number(mini_batch) and mini_batch >= prompts:
         return "Lower clipx.alpha: an update has all tokens of a rollout batch already."
     return "Make actor.ppo_mini_batch_size larger."
@@ -232,11 +225,11 @@ def fill_bins(run: Run) -> str:
 
 def recompute_ratio(run: Run) -> str:
     """Advises where the ratio of a first update is not 1."""
-    bypass = run.configuration.get(f"{CORRECTION}.bypass_mode")
+    bypass = run.record.correction.bypass
     if bypass:
-        return f"Set {CORRECTION}.bypass_mode to false: with it the clip acts on the mismatch too."
+        return f"Set {BYPASS} to false: with it the clip acts on the mismatch too."
     if bypass is None:
-        return f"Look whether {CORRECTION}.bypass_mode is on: the clip acts on the mismatch too."
+        return f"Look whether {BYPASS} is on: the clip acts on the mismatch too."
     return "Look how old the samples are (training/off_policy/trajectory_staleness/mean): bypass_mode is off already."
 
 
@@ -249,17 +242,10 @@ def score_tokens(run: Run) -> str:
 
 def correct_sampler(run: Run) -> str:
     """Advises where the policy leaves its sampler and nothing is clipped."""
-    if run.configuration.get(f"{CORRECTION}.bypass_mode"):
+    correction = run.record.correction
+    if correction.bypass:
         return "Narrow the bounds: in bypass mode the clip's ratio is to the sampler, and yet nothing is clipped."
-    parts = [f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_rs")]
-    given = [part for part in parts if run.configuration.get(part)]
-    if given:
-        return (
-            f"Give the sampler new weights more often: {given[0]} is on already, and the clip does not see its ratio."
-        )
-    return f"Correct for the sampler ({CORRECTION}): the clip's ratio is to recomputed log-probabilities."
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether a value of a configuration is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if correction.weights or correction.rejection:
+        given = ROLLOUT_IS if correction.weights else ROLLOUT_RS
+        return f"Give the sampler new weights more often: {given} is on already, and the clip does not see its ratio."
+    return f"Correct for the sampler ({OF_CORRECTION}): the clip's ratio is to recomputed log-probabilities."

@@ -38,6 +38,8 @@ from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.floor import Clipped, clipped_by_step, exceeds, floors_of, later_updates
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_level, level_steps
+from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, STRATEGY, TOP_K, TOP_P
+from verl_clipx.run.record import is_number
 
 __all__ = ["HELD_OUT_FALLS", "REWARD_COLLAPSE", "RULES"]
 
@@ -58,7 +60,7 @@ TAKEN = "updates taken with a gradient that is not finite"
 OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/reading.md#health", "any_of": True}
 
 
-@rule(TAKEN, Kind.FACT, about=("actor_rollout_ref.actor.strategy",), remedy=resume_before, **OF_NORM)
+@rule(TAKEN, Kind.FACT, about=(STRATEGY,), remedy=resume_before, **OF_NORM)
 def find_taken_updates(run: Run) -> Onset | None:
     return _not_finite_updates(run) if run.fate_of_skipped == "taken" else None
 
@@ -365,8 +367,9 @@ def moves(run: Run) -> bool:
 
 def _target(run: Run) -> float | None:
     """Returns the target of the search, if it is a target for the share that is logged."""
-    is_share = run.configuration.get("clipx.contribution", "share") == "share"
-    return run.configuration.get("clipx.target") if is_share else None
+    parameters = run.record.loss.parameters
+    is_share = parameters.get("contribution", "share") == "share"
+    return parameters.get("target") if is_share else None
 
 
 @rule(
@@ -396,7 +399,7 @@ def find_search_not_started(run: Run) -> Onset | None:
 )
 def find_few_tokens(run: Run) -> Onset | None:
     # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
-    names, alpha = keys.of_bins("count", run.log.columns), run.configuration.get("clipx.alpha")
+    names, alpha = keys.of_bins("count", run.log.columns), run.record.loss.parameters.get("alpha")
     if not names or alpha is None:
         return None
     counts, most = run.log.loc[run.log.index > 0, names].dropna(), alpha**2 + 1
@@ -415,7 +418,7 @@ def find_saturated_bounds(run: Run) -> Onset | None:
     """Lower clipx.target."""
     # The upper bound is the last candidate and the target is missed: the search has nowhere left to go.
     target = _target(run)
-    stop, by = (run.configuration.get(f"clipx.{name}") for name in ("upper_stop", "upper_step"))
+    stop, by = (run.record.loss.parameters.get(name) for name in ("upper_stop", "upper_step"))
     high, share = trained(run, keys.BOUND_HIGH_LAST).align(trained(run, keys.SHARE_AFTER), join="inner")
     # The last candidate is the stop, or less than a step below it.
     step = None if None in (target, stop, by) else lasts((high > stop - by + RATIO_IS_ONE) & (share < target))
@@ -444,7 +447,7 @@ KL_IS_NOT_ZERO = 1e-3
 
 @rule(
     "ratio anchored to another policy",
-    reads=(keys.RATIO, keys.KL, "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"),
+    reads=(keys.RATIO, keys.KL, ROLLOUT_PROMPTS, MINI_BATCH),
     remedy=recompute_ratio,
     link="docs/scopes.md#staleness",
     heuristic=True,
@@ -521,18 +524,14 @@ def find_drifting_sampler(run: Run) -> Onset | None:
     return onset_at(step, lambda at: evidence.format(kl[at]))
 
 
-TOP_P = "actor_rollout_ref.rollout.top_p"
-TOP_K = "actor_rollout_ref.rollout.top_k"
-
-
 def truncations(run: Run) -> dict[str, str]:
     """Returns what cuts the sampled distribution: evidence, and the value that would not."""
-    top_p, top_k = (run.configuration.get(key) for key in (TOP_P, TOP_K))
+    sampling = run.record.sampling
     cuts: dict[str, str] = {}
-    if isinstance(top_p, int | float) and top_p < 1:
-        cuts[f"{TOP_P} {top_p:g}"] = "top_p 1"
-    if isinstance(top_k, int) and top_k > 0:
-        cuts[f"{TOP_K} {top_k}"] = "top_k -1"
+    if is_number(sampling.top_p) and sampling.top_p < 1:
+        cuts[f"{TOP_P} {sampling.top_p:g}"] = "top_p 1"
+    if isinstance(sampling.top_k, int) and sampling.top_k > 0:
+        cuts[f"{TOP_K} {sampling.top_k}"] = "top_k -1"
     return cuts
 
 
@@ -647,7 +646,7 @@ def find_reward_decline(run: Run) -> Onset | None:
     return Onset(int(values.index[at]), evidence)
 
 
-ARE_CUT, LIMIT = 0.25, "data.max_response_length"
+ARE_CUT = 0.25
 # Answers of fewer tokens than this may all be equally long without a limit.
 LEAST_LIMIT = 64
 
@@ -674,7 +673,7 @@ def find_cut_responses(run: Run) -> Onset | None:
 
 def response_limit(run: Run) -> float:
     """Returns the most tokens of a response, by the configuration or by the log; infinity if neither tells them."""
-    limit = run.configuration.get(LIMIT)
+    limit = run.record.limits.response
     if isinstance(limit, int):
         return limit
     # So many responses of exactly the greatest length of a whole log are cut there.

@@ -1,6 +1,6 @@
 """`clipx recompute`: scores a run's traced tokens with checkpoints, and says which of them the sampler used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from verl_clipx.analysis.recompute.sampler import (
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.sentences import percent
+from verl_clipx.run.keys import CALCULATE_LOG_PROBS, ROLLOUT_PRECISION
+from verl_clipx.run.record import RunRecord
 from verl_clipx.run.run_files import STEP_FOLDER
 from verl_clipx.run.trace_format import read_shards
-
-ROLLOUT = "actor_rollout_ref.rollout"
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Sampling:
     top_p: float = 1.0
 
 
-def sampling_of(configuration: Mapping[str, Any]) -> Sampling:
-    """Returns the sampling that a run's configuration states; verl's defaults for what it doesn't."""
+def sampling_of(record: RunRecord) -> Sampling:
+    """Returns the sampling that a run's record states; verl's defaults for what it doesn't."""
+    given = record.sampling
     # vLLM's log-probabilities of this kind are those before temperature and truncation.
-    if str(configuration.get(f"{ROLLOUT}.logprobs_mode")).startswith("raw"):
+    if str(given.log_probs).startswith("raw"):
         return Sampling()
-    top_k = configuration.get(f"{ROLLOUT}.top_k")
     return Sampling(
-        temperature=float(configuration.get(f"{ROLLOUT}.temperature") or 1),
-        top_k=-1 if top_k is None else int(top_k),
-        top_p=float(configuration.get(f"{ROLLOUT}.top_p") or 1),
+        temperature=float(given.temperature or 1),
+        top_k=-1 if given.top_k is None else int(given.top_k),
+        top_p=float(given.top_p or 1),
     )
 
 
@@ -158,7 +158,7 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
         for step in steps or traced
         for version, responses in responses_by_version(run, step).items()
     }
-    sampling = sampling_of(run.configuration)
+    sampling = sampling_of(run.record)
     scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
     for checkpoint in checkpoints:
         model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -169,7 +169,7 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
             for group, responses in groups.items():
                 scored = [score(model, response, sampling) for response in responses]
                 scores[group].append(numpy.concatenate(scored, axis=1))
-    announced = run.configuration.get(f"{ROLLOUT}.dtype")
+    announced = run.record.rollout.precision
     names = [str(checkpoint) for checkpoint in checkpoints]
     return [
         _answer(
@@ -193,7 +193,7 @@ def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]
     if table.context.isna().all():
         raise ValueError(f"{run.traces}: step {step} was traced without the prompts' tokens. Train again.")
     if table.rollout_log_prob.isna().any():
-        key = f"{ROLLOUT}.calculate_log_probs=true"
+        key = f"{CALCULATE_LOG_PROBS}=true"
         raise ValueError(f"{run.traces}: step {step} has no log-probabilities of the sampler. Train with {key}.")
     of_row = table[["rank", "update", "micro_batch", "prompt", "sample"]]
     first = of_row.ne(of_row.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))
@@ -335,7 +335,7 @@ def say(answer: Answer) -> str:
     if answer.shift is not None:
         text += f", {answer.shift}"
     if answer.is_rounded:
-        text += f". {ROLLOUT}.dtype says {answer.announced}"
+        text += f". {ROLLOUT_PRECISION} says {answer.announced}"
     return f"{text}."
 
 

@@ -7,10 +7,10 @@ from verl_clipx.analysis.replay.measures import Replay, of_run, replay
 from verl_clipx.analysis.replay.tokens import TracedTokens, traced_step
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
-from verl_clipx.analysis.runs.sameness import nested
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.candidates import candidates_of
 from verl_clipx.run.config import Settings, build
+from verl_clipx.run.keys import nested
 
 # Keys of the node that do not change the loss on given tokens.
 NOT_OF_THE_LOSS = ("trace", "update")
@@ -53,13 +53,11 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
 
 def own_settings(run: Run) -> Settings | None:
     """Returns the settings that a run trained with, by its record; None if it names none, or a loss not known here."""
-    own = {
-        key.removeprefix(f"{NODE}."): value for key, value in run.configuration.items() if key.startswith(f"{NODE}.")
-    }
-    kept = {key: value for key, value in own.items() if not f".{key}".endswith("._target_")}
-    node = {key: value for key, value in nested(kept).items() if key not in NOT_OF_THE_LOSS}
+    loss = run.record.loss
+    node = {**nested(loss.parameters), **{name: nested(given) for name, given in loss.modifiers.items()}}
+    changing = {key: value for key, value in node.items() if key not in NOT_OF_THE_LOSS}
     try:
-        built = build(**node)
+        built = build(loss.method, loss.function, **changing)
     except (ValueError, ImportError, AttributeError):
         return None
     return built if isinstance(built, Settings) else None

@@ -195,7 +195,7 @@ def _draw_search(setting: DrawnSetting) -> Figure:
         axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
         curve(axes, share, setting.colour, lw=1, ls=(0, (3, 2)))
         curve(axes, after, setting.colour)
-        axes.axhline(setting.runs[0].configuration.get("clipx.target", 0.4), color=INK, lw=0.7)
+        axes.axhline(setting.runs[0].record.loss.parameters.get("target", 0.4), color=INK, lw=0.7)
         axes.set_title("positive share: before (dashed), after, target")
         axes.set_ylim(0, 1)
     step_axis(panels[-1])

@@ -10,7 +10,18 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.losses.configs_folder import configs_folder
-from verl_clipx.run.keys import flat
+from verl_clipx.run.keys import (
+    ACTOR,
+    AGENT_LOOP,
+    CRITIC_MODEL_PATH,
+    FACTS,
+    MODEL_PATH,
+    MODEL_ROOT,
+    POLICY_LOSS,
+    TRAINING_FILES,
+    flat,
+    nested,
+)
 
 # Keys in which two runs of one setting may differ; `.*` covers everything below a key.
 # Keys of the groups in configs/hardware are ignored too.
@@ -27,7 +38,7 @@ LEFT_OUT = (
     # the machine
     *("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.ray_wait_register_center_timeout"),
     *("ray_kwargs.*", "transfer_queue.*", "data.*num_workers", "data.filter_overlong_prompts_workers"),
-    *("reward.num_workers", "actor_rollout_ref.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
+    *("reward.num_workers", f"{MODEL_ROOT}.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
     *("*max_token_len_per_gpu", "*use_dynamic_bsz", "*.ulysses_sequence_parallel_size", "*.entropy_from_logits*"),
     *("*.fsdp_config.fsdp_size", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload"),
     *("*.fsdp_config.offload_policy", "*.fsdp_config.reshard_after_forward", "*.fsdp_config.forward_prefetch"),
@@ -40,17 +51,16 @@ LEFT_OUT = (
     *("clipx.trace*", "clipx.metrics", "clipx.receipt", "clipx.health", "clipx.log"),
     *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
     # derived from other keys
-    *("actor_rollout_ref.actor.policy_loss.run*", "actor_rollout_ref.actor.policy_loss.clipx*", "*_target_"),
+    *(f"{FACTS}*", f"{POLICY_LOSS}.clipx*", "*_target_"),
     # words of the announced line, and keys that are gone
     *("clipx.paper_loss_agg_mode", "clipx.correction", "clipx.lagged_average"),
 )
 
 # Left out as places of files, but what they name is a part of the setting of a run.
-MODELS, DATA = ("actor_rollout_ref.model.path", "critic.model.path"), ("data.train_files",)
+MODELS, DATA = (MODEL_PATH, CRITIC_MODEL_PATH), (TRAINING_FILES,)
 # Under clipx.scope=micro_batch these decide what the bounds are computed from.
 MICRO_BATCHES = ("ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 
-_AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 # The plugin's loop is verl's with a seed for each sample; any other loop is another run.
 _SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
 
@@ -71,8 +81,8 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
         # A value derived from an ignored key must be ignored too.
         OmegaConf.update(config, key, "(left out)")
     values = {key: _comparable(config, key, text) for key, text in written.items() if not is_left_out(key)}
-    if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
-        values[_AGENT_LOOP] = _STOCK_LOOP
+    if values.get(AGENT_LOOP) == _SEEDED_LOOP:
+        values[AGENT_LOOP] = _STOCK_LOOP
     return values
 
 
@@ -99,21 +109,8 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
     named = {key: name_of_model(configuration.get(key)) for key in MODELS}
     named |= {key: names_of_data(configuration.get(key)) for key in DATA}
     if values.get("clipx.scope") == "micro_batch":
-        actor = "actor_rollout_ref.actor"
-        named |= {f"{actor}.{key}": configuration.get(f"{actor}.{key}") for key in MICRO_BATCHES}
+        named |= {f"{ACTOR}.{key}": configuration.get(f"{ACTOR}.{key}") for key in MICRO_BATCHES}
     return values | {key: name for key, name in named.items() if name not in ("", None)}
-
-
-def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration of dotted keys as nodes within each other."""
-    root: dict[str, Any] = {}
-    for key, value in configuration.items():
-        *folders, name = key.split(".")
-        node = root
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = value
-    return root
 
 
 def name_of_model(path: Any) -> str:

@@ -8,11 +8,12 @@ import pandas
 
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
+from verl_clipx.run.keys import FACTS
 
 GRPO_METHOD = "grpo"
 
 # The driver puts verl's keys that the method does not read below it.
-UNREAD = "actor_rollout_ref.actor.policy_loss.run.unused."
+UNREAD = f"{FACTS}.unused."
 
 # Of a run that nothing but its folder's name describes, a longer name is cut to what sets it apart.
 LONGEST_NAME = 20
