@@ -28,7 +28,8 @@ def test_the_fields_of_a_run_of_verls_own():
     record = composed(
         "algorithm.adv_estimator=rloo", "data.train_files=[a/train.parquet,b/train.parquet]", "data.seed=7"
     )
-    assert record.loss == Loss(mode="vanilla") and not record.loss.is_ours
+    assert record.loss == Loss(mode="vanilla", widths=record.loss.widths) and not record.loss.is_ours
+    assert record.loss.widths["clip_ratio_high"] == 0.2 and "policy_loss.dro_beta" not in record.loss.widths
     assert record.trainer == Trainer("sync", in_step=True, recomputes_old=True, oldest_allowed=0, stale=False)
     assert (record.estimator, record.aggregation, record.seeds.data) == ("rloo", "token-mean", 7)
     assert record.data.paths == ("a/train.parquet", "b/train.parquet")

@@ -11,16 +11,29 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
 from verl_clipx.losses.base.refusal import written
-from verl_clipx.run.keys import ACTOR, MINI_BATCH, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS
+from verl_clipx.run.keys import (
+    ACTOR,
+    DEVICES_A_NODE,
+    FSDP_SIZE,
+    LONGEST_PROMPT,
+    LONGEST_RESPONSE,
+    MINI_BATCH,
+    NODES,
+    REFERENCE,
+    RESPONSES,
+    ROLLOUT,
+    ROLLOUT_PROMPTS,
+    STRATEGY,
+    read,
+)
+from verl_clipx.run.trainer import trainer_of
 
 # Under other engines, ranks share a sequence or the layers in ways of their own.
 FSDP = ("fsdp", "fsdp2")
-# There, generation has machines of its own.
-COLOCATED = ("sync", "colocate_async")
 # Scripts count these on the machine that they run on, which may have none.
-COUNTED = ("trainer.nnodes", "trainer.n_gpus_per_node")
+COUNTED = (NODES, DEVICES_A_NODE)
 # What the rules calculate with besides.
-SIZES = (ROLLOUT_PROMPTS, MINI_BATCH, RESPONSES, "data.max_prompt_length", "data.max_response_length")
+SIZES = (ROLLOUT_PROMPTS, MINI_BATCH, RESPONSES, LONGEST_PROMPT, LONGEST_RESPONSE)
 
 
 def counted_nothing(config: DictConfig) -> list[str]:
@@ -48,10 +61,8 @@ def wrong_numbers(config: DictConfig) -> list[str]:
 
 def has_rules(config: DictConfig) -> bool:
     """Return whether the rules are known for the engine and the trainer of a run."""
-    trainer = config.trainer
-    colocated = not trainer.use_v1 or trainer.v1.trainer_mode in COLOCATED
-    of_one_kind = "async_training" not in config and "rollout" not in config
-    return config.actor_rollout_ref.actor.strategy in FSDP and colocated and of_one_kind
+    # Where sampling has machines of its own, other sizes have to divide.
+    return OmegaConf.select(config, STRATEGY) in FSDP and trainer_of(read(config)).in_step
 
 
 def what_does_not_divide(config: DictConfig) -> list[str]:
@@ -66,7 +77,7 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
         return wrong
     if counted_nothing(config):
         return []
-    actor = config.actor_rollout_ref.actor
+    actor = OmegaConf.select(config, ACTOR)
     gpus = math.prod(OmegaConf.select(config, key) for key in COUNTED)
     sharing = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
     if gpus % sharing:
@@ -79,8 +90,8 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:
     """Names sizes that do not divide the rollout batch, or whose responses do not divide over the ranks."""
     prompts, fetched = config.data.train_batch_size, config.data.get("gen_batch_size")
-    n = config.actor_rollout_ref.rollout.n
-    mini_batch, key = config.actor_rollout_ref.actor.ppo_mini_batch_size, f"{ACTOR}.ppo_mini_batch_size"
+    n = OmegaConf.select(config, RESPONSES)
+    mini_batch, key = OmegaConf.select(config, MINI_BATCH), MINI_BATCH
     if prompts % mini_batch:
         yield (
             f"{key}={mini_batch}: does not divide data.train_batch_size={prompts} (both in prompts): verl's v1 trainer "
@@ -89,8 +100,8 @@ def batches(config: DictConfig, ranks: int) -> Iterator[str]:
     elif mini_batch * n % ranks:
         multiple = ranks // math.gcd(ranks, n)
         yield (
-            f"{key}={mini_batch}: {mini_batch} prompts x {ROLLOUT}.n={n} = {mini_batch * n} responses do not divide "
-            f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change trainer.nnodes or "
+            f"{key}={mini_batch}: {mini_batch} prompts x {RESPONSES}={n} = {mini_batch * n} responses do not divide "
+            f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change {NODES} or "
             f"{ACTOR}.ulysses_sequence_parallel_size."
         )
     if fetched and prompts % fetched and not config.algorithm.get("filter_groups", {}).get("enable"):
@@ -99,14 +110,14 @@ def batches(config: DictConfig, ranks: int) -> Iterator[str]:
 
 def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]:
     """Micro-batches that do not divide a rank's responses, and token budgets below the longest sequence."""
-    actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
+    actor, rollout, ref = (OmegaConf.select(config, node) for node in (ACTOR, ROLLOUT, REFERENCE))
     rows = config.data.train_batch_size * rollout.n // ranks
     passes = [
         (f"{ACTOR}.ppo", actor.use_dynamic_bsz, actor.ppo_mini_batch_size * rollout.n // ranks),
         (f"{ROLLOUT}.log_prob", rollout.log_prob_use_dynamic_bsz, rows),
     ]
     if need_reference_policy(config):
-        passes.append(("actor_rollout_ref.ref.log_prob", ref.log_prob_use_dynamic_bsz, rows))
+        passes.append((f"{REFERENCE}.log_prob", ref.log_prob_use_dynamic_bsz, rows))
     longest = config.data.max_prompt_length + config.data.max_response_length
     for prefix, dynamic, rows in passes:
         key = f"{prefix}_max_token_len_per_gpu" if dynamic else f"{prefix}_micro_batch_size_per_gpu"
@@ -128,16 +139,16 @@ def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]
 
 def groups(config: DictConfig, gpus: int) -> Iterator[str]:
     """Groups of GPUs, as a rollout server or with one copy of the parameters, that do not divide those of the run."""
-    rollout, machine = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
+    rollout, machine = OmegaConf.select(config, ROLLOUT), OmegaConf.select(config, DEVICES_A_NODE)
     size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if gpus % size or (size % machine and machine % size):
         yield (
             f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: a rollout server takes {size} "
             f"GPUs, which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
         )
-    shard = config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    shard = OmegaConf.select(config, FSDP_SIZE)
     if 0 < shard < gpus and gpus % shard:
         yield (
-            f"{ACTOR}.fsdp_config.fsdp_size={shard}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share "
+            f"{FSDP_SIZE}={shard}: does not divide the {gpus} GPUs. Choose a divisor, or -1 to share "
             "the parameters over all of them."
         )

@@ -31,13 +31,25 @@ from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, shown
 from verl_clipx.run.divisibility import counted_nothing, what_does_not_divide, wrong_numbers
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import ACTOR, EPOCHS, LOSS_MODE, RESPONSES, ROLLOUT, ROLLOUT_PROMPTS, read
+from verl_clipx.run.keys import (
+    ACTOR,
+    CONTEXT,
+    EPOCHS,
+    LORA_RANK,
+    LORA_RANK_BEFORE,
+    LOSS_MODE,
+    RESPONSES,
+    ROLLOUT,
+    ROLLOUT_PROMPTS,
+    read,
+)
 from verl_clipx.run.lengths import lengths_of
 from verl_clipx.run.resolve import Resolved
 from verl_clipx.run.run_files import log_path, own_log_path, record_path, resumed_step
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import decide, said_by_command_line
 from verl_clipx.run.support import has_run_on, read_costs, tested_values
+from verl_clipx.run.trainer import FULLY_ASYNC, trainer_of
 
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -51,7 +63,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     if OmegaConf.select(config, ROLLOUT) is None:
         asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
         return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
-    loss_mode, actor = OmegaConf.select(config, LOSS_MODE), config.actor_rollout_ref.actor
+    loss_mode, actor = OmegaConf.select(config, LOSS_MODE), OmegaConf.select(config, ACTOR)
     try:
         resumes = restored_by_resuming(config)
         resolved = decide(config, named=named, group=group)
@@ -106,7 +118,7 @@ def terms(config: DictConfig) -> list[str]:
     """Returns the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
     from verl.trainer.ppo.utils import need_critic
 
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    actor, algorithm = OmegaConf.select(config, ACTOR), config.algorithm
     with warnings.catch_warnings():
         # verl warns of each run that has none.
         warnings.simplefilter("ignore")
@@ -145,9 +157,9 @@ def cut_by_context(config: DictConfig) -> str | None:
     prompt, (response, context) = config.data.max_prompt_length, lengths_of(config)
     if context is None or response is None or context >= prompt + response:
         return None
-    limit = config.actor_rollout_ref.rollout.max_model_len
+    limit = OmegaConf.select(config, CONTEXT)
     whole = f"{response} beside the longest prompt, of {prompt} (data.max_prompt_length)"
-    return f"cut by {ROLLOUT}.max_model_len={limit}: it holds less than {whole}"
+    return f"cut by {CONTEXT}={limit}: it holds less than {whole}"
 
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:
@@ -180,7 +192,7 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    if "async_training" in config:
+    if trainer_of(read(config)).kind == FULLY_ASYNC:
         # verl's fully asynchronous main does not call it.
         return []
     config = config.copy()
@@ -191,9 +203,9 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
             OmegaConf.update(config, key, 1)
         # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
         config.critic.model = None
-        config.actor_rollout_ref.model.lora_rank = 0
-        if OmegaConf.select(config, "actor_rollout_ref.model.lora.rank"):
-            config.actor_rollout_ref.model.lora.rank = 0
+        OmegaConf.update(config, LORA_RANK_BEFORE, 0)
+        if OmegaConf.select(config, LORA_RANK):
+            OmegaConf.update(config, LORA_RANK, 0)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -600,6 +600,13 @@ OLDEST_ALLOWED = "trainer.v1.sampler.max_off_policy_threshold"
 ASYNC_TRAINING = "async_training"
 DATA_SEED = "data.seed"
 LOADER_SEED = f"{ACTOR}.data_loader_seed"
+CHAT_TEMPLATE = f"{MODEL}.custom_chat_template"
+TOKENIZER_PATH = f"{MODEL}.tokenizer_path"
+LORA_RANK_BEFORE = f"{MODEL}.lora_rank"
+LORA_RANK = f"{MODEL}.lora.rank"
+LORA_MERGE = f"{MODEL}.lora.merge"
+ATTENTION_DROPOUT = f"{MODEL}.override_config.attention_dropout"
+VALIDATION_SAMPLES = f"{ROLLOUT}.val_kwargs.n"
 ROLLOUT_SEED = f"{ROLLOUT}.seed"
 LONGEST_PROMPT = "data.max_prompt_length"
 LONGEST_RESPONSE = "data.max_response_length"
@@ -622,13 +629,53 @@ MEGATRON_TENSOR_PARALLEL = f"{ACTOR}.megatron.tensor_model_parallel_size"
 MEGATRON_PIPELINE_PARALLEL = f"{ACTOR}.megatron.pipeline_model_parallel_size"
 MEGATRON_CONTEXT_PARALLEL = f"{ACTOR}.megatron.context_parallel_size"
 NODES = "trainer.nnodes"
+FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
 DEVICES_A_NODE = "trainer.n_gpus_per_node"
 CRITIC_MODEL_PATH = "critic.model.path"
+VALIDATION_FOLDER = "trainer.validation_data_dir"
+CHECKPOINT_FOLDER = "trainer.default_local_dir"
+RESUME_MODE = "trainer.resume_mode"
+RESUME_PATH = "trainer.resume_from_path"
 TRAINING_FILES = "data.train_files"
 VALIDATION_FILES = "data.val_files"
 # verl reads the first; the second is where its older versions had it.
 REWARD_FUNCTIONS = ("reward.custom_reward_function", "custom_reward_function")
 REWARD_MODELS = ("reward.reward_model", "reward_model")
+
+# --- What cannot change results ---------------------------------------------------------------------------------------
+
+# Keys in which two runs of one setting may differ; `.*` covers everything below a key.
+# Keys of the groups in configs/hardware are ignored too.
+LEFT_OUT = (
+    # locations of files
+    *("data.train_files", "data.val_files", "*.model.path", "*.model.hf_config_path", "*.model.tokenizer_path"),
+    *("*.model.use_shm", "trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.rollout_data_dir"),
+    *("trainer.validation_data_dir", "skip.*"),
+    # logs, names, intermediate checkpoints
+    *("trainer.logger", "*.project_name", "*.experiment_name", "trainer.log_val_generations"),
+    *("trainer.val_before_train", "trainer.resume_*", "trainer.max_*_ckpt_to_keep"),
+    *("trainer.del_local_ckpt_after_load", "trainer.esi_redundant_time", "*.checkpoint.*", "*.profiler.*"),
+    *("*.prometheus.*", "global_profiler.*"),
+    # the machine
+    *("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.ray_wait_register_center_timeout"),
+    *("ray_kwargs.*", "transfer_queue.*", "data.*num_workers", "data.filter_overlong_prompts_workers"),
+    *("reward.num_workers", f"{MODEL_ROOT}.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
+    *("*max_token_len_per_gpu", "*use_dynamic_bsz", "*.ulysses_sequence_parallel_size", "*.entropy_from_logits*"),
+    *("*.fsdp_config.fsdp_size", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload"),
+    *("*.fsdp_config.offload_policy", "*.fsdp_config.reshard_after_forward", "*.fsdp_config.forward_prefetch"),
+    *("*.model.enable_gradient_checkpointing", "*.model.use_remove_padding", "*.rollout.tensor_model_parallel_size"),
+    *("*.rollout.gpu_memory_utilization", "*.rollout.max_num_*", "*.rollout.enforce_eager"),
+    "*.rollout.free_cache_engine",
+    # seeds, and what makes samples a function of them
+    *("*.seed", "*.data_loader_seed", "clipx_rollout.sampler.*", "clipx_rollout.cpu_dtype"),
+    # what is recorded about a run
+    *("clipx.trace*", "clipx.metrics", "clipx.receipt", "clipx.health", "clipx.log"),
+    *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
+    # derived from other keys
+    *(f"{FACTS}*", f"{POLICY_LOSS}.clipx*", "*_target_"),
+    # words of the announced line, and keys that are gone
+    *("clipx.paper_loss_agg_mode", "clipx.correction", "clipx.lagged_average"),
+)
 
 # --- What becomes of a configuration's keys --------------------------------------------------------------------------
 
@@ -709,6 +756,14 @@ def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(folder, {})
         node[name] = value
     return root
+
+
+def value_at(configuration: Mapping[str, Any], key: str) -> Any:
+    """Returns what stands at a dotted key of a nested configuration; None if it, or a node on the way, is not there."""
+    node: Any = configuration
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping | DictConfig) else None
+    return node
 
 
 def below(configuration: Mapping[str, Any], node: str) -> dict[str, Any]:

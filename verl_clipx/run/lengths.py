@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from verl_clipx.run.keys import CONTEXT, ENGINE_NAME, LONGEST_RESPONSE, RESPONSE_LENGTH, value_at
+
 
 def lengths_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Returns the numbers of tokens at which a run cuts its responses, or None: of their own, and with the prompt's."""
-    rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
-    own = [(config.get("data") or {}).get("max_response_length"), rollout.get("response_length")]
-    context = rollout.get("max_model_len")
+    own = [value_at(config, key) for key in (LONGEST_RESPONSE, RESPONSE_LENGTH)]
+    context = value_at(config, CONTEXT) or None
     # verl's SGLang server leaves one token free.
-    context = context - (rollout.get("name") == "sglang") if context else None
+    if context and value_at(config, ENGINE_NAME) == "sglang":
+        context -= 1
     return min((length for length in own if length), default=None), context

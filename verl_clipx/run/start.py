@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.verl_version import untested_verl
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.run.keys import NOT_IN_VERL, POLICY_LOSS
+from verl_clipx.run.keys import DEVICE, NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
 from verl_clipx.run.run_files import lock_path, own_log_path
 from verl_clipx.run.run_lock import hold
@@ -37,7 +37,7 @@ def start(config: DictConfig) -> None:
     if resolved is None:
         return
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
-    require_accelerator(address, OmegaConf.select(config, "trainer.device"))
+    require_accelerator(address, OmegaConf.select(config, DEVICE))
     hold_log(config)
     print(resolved.run.line, flush=True)
     untested = untested_verl()

@@ -117,11 +117,11 @@ def shape_of(config: DictConfig) -> dict[str, Any]:
     """Return the size of a run on its machines; `tokens` is the most of a sequence, and None is what is not set."""
     value = functools.partial(OmegaConf.select, config)
     # A count is 0 or an empty text where there was nothing to count.
-    nodes = value("trainer.nnodes", default=1) or None
-    machine = value("trainer.n_gpus_per_node", default=1) or None
-    lengths = value("data.max_prompt_length"), value("data.max_response_length")
+    nodes = value(keys.NODES, default=1) or None
+    machine = value(keys.DEVICES_A_NODE, default=1) or None
+    lengths = value(keys.LONGEST_PROMPT), value(keys.LONGEST_RESPONSE)
     return {
-        "device": value("trainer.device"),
+        "device": value(keys.DEVICE),
         "nodes": nodes,
         "ranks": None if None in (nodes, machine) else nodes * machine,
         "engine": value(keys.STRATEGY),

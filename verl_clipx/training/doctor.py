@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool, pip_command
 from verl_clipx.common.verl_version import installed_version, unsuitable_verl, untested_verl, verl_version
+from verl_clipx.run.keys import LOSS_MODE
 
 Level = Literal["ok", "warning", "error"]
 
@@ -56,14 +57,14 @@ for words in ray.get(ray.remote(lambda: [*registered()]).remote()):
     print(*words)
 """
 
-HERE = """
+HERE = f"""
 for words in registered():
     print(*words)
 
 from hydra import compose, initialize_config_module
 with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", ["+clipx=acpo", "clipx.alpha=2"])
-print("COMPOSED", config.actor_rollout_ref.actor.policy_loss.loss_mode, config.clipx.alpha)
+print("COMPOSED", config.{LOSS_MODE}, config.clipx.alpha)
 """
 
 

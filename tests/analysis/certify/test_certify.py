@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import write_validation
 from tests.composition import composition
-from verl_clipx.analysis.certify.questions import ROUNDING
 from verl_clipx.analysis.demo.files import RUNS, SHIPPED
 from verl_clipx.losses.applying.apart import RESOLVED
+from verl_clipx.run.record import TOLERANCES
 
 STEPS = range(1, 6)
 ACTOR = "actor_rollout_ref.actor"
@@ -355,7 +355,17 @@ def test_a_failure_counts_where_another_run_lacks_the_evidence(tmp_path):
 
 
 def test_a_receipt_passes_up_to_what_rounding_does():
-    assert max(RESOLVED.values()) == ROUNDING
+    assert {str(dtype).removeprefix("torch."): most for dtype, most in RESOLVED.items()} == TOLERANCES
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("fp32", False), ("float32", False), ("bf16", True), (None, True)])
+def test_a_receipt_is_judged_by_the_precision_of_its_run(tmp_path, precision, passes):
+    engine = {f"{ACTOR}.strategy": "fsdp2"}
+    if precision is not None:
+        engine[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] = precision
+    run = {"change": engine} | changed(actor__clipx__receipt=lambda step: 0.03)
+    said = certified(tmp_path, first=({"change": engine},) * 2, second=(run, {"change": engine}), code=None)
+    assert said["the receipt agrees"].startswith("passed: " if passes else "failed: ")
 
 
 def test_without_fingerprints_the_logged_data_decide_what_they_can(tmp_path):

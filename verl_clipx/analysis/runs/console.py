@@ -12,12 +12,13 @@ from typing import Any
 from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Rows, last_run
 from verl_clipx.common.files import as_utf8, read_bytes
 from verl_clipx.common.terminal import harmless
+from verl_clipx.run.keys import MODEL_ROOT
 
 # A step as verl's console logger prints it, at the beginning of a line or glued to a progress bar; not in a metric's
 # name, such as training/global_step.
 STEP = re.compile(r"(?<![A-Za-z_/.-])step:(\d{1,15}) - ")
 # How the configuration begins that verl prints as a Python dictionary.
-CONFIGURATION = "{'actor_rollout_ref': "
+CONFIGURATION = f"{{'{MODEL_ROOT}': "
 # What Ray puts before a process's line.
 PROCESS = re.compile(r"\([^()]*\bpid=\d+[^()]*\) ?")
 METRIC = re.compile(

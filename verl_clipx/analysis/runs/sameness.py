@@ -14,46 +14,11 @@ from verl_clipx.run.keys import (
     ACTOR,
     AGENT_LOOP,
     CRITIC_MODEL_PATH,
-    FACTS,
+    LEFT_OUT,
     MODEL_PATH,
-    MODEL_ROOT,
-    POLICY_LOSS,
     TRAINING_FILES,
     flat,
     nested,
-)
-
-# Keys in which two runs of one setting may differ; `.*` covers everything below a key.
-# Keys of the groups in configs/hardware are ignored too.
-LEFT_OUT = (
-    # locations of files
-    *("data.train_files", "data.val_files", "*.model.path", "*.model.hf_config_path", "*.model.tokenizer_path"),
-    *("*.model.use_shm", "trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.rollout_data_dir"),
-    *("trainer.validation_data_dir", "skip.*"),
-    # logs, names, intermediate checkpoints
-    *("trainer.logger", "*.project_name", "*.experiment_name", "trainer.log_val_generations"),
-    *("trainer.val_before_train", "trainer.resume_*", "trainer.max_*_ckpt_to_keep"),
-    *("trainer.del_local_ckpt_after_load", "trainer.esi_redundant_time", "*.checkpoint.*", "*.profiler.*"),
-    *("*.prometheus.*", "global_profiler.*"),
-    # the machine
-    *("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.ray_wait_register_center_timeout"),
-    *("ray_kwargs.*", "transfer_queue.*", "data.*num_workers", "data.filter_overlong_prompts_workers"),
-    *("reward.num_workers", f"{MODEL_ROOT}.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
-    *("*max_token_len_per_gpu", "*use_dynamic_bsz", "*.ulysses_sequence_parallel_size", "*.entropy_from_logits*"),
-    *("*.fsdp_config.fsdp_size", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload"),
-    *("*.fsdp_config.offload_policy", "*.fsdp_config.reshard_after_forward", "*.fsdp_config.forward_prefetch"),
-    *("*.model.enable_gradient_checkpointing", "*.model.use_remove_padding", "*.rollout.tensor_model_parallel_size"),
-    *("*.rollout.gpu_memory_utilization", "*.rollout.max_num_*", "*.rollout.enforce_eager"),
-    "*.rollout.free_cache_engine",
-    # seeds, and what makes samples a function of them
-    *("*.seed", "*.data_loader_seed", "clipx_rollout.sampler.*", "clipx_rollout.cpu_dtype"),
-    # what is recorded about a run
-    *("clipx.trace*", "clipx.metrics", "clipx.receipt", "clipx.health", "clipx.log"),
-    *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
-    # derived from other keys
-    *(f"{FACTS}*", f"{POLICY_LOSS}.clipx*", "*_target_"),
-    # words of the announced line, and keys that are gone
-    *("clipx.paper_loss_agg_mode", "clipx.correction", "clipx.lagged_average"),
 )
 
 # Left out as places of files, but what they name is a part of the setting of a run.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_clipx.common.files import making_folder, read_json_object, read_text, read_whole_number, write_text
+from verl_clipx.run.keys import MODEL_PATH
 from verl_clipx.run.run_files import LATEST, STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -113,9 +114,7 @@ def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weight
     fingerprint = fingerprint_of_folder(folder)
     if (folder / "config.json").is_file():
         if base is not None:
-            raise ValueError(
-                f"actor_rollout_ref.model.path={base}: {folder} is a whole model, so it has no base; leave this out"
-            )
+            raise ValueError(f"{MODEL_PATH}={base}: {folder} is a whole model, so it has no base; leave this out")
         return Weights(str(folder), str(folder), None, fingerprint)
     if not (folder / "fsdp_config.json").is_file() or any((folder / name).exists() for name in OF_LORA):
         raise ValueError(

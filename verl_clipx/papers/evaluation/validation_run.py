@@ -29,6 +29,22 @@ from verl_clipx.papers.evaluation.folder import (
 from verl_clipx.papers.evaluation.prompts import PromptFormat, load_template, read_prompt_format
 from verl_clipx.papers.evaluation.settings import SamplingSettings
 from verl_clipx.papers.versions import versions_here
+from verl_clipx.run.keys import (
+    CHAT_TEMPLATE,
+    CHECKPOINT_FOLDER,
+    DEVICES_A_NODE,
+    ENGINE_NAME,
+    LONGEST_PROMPT,
+    LONGEST_RESPONSE,
+    MODEL_PATH,
+    RESUME_MODE,
+    RESUME_PATH,
+    ROLLOUT,
+    TOKENIZER_PATH,
+    TRAINING_FILES,
+    VALIDATION_FILES,
+    VALIDATION_FOLDER,
+)
 
 AGENT_LOOP = "clipx_evaluation"
 AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
@@ -54,23 +70,21 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
     names = {override.partition("=")[0] for override in overrides}
     own = ["+clipx/rollout=seeded"]
     if _ON_THE_CPU not in overrides:
-        own += [] if "actor_rollout_ref.rollout.name" in names else ["actor_rollout_ref.rollout.name=vllm"]
-        if not names & {"+hardware", "trainer.n_gpus_per_node"}:
+        own += [] if ENGINE_NAME in names else [f"{ENGINE_NAME}=vllm"]
+        if not names & {"+hardware", DEVICES_A_NODE}:
             import torch
 
-            own.append(f"trainer.n_gpus_per_node={max(1, torch.cuda.device_count())}")
+            own.append(f"{DEVICES_A_NODE}={max(1, torch.cuda.device_count())}")
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):
             base = compose("ppo_trainer", [*own, *overrides])
     except HydraException as error:
         raise ValueError(f"{error}. These are Hydra overrides of verl's configuration: {' '.join(overrides)}") from None
-    engine = base.actor_rollout_ref.rollout.name
+    engine = OmegaConf.select(base, ENGINE_NAME)
     if engine not in ENGINES:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.name={engine}: must be {' or '.join(ENGINES)}, which take seeds with requests"
-        )
+        raise ValueError(f"{ENGINE_NAME}={engine}: must be {' or '.join(ENGINES)}, which take seeds with requests")
     if engine == "vllm" and find_spec("vllm") is None:
-        raise ValueError(f"{needs_tool('actor_rollout_ref.rollout.name=vllm', 'vllm')}. On a CPU, add {_ON_THE_CPU}")
+        raise ValueError(f"{needs_tool(f'{ENGINE_NAME}=vllm', 'vllm')}. On a CPU, add {_ON_THE_CPU}")
     return base
 
 
@@ -102,8 +116,8 @@ def sample(
     """
     base, template = compose_base(overrides), load_template(sampling.template)
     # verl loads a checkpoint's shards on the model that the user names.
-    named = any(override.startswith("actor_rollout_ref.model.path=") for override in overrides)
-    trained = base.actor_rollout_ref.model.path if named else None
+    named = any(override.startswith(f"{MODEL_PATH}=") for override in overrides)
+    trained = OmegaConf.select(base, MODEL_PATH) if named else None
     weights = {one.label: find_weights(one, ranks_of(base), trained) for one in checkpoints}
     runs = {}
     for label, one in weights.items():
@@ -191,19 +205,19 @@ class ValidationRun:
         # JSON is YAML.
         loop = {"name": AGENT_LOOP, "_target_": AGENT_LOOP_CLASS, "stop_token_ids": self.prompts.stop_token_ids}
         write_json(folder / AGENT_LOOPS, [loop])
-        sampling, weights, rollout = self.sampling, self.weights, "actor_rollout_ref.rollout"
+        sampling, weights, rollout = self.sampling, self.weights, ROLLOUT
         settings = {
             "hydra.run.dir": str(folder),
-            "trainer.validation_data_dir": str(folder),
-            "trainer.default_local_dir": str(folder / "checkpoints"),
-            "trainer.resume_mode": "resume_path" if weights.resume_from else "disable",
-            "trainer.resume_from_path": weights.resume_from,
-            "actor_rollout_ref.model.path": weights.model,
-            "actor_rollout_ref.model.tokenizer_path": weights.tokenizer,
-            "data.val_files": str(folder / QUESTIONS),
-            "data.train_files": str(folder / QUESTIONS),
-            "data.max_prompt_length": self.prompts.longest,
-            "data.max_response_length": sampling.max_tokens,
+            VALIDATION_FOLDER: str(folder),
+            CHECKPOINT_FOLDER: str(folder / "checkpoints"),
+            RESUME_MODE: "resume_path" if weights.resume_from else "disable",
+            RESUME_PATH: weights.resume_from,
+            MODEL_PATH: weights.model,
+            TOKENIZER_PATH: weights.tokenizer,
+            VALIDATION_FILES: str(folder / QUESTIONS),
+            TRAINING_FILES: str(folder / QUESTIONS),
+            LONGEST_PROMPT: self.prompts.longest,
+            LONGEST_RESPONSE: sampling.max_tokens,
             f"{rollout}.n": ranks_of(self.base),
             f"{rollout}.seed": seed,
             f"{rollout}.val_kwargs.n": sampling.samples,
@@ -213,7 +227,7 @@ class ValidationRun:
             f"{rollout}.agent.agent_loop_config_path": str(folder / AGENT_LOOPS),
         }
         if self.prompts.template is not None:
-            settings["actor_rollout_ref.model.custom_chat_template"] = self.prompts.template
+            settings[CHAT_TEMPLATE] = self.prompts.template
         config = self.base.copy()
         OmegaConf.set_struct(config, False)
         config.merge_with(OmegaConf.load(Path(__file__).with_name("validation.yaml")))

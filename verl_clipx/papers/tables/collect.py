@@ -21,6 +21,7 @@ from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, S
 from verl_clipx.papers.tables.measures import NotThere, Value, evaluation_of, mean_of, measure
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
+from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
 
 # The parts of the results that rendering needs.
 RESULTS = {
@@ -113,8 +114,8 @@ class Collected:
             "config_hash": hash_of_json(run.values, str),
             "filled_in": given,
             "steps": run.last_step,
-            "started_from": as_written(run.config, "actor_rollout_ref.model.path"),
-            "trained_on": as_written(run.config, "data.train_files"),
+            "started_from": as_written(run.config, MODEL_PATH),
+            "trained_on": as_written(run.config, TRAINING_FILES),
             **_described(run),
         }
 

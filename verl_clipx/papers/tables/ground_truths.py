@@ -6,6 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import read_table
+from verl_clipx.run.keys import TRAINING_FILES, VALIDATION_FILES
 
 PACKAGE = "pkg://"
 
@@ -22,7 +23,7 @@ def unusable_ground_truth(config: DictConfig) -> str | None:
     if not module.startswith(PACKAGE):
         return None
     check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
-    named = [OmegaConf.select(config, key) for key in ("data.train_files", "data.val_files")]
+    named = [OmegaConf.select(config, key) for key in (TRAINING_FILES, VALIDATION_FILES)]
     files = [Path(file) for one in named for file in ([one] if isinstance(one, str) else one or [])]
     for path in filter(Path.is_file, files if check else ()):
         for number, row in enumerate(read_table(path, ["data_source", "reward_model"]).to_pylist()):

@@ -23,6 +23,7 @@ from verl_clipx.papers.tables.definition import (
     Row,
     Table,
 )
+from verl_clipx.run.keys import VALIDATION_FILES, VALIDATION_SAMPLES
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,13 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     names = [f"{section}/{data_source}/acc/mean@{samples}" for section in ("val-core", "val-aux")]
     found = [step[name] for step in run.metrics.values() for name in names if name in step]
     if not found:
-        raise NotThere(
-            f"no {names[0]} in metrics.jsonl; check that actor_rollout_ref.rollout.val_kwargs.n is {samples}"
-        )
+        raise NotThere(f"no {names[0]} in metrics.jsonl; check that {VALIDATION_SAMPLES} is {samples}")
     return max(found)
 
 
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
     """Refuse a run whose validation file, if it exists here, has a different number of rows for a data source."""
-    named = OmegaConf.select(run.config, "data.val_files")
+    named = OmegaConf.select(run.config, VALIDATION_FILES)
     paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
     if not paths or not all(path.is_file() for path in paths):
         return

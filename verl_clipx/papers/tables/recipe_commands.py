@@ -60,7 +60,9 @@ def summary_of(name: str) -> tuple[str, ...]:
         return PurePosixPath(value if isinstance(value, str) else "")
 
     method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in groups_of(name))
-    model, data = path("actor_rollout_ref.model.path").name, path("data.train_files").parent.name
+    from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
+
+    model, data = path(MODEL_PATH).name, path(TRAINING_FILES).parent.name
     return name, method, model, data, str(updates_a_step(values) or ""), title_of(name)
 
 

@@ -75,6 +75,7 @@ def build(
     from verl_clipx.papers.tasks.building import build_split
     from verl_clipx.papers.tasks.catalog import definition_named
     from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
+    from verl_clipx.run.keys import CHAT_TEMPLATE
 
     with failing(), warnings_on(console):
         definition = definition_named(name)
@@ -101,7 +102,7 @@ def build(
         )
     template = TEMPLATES.get(records[0].request.prompt)
     if template and template.plain_text:
-        override = f'actor_rollout_ref.model.custom_chat_template="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
+        override = f'{CHAT_TEMPLATE}="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
         hint = f"{template.name}: the prompt is plain text for a base model; verl adds no chat markers to it with"
         console.print(escape(f"{hint}\n{override}"), soft_wrap=True)
 

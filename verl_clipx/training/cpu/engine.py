@@ -10,6 +10,8 @@ from verl.utils import model as verl_models
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from verl_clipx.run.keys import STRATEGY
+
 DEVICE = "cpu"
 SHARDS_TO_CPU = fsdp_utils.fsdp2_sharded_save_to_cpu
 
@@ -20,7 +22,7 @@ class OnHostMemory(FSDPEngine):
     def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
         if engine_config.strategy != "fsdp2":
             raise ValueError(
-                f"strategy={engine_config.strategy} cannot run on a CPU: set actor_rollout_ref.actor.strategy=fsdp2 "
+                f"strategy={engine_config.strategy} cannot run on a CPU: set {STRATEGY}=fsdp2 "
                 "(the reference model follows the actor) and, with a critic, critic.strategy=fsdp2"
             )
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)

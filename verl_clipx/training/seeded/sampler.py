@@ -10,12 +10,14 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from verl_clipx.run.keys import AGENT_LOOP, ENGINE_NAME, GROUP_FILTERING, SYNC_STEP, TRAINER_MODE
+
 SEEDED_ENGINES = ("vllm", "cpu")
 # What a key must be, and why.
 NEEDED = {
-    "trainer.v1.trainer_mode": ("sync", "in other modes batches depend on timing"),
-    "trainer.v1.sync.parameter_sync_step": (1, "otherwise the first samples to arrive win"),
-    "algorithm.filter_groups.enable": (False, "otherwise the number of prompts that are drawn depends on timing"),
+    TRAINER_MODE: ("sync", "in other modes batches depend on timing"),
+    SYNC_STEP.replace("*", "sync"): (1, "otherwise the first samples to arrive win"),
+    GROUP_FILTERING: (False, "otherwise the number of prompts that are drawn depends on timing"),
     "clipx_rollout.versions_old": (0, "only training in one process (benchmarks/one_process) keeps weights"),
 }
 
@@ -53,7 +55,7 @@ def row_order(keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) ->
         if "sampling_seed" not in fields:
             raise ValueError(
                 f"+clipx/rollout=seeded: the sample {key} has no seed, so another agent loop made it. Leave "
-                "actor_rollout_ref.rollout.agent.default_agent_loop as the group sets it, and the column agent_name "
+                f"{AGENT_LOOP} as the group sets it, and the column agent_name "
                 "out of the data."
             )
         uid, session, output = key.rsplit("_", 2)
@@ -92,7 +94,7 @@ def seeded(
             raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {wanted}; {why}")
     if (engine := sampler_kwargs["rollout_name"]) not in SEEDED_ENGINES:
         allowed = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"
-        raise ValueError(f"+clipx/rollout=seeded with actor_rollout_ref.rollout.name={engine}: must be {allowed}")
+        raise ValueError(f"+clipx/rollout=seeded with {ENGINE_NAME}={engine}: must be {allowed}")
     refill_failed = bool(sampler_kwargs["sync_refill_failed_groups"])
     size = sampler_kwargs["train_batch_size"]
     if "poll_interval" in sampler_kwargs:

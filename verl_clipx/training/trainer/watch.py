@@ -14,7 +14,7 @@ from verl_clipx.analysis.runs.run_log import Rows, not_finite_in, numbers_in, ta
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.shared_metrics import RECEIPT
 from verl_clipx.losses.groups import OBSERVE
-from verl_clipx.run.keys import flat
+from verl_clipx.run.keys import POLICY_LOSS, WARMUP, flat, value_at
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ReceiptCheck:
     """
 
     def __init__(self, config: dict[str, Any]):
-        policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
+        policy_loss = value_at(config, POLICY_LOSS) or {}
         node = policy_loss.get(NODE) or {"receipt": "off"}
         asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
         self._due = asked != "off"
@@ -44,7 +44,7 @@ class ReceiptCheck:
         self._most = 1 if stops_at_once else 2
         self._missing = 0
         # Before this step, verl trains only the critic.
-        self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
+        self._first = value_at(config, WARMUP) or 0
 
     def look(self, data: dict[str, Any], step: int) -> None:
         """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""

@@ -13,7 +13,13 @@ from verl.utils import tensordict_utils as tu
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.run.decided_from import DecidedFrom
-from verl_clipx.run.keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.run.keys import (
+    ATTENTION,
+    ATTENTION_DROPOUT,
+    SEQUENCE_PARALLEL,
+    WRONG_ATTENTION,
+    has_sequence_parallel_attention,
+)
 from verl_clipx.training.worker.layout import pad_rows, response_part
 from verl_clipx.training.worker.rejection import rejection_of
 from verl_clipx.training.worker.step import OptimizerStep, inputs_of, micro_batch_of
@@ -95,7 +101,7 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
             raise RuntimeError(
                 f"{size} ranks share a sequence (ulysses_sequence_parallel_size) and the model's attention is {name}: "
                 f"{WRONG_ATTENTION}. Set {ATTENTION}=flash_attention_2, or "
-                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1."
+                f"{SEQUENCE_PARALLEL[0]}=1."
             )
 
 
@@ -112,5 +118,5 @@ def refuse_dropout(modules: Any) -> None:
         raise ValueError(
             f"the model has dropout: {', '.join(wrong[:5])}. The extra pass behind bounds over "
             "the mini-batch runs without it and would not match the training pass. Switch it off (for example "
-            "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
+            f"+{ATTENTION_DROPOUT}=0), or use clipx.scope=lagged or micro_batch."
         )

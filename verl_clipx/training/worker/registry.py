@@ -6,6 +6,7 @@ from typing import Any
 
 from verl_clipx.losses.base.method import described
 from verl_clipx.losses.methods import METHODS
+from verl_clipx.run.keys import LOSS_MODE, value_at
 
 
 def register_losses(core_algos: ModuleType) -> None:
@@ -36,7 +37,7 @@ def refuse_another(name: str, existing: Any) -> None:
 
 def refuse_another_loss(config: Any) -> None:
     """Raises RuntimeError if the run names a loss of the plugin's that another package has registered since."""
-    name = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    name = value_at(config, LOSS_MODE)
     if name.startswith("clipx_"):
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 

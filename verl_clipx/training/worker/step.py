@@ -15,6 +15,7 @@ from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import remaining
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.keys import CALCULATE_LOG_PROBS
 from verl_clipx.run.schedule import position
 from verl_clipx.training.observing import Part
 from verl_clipx.training.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
@@ -282,7 +283,7 @@ def call_of(
 
 
 REMEDIES = {
-    "rollout_log_prob": "have the rollout return its log-probabilities (actor_rollout_ref.rollout.calculate_log_probs="
+    "rollout_log_prob": f"have the rollout return its log-probabilities ({CALCULATE_LOG_PROBS}="
     "True), or, outside verl, pass rollout_log_prob=",
     "entropy": "the plugin's training worker provides it; outside verl, pass entropy=",
     "group": "the plugin's training worker numbers the prompts; outside verl, pass group=",

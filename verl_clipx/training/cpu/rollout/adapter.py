@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 
+from verl_clipx.run.keys import LORA_MERGE
 from verl_clipx.training.cpu.rollout.server import server_name
 from verl_clipx.training.cpu.rollout.weights import pack_weights
 
@@ -75,7 +76,7 @@ class CPUServerAdapter(BaseRollout):
         if wire_format != "named_tensors":
             raise ValueError(f"wire_format={wire_format!r}: the CPU rollout accepts only 'named_tensors'")
         if peft_config is not None:
-            raise ValueError("the CPU rollout does not support adapters. Set actor_rollout_ref.model.lora.merge=True")
+            raise ValueError(f"the CPU rollout does not support adapters. Set {LORA_MERGE}=True")
         max_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         held = None
         for message in pack_weights(weights, max_bytes):

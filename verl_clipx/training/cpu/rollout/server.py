@@ -16,6 +16,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
+from verl_clipx.run.keys import CONTEXT, ROLLOUT
 from verl_clipx.training.cpu.rollout.generator import Generator, Request
 from verl_clipx.training.cpu.rollout.parameters import read_sampling_parameters
 from verl_clipx.training.cpu.rollout.sampling import LOG_PROB_MODES, derive_seed
@@ -112,7 +113,7 @@ class CPUServer:
         if not prompt_ids or room < 1:
             raise ValueError(
                 f"a prompt of {len(prompt_ids)} tokens: must be between 1 and {self._max_model_len - 1} "
-                "(actor_rollout_ref.rollout.max_model_len, else the model's max_position_embeddings)"
+                f"({CONTEXT}, else the model's max_position_embeddings)"
             )
         parameters = read_sampling_parameters(
             sampling_params,
@@ -280,7 +281,7 @@ def check_rollout_config(config: RolloutConfig) -> None:
         value = getattr(config, key)
         if value not in values:
             allowed = " or ".join(map(str, values))
-            raise ValueError(f"actor_rollout_ref.rollout.{key}={value}: the CPU rollout needs {allowed}")
+            raise ValueError(f"{ROLLOUT}.{key}={value}: the CPU rollout needs {allowed}")
 
 
 def end_token_ids(model_config: HFModelConfig) -> frozenset[int]:
