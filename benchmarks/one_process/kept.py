@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_clipx.analysis.runs.folder import KEPT, run_path
-from verl_clipx.analysis.runs.run_log import read_rows
+from verl_clipx.analysis.runs.run_log import read_log
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_file, hash_of_json, replacing
 from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
@@ -102,7 +102,7 @@ def train_and_keep(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "metrics.jsonl"
         train(config, log, trainer)
-        metrics, _ = read_rows(log)
+        metrics = read_log(log).rows
     seconds = round(time.process_time() - started, 1)
     if check is not None:
         check()

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from tests.analysis.runs.commands import clipx
 from tests.analysis.runs.example_runs import log_line, write_validation
+from verl_clipx.analysis.runs import run_log
 from verl_clipx.analysis.runs.folder import RunFolder, read_run
 from verl_clipx.analysis.runs.held_out import held_out_rewards
 from verl_clipx.analysis.runs.run_log import read_run_log
@@ -362,3 +363,38 @@ def test_two_runs_of_tensorboard_are_named_and_without_it_its_name_is_said(tmp_p
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     text = clipx("report", tmp_path / "one", "--out", tmp_path / "out", code=1)
     assert "clipx report needs tensorboard, which comes with verl: pip install tensorboard" in text
+
+
+def of_plugin(step, batch, **data):
+    """A line of the plugin's log, with fingerprints of its rollout batch."""
+    return json.dumps({"step": step, "data": {"actor/entropy": 1.0, **data}, "batch": {"rows": batch}}) + "\n"
+
+
+KEPT_HEADER = json.dumps({"commit": "c" * 40, "seed": 1}) + "\n"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_batches_of_a_kept_run_are_read_with_its_rows(tmp_path, packed):
+    text = KEPT_HEADER + of_plugin(1, "first") + of_plugin(2, "second")
+    path = tmp_path / ("grpo-seed1.jsonl.gz" if packed else "grpo-seed1.jsonl")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    run = read_run(path)
+    assert {step: batch["rows"] for step, batch in run.batches.items()} == {1: "first", 2: "second"}
+    assert list(run.log.index) == [1, 2] and run.seed == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*count, from step")
+def test_the_batches_of_a_log_are_of_the_run_that_counts(log):
+    again = log(of_plugin(1, "old") + of_plugin(2, "old") + of_plugin(1, "new"))
+    assert {step: batch["rows"] for step, batch in read_run(again).batches.items()} == {1: "new"}
+    resumed = log(of_plugin(1, "a") + of_plugin(2, "b") + of_plugin(3, "c") + of_plugin(2, "d"))
+    assert {step: batch["rows"] for step, batch in read_run(resumed).batches.items()} == {1: "a", 2: "d"}
+
+
+def test_a_log_is_parsed_once(log, monkeypatch):
+    parsed = []
+    whole = run_log.parse_json
+    monkeypatch.setattr(run_log, "parse_json", lambda text, where: parsed.append(text) or whole(text, where))
+    read_run(log("".join(of_plugin(step, "x") for step in (1, 2, 3))))
+    # The first line is looked at for the header of a kept run.
+    assert len(parsed) == 4

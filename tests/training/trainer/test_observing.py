@@ -16,7 +16,7 @@ from verl.utils.tracking import Tracking
 
 from tests.analysis.runs.commands import clipx
 from tests.training.trainer.test_health import TRAINERS
-from verl_clipx.analysis.runs.run_log import batches_in, read_run_log
+from verl_clipx.analysis.runs.run_log import read_log, read_run_log
 from verl_clipx.training.trainer import health, log, watch
 from verl_clipx.training.worker import fingerprints
 
@@ -71,7 +71,7 @@ def run(tmp_path, monkeypatch):
 def test_each_steps_line_has_the_fingerprints_of_its_batch_and_stays_one_of_verls(run):
     run(1)
     run(2, batch(responses=[[9], [9], [9], [8]]))
-    first, second = batches_in(run.log).values()
+    first, second = read_log(run.log).batches.values()
     assert {key: first[key] for key in ("groups", "sequences", "tokens", "distinct")} == {
         **{"groups": 2, "sequences": 4, "tokens": 9, "distinct": 3},
     }
@@ -87,7 +87,7 @@ def test_each_steps_line_has_the_fingerprints_of_its_batch_and_stays_one_of_verl
 def test_neither_order_nor_padding_nor_trainer_changes_them(run, changed):
     run(1)
     run(2, batch(**changed))
-    first, second = batches_in(run.log).values()
+    first, second = read_log(run.log).batches.values()
     assert first == second
 
 
@@ -107,7 +107,7 @@ def test_neither_order_nor_padding_nor_trainer_changes_them(run, changed):
 def test_whatever_the_update_trains_on_changes_them(run, changed, same):
     run(1)
     run(2, batch(**changed))
-    first, second = batches_in(run.log).values()
+    first, second = read_log(run.log).batches.values()
     assert {key for key in ("prompts", "responses", "rows") if first[key] == second[key]} == same
 
 
@@ -122,7 +122,7 @@ def test_where_the_mask_lies_changes_the_rows_alone_and_a_zeros_sign_changes_not
     run(2, moved)
     run(3, batch(advantages=[0.5, -0.5, 1.0, -0.0]))
     run(4, batch(advantages=[0.5, -0.5, 1.0, 0.0]))
-    first, second, third, fourth = batches_in(run.log).values()
+    first, second, third, fourth = read_log(run.log).batches.values()
     assert {key for key in first if first[key] != second[key]} == {"rows"}
     assert third == fourth and third["rows"] != first["rows"]
 
@@ -140,7 +140,7 @@ def test_a_group_that_two_parts_of_a_step_cut_counts_once(run):
     run(1)
     metric_utils.compute_data_metrics(batch().select_idxs([0]), use_critic=False)
     run(2, batch().select_idxs([1, 2, 3]))
-    first, second = batches_in(run.log).values()
+    first, second = read_log(run.log).batches.values()
     assert first == second and first["groups"] == 2
 
 
@@ -176,7 +176,7 @@ def test_a_part_that_fails_later_goes_off_with_its_traceback_and_training_goes_o
     since = 3 if part == "rules" else 2
     assert [bool(line.get("off")) for line in lines] == [step >= since for step in (1, 2, 3, 4)]
     if part == "fingerprints":
-        assert batches_in(run.log).keys() == {1}
+        assert read_log(run.log).batches.keys() == {1}
     if part == "health":
         assert ["health/alike_prompts" in line["data"] for line in lines] == [True, False, False, False]
 
@@ -225,7 +225,7 @@ def with_versions(of_step, oldest, newest):
 def test_the_line_has_the_oldest_and_the_newest_version_that_sampled(run):
     run(6, with_versions(batch(), oldest=2, newest=5))
     run(7, with_versions(batch(), oldest=None, newest=None))
-    first, second = batches_in(run.log).values()
+    first, second = read_log(run.log).batches.values()
     assert first["versions"] == [2, 5] and "versions" not in second
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Rows, last_run
+from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Log, last_run
 from verl_clipx.common.files import as_utf8, read_bytes
 from verl_clipx.common.terminal import harmless
 from verl_clipx.run.keys import MODEL_ROOT
@@ -32,11 +32,11 @@ ENDS = re.compile(METRIC.pattern + r"(?![-+.\d]|[eE](?![A-Za-z]))")
 WORDS = {"True": 1.0, "False": 0.0}
 
 
-def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
+def read_console(path: Path) -> Log:
     """Returns the steps of the last run in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
 
     Returns:
-        The numbers by step, and under `configuration` what verl printed of it before them.
+        Its header has, under `configuration`, what verl printed of it before the steps.
 
     Raises:
         ValueError: there is no such line, none can be read to its end, or the steps of two processes alternate.
@@ -67,7 +67,8 @@ def read_console(path: Path) -> tuple[Rows, dict[str, Any]]:
         more = f" So are {len(damaged) - 1} more parts." * (len(damaged) > 1)
         warnings.warn(damaged[0] + more, stacklevel=2)
     last = max((number for number, row in enumerate(rows) if STEP.search(row)), default=None)
-    return last_run(path, logged), {"configuration": printed} if (printed := _printed_in(path, rows[:last])) else {}
+    printed = _printed_in(path, rows[:last])
+    return last_run(path, logged)._replace(header={"configuration": printed} if printed else {})
 
 
 def _printed_in(path: Path, rows: list[str]) -> dict[str, Any]:

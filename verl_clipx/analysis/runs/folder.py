@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +18,10 @@ from verl_clipx.analysis.runs.other_logs import is_of_wandb, read_wandb, reader_
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import (
     VERL_ONLY,
+    Log,
     Rows,
-    batches_in,
     not_finite_in,
-    read_rows,
+    read_log,
     table_of,
     with_entropy,
 )
@@ -53,15 +54,20 @@ class RunFolder:
         return metrics if self.path.is_dir() and (metrics.exists() or reader_of(self.path) is None) else self.path
 
     @cached_property
-    def _read(self) -> tuple[Rows, dict[str, Any]]:
+    def _read(self) -> Log:
         if is_of_wandb(self.path):
             return read_wandb(self.path)
-        return (reader_of(self.log) or read_rows)(self.log)
+        return (reader_of(self.log) or read_log)(self.log)
 
     @property
     def rows(self) -> Rows:
-        """The numbers of its log by step; see `run_log.read_rows`."""
-        return self._read[0]
+        """The numbers of its log by step; see `run_log.read_log`."""
+        return self._read.rows
+
+    @property
+    def batches(self) -> Mapping[int, Mapping[str, Any]]:
+        """The fingerprints of its rollout batches by step; none in a log that is not the plugin's."""
+        return self._read.batches
 
     @property
     def metrics(self) -> Rows:
@@ -73,12 +79,12 @@ class RunFolder:
         return is_of_wandb(self.path) or (self.log.is_file() and self.log.stat().st_size > 0)
 
     @cached_property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Mapping[str, Any]:
         """Reads what it wrote of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
         path = record_path(self.log)
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}}, "remove it to read the log without it")
-        return self._read[1] if self._is_logged else {}
+        return self._read.header if self._is_logged else {}
 
     @cached_property
     def run_record(self) -> RunRecord:
@@ -160,7 +166,7 @@ def read_run(path: Path) -> Run:
         record,
         held_out=[reward for reward in validations if reward.by_problem],
         traces=traces_path(files.log),
-        batches=batches_in(files.log),
+        batches=files.batches,
         not_finite=not_finite,
     )
 

@@ -7,12 +7,11 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pandas
 
 from verl_clipx.analysis.runs.console import read_console
-from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Rows, last_run, numbers_in
+from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Log, Rows, last_run, numbers_in
 from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 
 EVENTS = "events.out.tfevents.*"
@@ -35,8 +34,8 @@ def is_of_wandb(path: Path) -> bool:
     return path.parts[:1] == ("wandb:",)
 
 
-Reader = Callable[[Path], tuple[Rows, dict[str, Any]]]
-"""Reads the numbers of a log by step, and what it says of the run: its configuration, if it has one."""
+Reader = Callable[[Path], Log]
+"""Reads a log."""
 
 
 def reader_of(path: Path) -> Reader | None:
@@ -54,7 +53,7 @@ def reader_of(path: Path) -> Reader | None:
     return None if re.match(rb"\s*{(?!')", as_utf8(content)) else read_console
 
 
-def read_tensorboard(path: Path) -> tuple[Rows, dict[str, Any]]:
+def read_tensorboard(path: Path) -> Log:
     """Returns the scalars of a TensorBoard folder, that of one run, or one above it.
 
     Raises:
@@ -73,10 +72,10 @@ def read_tensorboard(path: Path) -> tuple[Rows, dict[str, Any]]:
     ]
     steps = itertools.groupby(sorted(scalars), key=lambda scalar: scalar[1])
     rows = (Entry(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps)
-    return last_run(path, rows), {}
+    return last_run(path, rows)
 
 
-def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
+def read_exports(path: Path) -> Log:
     """Reads W&B's exports: the CSV files, or one, of a run's panels or of its history.
 
     Raises:
@@ -126,7 +125,7 @@ def read_exports(path: Path) -> tuple[Rows, dict[str, Any]]:
             before |= kept
     for metric, text in words.items():
         warnings.warn(f"{path}: no number, and left out: {metric} {text!r:.60}", stacklevel=2)
-    return rows, {}
+    return Log(rows)
 
 
 def is_table_of_runs(columns: Iterable[str]) -> bool:
@@ -135,7 +134,7 @@ def is_table_of_runs(columns: Iterable[str]) -> bool:
     return NAME_COLUMN in names or len(names & TABLE_COLUMNS) > 1
 
 
-def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
+def read_wandb(path: Path) -> Log:
     """Returns the numbers of a run of W&B by step, all that it logged, and its name and configuration.
 
     Raises:
@@ -157,4 +156,4 @@ def read_wandb(path: Path) -> tuple[Rows, dict[str, Any]]:
         configuration = dict(run.config)
     except (wandb.Error, ValueError) as error:
         raise ValueError(f"wandb://{name}: {error}") from None
-    return rows, {"display_name": run.name, "configuration": configuration}
+    return Log(rows, {"display_name": run.name, "configuration": configuration})

@@ -61,13 +61,32 @@ def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
         warnings.warn(f"{where}: cut off or damaged, and left out: {shown}", stacklevel=2)
 
 
+class Log(NamedTuple):
+    """What a log says of its last run.
+
+    Args:
+        rows: the numbers by step.
+        header: what the log says of the run besides: its configuration, its name.
+        batches: step to the fingerprints of its rollout batch, as the plugin's log has them.
+    """
+
+    rows: Rows
+    header: Mapping[str, Any] = EMPTY
+    batches: Mapping[int, Mapping[str, Any]] = EMPTY
+
+
 def rows_of(text: bytes, path: Path) -> Rows:
     """Returns the numbers of a log's last run, as for `entries_in` and `last_run`."""
+    return log_of(text, path).rows
+
+
+def log_of(text: bytes, path: Path) -> Log:
+    """Returns what a log of verl's file logger says of its last run, as for `entries_in` and `last_run`."""
     return last_run(path, (entry._replace(data=numbers_in(entry.data)) for entry in entries_in(text, path)))
 
 
-def last_run(path: Path, logged: Iterable[Entry]) -> Rows:
-    """Returns the last run's numbers in a log, by step; a step that was logged in parts, as by a validation, is one.
+def last_run(path: Path, logged: Iterable[Entry]) -> Log:
+    """Returns the last run in a log; a step that was logged in parts, as by a validation, is one.
 
     Where the steps go back, a run was resumed, and what it logged since counts; where they go back to the first, it is
     another run. Both give a warning.
@@ -76,20 +95,24 @@ def last_run(path: Path, logged: Iterable[Entry]) -> Rows:
         ValueError: steps of several processes or runs alternate, so that no run can be told.
     """
     rows: Rows = {}
+    batches: dict[int, Mapping[str, Any]] = {}
     logged, last, said, ahead = list(logged), 0, [], []
     turns = [process for process, _ in itertools.groupby(one.process for one in logged if one.process)]
-    for step, metrics, *_ in logged:
+    for step, metrics, _, _, batch in logged:
         ahead.append((step, metrics))
         # A validation may be of an earlier checkpoint; the next step that trains says what it belongs to.
         if all(key.startswith("val-") for key in metrics):
             continue
         if step < last or (step == last > 0 and metrics.keys() & rows[step].keys()):
             rows = {at: row for at, row in rows.items() if step > 1 and at < step}
+            batches = {at: before for at, before in batches.items() if step > 1 and at < step}
             resumed = "goes on, as a resumed run does: its later values"
             how = resumed if step > 1 else "begins anew: the last run's steps"
             said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
         for at, values in ahead:
             rows.setdefault(at, {}).update(values)
+        if batch:
+            batches[step] = batch
         last, ahead = step, []
     if len(turns) > len({*turns}) or (len(said) > 2 and 2 * len(said) >= len(logged)):
         names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
@@ -98,7 +121,7 @@ def last_run(path: Path, logged: Iterable[Entry]) -> Rows:
         warnings.warn(what, stacklevel=2)
     for at, values in ahead:
         rows.setdefault(at, {}).update(values)
-    return rows
+    return Log(rows, batches=batches)
 
 
 def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
@@ -117,11 +140,11 @@ def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
+def read_log(path: Path) -> Log:
     """Reads the JSON lines of verl's file logger, or of a run that is kept in one file.
 
     Returns:
-        The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs.
+        The last run in it; its header is what a kept run says of itself in its first line, nothing for other logs.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
@@ -147,21 +170,12 @@ def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
         raise ValueError(f"{path}: a gzip file, but no kept run. Unpack it and name the log that is in it.")
     if not (text := steps if is_kept else text).strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
-    return rows_of(text, path), header if is_kept else {}
-
-
-def batches_in(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Returns the fingerprints of each step's rollout batch in a log of the plugin's; none in any other file."""
-    with warnings.catch_warnings(), contextlib.suppress(ValueError, OSError):
-        # `read_rows` has warned of the same lines.
-        warnings.simplefilter("ignore")
-        return {entry.step: entry.batch for entry in entries_in(read_bytes(path), path) if entry.batch}
-    return {}
+    return log_of(text, path)._replace(header=header if is_kept else {})
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
-    """Returns the log of a run as a table; see `read_rows`."""
-    return table_of(read_rows(path)[0])
+    """Returns the log of a run as a table; see `read_log`."""
+    return table_of(read_log(path).rows)
 
 
 def table_of(rows: Rows) -> pandas.DataFrame:
