@@ -5,6 +5,7 @@ import random
 import re
 import string
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,34 @@ def test_ordinary_values_stay(key):
 def test_a_composed_configuration_stays(overrides):
     config = OmegaConf.to_container(composition(*overrides))
     assert redact(config) == config
+
+
+@pytest.mark.parametrize(
+    "form", ["password={}", 'password="{}"', "password='{}'", "password: {}", "tokens=x password=[{}]"]
+)
+def test_a_credential_of_any_length_is_never_there(form):
+    for length in (990, 1010, 5000):
+        word = "hunter2 " if '"' in form or "'" in form else "hunter2-"
+        shown = redact(form.format(word * (length // 8)))
+        assert "hunter" not in shown and REDACTED in shown
+
+
+REPEATED = ("a", "A", "1", "f", "a.", "a-", "a=", "a:", "-", "://", "http://a", "val=", "mysql ", "login ", "ldapx a ")
+
+
+@pytest.mark.parametrize("unit", REPEATED)
+def test_the_work_grows_with_the_length_and_not_with_its_square(unit):
+    def work(length):
+        text = unit * (length // len(unit))
+        times = []
+        for _ in range(3):
+            begun = time.process_time()
+            redact(text)
+            times.append(time.process_time() - begun)
+        return min(times)
+
+    # Of four times the text; the square would be sixteen.
+    assert work(32_000) < 9 * work(8_000) + 0.02
 
 
 LOOKS_DRAWN = ("verl_clipx/common/secrets.py", "verl_clipx/papers/tasks/tiny_policy")

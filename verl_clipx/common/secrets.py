@@ -44,11 +44,17 @@ _STANDS_FOR = re.compile(
 )
 # In an object that names a credential, the keys of its name and of its value.
 _NAMING, _NAMED = re.compile("name|key|var|header", re.I), re.compile("val|content|literal|data", re.I)
-_NAME, _QUOTE = r"(?P<name>[\w.%+-]*\w)", r"\\*[\"']"
+# What a search may begin at any place ends within so many characters: otherwise a text of letters alone takes a time
+# that grows with the square of its length.
+_LONG = 1000
+_NAME, _QUOTE = r"(?P<name>[\w.%+-]{0,120}\w)", r"\\{0,8}[\"']"
 _VALUE = (
-    rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n]))*|\[(?!redacted\])[^\]]*\]?"
-    r"|[^\s,&{}\"'\[](?:[^\s,&{}\"']|,(?![\s{}\"']|[\w.+\" ]*[=:]|$))*)"
+    rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n])){{0,{_LONG}}}"
+    rf"|\[(?!redacted\])[^\]]{{0,{_LONG}}}\]?"
+    rf"|[^\s,&{{}}\"'\[](?:[^\s,&{{}}\"']|,(?![\s{{}}\"']|[\w.+\" ]{{0,120}}[=:]|$)){{0,{_LONG}}})"
 )
+# The rest of a value that is longer.
+_REST = re.compile(r"[^\s,&{}\"']*")
 # On the next line only what fills it, or a text in YAML's form: more is a node of its own.
 _TO_VALUE = r"(?!= )(?:\s*[|>][-+]?\s*\n\s*|[^\S\n]*(?!\s)|\s*(?=\S*[^\s:][^\S\n]*$))"
 # In a text: an override, a part of a query or a member of an object; a default; a pair of name and value, in
@@ -79,12 +85,13 @@ _BEHIND = re.compile(
     r"/bot|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook))[^\s\"',]*"
     # options of programs, netrc
     r"|(\s(?:-[uUa]|--(?:proxy-)?user|--auth)[\s=]*)(?!\d+:\d+\b)(?:[^\s:\"']*:|[\w\\]+%)[^\s\"']+"
-    r"|(\b(?:sshpass|mysql\w*|mariadb\w*|mongo\w*|sqlcmd|login)\s(?:[^\n|;&]*?\s)??-[pP]\s*)(?!-)\S+"
-    r"|(\b(?:redis-cli\s(?:[^\n|;&]*?\s)??-a|ldap\w+\s(?:[^\n|;&]*?\s)??-w|openssl\s(?:[^\n|;&]*?\s)??-k)\s*)(?!-)\S+"
+    r"|(\b(?:sshpass|mysql\w*|mariadb\w*|mongo\w*|sqlcmd|login)\s(?:[^\n|;&]{0,300}?\s)??-[pP]\s*)(?!-)\S+"
+    r"|(\b(?:redis-cli\s(?:[^\n|;&]{0,300}?\s)??-a|ldap\w+\s(?:[^\n|;&]{0,300}?\s)??-w|openssl\s(?:[^\n|;&]{0,300}?\s)??-k)\s*)(?!-)\S+"
     r"|(\s-pass(?:in|out)?\s+pass:)\S+|(<(?:\w*pass(?:word|wd)|\w*secret|\w*token|api_?key)>)[^<]+"
     r"|(\b(?:machine\s+\S+|default)\s+(?:login\s+\S+\s+)?password\s+)\S+"
     # a user with a password before a host, and whatever stands before one in an address of the web
-    r"|(://)(?:[^/\s:@]*:(?!\d{1,5}(?:[/\s]|$))[^\s@]*(?:@[^/\s@]+)*|(?<=http://|ttps://)[^/\s]+)(?=@)"
+    r"|(://)(?:[^/\s:@]{0,200}:(?!\d{1,5}(?:[/\s]|$))[^\s@]{0,1000}(?:@[^/\s@]{1,200}){0,3}"
+    r"|(?<=http://|ttps://)[^/\s]{1,1000})(?=@)"
     r"|((?<![\w@./:-]))[A-Za-z][\w.+-]*:[^\s@/:,]{3,}(?=@(?!sha256:)[\w-]*[A-Za-z.])",
     re.IGNORECASE,
 )
@@ -94,7 +101,9 @@ _KEYS = re.compile(
 )
 _TOKEN = re.compile(r"[A-Za-z0-9][\w+/~.-]{18,}[A-Za-z0-9]=*")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|^raysubmit_\w{16}$|^.*\.whl$", re.I)
-_HEX = re.compile(r"(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{20,}|(?=[0-9A-F]*\d)(?=\d*[A-F])[0-9A-F]{20,}")
+_HEX = re.compile(
+    r"(?<![0-9a-f])(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{20,}|(?<![0-9A-F])(?=[0-9A-F]*\d)(?=\d*[A-F])[0-9A-F]{20,}"
+)
 # Bits by which a letter is rarer in words than at random, and those of changes of kind: to a capital at the beginning
 # of a word, to another capital, to and from a digit.
 _LETTERS = (("etaoinshr", -1), ("dl", 0), ("cumwfgypb", 0.8), ("vk", 2), ("jxqz", 5))
@@ -160,19 +169,33 @@ def _in_text(text: str, key: str) -> str:
         while part := pattern.search(text, place):
             bare = part["value"].lstrip("\\\"'-")
             # Prose has "the token = …", "a token: …", and of a key of verl's "rollout_is=token: a word …".
-            is_apart, before = part["name"] == "token" and " " in part["between"], text[: part.start("name")]
+            is_apart = part["name"] == "token" and " " in part["between"]
+            before = text[max(0, part.start("name") - 20) : part.start("name")]
             is_option = before.rstrip("\"'").endswith("=") and re.fullmatch("[a-z]+", part["value"])
             is_prose = is_apart and (is_option or re.search("[a-z] $", before))
             is_value = not is_prose and not _STANDS_FOR.fullmatch(part["between"] + part["value"])
             if bare and is_value and not bare.startswith(REDACTED) and _names(part["name"], bare):
                 shown += text[place : part.start("value")] + (part["quote"] or "") + REDACTED
-                place = part.end("value")
+                place = _end_of_value(part)
             else:
                 # What looked like its value may be a name itself.
                 shown += text[place : part.end("name")]
                 place = part.end("name")
         text = shown + text[place:]
     return _TOKEN.sub(lambda part: _of_token(part, key), text)
+
+
+def _end_of_value(part: re.Match) -> int:
+    """Returns where a value ends, also if it is longer than the search looks."""
+    end, closing = part.end("value"), part["quote"]
+    if len(part["value"]) <= _LONG:
+        return end
+    if part["value"].startswith("["):
+        closing = "]"
+    if closing is None:
+        return _REST.match(part.string, end).end()
+    place = part.string.find(closing, end)
+    return len(part.string) if place < 0 else place
 
 
 def _behind(part: re.Match) -> str:
