@@ -24,7 +24,7 @@ CHOOSES_LOSS = ("method", "function", "_target_")
 MODIFIERS = ("shaping", "mask", "select", "update", "hold", "pull")
 FSDP = ("fsdp", "fsdp2")
 # verl's short names of dtypes.
-PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "16": "float16", "fp32": "float32", "32": "float32"}
 # How far two gradients may differ by rounding, relative to a token's; `losses.applying.apart.RESOLVED` by name.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
 
@@ -430,7 +430,7 @@ def loss_of(values: Mapping[str, Any]) -> Loss:
 def training_of(values: Mapping[str, Any]) -> Engine:
     """Returns the engine that trains; `values`: dotted key to value."""
     name = values.get(keys.STRATEGY)
-    precision = values.get(keys.TRAINING_PRECISION.get(name))
+    precision = values.get(keys.TRAINING_PRECISION.get(name, keys.MIXED_PRECISION))
     if precision is None and name in FSDP:
         precision = "bfloat16"
     parallel = {"sequence": keys.SEQUENCE_PARALLEL[0]}

@@ -14,8 +14,6 @@ from verl_clipx.common.statistics.rates import chance_of_as_many
 
 # How often chance alone may give as many more clipped tokens as are taken for more than rounding.
 LEVEL = 1e-3
-PRECISION = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
-SINGLE = ("fp32", "float32", "32")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Clipped:
 
 def computes_in_single_precision(run: Run) -> bool:
     """Returns whether a run's record says that its engine computes in float32, whose floor is 0."""
-    return str(run.configuration.get(PRECISION)) in SINGLE
+    return run.record.training.precision == "float32"
 
 
 def clipped_by_step(run: Run) -> pandas.DataFrame:
