@@ -360,9 +360,8 @@ def test_a_receipt_passes_up_to_what_rounding_does():
 
 @pytest.mark.parametrize(("precision", "passes"), [("fp32", False), ("float32", False), ("bf16", True), (None, True)])
 def test_a_receipt_is_judged_by_the_precision_of_its_run(tmp_path, precision, passes):
-    engine = {f"{ACTOR}.strategy": "fsdp2"}
-    if precision is not None:
-        engine[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] = precision
+    # verl computes in bfloat16 where the precision is not set.
+    engine = {f"{ACTOR}.strategy": "fsdp2", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": precision}
     run = {"change": engine} | changed(actor__clipx__receipt=lambda step: 0.03)
     said = certified(tmp_path, first=({"change": engine},) * 2, second=(run, {"change": engine}), code=None)
     assert said["the receipt agrees"].startswith("passed: " if passes else "failed: ")
