@@ -4,7 +4,6 @@ import contextlib
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -44,14 +43,48 @@ def load_model(folder: Path) -> Any:
 
 def merge(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Returns the configuration and the whole weights of verl's FSDP checkpoint, as precise as they were saved."""
+    from torch.distributed.tensor import DTensor
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
-    kept: dict[str, torch.Tensor] = {}
-    config = ModelMergerConfig("merge", "fsdp", local_dir=str(actor), hf_model_config_path=str(actor / "huggingface"))
-    merger = FSDPModelMerger(config)
-    merger.save_hf_model_and_tokenizer = kept.update
-    # verl's rounds every weight, so that steps that only float32 can hold would be lost. It prints what it does.
-    with patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor), contextlib.redirect_stdout(sys.stderr):
+    class PreciseMerger(FSDPModelMerger):
+        """verl's merger, which rounds every weight to bfloat16, without the rounding.
+
+        Steps that only float32 can hold would be lost.
+        """
+
+        def _load_and_merge_state_dicts(
+            self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
+        ) -> dict[str, torch.Tensor]:
+            shards = [
+                torch.load(actor / f"model_world_size_{world_size}_rank_{rank}.pt", "cpu", weights_only=False)
+                for rank in range(total_shards)
+            ]
+            return {name: self._merged(name, [shard[name] for shard in shards]) for name in shards[0]}
+
+        def _merged(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+            """Return a whole weight from its part on each rank."""
+            if not isinstance(parts[0], DTensor):
+                # FSDP keeps a whole copy on each rank of what it doesn't shard.
+                if not all(torch.equal(part, parts[0]) for part in parts):
+                    raise ValueError(f"{actor}: {name} is not sharded, but differs between the ranks.")
+                return parts[0]
+            # The last dimension of the mesh is the one that shards; the others hold copies.
+            return self._merge_by_placement([part.to_local() for part in parts], parts[0].placements[-1])
+
+        def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
+            weights.update(state_dict)
+
+    weights: dict[str, torch.Tensor] = {}
+    merger = PreciseMerger(
+        ModelMergerConfig(
+            operation="merge",
+            backend="fsdp",
+            local_dir=str(actor),
+            hf_model_config_path=str(actor / "huggingface"),
+        )
+    )
+    # verl prints what it does.
+    with contextlib.redirect_stdout(sys.stderr):
         merger.merge_and_save()
-    return merger.model_config, kept
+    return merger.model_config, weights
