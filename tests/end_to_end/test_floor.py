@@ -36,6 +36,7 @@ def floors_of(rank, world, policy, rows, precision, micro_batch_size, recomputed
         for row, log_prob in zip(rows, log_probs_of_all(worker, data, rows)[: len(rows)], strict=True):
             row["old"] = log_prob
     share = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
+    worker.engine.optimizer_step = lambda: 1.0
     worker.set_loss_fn(partial(ppo_loss, config=actor_config(("+clipx=grpo", "clipx.receipt=off"))))
     all_reduce, forward_step = torch.distributed.all_reduce, worker.engine.forward_step
 
@@ -56,7 +57,6 @@ def floors_of(rank, world, policy, rows, precision, micro_batch_size, recomputed
         with (
             patch.object(torch.distributed, "all_reduce", counted_all_reduce),
             patch.object(worker.engine, "forward_step", counted_forward),
-            patch.object(worker.engine, "optimizer_step", lambda: 1.0),
         ):
             metrics = tu.get(worker.train_mini_batch(data), "metrics")
         values = {key: values[0] for key, values in metrics.items() if "/floor" in key}

@@ -212,6 +212,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
         return all_reduce(*args, **kwargs)
 
+    engine.optimizer_step = optimizer_step
     worker.set_loss_fn(partial(ppo_loss, config=config))
     for observer in [*worker.observers]:
         # The receipt, as after a run's first rollout batch: its collectives are counted.
@@ -221,12 +222,13 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
     hook = engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True)
     with (
-        patch.object(engine, "optimizer_step", optimizer_step),
         patch.object(engine, "forward_step", counted_forward),
         patch.object(torch.distributed, "all_reduce", counted_all_reduce),
     ):
         output = worker.train_batch(data)
     hook.remove()
+    # The class's own again, for the next case.
+    del engine.optimizer_step
     worker.batch = None
     for key, value in ({} if output is None else tu.get(output, "metrics")).items():
         if isinstance(value, list) and isinstance(value[0], Metric):

@@ -17,6 +17,7 @@ from tests.composition import actor, composed
 from tests.jagged import micro_batch, rollout_batch
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.run.trace import Trace
 from verl_clipx.run.trace_format import UpdateFacts, read_shards, shards_in, write_shard
 from verl_clipx.training.trainer.log import write_record
@@ -42,7 +43,7 @@ def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None,
     rows = [row for part in parts for row in part]
     whole, _ = micro_batch(batch, rows, entropy=entropy)
     settings, step = config.policy_loss.clipx, step or OptimizerStep()
-    function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step, [tracer])
+    function = with_micro_batch(partial(ppo_loss, config=config), settings, Schedule(), lambda: step, [tracer])
     with rollout_batch(tracer, whole):
         for part in parts:
             data, output = micro_batch(batch, list(part), entropy=entropy)

@@ -44,6 +44,7 @@ from verl_clipx.run.keys import (
     WITH_ROLLOUT_RS,
     row_of,
 )
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.run.start import decide
 from verl_clipx.training.worker.layout import pad_rows
 from verl_clipx.training.worker.loss_function import with_micro_batch
@@ -286,7 +287,7 @@ def trained(one: Drawn, config):
     step = OptimizerStep(entropy_wanted=config.actor_rollout_ref.actor.entropy_coeff != 0)
     change = as_the_trainer(config)
     if one.group == "observe":
-        wrapped = with_micro_batch(loss_fn, actor.policy_loss.clipx, lambda: step)
+        wrapped = with_micro_batch(loss_fn, actor.policy_loss.clipx, Schedule(), lambda: step)
         return updates(wrapped, change)
     update = Update(actor, step, loss_fn=loss_fn)
     gradients = [update.run(change=change), update.run(moved=0.5, change=change)]

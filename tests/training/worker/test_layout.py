@@ -14,6 +14,7 @@ from verl_clipx.losses.base.tokens import OPTIONAL
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import Method
 from verl_clipx.run.config import Settings
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.layout import TokenPass, ages, prompt_groups
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.step import OptimizerStep, current_micro_batch, inputs_of, micro_batch_of
@@ -119,7 +120,7 @@ def test_a_method_gets_what_it_asks_for():
         assert "entropy" not in model_output
         return torch.zeros(()), {}
 
-    with_micro_batch(loss, SETTINGS)(output, data)
+    with_micro_batch(loss, SETTINGS, Schedule())(output, data)
     del output["entropy"]
     padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
     assert torch.equal(padded, torch.where(mask, batch["old_log_prob"][ROWS], 0.0))

@@ -27,6 +27,7 @@ from verl_clipx.cli import app
 from verl_clipx.losses.applying.metric_listing import LISTS, markdown_table
 from verl_clipx.losses.applying.metrics import merged_passes, with_ratios_of_sums, with_updates
 from verl_clipx.losses.methods import BUILT_IN, METHODS
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.step import OptimizerStep
@@ -67,7 +68,7 @@ def logged(actor, group, split=WHOLE, seed=0, overrides=(), verls="vanilla", at_
     config = actor(f"+clipx={group}", *needed, *FURTHER.get(group, ()), *overrides)
     batch = random_batch(seed)
     step = OptimizerStep(at_ratio_one=at_ratio_one)
-    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, Schedule(), lambda: step)
     found = aggregated(function, batch, split)
     return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
 

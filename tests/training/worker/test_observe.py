@@ -18,6 +18,7 @@ from tests.training.worker.test_training_worker import Worker
 from verl_clipx.losses.base.shared_metrics import REGIONS
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.config import Observe
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.worker.registry import is_ours
@@ -57,7 +58,7 @@ def observed(of_verl):
     def build(loss_mode, *overrides):
         function = of_verl(loss_mode, "+clipx=observe", *overrides)
         observe_registered(loss_mode)
-        return with_micro_batch(function, function.keywords["config"].policy_loss.clipx)
+        return with_micro_batch(function, function.keywords["config"].policy_loss.clipx, Schedule())
 
     return build
 
@@ -226,7 +227,7 @@ def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(of_verl, observe
     observed("vanilla")
     assert core_algos.POLICY_LOSS_REGISTRY["vanilla"] is wrapped is not original
     # Another run of the process: even inside a micro-batch of ours, nothing is added.
-    plain = called(with_micro_batch(of_verl("vanilla"), Observe()), batch)[3]
+    plain = called(with_micro_batch(of_verl("vanilla"), Observe(), Schedule()), batch)[3]
     with torch.no_grad():
         _, without_gradients = observed("vanilla")(*reversed(micro_batch(batch, ROWS)))
     for metrics in (plain, without_gradients):

@@ -85,6 +85,7 @@ class EpochWorker(VerlsWorker):
         self.number += 1
         along = torch.linspace(-0.3, 0.3, self.current["log_prob"].numel())
         self.current["log_prob"] = self.current["log_prob"] + along.view_as(self.current["log_prob"])
+        self.engine.optimizer_step()
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {}})
 
 

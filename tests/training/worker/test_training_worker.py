@@ -19,11 +19,12 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from tests.training.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
 from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.run.trace_format import shards_in
 from verl_clipx.training.worker.extra_pass import refuse_dropout
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
-from verl_clipx.training.worker.skipped_updates import keep_gradient_norm
+from verl_clipx.training.worker.skipped_updates import record_gradient_norm
 from verl_clipx.training.worker.step import OptimizerStep
 from verl_clipx.training.worker.tracer import Tracer
 from verl_clipx.training.worker.training_worker import ClipxTraining, clipx_node
@@ -64,7 +65,9 @@ def test_selection_takes_the_entropys_value_and_leaves_its_graph(actor, wanted):
 def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(actor, overrides, needing):
     config = actor(*overrides)
     # As in a worker without train_batch.
-    by_itself = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    policy_loss = config.policy_loss
+    loss_fn = partial(ppo_loss, config=config)
+    by_itself = with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.schedule, lambda: None)
     if needing is None:
         splits = (WHOLE, SPLITS["micro-batches"])
         whole, parts = (aggregated(by_itself, example(), split)["clipx/ratio_mean"] for split in splits)
@@ -288,16 +291,31 @@ def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker,
     assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])
 
 
-def test_an_engine_is_verls_again_after_an_update(stepping_worker):
+def test_the_optimizers_step_is_wrapped_once_and_returns_what_it_did(stepping_worker):
     worker, skipped = stepping_worker("+clipx=grpo")
-    taken = worker.engine.optimizer_step
-    assert skipped() == 0 and worker.engine.optimizer_step is taken
-    # As a class of verl's has it; also where the update fails.
-    engine, step = type("Engine", (), {"optimizer_step": lambda self: math.inf})(), OptimizerStep()
-    with pytest.raises(ValueError), keep_gradient_norm(engine, step):
-        engine.optimizer_step()
-        raise ValueError
-    assert vars(engine) == {} and step.gradient_norm == math.inf and not step.taken
+    wrapped = worker.engine.optimizer_step
+    assert skipped() == 0 and skipped() == 0
+    assert worker.engine.optimizer_step is wrapped
+    # Outside an update, as verl's Tinker worker calls it.
+    worker.engine.norm = 3.0
+    assert worker.engine.optimizer_step() == 3.0
+
+
+def test_a_norm_that_is_not_finite_is_of_a_step_that_is_not_taken():
+    step = OptimizerStep()
+    optimizer_step = record_gradient_norm(lambda scale: scale * torch.tensor(math.inf), lambda: step)
+    assert optimizer_step(scale=2) == math.inf
+    assert step.gradient_norm == math.inf and not step.taken
+
+
+def test_an_engine_that_steps_without_its_optimizer_step_stops_at_the_first_update(stepping_worker):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    assert skipped() == 0
+    # As an engine that keeps the method when it is made.
+    worker, skipped = stepping_worker("+clipx=grpo")
+    worker.engine.optimizer_step = lambda: 1.0
+    with pytest.raises(RuntimeError, match=r"SimpleNamespace .* before set_loss_fn"):
+        skipped()
 
 
 @pytest.fixture
@@ -360,7 +378,7 @@ def test_distillations_loss_of_the_logits_passes_through(actor, group):
     config = actor(group)
     distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
     loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
-    wrapped = with_micro_batch(loss_fn, config.policy_loss.clipx)
+    wrapped = with_micro_batch(loss_fn, config.policy_loss.clipx, Schedule())
     batch = example()
     data, output = micro_batch(batch, [0, 1])
     tokens = len(output["log_probs"].values())

@@ -17,6 +17,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
 from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.extra_pass import extra_pass
 from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.training.worker.plan import plan_step
@@ -41,7 +42,9 @@ class Trained(NamedTuple):
 def loss_function(config, step=None, observers=()):
     """verl's loss function as the worker wraps it."""
     step = OptimizerStep() if step is None else step
-    return with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step, observers)
+    policy_loss = config.policy_loss
+    loss_fn = partial(ppo_loss, config=config)
+    return with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.schedule, lambda: step, observers)
 
 
 def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
@@ -116,7 +119,7 @@ class Update:
         loss_fn = loss_fn or partial(ppo_loss, config=config)
         self.receipt = Receipt(settings, run, loss_fn, lambda part: part, rank=1, tested=tested)
         self.observers = [self.receipt]
-        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, self.observers)
+        self.loss_function = with_micro_batch(loss_fn, settings, Schedule(), lambda: self.step, self.observers)
 
     def begin(self):
         settings = self.receipt.settings
@@ -236,7 +239,9 @@ class VerlsWorker:
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
 
     def train_batch(self, data):
-        return self.forward_backward(data)
+        output = self.forward_backward(data)
+        self.engine.optimizer_step()
+        return output
 
     def train_mini_batch(self, data):
         return self.train_batch(data)

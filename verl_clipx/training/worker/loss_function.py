@@ -11,6 +11,8 @@ from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.metric import Over
 from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.reports import Reports
 from verl_clipx.training.worker.skipped_updates import merge_counts, not_finite_in
 from verl_clipx.training.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
@@ -73,16 +75,18 @@ def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
     return metric if isinstance(metric, list) else [metric]
 
 
-def step_without_worker(settings: Settings | Observe) -> OptimizerStep:
-    """Makes the step of a loss call outside train_batch; RuntimeError if the settings need what train_batch decides."""
+def step_without_worker(settings: Settings | Observe, schedule: Schedule) -> OptimizerStep:
+    """Makes the step of a loss call outside train_batch; RuntimeError if the run needs what train_batch decides."""
     if isinstance(settings, Observe):
         return OptimizerStep(of_rollout_batch=False)
-    needs = {
-        f"{NODE}.scope={settings.scope}": settings.adaptive and settings.scope != "micro_batch",
-        f"+{NODE}/update=lopti": settings.update is not None,
-        "entropy" if settings.select is None else f"+{NODE}/select": settings.needs_entropy,
-    }
-    if needing := [name for name, is_so in needs.items() if is_so]:
+    needing = []
+    if schedule.bounds is not DecidedFrom.MICRO_BATCH:
+        needing.append(f"{NODE}.scope={settings.scope}")
+    if schedule.passes:
+        needing.append(f"+{NODE}/update=lopti")
+    if settings.needs_entropy:
+        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
+    if needing:
         raise RuntimeError(
             f"{', '.join(needing)} under the method {settings.method.name} needs the mini-batch before its update, "
             "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train "
@@ -94,6 +98,7 @@ def step_without_worker(settings: Settings | Observe) -> OptimizerStep:
 def with_micro_batch(
     loss_fn: Callable[..., Any],
     settings: Settings | Observe,
+    schedule: Schedule,
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
     observers: Sequence[Observer] = (),
     reports: Reports | None = None,
@@ -101,13 +106,13 @@ def with_micro_batch(
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
     Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
-    through. `current_step` returns None outside an optimizer step. `reports` are the worker's.
+    through. `schedule` is the run's. `current_step` returns None outside an optimizer step. `reports` are the worker's.
     """
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
         if of_logits:
             return loss_fn(data=data, **of_logits)
-        step = current_step() or step_without_worker(settings)
+        step = current_step() or step_without_worker(settings, schedule)
         call = call_of(settings, step, model_output, data)
         micro_batch, output, restricted = call
         if reports is not None:

@@ -1,10 +1,8 @@
 """Counts the updates that verl skips because their gradient is not finite, and finds and names what was not finite."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -84,21 +82,33 @@ def with_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
 
 
-@contextmanager
-def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
-    """Keeps in a step, on every rank, the norm of the gradient with which the engine takes it within the block.
+def record_gradient_norm(
+    optimizer_step: Callable[..., Any], current_step: Callable[[], OptimizerStep | None]
+) -> Callable[..., Any]:
+    """Wrap an engine's optimizer step, so that the worker's step knows the norm of its gradient on every rank.
 
     verl's metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
-    """
-    take = engine.optimizer_step
 
-    def optimizer_step(*args: Any, **kwargs: Any) -> Any:
-        norm = take(*args, **kwargs)
-        step.gradient_norm = None if norm is None else float(norm)
+    Args:
+        optimizer_step: the engine's, which returns the norm.
+        current_step: returns the worker's step, or None outside of one.
+    """
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        norm = optimizer_step(*args, **kwargs)
+        step = current_step()
+        if step is not None:
+            step.optimizer_stepped = True
+            step.gradient_norm = None if norm is None else float(norm)
         return norm
 
-    with patch.object(engine, "optimizer_step", optimizer_step):
-        yield
+    return recording
+
+
+def check_gradient_norm(engine: Any, step: OptimizerStep) -> None:
+    """Raise RuntimeError if an update has passed by the wrapped optimizer step."""
+    if not step.optimizer_stepped:
+        raise RuntimeError(NORM_UNKNOWN.format(engine=type(engine).__name__))
 
 
 class SkippedUpdates:
@@ -148,6 +158,12 @@ class SkippedUpdates:
         return logged
 
 
+NORM_UNKNOWN = (
+    "clipx: the first update was made without engine.optimizer_step, which {engine} had when the worker got its loss "
+    "function. So no rank can know whether verl skips an update because its gradient is not finite, and the bounds "
+    "would be decided from such an update too. Call self.optimizer_step() in the engine's train_batch, and replace it "
+    "only before set_loss_fn."
+)
 NOT_FINITE = (
     "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
     "named only once; clipx/skipped_updates counts such updates."

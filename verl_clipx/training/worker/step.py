@@ -55,6 +55,7 @@ class OptimizerStep:
         at_ratio_one: whether the weights are those of old_log_probs, so that the ratio is 1 but for rounding.
         recut: the floor as it was measured beforehand with other micro-batches; None if it was not.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
+        optimizer_stepped: whether the engine's optimizer step was called, on every rank.
         gradient_norm: the norm of the step's gradient, on every rank; None before the optimizer's step.
     """
 
@@ -71,6 +72,7 @@ class OptimizerStep:
     at_ratio_one: bool = False
     recut: MeasuredFloor | None = None
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
+    optimizer_stepped: bool = False
     gradient_norm: float | None = None
 
     @property

@@ -27,7 +27,7 @@ from verl_clipx.training.worker.plan import plan_step, token_passes
 from verl_clipx.training.worker.receipt import Receipt
 from verl_clipx.training.worker.recut import measure_recut
 from verl_clipx.training.worker.reports import Guarded, Reports
-from verl_clipx.training.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
+from verl_clipx.training.worker.skipped_updates import SkippedUpdates, check_gradient_norm, record_gradient_norm
 from verl_clipx.training.worker.state import ControllerState, restored_state, state_rank, write_state
 from verl_clipx.training.worker.step import Observer, OptimizerStep, RolloutBatch
 from verl_clipx.training.worker.tracer import Tracer
@@ -62,6 +62,8 @@ class ClipxTraining:
     rollouts: int = 0
     # Whether the floor was measured once more with other micro-batches since the start.
     recut: bool = False
+    # Whether an update has shown that the worker learns the norm of its gradient.
+    norm_arrives: bool = False
     # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
     stale: bool = False
 
@@ -76,6 +78,8 @@ class ClipxTraining:
         config = loss_fn.keywords["config"]
         self.actor = config
         self.policy_loss, self.state, self.reports = config.policy_loss, ControllerState(), Reports()
+        self.engine.optimizer_step = record_gradient_norm(self.engine.optimizer_step, lambda: self.step)
+        self.norm_arrives = False
         self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
         self.reports.parts.append(self.skipped.naming)
         # verl counts the steps before critic_warmup too, in which it trains only the critic.
@@ -86,7 +90,16 @@ class ClipxTraining:
             print(run.line, flush=True)
         self.observers = self._observers(settings, loss_fn)
         self._prepare(settings, config)
-        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers, self.reports))
+        super().set_loss_fn(
+            with_micro_batch(
+                loss_fn,
+                settings,
+                run.schedule,
+                current_step=lambda: self.step,
+                observers=self.observers,
+                reports=self.reports,
+            )
+        )
 
     def _prepare(self, settings: Settings | Observe, config: Any) -> None:
         """Compiles what the loss needs, before the first step."""
@@ -183,8 +196,10 @@ class ClipxTraining:
         try:
             for observer in observers:
                 observer.begin_update(step, batch)
-            with keep_gradient_norm(self.engine, step):
-                output = super().train_batch(data)
+            output = super().train_batch(data)
+            if not self.norm_arrives:
+                check_gradient_norm(self.engine, step)
+                self.norm_arrives = True
             for observer in observers:
                 observer.end_update(step)
             self.skipped.end_update(step, batch, data)
