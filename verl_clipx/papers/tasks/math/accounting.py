@@ -253,5 +253,5 @@ def _kind(node: Any) -> str:
     return _kind_of(node.symbol) if isinstance(node, TerminalNode) else ""
 
 
-def _kind_of(token: Any) -> str:
-    return PSParser.symbolicNames[token.type] if token.type > 0 else ""
+def _kind_of(terminal: Any) -> str:
+    return PSParser.symbolicNames[terminal.type] if terminal.type > 0 else ""
