@@ -447,8 +447,7 @@ def verls_loss_and(more):
             loss, metrics = ppo_loss(config, model_output, data)
 
             def policy_term():
-                with mock.patch.object(config, "use_kl_loss", False):
-                    return ORIGINAL("grpo", **arguments_of(config, model_output, data))[0]
+                return ORIGINAL("grpo", **arguments_of(config, model_output, data))[0]
 
             return more(loss, model_output["log_probs"].values(), policy_term), metrics
 
