@@ -26,7 +26,7 @@ from verl_clipx.papers.tasks.catalog import definitions
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
-NEVER_RUN = ("pip", "git", "docker", "sbatch", "sky", "srun", "torchrun")
+NEVER_RUN = ("pip", "uv", "git", "docker", "sbatch", "sky", "srun", "torchrun")
 PROGRAMS = ("clipx", "python", "pytest", "bash", *NEVER_RUN)
 # By tests/claims/test_architecture.py and tests/analysis/demo.
 RUN_ELSEWHERE = r"scripts/(draw_architecture|demo)\.py"
@@ -93,6 +93,8 @@ def check(command: Command, *, complete: bool = True) -> None:
         _check_script([word for word in rest if program == "bash" or word[:2] != "--"], command.variables, complete)
     elif program == "srun":
         check(Command(tuple(rest), {}), complete=complete)
+    elif program == "uv" and "python3" in rest:
+        _check_python(rest[rest.index("python3") + 1 :], command.variables, complete)
     elif program == "pip":
         offered = importlib.metadata.metadata("verl-clipx").get_all("Provides-Extra")
         if unknown := {*re.findall(r"(?:verl-clipx|\.)\[(\w+)\]", " ".join(rest))} - {*offered}:
