@@ -46,9 +46,11 @@ def check_receipt(run: Run, *firsts: int, rounding: float = 1e-4) -> pandas.Data
     receipt = run.log["actor/clipx/receipt"]
     given = receipt.dropna()
     assert list(given.index) == list(firsts or run.log.index[:1]) and (given < rounding).all()
+    failed = run.log["actor/clipx/receipt_failed"]
+    assert failed.dropna().to_dict() == dict.fromkeys(given.index, 0)
     assert "receipt: at ratios of its own choosing" in run.output
     assert "in the backward pass of " in run.output
-    return run.log.drop(columns=receipt.name)
+    return run.log.drop(columns=[receipt.name, failed.name])
 
 
 def train(task, folder: Path, *overrides: str, steps: int = 2, seconds: float = SECONDS, **options) -> Run:

@@ -128,6 +128,16 @@ RELIED = (
     Relied("verl.utils.device", "get_device_id", Use.CALLED),
     Relied(CORRECTION, "compute_rollout_correction_weights", Use.CALLED, ("log_ratio", "response_mask")),
     Relied(CORRECTION, "compute_rollout_rejection_mask", Use.CALLED, ("log_ratio", "response_mask")),
+    # The terms that verl adds to the policy's, which the receipt computes.
+    Relied("verl.trainer.distillation.losses", "is_distillation_enabled", Use.CALLED, ("config",)),
+    Relied(
+        "verl.trainer.distillation.losses",
+        "distillation_loss",
+        Use.CALLED,
+        ("config", "distillation_config", "model_output", "data"),
+    ),
+    *names(CORE_ALGOS, "kl_penalty"),
+    Relied("verl.workers.utils.padding", "no_padding_2_padding", Use.CALLED, ("tensor", "data")),
     *names("verl.plugin.platform", "get_platform"),
     Relied("verl.trainer.ppo.utils", "need_critic", Use.CALLED, ("config",)),
     Relied("verl.trainer.ppo.utils", "need_reference_policy", Use.CALLED, ("config",)),

@@ -21,8 +21,7 @@ def gradient_of_verls_terms(loss_fn: Any, model_output: Any, data: Any, moved: f
     config = getattr(loss_fn, "keywords", {}).get("config")
     if config is None:
         return None
-    from verl.trainer.distillation import is_distillation_enabled
-    from verl.trainer.distillation.losses import distillation_loss
+    from verl.trainer.distillation.losses import distillation_loss, is_distillation_enabled
 
     output, leaf = with_leaf(model_output)
     with torch.enable_grad():
