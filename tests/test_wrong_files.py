@@ -22,7 +22,7 @@ from tests.papers.evaluation.tiny import evaluation_of, save_questions
 RUN = "run/metrics.jsonl"
 
 
-EVALUATE = "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu"
+EVALUATE = "papers eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu"
 CUT_OFF, NESTED, BYTES = b"PAR1" * 10, b"[" * 100_000, b"\xff\x00{"
 # What a command reads: the command, the file, and a content that it cannot have. `{}` is the folder of all files.
 DOORS = {
@@ -31,12 +31,12 @@ DOORS = {
     "configuration": ("report {}/run --out {}/page", "run/.hydra/config.yaml", BYTES),
     "validation": ("report {}/run --out {}/page", "run/validation/3.jsonl", BYTES),
     "trace": ("report {}/run --out {}/page", "run/traces/step_00000001_update_0000_rank_00000.parquet", CUT_OFF),
-    "results": ("table render dgpo_table4 --results {}/found.json", "found.json", NESTED),
-    "evaluation": ("eval score {}/evaluation", "evaluation/config.json", NESTED),
-    "completions": ("eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", BYTES),
-    "scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
+    "results": ("papers table render dgpo_table4 --results {}/found.json", "found.json", NESTED),
+    "evaluation": ("papers eval score {}/evaluation", "evaluation/config.json", NESTED),
+    "completions": ("papers eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", BYTES),
+    "scores": ("papers eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
     "last checkpoint": (EVALUATE, "saved/latest_checkpointed_iteration.txt", BYTES),
-    "JSON": ("data build dsr_uniform --out {}/built --from {}/source.json", "source.json", NESTED),
+    "JSON": ("papers data build dsr_uniform --out {}/built --from {}/source.json", "source.json", NESTED),
 }
 
 
@@ -198,9 +198,9 @@ def test_a_number_of_samples_that_no_machine_holds_is_refused(folder):
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ('"$@" >/dev/full', "table list --json"),
-        ('"$@" >&-', "table list --json"),
-        ('"$@" | true', "table list --json"),
+        ('"$@" >/dev/full', "papers table list --json"),
+        ('"$@" >&-', "papers table list --json"),
+        ('"$@" | true', "papers table list --json"),
         # Printed in other ways.
         ('"$@" >/dev/full', "methods --markdown"),
         ('"$@" >&-', "metrics --help"),
