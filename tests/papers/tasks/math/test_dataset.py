@@ -89,7 +89,7 @@ def test_the_problem_is_the_users_message_and_not_the_system_message(tmp_path):
     system = ("system", "Think step by step.")
     rows = [{"prompt": messages(system, ("user", f"What is {number}-{number - 1}?")), **truth} for number in (2, 3, 4)]
     write(tmp_path / "copy.jsonl", *rows)
-    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl")
+    said = clipx("papers", "data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl")
     assert "test.parquet: 3 rows, 0 duplicates" in said
     contents = [row["prompt"][-1]["content"] for row in pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()]
     assert ["What is 2-1?" in contents[0], "What is 3-2?" in contents[1], "What is 4-3?" in contents[2]] == [True] * 3
@@ -105,7 +105,9 @@ def test_the_problem_is_the_users_message_and_not_the_system_message(tmp_path):
 )
 def test_a_prompt_without_the_one_message_of_the_user_is_refused(tmp_path, prompt):
     write(tmp_path / "copy.jsonl", {"prompt": prompt, "reward_model": {"ground_truth": "1"}})
-    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl", code=1)
+    said = clipx(
+        "papers", "data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl", code=1
+    )
     assert "row 1" in said and "messages of the user" in said
     assert not (tmp_path / "out" / "test.parquet").exists()
 
@@ -128,7 +130,7 @@ def test_final_answers_are_read_and_prose_is_counted(tmp_path):
     ]
     rows = [{"question": f"Question {number}?", "answer": answer} for number, answer in enumerate([*read, *prose])]
     write(tmp_path / "copy.jsonl", *rows)
-    said = clipx("data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl")
+    said = clipx("papers", "data", "build", "math500", "--out", tmp_path / "out", "--from", tmp_path / "copy.jsonl")
     assert "3 problems whose answer is prose were left out (rows 9, 10, 11)" in said
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     assert [row["reward_model"]["ground_truth"] for row in rows] == [*read.values()]
