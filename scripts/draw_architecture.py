@@ -22,7 +22,7 @@ PACKAGE = "verl_clipx"
 MARGIN, GAP = 20, 12
 ROOM_WIDTH, ROOM_HEIGHT = 158, 112
 # Above a wing's rooms stand its name and what it is.
-TITLE_HEIGHT = 50
+TITLE_HEIGHT = 54
 FLOOR_GAP = 26
 # Arrows that pass a wing run beside the wings, each in a lane of its own.
 LANE = 16

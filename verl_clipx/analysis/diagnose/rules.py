@@ -632,17 +632,17 @@ def find_reward_decline(run: Run) -> Onset | None:
     best = values.rolling(level_steps(len(values))).mean().max() - lowest
     if last_level(rewards) - lowest >= KEPT_REWARD * best:
         return None
-    validations = [run.values(key).rename(key) for key in matching(run.log, keys.VALIDATIONS)]
-    validated = [scores for scores in validations if len(scores) > 1]
-    fallen = [scores for scores in validated if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
+    validations = {key: run.values(key) for key in matching(run.log, keys.VALIDATIONS)}
+    validated = {key: scores for key, scores in validations.items() if len(scores) > 1}
+    fallen = [key for key, scores in validated.items() if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
     # Of harder prompts, say, only the training reward falls.
     if validated and not fallen:
         return None
     evidence = f"{_fall_of_reward(values, at, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
     if fallen:
-        scores = fallen[0]
+        scores = validated[fallen[0]]
         best_step = scores.idxmax()
-        evidence += f"; {scores.name} {scores.iloc[-1]:.3g} at the end, in step {best_step} {scores[best_step]:.3g}"
+        evidence += f"; {fallen[0]} {scores.iloc[-1]:.3g} at the end, in step {best_step} {scores[best_step]:.3g}"
     return Onset(int(values.index[at]), evidence)
 
 
