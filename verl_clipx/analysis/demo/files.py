@@ -17,11 +17,11 @@ def write_demo(out: Path) -> None:
         ValueError: something else stands where the folder or one of the files would be written.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: is a file. --out names a folder for the page and the runs.")
+        raise ValueError(f"{out}: is a file. Give --out a folder for the page and the runs.")
     names = sorted(path.relative_to(SHIPPED) for path in SHIPPED.rglob("*") if path.is_file())
     for name in names:
         if (out / name).exists() and (out / name).read_bytes() != (SHIPPED / name).read_bytes():
-            raise ValueError(f"{out / name}: is there and is not this demo's. Choose another --out.")
+            raise ValueError(f"{out / name}: already exists, and this demo did not write it. Choose another --out.")
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(SHIPPED / name, out / name)
